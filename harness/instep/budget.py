@@ -6,7 +6,7 @@ Leaves out: allocation. The figures come from the very demands that the engine's
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +15,7 @@ from instep_optimized import Options, load
 from instep_optimized.commit import demands as kept_by
 from instep_optimized.commit import known
 from instep_optimized.commit.brought import distinct
-from instep_optimized.memory.budget import FRESH, Sizes, bytes_of, bytes_per, demands, requests_that_fit
+from instep_optimized.memory.budget import FRESH, Sizes, bytes_of, bytes_per, demands, prefix_bytes, requests_that_fit
 from instep_optimized.memory.pool import Demand
 from instep_optimized.memory.units import SCALES
 from instep_optimized.ops.base import Ops
@@ -37,6 +37,7 @@ class Need:
     """One strategy with one form of conv windows, for requests of at most `tokens` tokens, prompt and text.
 
     pools  name -> bytes per request, over all layers, of every pool of the strategy
+    prefix bytes of a tracked prefix of `tokens` tokens; tracked: so many are on the device
     board  bytes of the lines that every engine keeps per request: length, page table, window, hidden rows in flight
     page   bytes of a KV page of PAGE_SIZE tokens, target and draft layers
     """
@@ -49,6 +50,9 @@ class Need:
     page: int
     wanted: tuple[Demand, ...]
     guarded: bool
+    prefix: int = 0
+    tracked: int = 0
+    scratch: Callable[[int], int] = lambda requests: 0
 
     @property
     def fixed(self) -> int:
@@ -70,17 +74,24 @@ class Need:
         return self.fixed + -(-self.tokens // PAGE_SIZE) * self.page
 
     def allocation(self, requests: int) -> int:
-        """Bytes of all pools of an engine with room for so many requests."""
-        return bytes_of(requests, self.tokens, PAGE_SIZE, self.wanted, guarded=self.guarded)
+        """Bytes of all pools of an engine with room for so many requests, and of its tracked prefixes."""
+        pools = bytes_of(requests, self.tokens, PAGE_SIZE, self.wanted, guarded=self.guarded)
+        return pools + self.tracked * self.prefix
 
     def fit(self, total: int) -> int:
-        """How many requests fit in `total` bytes of pools."""
-        return requests_that_fit(total, self.tokens, PAGE_SIZE, self.wanted, guarded=self.guarded)
+        """How many requests fit in `total` bytes of pools, tracked prefixes, and what ops take while they run."""
+        room, requests = total - self.tracked * self.prefix, -1
+        while room > 0:
+            found = requests_that_fit(room, self.tokens, PAGE_SIZE, self.wanted, guarded=self.guarded)
+            if found == requests or self.allocation(found) + self.scratch(found) <= total:
+                return found
+            requests, room = found, total - self.tracked * self.prefix - self.scratch(found)
+        return 0
 
 
 def needs(
     config: ModelConfig, options: Options, widest: int, tokens: int, ops: Ops | None = None,
-    strategies: Collection[str] = (), forms: Collection[str] = (), nodes: int | None = None,
+    strategies: Collection[str] = (), forms: Collection[str] = (), nodes: int | None = None, tracked: int = 0,
 ) -> Iterator[Need]:
     """Each of these strategies with each of these forms, left out: all, as far as the engine would serve them."""
     ops = ops or load("plain")
@@ -88,21 +99,23 @@ def needs(
         for conv in forms or known("conv", ops):
             chosen = replace(options, strategy=strategy, conv=conv)
             try:
-                check(chosen, config, widest - 1, ops, nodes)
+                check(chosen, config, widest - 1, ops, nodes, interval=1 if tracked else None)
             except Unsupported:
                 continue
-            yield need(config, chosen, widest, tokens, ops, nodes)
+            yield need(config, chosen, widest, tokens, ops, nodes, tracked)
 
 
 def need(
-    config: ModelConfig, options: Options, widest: int, tokens: int, ops: Ops | None = None, nodes: int | None = None
+    config: ModelConfig, options: Options, widest: int, tokens: int, ops: Ops | None = None, nodes: int | None = None,
+    tracked: int = 0,
 ) -> Need:
     """The pair of strategies of these options, for chains of at most `widest` tokens and trees of at most `nodes`.
 
     tokens: the most of a request; the page table is as wide as they need (`Capacity.max_positions`).
+    tracked: how many prefixes of so many tokens are on the device (`Capacity.tracked`); 0: none is tracked
     """
     ops, config = ops or load("plain"), in_use(config, options.drafter)
-    room = replace(ONE, max_positions=tokens, num_draft_tokens=nodes)
+    room = replace(ONE, max_positions=tokens, num_draft_tokens=nodes, track_interval=1 if tracked else None)
     most = room.widest(widest - 1)
     sizes = Sizes(types_of(options, ops), options.layout, room, most, ops.keeps, options.snapshot_layout)
     with calling(MAKES):
@@ -112,7 +125,13 @@ def need(
     board = FRESH + sum(_bytes(demand, options.guarded) for demand in always if demand.by != "page")
     page = bytes_per(always, guarded=options.guarded)["page"]
     wanted = distinct(always + kept)
-    return Need(options.strategy, options.conv, tokens, pools, board, page, wanted, options.guarded)
+
+    def scratch(requests: int) -> int:
+        element = options.activation.itemsize
+        return 0 if ops.scratch is None else ops.scratch(config, element, requests, tokens, PAGE_SIZE, most)
+
+    return Need(options.strategy, options.conv, tokens, pools, board, page, wanted, options.guarded,
+                prefix_bytes(config, sizes, tokens), tracked, scratch)
 
 
 def weights_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

@@ -94,7 +94,7 @@ class Group:
         form: Literal["chunk", "window"] = "chunk" if self.kind == "prefill" else "window"
         return Part(
             form, self.begin, self.count, self.most, read, self.fresh, store, per_row, ring, settled,
-            parents=self.parents,
+            parents=self.parents, before=self.before,
         )
 
 

@@ -236,7 +236,7 @@ class OptimizedEngine:
         (kept, memory), live = self._saved[name], self._requests[request]
         self._restore(kept.given_to(live), memory)
         if memory.final is not None:  # a prefix
-            mixed.extend_prefix(self._ops, self._model, self._requests[request], memory.final, self._round.num_steps)
+            mixed.extend_prefix(self._ops, self._model, self._requests[request], memory, self._round.num_steps)
 
     def offload(self, name: str) -> None:
         self._refusals.offload(name)

@@ -14,6 +14,13 @@ import torch
 StateLayout = Literal["VK", "KV"]
 
 
+class Chance(NamedTuple):
+    """Rounding by chance (`Blocked.seed`): what the numbers of one layer hang on, beside tokens and elements."""
+
+    seed: int
+    layer: int
+
+
 @dataclass(frozen=True)
 class Address:
     """Units of a pool, one per request of a part.
@@ -23,12 +30,14 @@ class Address:
     column  [B] int64, the position within the unit, or None: the unit has no positions, or
             (for `per_row`) position t of the window goes to column t
     scales  of a pool that is stored in tiles (`Blocked`): their scales, with the leading axes of the pool
+    chance  where such a pool is rounded by chance
     """
 
     pool: torch.Tensor
     units: torch.Tensor
     column: torch.Tensor | None = None
     scales: torch.Tensor | None = None
+    chance: Chance | None = None
 
 
 class Updates(NamedTuple):
@@ -116,6 +125,7 @@ class Part:
             within its request's window; -1: the memory before the window. A parent comes before its children. Rows
             that no request covers may hold anything. None: every row continues the row before it. In a tree
             `store` is None: the memory after the last row is nobody's
+    before  [B] int64: committed tokens before the first row. Only what is rounded by chance hangs on it
 
     A request with pending tokens but no rows is a fold: its pending tokens run again, and the result is stored. A
     request with neither does nothing.
@@ -132,6 +142,7 @@ class Part:
     ring: Ring | None = None
     settled: Address | None = None
     parents: torch.Tensor | None = None
+    before: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         assert self.form == "window" or (self.ring is None and self.settled is None), "a prefill chunk has no ring"

@@ -15,11 +15,13 @@ import torch
 from instep_reference.contract.engine import Row
 
 from .batch import Span, begins_of, pack, parents_of
-from .commit.accepted import keep_window
+from .commit.accepted import keep_tail, keep_window
 from .commit.pair import CommitPair
 from .commit.write_set import width_of
 from .draft.base import Asked
 from .memory import Memory
+from .memory.saved import Kept
+from .memory.units import shown
 from .model import Model
 from .model.trunk import STAGE
 from .ops.base import Ops
@@ -111,14 +113,12 @@ def forward(
     return own, roots, final
 
 
-def extend_prefix(ops: Ops, model: Model, request: Request, final: torch.Tensor, num_steps: int) -> None:
-    """After the load of a prefix: draft extend over its last row, paired with the token that follows in this prompt.
-
-    final [D]: the target's row of the prefix's last token
-    """
-    row = Row(request.name, "prefill")
-    _extend(ops, model, [Planned(row, Span(row.request, "prefill", 1), request, request.length.exact - 1)], final[None],
-            num_steps)
+def extend_prefix(ops: Ops, model: Model, request: Request, kept: Kept, num_steps: int) -> None:
+    """After the load of a prefix: draft extend over its last rows, with the tokens that follow in this prompt."""
+    assert kept.final is not None, "it is a prefix"
+    final = torch.cat((*map(shown, kept.tail.values()), kept.final[None]))
+    row, begin = Row(request.name, "prefill"), request.length.exact - len(final)
+    _extend(ops, model, [Planned(row, Span(row.request, "prefill", len(final)), request, begin)], final, num_steps)
 
 
 def _own(ops: Ops, model: Model, final: torch.Tensor, plan: Sequence[Planned]) -> torch.Tensor:
@@ -180,6 +180,11 @@ def _extend(ops: Ops, model: Model, committed: Sequence[Planned], hidden: torch.
         batch = pack(ops, memory, spans, torch.cat([_following(p, memory) for p in committed]))
         asked = [_asked(memory, committed, layer, drafter.layers) for layer in range(drafter.layers)]
         drafter.extend(ops, memory, batch, hidden, asked, num_steps)
+        ends = [begin + span.count for begin, span in zip(begins_of(spans), spans, strict=True)]
+        # Of a long chunk only the last rows, for its line in the slot table is no longer than that.
+        newest = [row for end, span in zip(ends, spans, strict=True)
+                  for row in range(end - min(span.count, drafter.layers), end)]  # fmt: skip
+        keep_tail(ops, memory, batch, hidden, ints(newest, slots.device))
     ops.advance(length=memory.slot_table.length, slots=slots, by=ints([span.count for span in spans], slots.device))
 
 

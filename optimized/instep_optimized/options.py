@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -30,7 +30,7 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class Options:
     """device      where weights, pools and rows stand
     activation  dtype of hidden rows, KV and conv windows, as far as the op set follows it
-    state       how the recurrent state is stored: a dtype, or `SCALED_STATE`
+    state       how the recurrent state is stored: a dtype, or `SCALED_STATE`, also with a seed
     kv          how KV and draft KV are stored; None: in the dtype of activations; or `SCALED_KV`
     layout      physical order of a state block: VK (K contiguous) or KV (V contiguous)
     snapshot_layout  the same in the pool of snapshots; None: as `layout`
@@ -62,6 +62,12 @@ class Options:
 # A strategy that stores a state later than at its commit: a narrow one would be rounded where the schedule says.
 LATE = tuple(("lazy_rerun", state) for state in (torch.bfloat16, torch.float16, SCALED_STATE))
 
+
+def nearest(state: Storage) -> Storage:
+    """The same without chance."""
+    return replace(state, seed=None) if isinstance(state, Blocked) else state
+
+
 Rule = Callable[[Options, ModelConfig, int], bool]
 
 # (whether it is refused, why, which options say so), one line each. o: options, c: configuration, n: the most drafts
@@ -74,7 +80,7 @@ REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
      "only the strategy snapshot has a second pool of states", ("snapshot_layout", "strategy")),
     (lambda o, c, n: o.activation not in FLOATS,
      "activations are float64, float32, bfloat16 or float16", ("activation",)),
-    (lambda o, c, n: o.state not in (*FLOATS, SCALED_STATE),
+    (lambda o, c, n: nearest(o.state) not in (*FLOATS, SCALED_STATE),
      "a state is stored in float64, float32, bfloat16, float16 or float8_e4m3fn with scales", ("state",)),
     (lambda o, c, n: o.kv not in (None, o.activation, SCALED_KV),
      "KV is stored in the dtype of activations or in float8_e4m3fn with scales", ("kv",)),
@@ -83,7 +89,7 @@ REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
     (lambda o, c, n: o.activation is torch.float64 and (o.state is not torch.float64 or o.kv == SCALED_KV),
      "float64 activations with a narrower state or KV: nothing would be left of the width",
      ("activation", "state", "kv")),
-    (lambda o, c, n: (o.strategy, o.state) in LATE,
+    (lambda o, c, n: (o.strategy, nearest(o.state)) in LATE,
      "lazy_rerun with a state narrower than float32: where it is rounded would depend on the schedule",
      ("strategy", "state")),
     (lambda o, c, n: bool(c.mtp_layers) and (c.model_type, o.drafter) not in DRAFTERS,
@@ -112,8 +118,6 @@ NO_TREES: tuple[tuple[TreeRule, str, tuple[str, ...]], ...] = (
 
 # The same where prefixes are tracked.
 NOT_TRACKED: tuple[tuple[TreeRule, str, tuple[str, ...]], ...] = (
-    (lambda o, c, s: c.mtp_layers > 1,
-     "prefixes with several MTP layers: the last rows of the further layers are made of guesses", ("drafter",)),
     (lambda o, c, s: not {o.strategy, o.conv}.isdisjoint(s.keepers),
      "tracked prefixes: a strategy that comes with an op set is not asked for the memory after a node",
      ("strategy", "conv")),
@@ -142,6 +146,8 @@ def check(
         raise Unsupported(f"the ops of {ops.name} read no scales beside a pool ({', '.join(scaled)} float8_e4m3fn)")
     if scaled and not {options.strategy, options.conv}.isdisjoint(ops.keepers):
         raise Unsupported(f"a strategy that an op set brings knows no scales ({', '.join(scaled)} float8_e4m3fn)")
+    if isinstance(options.state, Blocked) and options.state.seed is not None and not (ops.chances or moves_labels(ops)):
+        raise Unsupported(f"the ops of {ops.name} round states to nearest alone (state {options.state})")
     for refused, why, fields in REFUSED:
         if refused(options, config, steps):
             said = [f"{name} {str(getattr(options, name)).removeprefix('torch.')}" for name in fields]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from .batch import Batch, Who, nodes_of, parents_of, plan_of, windows
-from .commit.accepted import gather_path, keep_window
+from .commit.accepted import gather_path, keep_tail, keep_window
 from .commit.base import AcceptedWindows
 from .commit.pair import CommitPair
 from .draft.base import Asked, GrowsTrees, Use, column
@@ -287,6 +287,7 @@ class Round:
             batch = windows(ops, memory, who, tokens, "draft", width)
             asked = (Asked(batch.last, who.slots),) * drafter.layers
             drafter.extend(ops, memory, batch, final, asked, self.num_steps)
+            keep_tail(ops, memory, batch, final)
 
     def _note(self, ops: Ops, tokens: torch.Tensor, slots: torch.Tensor, column: int) -> None:
         """Write tokens [B] into one column of the windows in the slot table: the root into column 0, draft j into j."""

@@ -90,15 +90,15 @@ class TensorModel:
         said = drawn(trunk.logits(self.weights, rows, see, stage), drawing)
         return [int(token) for token in see(Place(stage, AFTER_LAYERS, "pick"), torch.tensor(said, device=self.device))]
 
-    def last(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows[-1:]
+    def last(self, rows: torch.Tensor, count: int = 1) -> torch.Tensor:
+        return rows[-count:]
 
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat(list(parts))
 
     def logical(
         self, length: int, root: int | None, proposal: int | None, hidden: torch.Tensor | None,
-        memory: Memories, caches: Sequence[AttentionMemory],
+        memory: Memories, caches: Sequence[AttentionMemory], tail: torch.Tensor | None = None,
     ) -> RequestState:
         gdn = {layer: kept for layer, kept in enumerate(memory) if isinstance(kept, GdnMemory)}
         kv = {layer: kept for layer, kept in enumerate(memory) if isinstance(kept, AttentionMemory)}
@@ -111,6 +111,7 @@ class TensorModel:
             values={layer: kept.values.clone() for layer, kept in kv.items()},
             draft_keys={layer: kept.keys.clone() for layer, kept in enumerate(caches)},
             draft_values={layer: kept.values.clone() for layer, kept in enumerate(caches)},
+            tail={} if tail is None else {AFTER_LAYERS: tail.clone()},
         )
 
 

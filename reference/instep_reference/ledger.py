@@ -143,15 +143,15 @@ class LabelModel:
         see(Place(stage, AFTER_LAYERS, "logits"), logits.scatter(1, at, 1.0))
         return tokens
 
-    def last(self, rows: Labels) -> Labels:
-        return rows[-1:]
+    def last(self, rows: Labels, count: int = 1) -> Labels:
+        return rows[-count:]
 
     def join(self, parts: Sequence[Labels]) -> Labels:
         return [label for part in parts for label in part]
 
     def logical(
         self, length: int, root: int | None, proposal: int | None, hidden: Labels | None,
-        memory: Memory, caches: Sequence[KvLabels],
+        memory: Memory, caches: Sequence[KvLabels], tail: Labels | None = None,
     ) -> RequestState:
         config = self.config
         entry = _shape("key", config)
@@ -167,6 +167,7 @@ class LabelModel:
             values={layer: expand(kept.values, entry) for layer, kept in kv.items()},
             draft_keys={layer: expand(kept.keys, entry) for layer, kept in enumerate(caches)},
             draft_values={layer: expand(kept.values, entry) for layer, kept in enumerate(caches)},
+            tail={} if tail is None else {AFTER_LAYERS: expand(tail, (config.hidden,))},
         )
 
 

@@ -63,8 +63,8 @@ class Model(Protocol[Rows, Memory, Cache]):
         """A token per row of a window, drawn from its logits."""
         ...
 
-    def last(self, rows: Rows) -> Rows:
-        """The last row alone."""
+    def last(self, rows: Rows, count: int = 1) -> Rows:
+        """The last row alone, or the last `count` > 0 of them, as far as there are so many."""
         ...
 
     def join(self, parts: Sequence[Rows]) -> Rows:
@@ -73,7 +73,7 @@ class Model(Protocol[Rows, Memory, Cache]):
 
     def logical(
         self, length: int, root: int | None, proposal: int | None, hidden: Rows | None,
-        memory: Memory, caches: Sequence[Cache],
+        memory: Memory, caches: Sequence[Cache], tail: Rows | None = None,
     ) -> RequestState:
         """Copies of what is remembered of a request, in the canonical layout."""
         ...

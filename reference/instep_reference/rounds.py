@@ -30,7 +30,8 @@ from .verify import Node, verify
 class Standing(Generic[Rows, Memory, Cache]):
     """Everything a request has between rounds. It is a value, so a save only has to keep a reference to it.
 
-    final  of a tracked prefix alone: the target's row of its last token, which the draft head has not taken in
+    final  of a tracked prefix alone: the target's rows of its last tokens, one for each MTP layer
+    tail   where prefixes are tracked: what such a prefix needs of them beside the rows that come next
     """
 
     tokens: tuple[int, ...]  # committed: in KV and state
@@ -38,6 +39,7 @@ class Standing(Generic[Rows, Memory, Cache]):
     memory: Memory
     proposed: Proposed[Rows, Cache]
     final: Rows | None = None
+    tail: Rows | None = None
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,8 @@ class Rounds(Generic[Rows, Memory, Cache]):
         if room is not None and room.topk is not None and not isinstance(drafter, GrowsTrees):
             raise Unsupported("trees that the drafter grows (capacity.topk): this drafter proposes no trees")
         self.track_interval = None if room is None else room.track_interval
-        if self.track_interval is not None and len(drafter.begin(model).caches) > 1:
-            raise Unsupported("tracked prefixes with several MTP layers: their last rows are made of guesses")
+        # A prefix has so many final rows: MTP layer i has read i tokens behind its row, so its last i + 1 rows are new.
+        self.layers = max(1, len(drafter.begin(model).caches)) if self.track_interval is not None else 1
         self.model, self.drafter, self.see = model, drafter, see
         self.adaptive = adaptive is not None
         candidates = resolve(adaptive, num_steps)
@@ -180,7 +182,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
         after = self._extended(standing, tokens, final, memory, following, root)
         self.requests[row.request] = replace(live, standing=after)
         if row.track:
-            self._track(after, len(after.tokens), memory, self.model.last(final), row.track)
+            self._track(after, len(after.tokens), memory, self._newest(standing, final), row.track)
         return picks
 
     def _decode(self, row: Row) -> list[int]:
@@ -229,18 +231,24 @@ class Rounds(Generic[Rows, Memory, Cache]):
         reached = count - len(before.standing.tokens)
         if reached <= 0:
             return 0
-        node = before.nodes[(0, *path.nodes)[reached - 1]]
-        self._track(after, count, node.memory, node.final, name)
+        nodes = [before.nodes[node] for node in (0, *path.nodes)[:reached]]
+        final = self._newest(before.standing, self.model.join([node.final for node in nodes]))
+        self._track(after, count, nodes[-1].memory, final, name)
         return count
+
+    def _newest(self, before: Standing[Rows, Memory, Cache], final: Rows) -> Rows:
+        """The target's rows of the last tokens, when the rows `final` are committed behind this standing."""
+        return self.model.last(final if before.tail is None else self.model.join((before.tail, final)), self.layers)
 
     def _track(
         self, standing: Standing[Rows, Memory, Cache], count: int, memory: Memory, final: Rows, name: str
     ) -> None:
-        """Keep the first `count` tokens of a request. memory, final: what the target had after them, and its last row.
+        """Keep the first `count` tokens of a request. memory, final: what the target had after them, and its last rows.
 
-        The draft head's row of the last token was made of the token behind it, which is this request's own.
+        The last i + 1 rows of MTP layer i were made of tokens behind the prefix, which are this request's own.
         """
-        caches = tuple(self.model.until(cache, count - 1) for cache in standing.proposed.caches)
+        caches = tuple(self.model.until(cache, max(0, count - 1 - layer))
+                       for layer, cache in enumerate(standing.proposed.caches))  # fmt: skip
         self.saved[name] = Standing(standing.tokens[:count], None, memory, Proposed(caches), final)
 
     def _extended(
@@ -255,7 +263,8 @@ class Rounds(Generic[Rows, Memory, Cache]):
         proposed = self.drafter.extend(
             self.model, before.proposed, final, len(tokens), known, root is not None, len(before.tokens),
             self.num_steps, self.see)
-        return Standing(before.tokens + tokens, root, memory, proposed)
+        tail = self.model.last(self._newest(before, final), self.layers - 1) if self.layers > 1 else None
+        return Standing(before.tokens + tokens, root, memory, proposed, tail=tail)
 
     # -- step counts -----------------------------------------------------------------------------
 
@@ -273,12 +282,12 @@ class Rounds(Generic[Rows, Memory, Cache]):
 
     def load(self, request: str, name: str) -> None:
         live, kept = self.requests[request], self.saved[name]
-        if kept.final is not None:  # a prefix: the row of its last token is paired with this request's next one
-            start = len(kept.tokens) - 1
-            known = live.prompt[start + 1 :]
-            proposed = self.drafter.extend(
-                self.model, kept.proposed, kept.final, 1, known, False, start, self.num_steps, self.see)
-            kept = Standing(kept.tokens, None, kept.memory, proposed)
+        if kept.final is not None:  # a prefix: the rows of its last tokens are paired with this request's next ones
+            count = min(self.layers, len(kept.tokens))
+            start = len(kept.tokens) - count
+            before: Standing[Rows, Memory, Cache] = Standing(kept.tokens[:start], None, kept.memory, Proposed(tuple(
+                self.model.until(cache, start) for cache in kept.proposed.caches)))
+            kept = self._extended(before, kept.tokens[start:], kept.final, kept.memory, live.prompt[start + 1 :], None)
         self.requests[request] = live.then(kept)
 
     def offload(self, name: str) -> None:
@@ -311,13 +320,15 @@ class Rounds(Generic[Rows, Memory, Cache]):
         proposed = standing.proposed
         return self.model.logical(
             len(standing.tokens), standing.root, next(iter(proposed.proposals), None), proposed.hidden,
-            standing.memory, proposed.caches)
+            standing.memory, proposed.caches, standing.tail)
 
     def prefix(self, name: str) -> RequestState:
         """What is tracked under a name."""
         kept = self.saved[name]
-        state = self.model.logical(len(kept.tokens), None, None, kept.final, kept.memory, kept.proposed.caches)
-        return replace(state, proposal_hidden=None, final=state.proposal_hidden)
+        state = self.model.logical(
+            len(kept.tokens), None, None, None, kept.memory, kept.proposed.caches, tail=kept.final)
+        ((level, final),) = state.tail.items()
+        return replace(state, tail={level: final[:-1]} if len(final) > 1 else {}, final=final[-1])
 
     def _table(self, rows: list[list[int]]) -> torch.Tensor:
         """Rows as a table [B, n] int64. Trees of a batch may differ in size: shorter rows end in -1."""

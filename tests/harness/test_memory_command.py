@@ -17,13 +17,17 @@ from instep.shapes import shape
 from instep.shapes.random_weights import random_checkpoint
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
+from instep_optimized.layout import Pages
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.engine import Capacity
+from instep_reference.contract.engine import Capacity, Row
+from instep_reference.contract.place import Place
+from instep_reference.contract.rounding import SCALED_STATE
 from instep_reference.contract.shapes import expected_shapes
 from support.checkpoints import config_of
 from support.command import complaint
 from support.narrow import narrow
 
+MADE = torch.Tensor.new_empty
 TOKENS = 600  # of a request: 38 pages, more than the alignment of a pitch hides
 
 def allocated(served: OptimizedEngine) -> int:
@@ -58,6 +62,52 @@ def test_the_figure_of_trees_is_what_the_engine_allocates_to_the_byte(nodes, str
     room = Capacity((2, 1), pages, PAGE_SIZE, max_tokens=32, max_positions=TOKENS, num_draft_tokens=nodes)
     served = OptimizedEngine(random_checkpoint(config), load("plain"), options, room, num_steps=3)
     assert told.allocation(2) == allocated(served) != need(config, options, 4, TOKENS).allocation(2)
+
+
+@pytest.mark.parametrize(("layers", "state"), [(1, torch.float32), (3, SCALED_STATE)])
+def test_the_figure_of_tracked_prefixes_is_what_the_engine_keeps_to_the_byte(layers, state):
+    config = replace(narrow("qwen3.5-4b"), mtp_layers=layers)
+    options = Options(drafter="vanilla" if layers > 1 else "eagle", state=state)
+    told, each = need(config, options, 2, 24, tracked=2), -(-24 // PAGE_SIZE)
+    pages = tuple(range(1, 2 * each + 1))
+    room = Capacity((2, 1), pages, PAGE_SIZE, 64, max_positions=24, track_interval=24, tracked=2)
+    served = OptimizedEngine(random_checkpoint(config), load("plain"), options, room, num_steps=1)
+    for name in "ab":
+        served.admit(name, (1,) * 24)
+    served.forward(tuple(Row(name, "prefill", 24, root=1, track=name) for name in "ab"))
+    kept = sum(part.untyped_storage().nbytes() for copy in served.copies().values() for part in copy.values())
+    assert kept == 2 * told.prefix and told.allocation(2) == allocated(served) + kept
+    assert told.fit(told.allocation(2)) == 2 and told.fit(told.allocation(2) - 1) == 1
+
+
+def test_the_figure_of_attention_in_parts_is_what_it_allocates(monkeypatch):
+    """The division of a GPU, and the one that is interpreted; here the bytes of the interpreted one are seen."""
+    attention = pytest.importorskip("instep_optimized.kernels.attend")
+    config, sizes = replace(narrow("qwen3.5-4b"), heads=4, kv_heads=2, head_dim=16), list[int]()
+    for requests, positions in ((1, 64), (3, 160)):
+        pages = positions // PAGE_SIZE
+        pool = torch.zeros(requests * pages + 1, PAGE_SIZE, 2, 16)
+        rows = requests * attention.WINDOW
+        numbers = torch.arange(requests)
+        table = 1 + torch.arange(requests * pages).view(requests, pages)
+        given = Pages(pool, pool, table, numbers, numbers * attention.WINDOW, torch.full((requests,), attention.WINDOW),
+                      torch.full((requests,), positions - attention.WINDOW), most=attention.WINDOW)
+        monkeypatch.setattr(
+            torch.Tensor, "new_empty", lambda *a, **k: sizes.append((made := MADE(*a, **k)).nbytes) or made)
+        attention.attend(query=torch.zeros(rows, 4, 16), pages=given, to=Place("trunk", 0, "attended"))
+        monkeypatch.undo()
+        here = attention.Division(attention.WINDOW, attention.PART, attention.GROUP, attention.MANY)
+        asked = [load("triton").scratch(config, 4, requests, positions, PAGE_SIZE, 1, *of) for of in ((here,), ())]
+        assert sum(sizes) == asked[0] and 0 < asked[1] <= attention.SCRATCH
+        sizes.clear()
+
+
+def test_what_ops_take_while_they_run_is_no_room_for_requests():
+    options, config = Options(activation=torch.bfloat16), shape("qwen3.5-9b")
+    plain, kernels = (need(config, options, 4, 4096, load(name)) for name in ("plain", "triton"))
+    fits = [one.fit(2**34) for one in (plain, kernels)]
+    assert not plain.scratch(9) and 0 < kernels.scratch(9) <= 2**28 and fits[1] < fits[0]
+    assert kernels.allocation(fits[1]) + kernels.scratch(fits[1]) <= 2**34
 
 
 def test_a_longer_request_has_a_longer_line_in_the_page_table():

@@ -34,6 +34,7 @@ from support.traces import PROMPTS, ROOM, header, policy, recorded
 
 SAVED, UNITS, ENGINE = (f"instep_optimized/{name}.py" for name in ("memory/saved", "memory/units", "engine"))
 PREFIXES, COLUMNS, MIXED = (f"instep_optimized/{name}.py" for name in ("prefixes", "commit/columns", "mixed"))
+BEGIN = "request.length.exact - len(final)"
 TOLD = policy(
     capacity=msgspec.structs.replace(ROOM, track_interval=4, pages=tuple(range(12, 0, -1))),
     num_steps=3, steps=(), deeds=(), accept=(3, 1, 0), rounds=7,
@@ -119,7 +120,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("shared"), told, **small)
 
 
-@pytest.mark.parametrize("edits", [(), (Edit(MIXED, "request.length.exact - 1", "request.length.exact - 2"),)])
+@pytest.mark.parametrize("edits", [(), (Edit(MIXED, BEGIN, f"{BEGIN} - 1"),)])
 def test_a_shared_prefix_has_the_bits_that_its_request_would_have_made_alone(
     shared: Trace, edits: tuple[Edit, ...]
 ) -> None:

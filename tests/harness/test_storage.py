@@ -17,14 +17,18 @@ from instep.carried import model
 from instep.faults import FAMILIES, TRACES
 from instep.faults.base import Fault
 from instep.observe import storage
+from instep.relations import held, relations
+from instep.relations.case import Case
 from instep.replay.patching import as_kept
 from instep.replay.replay import Replay
 from instep.replay.setting import FP8, Setting
 from instep.trace.file import Trace, read
-from instep.verdict import Exit
+from instep.verdict import Exit, Tier
 from instep_optimized import Options, load
+from instep_optimized.layout import Chance
 from instep_optimized.memory.units import Block
 from instep_optimized.ops.plain import tiles
+from instep_optimized.ops.plain.chance import uniforms
 from instep_optimized.options import check
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, Unsupported
@@ -34,6 +38,7 @@ from support.planting import planted_here
 from support.traces import brief, recorded
 
 E4M3 = torch.float8_e4m3fn
+CHANCE = {"state_dtype": FP8, "state_rounding": "stochastic:7"}
 HERE = [fault for fault in FAMILIES["storage"] if fault.how.ops == "plain"]  # a kernel is planted in a copy
 
 
@@ -65,6 +70,20 @@ def test_both_sides_round_alike_and_what_was_read_is_stored_again_as_it_was(
     assert torch.equal(by_chance[0], x[0]) and bool(((by_chance - x).abs() <= 2**-2.9 * x.abs().amax()).all())
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e6, 1e-38, 1e-41])
+def test_both_sides_round_alike_by_chance_and_take_it_back(size: float) -> None:
+    how, x, state = replace(SCALED_STATE, seed=7), numbers(3, 8, 40, size=size), storage.State(2, 5)
+    u = uniforms(Chance(7, 2), torch.tensor([5]), (3, 8, 40))[0]
+    values, scales = tiles.packed(x, how.dtype, how.grid(3, 8, 40), u)
+    shown = tiles.opened(values, scales)
+    assert torch.equal(shown, storage.rounded(x, how, state)) and bool(shown.isfinite().all())
+    again = tiles.packed(shown, how.dtype, how.grid(3, 8, 40), u.roll(1))
+    assert torch.equal(again[0].view(torch.uint8), values.view(torch.uint8)) and torch.equal(again[1], scales)
+    right, other = (storage.before_rounding(shown, x.double(), how, one) - x.double() for one in (state, None))
+    limit = 1e-6 * x.double().abs().amax()
+    assert bool((right.abs() <= limit).all()) and bool((other.abs() > limit).any()), "of these bits, and not to nearest"
+
+
 def test_a_number_that_is_not_finite_stays_one() -> None:
     x = numbers(2, 8, 16, size=1.0)
     x[1, 3, 5] = torch.nan
@@ -85,6 +104,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     ("small", {"state_dtype": "float16", "kv_dtype": FP8, "overlap": True}),
     ("small", {"state_dtype": "bfloat16", "strategy": "snapshot"}),
     ("rounds", {"state_dtype": FP8, "kv_dtype": FP8, "ops": "ledger"}),
+    ("small", {**CHANCE, "strategy": "snapshot", "conv": "widened", "overlap": True}),
+    ("small", {**CHANCE, "strategy": "rerun", "dtype": "bfloat16", "layout": "KV", "graphs": True}),
 ], ids=str)  # fmt: skip
 def test_a_right_engine_agrees(small: Trace, trace: str, options: dict[str, Any]) -> None:
     outcome = Replay(small if trace == "small" else read(TRACES / f"{trace}.jsonl"), Setting(**options)).run()
@@ -108,6 +129,8 @@ def test_a_fault_that_storage_makes_possible_is_found(fault: Fault) -> None:
     ({"strategy": "lazy_rerun", "state_dtype": FP8}, "where it is rounded would depend on the schedule"),
     ({"dtype": "float64", "kv_dtype": FP8}, "nothing would be left of the width"),
     ({"strategy": "rerun", "snapshot_layout": "KV"}, "only the strategy snapshot has a second pool"),
+    ({**CHANCE, "strategy": "lazy_rerun"}, "where it is rounded would depend on the schedule"),
+    ({**CHANCE, "ops": "triton"}, "the ops of triton round states to nearest alone"),
 ])  # fmt: skip
 def test_what_is_not_served_is_refused_before_anything_runs(options: dict[str, Any], expected: str) -> None:
     with pytest.raises(Unsupported, match=expected):
@@ -125,6 +148,30 @@ def test_a_way_to_store_that_is_not_known_is_named_with_its_option() -> None:
     with pytest.raises(BadInput, match="--kv-dtype") as caught:
         Setting(kv_dtype="float4")
     assert FP8 in str(caught.value)
+
+
+@pytest.mark.parametrize(("told", "expected"), [
+    ({"state_rounding": "up"}, "nearest, stochastic or stochastic:N"),
+    ({**CHANCE, "state_rounding": "stochastic:-1"}, "N below"),
+    ({**CHANCE, "state_rounding": f"stochastic:{2**64}"}, "N below"),
+    ({"state_rounding": "stochastic"}, f"--state-dtype {FP8}"),
+    ({**CHANCE, "state_dtype": "bfloat16"}, "--state-dtype"),
+])  # fmt: skip
+def test_a_chance_that_there_is_not_is_named_with_its_option(told: dict[str, Any], expected: str) -> None:
+    with pytest.raises(BadInput, match="--state-rounding") as caught:
+        Setting(**told)
+    assert expected in str(caught.value)
+    assert Setting(**CHANCE).words() == ("--ops", "plain", "--state-dtype", FP8, "--state-rounding", "stochastic:7")
+    assert Setting(state_rounding="nearest") == Setting() and "seed 7" in str(Setting(**CHANCE).state)
+
+
+@pytest.mark.slow
+def test_states_by_chance_hang_on_no_strategy_no_slot_and_no_other_request() -> None:
+    short = read(TRACES / "short.jsonl")
+    case = Case.of(short, Replay(short, Setting(**CHANCE)).plan)
+    for one in held(case, relations(("strategies", "slots", "alone"))):
+        assert one.verdict.exit is Exit.AGREED, (one.relation.name, one.verdict.findings[:1])
+        assert {compared.tier for compared in one.verdict.compared} & {Tier.BITWISE}
 
 
 def test_the_option_comes_back_in_the_command_and_memory_counts_the_scales(instep: Runner, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from instep_optimized.layout import StateLayout
 from instep_optimized.memory import Memory, saved
 from instep_optimized.memory.budget import Component, Sizes, bytes_per, demands, requests_that_fit
 from instep_optimized.memory.pool import ALIGN, RED, Demand, Pool
+from instep_optimized.memory.slot_table import TAIL
 from instep_optimized.ops.base import Types
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import MEMORY, Capacity
@@ -232,4 +233,4 @@ def test_a_slot_or_pages_that_are_missing_leave_everything_as_it_was() -> None:
 def test_what_is_kept_of_a_request_is_all_that_the_contract_lists() -> None:
     held = {each.name for each in fields(saved.Kept) if str(each.type).startswith("dict[")}
     assert held == set(MEMORY)
-    assert (*COMPONENTS, *saved.PAGED) == MEMORY, "the strategies write the first ones, pages hold the others"
+    assert (*COMPONENTS, *saved.PAGED, TAIL) == MEMORY, "the strategies write the first ones, pages hold the others"

@@ -30,12 +30,12 @@ Row = Mapping[str, Any]
 Cell = tuple[str, Any]  # a factor and its value
 
 NARROW = tuple(name for name in STATES if name not in ("float64", "float32"))  # states; None: in the width
-# The names are those of `Setting`, but for the kind of model and whether windows are trees, which a trace decides.
+# The names are those of `Setting`, but for the kind of model, trees and tracked prefixes, which a trace decides.
 FACTORS: Mapping[str, tuple[Any, ...]] = {
     "kind": tuple(MODEL_TYPES), "strategy": tuple(OURS["state"]), "conv": tuple(OURS["conv"]), "layout": LAYOUTS,
     "snapshot_layout": (None, *LAYOUTS), "dtype": tuple(WIDTHS), "state_dtype": (None, *NARROW),
-    "kv_dtype": (None, *KVS), "drafter": tuple(MODES), "trees": (False, True), "graphs": (False, True),
-    "overlap": (False, True), "guarded": (True, False),
+    "kv_dtype": (None, *KVS), "drafter": tuple(MODES), "trees": (False, True), "tracked": (False, True),
+    "graphs": (False, True), "overlap": (False, True), "guarded": (True, False),
 }
 NO_SNAPSHOTS = tuple(name for name in FACTORS["strategy"] if name != "snapshot")
 
@@ -116,6 +116,7 @@ def words(row: Row) -> str:
 
 ROOM = Room(slots=(3, 1), pages=(5, 2, 7, 1, 4, 6, 3, 8), page_size=4, max_tokens=16)
 NODES = 4  # of a tree, the root among them
+EVERY = 3  # tokens from one tracked prefix to the next
 # A prompt's second chunk beside a window, preempt and resume with tokens pending, a ragged round, a plain step.
 POLICY = Policy(
     name="combination", claim="Two requests meet every kind of step.", capacity=ROOM, num_steps=2, accept=(1, 2, 0),
@@ -135,7 +136,8 @@ def mtp_layers(drafter: str) -> int:
 def name_of(row: Row) -> str:
     """Of the trace that a row replays: rows that differ in other factors share it, and what the reference computes."""
     weights = "float16" if row["dtype"] == "float16" else "bfloat16"  # as they are stored: no wider than activations
-    return "-".join((row["kind"], row["drafter"], "trees" if row["trees"] else "chains", weights))
+    return "-".join((row["kind"], row["drafter"], "trees" if row["trees"] else "chains", *("tracked",) * row["tracked"],
+                     weights))  # fmt: skip
 
 
 def trace(folder: Path, row: Row) -> Trace:
@@ -145,4 +147,8 @@ def trace(folder: Path, row: Row) -> Trace:
                   mtp_num_hidden_layers=mtp_layers(row["drafter"]))  # fmt: skip
     if row["trees"]:
         told = replace(told, trees=(((0, 0, 1), (0, 1)),), capacity=replace(ROOM, num_draft_tokens=NODES))
+    if row["tracked"]:
+        # A third request goes on from what the first one's second round has reached.
+        room = replace(told.capacity, track_interval=EVERY, slots=(3, 1, 2), pages=(*ROOM.pages, 9, 10, 11, 12))
+        told = replace(told, capacity=room, arrivals=(*told.arrivals, Arrival("c", "few", arrive=1, max_new=2)))
     return make(model, PROMPTS, told, folder / f"{name}.jsonl", Setting(dtype="float64", drafter=row["drafter"]))

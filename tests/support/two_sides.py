@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from instep_optimized import OptimizedEngine
+from instep_reference.contract.answers import MEMORY
 from instep_reference.contract.engine import (
     Abort,
     Admit,
@@ -155,7 +156,7 @@ class TwoSides:
         assert (ours.proposal_hidden is None) == (theirs.proposal_hidden is None)
         if ours.proposal_hidden is not None and theirs.proposal_hidden is not None:
             self._same(ours.proposal_hidden, theirs.proposal_hidden, name)
-        for field in ("conv", "state", "keys", "values", "draft_keys", "draft_values"):
+        for field in MEMORY:
             mine, right = getattr(ours, field), getattr(theirs, field)
             assert mine.keys() == right.keys(), field
             if name in self.verified and field in ("conv", "state"):

@@ -63,10 +63,10 @@ def dense(*, window: Kernel, chunk: Kernel) -> Gdn:
 def _run(kernel: Kernel, inputs: GdnInputs, part: Part, who: Lanes, core: torch.Tensor) -> None:
     state = before(part, who, width(inputs.q.dtype, part.read.pool.dtype))
     if part.ring is not None:
-        state = as_stored(part.read, _again(kernel, part.ring, who, state))
+        state = as_stored(part.read, _again(kernel, part.ring, who, state), who.tokens)
         for row, alive in enumerate(who.alive):
             keep(part.ring, who.which[:alive], row, Inputs(*(x[who.rows[:alive, row]] for x in inputs[1:])))
-    after(part.settled, who, state)
+    after(part.settled, who, state, 0)
     for row, taken in launches(part, who):
         rows, lengths = who.rows[taken], taken.sum(dim=1)
         called(f"gdn.{part.form}", [length for length in lengths.tolist() if length])

@@ -192,8 +192,8 @@ def _one_part(order: Order, inputs: GdnInputs, part: Part, who: Lanes, out: torc
             if isinstance(kept, Inputs):
                 kept = _did(order, state[owing], kept)
             state[owing] = _after(state[owing], kept)
-        state = as_stored(part.read, state)
-    after(part.settled, who, state)
+        state = as_stored(part.read, state, who.tokens)
+    after(part.settled, who, state, 0)
     core, rows = torch.zeros_like(inputs.v[who.rows], dtype=state.dtype), Inputs(*(x[who.rows] for x in inputs[1:]))
     q = _per_value_head(inputs.q[who.rows], inputs.v.shape[1]).to(state.dtype)
     trail = Trail(state, ancestry(part, who))
@@ -203,7 +203,7 @@ def _one_part(order: Order, inputs: GdnInputs, part: Part, who: Lanes, out: torc
         now.copy_(_after(now, did))  # where the trail keeps it
         core[:alive, row] = order.total(now.mT * q[:alive, row, :, None])
         keep(part.ring, who.which[:alive], row, token, did)
-        along(part.per_row, who, row, now)
+        along(part.per_row, who, row, now, trail.depth(row, alive))
     scatter(out, who, core)
     after(part.store, who, state)
 

@@ -59,9 +59,12 @@ class Variant:
         return f"{CORRECT}{self.form}_{self.number}" if self.form in FORMS else self.form
 
     def plan(self, on: Scene, device: str) -> Plan:
+        scaled = self.storage[1] == FP8
+        falls = scaled and self.scene % 2 == 1  # in every second scene such states fall by chance
         return on.plan(Setting(
             self.ops, device, self.storage[0], self.layout, strategy=self.strategy, conv=self.conv,
-            state_dtype=self.storage[1], kv_dtype=FP8 if self.storage[1] == FP8 else None,
+            state_dtype=self.storage[1], kv_dtype=FP8 if scaled else None,
+            state_rounding=f"stochastic:{self.number}" if falls else None,
         ))
 
 

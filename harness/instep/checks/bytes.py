@@ -27,7 +27,7 @@ from ..observe.storage import entries, narrower
 from ..verdict import Comparison, Sides, Skipped, Tier
 from .base import counted, exact, held, slot_of
 from .branches import beside
-from .prefixes import FINAL, of_others, of_prefix, other_rows, others_kept, with_last
+from .prefixes import FINAL, of_others, of_prefix, older_rows, other_rows, others_kept, with_last
 
 # (field of RequestState, stage whose rows feed it, component of those rows, component of the memory)
 CACHES = (
@@ -44,6 +44,7 @@ FORBIDDEN = "which this event may not write"
 # What a round begins with: draft 1, the head's row behind it, and the root.
 PROPOSAL, PROPOSED = Place("extend", AFTER_LAYERS, "pick"), Place("extend", AFTER_LAYERS, "final")
 ROOT = Place("trunk", AFTER_LAYERS, "root")
+TAIL = Place("trunk", AFTER_LAYERS, "tail")
 
 
 class Bytes:
@@ -112,13 +113,12 @@ class Bytes:
             yield from self._taken_in(context, span, forward, list(range(span.count)))
 
     def _in_flight(self, context: EventContext, span: RowSpan, before: RequestState) -> Iterator[Comparison]:
-        """A verified window, not committed: KV and draft KV up to the length are untouched."""
+        """A verified window, not committed: all but conv windows and states is untouched up to the length."""
         after = context.subject.after[span.request]
-        for field, stage, _, component in CACHES if context.shown.memory(span.request) else ():
-            for layer, cache in getattr(before, field).items():
-                found = getattr(after, field).get(layer)
-                place = Place(_stage(stage, layer), layer, component)
-                yield self._same(context, place, span.request, found, cache)
+        found = dict(after.parts())
+        for place, kept in before.parts() if context.shown.memory(span.request) else ():
+            if place.component not in ("conv", "state"):
+                yield self._same(context, place, span.request, found.get(place), kept)
 
     def _taken_in(
         self, context: EventContext, span: RowSpan, forward: LastForward, nodes: list[int]
@@ -148,6 +148,10 @@ class Bytes:
                     found = getattr(after, field).get(layer)
                     same = self._same(context, place._replace(component=component), span.request, found, right)
                     yield self._as_declared(same, found, row.dtype)
+        final = _picked(rows(side, FINAL, ran), nodes)
+        if final is not None and after.tail:
+            line = torch.cat((*before.tail.values(), final))
+            yield self._line(context, span.request, line, len(after.draft_keys) - 1, after.tail.get(TAIL.layer))
         if extend is not None:
             yield from self._proposed(context, extend, after)
 
@@ -179,15 +183,17 @@ class Bytes:
     ) -> Iterator[Comparison]:
         found = dict(prefix.parts())
         for place, right in after.parts():
+            if place.component == "tail":
+                continue
             if place.component in ("keys", "values"):
-                right = right[: prefix.length - (place.stage != "trunk")]
+                right = right[: max(0, prefix.length - (place.stage != "trunk") * (1 + place.layer))]
             elif prefix.length != after.length:
                 continue
-            if right.numel():
+            if right.numel() or (place in found and found[place].numel()):
                 result = self._same(context, place, span.request, found.get(place), right)
                 others = partial(of_others, context, span.request, place, len(right))
                 result = replace(result, sides=result.sides and replace(result.sides, wrongs=others))
-                yield with_last(result, found.get(place))
+                yield with_last(result, found.get(place), len(right))
         for layer, window in forward.subject.before[span.request].conv.items() if prefix.length != after.length else ():
             fed = rows(forward.subject, Place("trunk", layer, "qkv"), span)
             if fed is not None and len(fed) > max(taken) and window.numel():
@@ -197,6 +203,16 @@ class Bytes:
             result = self._same(context, FINAL, span.request, prefix.final, final[taken[-1]])
             others = partial(other_rows, final, forward, span.request)
             yield replace(result, sides=result.sides and replace(result.sides, wrongs=others))
+            tail = torch.cat((*forward.subject.before[span.request].tail.values(), final[taken[:-1]]))
+            if len(after.draft_keys) > 1 and len(tail):
+                yield self._line(context, span.request, tail, len(after.draft_keys) - 1, prefix.tail.get(TAIL.layer))
+
+    def _line(
+        self, context: EventContext, request: str, line: torch.Tensor, most: int, found: torch.Tensor | None
+    ) -> Comparison:
+        """The target's rows of the last `most` tokens, of rows line [n, D]; those of older tokens are named."""
+        result, older = self._same(context, TAIL, request, found, line[-most:]), partial(older_rows, line, most)
+        return replace(result, sides=result.sides and replace(result.sides, wrongs=older))
 
     def _window(
         self, context: EventContext, span: RowSpan, layer: int, before: torch.Tensor, fed: torch.Tensor,
@@ -253,7 +269,7 @@ class Bytes:
                 yield of_prefix(event.name, replace(result, diagnosis=said))
 
     def _extended(self, context: EventContext, kept: RequestState) -> RequestState:
-        """What a copy becomes when it is loaded: of a prefix the draft head takes in the last row, at this event."""
+        """What a copy becomes when it is loaded: of a prefix the draft head takes in the last rows, at this event."""
         spans = row_spans(context, "extend") if kept.final is not None else []
         if not spans:
             return kept
@@ -262,8 +278,12 @@ class Bytes:
             for layer, cache in getattr(kept, field).items() if stage == "extend" else ():
                 row = rows(context.subject, Place(_stage(stage, layer), layer, source), spans[0])
                 entered = cache[:0] if row is None else self._entries(source, row.to(cache.dtype))
-                grown.setdefault(field, {})[layer] = torch.cat((cache, entered))
-        return replace(kept, draft_keys=grown.get("draft_keys", {}), draft_values=grown.get("draft_values", {}))
+                grown.setdefault(field, {})[layer] = torch.cat((cache[: spans[0].start], entered))
+        final = torch.cat((*kept.tail.values(), kept.final[None]))  # type: ignore[index]
+        layers = len(kept.draft_keys)
+        tail = {TAIL.layer: final[1 - layers :]} if layers > 1 else {}
+        return replace(kept, draft_keys=grown.get("draft_keys", {}), draft_values=grown.get("draft_values", {}),
+                       tail=tail)
 
     def _unchanged(self, context: EventContext, name: str, before: RequestState) -> Iterator[Comparison]:
         after = context.subject.after.get(name)

@@ -7,7 +7,7 @@ explains an error (`explain/`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,10 +20,10 @@ from ..observe.folding import Run
 from ..observe.oracle import Oracle
 from ..observe.recomputation import Recomputation
 from ..observe.rows import rows
-from ..observe.storage import before_rounding, narrower
+from ..observe.storage import State, before_rounding, narrower
 from ..observe.updates import UPDATE, due
-from ..verdict import Comparison, Skipped, Tier
-from .base import slot_of
+from ..verdict import Comparison, Explained, Skipped, Tier
+from .base import counted, slot_of
 from .measure import Spot, measured
 from .prefixes import of_prefix
 
@@ -76,12 +76,19 @@ class Derived:
         if sampled is not None:
             found, stored = piece.left(context.subject).state.get(piece.layer), self.oracle.rounds.get("state")
             x, grants = found, None if stored is None else read_as(stored)
+            fits, state = found is not None and found.shape == truth.shape, state_of(piece)
             if isinstance(stored, Blocked):  # of what is rounded once, what it was before (`allowance.py`)
                 grants = sampled.dtype
-                if found is not None and found.shape == truth.shape:
-                    x = before_rounding(found, truth, stored)
+                if found is not None and fits:
+                    x = before_rounding(found, truth, stored, state)
             result = measured(self._spot(context, piece, "state"), x, truth, sampled, stored=grants)
-            fits = found is not None and found.shape == truth.shape
+            if isinstance(stored, Blocked) and found is not None and fits and not result.agrees:
+                for says, other in fell(piece, self.oracle.config.layer_kinds) if stored.seed is not None else ():
+                    x = before_rounding(found, truth, stored, other)
+                    if measured(self._spot(context, piece, "state"), x, truth, sampled, stored=grants).agrees:
+                        result = replace(result, diagnosis=f"{says}; {result.diagnosis}",
+                                         explained=Explained("hypothesis", says))  # fmt: skip
+                        break
             if fits and found is not None and stored is not None and found.dtype != read_as(stored):
                 said = "; ".join(filter(None, (f"is {found.dtype}, {stored} is declared", result.diagnosis)))
                 result = replace(result, worst=math.inf, diagnosis=said)
@@ -91,6 +98,24 @@ class Derived:
         slot = slot_of(context, piece.request)
         place = piece.place(component)
         return Spot(self.name, self.tier, context.index, context.kind, place, piece.request, slot)
+
+
+def state_of(piece: Recomputation) -> State:
+    """Which state a piece ends in."""
+    return State(piece.layer, piece.span.start + piece.span.count)
+
+
+def fell(piece: Recomputation, layers: Sequence[object]) -> Iterator[tuple[str, State | None]]:
+    """By what else the numbers of a state may have fallen, where chance is declared; None: to nearest."""
+    right = state_of(piece)
+    yield "is rounded to nearest, not by chance", None
+    for tokens in range(right.tokens + piece.span.count + 8):
+        if tokens != right.tokens:
+            of = "is rounded by the chances of a state of"
+            yield f"{of} {counted(tokens, 'token')}; it has {right.tokens}", right._replace(tokens=tokens)
+    for layer in range(len(layers)):
+        if layer != right.layer:
+            yield f"is rounded by the chances of layer {layer}", right._replace(layer=layer)
 
 
 def scale_of(piece: Recomputation, place: Place) -> torch.Tensor | None:

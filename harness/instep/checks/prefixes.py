@@ -38,6 +38,12 @@ def other_rows(mine: torch.Tensor, forward: LastForward, request: str) -> Iterat
             yield f'is a final row of request "{name}"', row
 
 
+def older_rows(line: torch.Tensor, count: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """What stands in the place of the last `count` rows of a line, if it was not moved on as far."""
+    for late in range(1, 1 + len(line) - count):
+        yield f"holds the rows of {counted(late, 'token')} earlier", line[-late - count : -late]
+
+
 def of_others(context: EventContext, request: str, place: Place, count: int) -> Iterator[tuple[str, torch.Tensor]]:
     """What a prefix holds that was read out of another request."""
     for name, state in context.subject.after.items():
@@ -62,8 +68,13 @@ def others_kept(
             yield f'holds what is kept as "{under}"', held[: len(due)]
 
 
-def with_last(result: Comparison, found: torch.Tensor | None) -> Comparison:
-    """A prefix that keeps one row of the draft head too many is called so."""
-    more = found is not None and result.diagnosis and found.numel() > result.elements
-    said = "keeps the draft head's last row, which was made of the token behind the prefix"
-    return replace(result, diagnosis=said) if more and result.place.stage != "trunk" else result
+def with_last(result: Comparison, found: torch.Tensor | None, due: int) -> Comparison:
+    """A prefix that keeps rows of an MTP layer that hang on a token behind it, or lacks others, is called so."""
+    more, layer = 0 if found is None or found.dim() < 3 else len(found) - due, result.place.layer
+    if not more or not result.diagnosis or result.place.stage == "trunk":
+        return result
+    which = f"{counted(abs(more), 'row')} of MTP layer {layer}" if layer else "the draft head's last row"
+    if more < 0:
+        return replace(result, diagnosis=f"lacks {which}, though no token behind the prefix is in it")
+    made = "which was made of the token" if more == 1 else "which were made of tokens"
+    return replace(result, diagnosis=f"keeps {which}, {made} behind the prefix")

@@ -19,8 +19,8 @@ CHOICES = ", ".join(KINDS)
 
 @takes_setting(
     several=("ops",),
-    without=("state_dtype", "kv_dtype", "layout", "snapshot_layout", "strategy", "conv", "drafter", "graphs", "overlap",
-             "guarded"),
+    without=("state_dtype", "state_rounding", "kv_dtype", "layout", "snapshot_layout", "strategy", "conv", "drafter",
+             "graphs", "overlap", "guarded"),
     ops="The op set that is measured; left out: triton on a card, plain on a CPU.",
     dtype="Activations; left out: bfloat16 on a card, float32 on a CPU.",
     device="cpu or cuda; left out: cuda where there is one.",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @takes_setting(
-    without=("device", "graphs", "overlap"),
+    without=("device", "state_rounding", "graphs", "overlap"),
     ops="Op set or module:attribute, for its dtypes and the strategies that it brings.",
     strategy="How states are committed; left out: every strategy.", conv="The same for conv windows.",
     dtype="Activations, KV and conv windows, bfloat16 if left out.",
@@ -39,6 +39,7 @@ def memory(
     num_draft_tokens: Annotated[int | None, typer.Option(help="Where windows may be trees: the most nodes of one, its "
                                                             "root included. Left out: chains.")] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of a request, prompt and text.", min=1, max=2**62)] = 4096,
+    tracked: Annotated[int, typer.Option(help="Tracked prefixes on the device, of --tokens tokens each.", min=0)] = 0,
     gib: Annotated[float, typer.Option(help="Memory for pools, in GiB, weights not counted.", min=0.0)] = 64.0,
     json: Annotated[Path | None, typer.Option(help="Write the figures there, too.")] = None,
 ) -> None:
@@ -61,14 +62,17 @@ def memory(
     config, widest = sized_like(where), _widest(num_steps, candidates)
     setting = given.setting(dtype="bfloat16", drafter="eagle" if config.mtp_layers < 2 else "vanilla")
     options, ops = setting.options(), setting.op_set()
-    check(options, config, widest - 1, ops, num_draft_tokens)
+    check(options, config, widest - 1, ops, num_draft_tokens, interval=1 if tracked else None)
     typed = [(getattr(setting, option),) if option in given.named else () for option in OPTIONS]
     strategies, forms = typed
-    found = list(needs(config, options, widest, tokens, ops, strategies, forms, num_draft_tokens))
+    found = list(needs(config, options, widest, tokens, ops, strategies, forms, num_draft_tokens, tracked))
     room = int(gib * 2**30)
     widest = max(widest, num_draft_tokens or 0)
     title = f"{where}: windows of {widest}, {setting.dtype}, requests of {tokens} tokens"
     weights = spelled(weights_bytes(config, setting.activation))
+    taken = {f"{tracked} tracked prefixes": tracked * max((one.prefix for one in found), default=0),
+             "attention in parts": max((one.scratch(one.fit(room)) for one in found), default=0)}  # fmt: skip
+    among = " and ".join(f"{spelled(size)} of {what}" for what, size in taken.items() if size)
     data = {
         "where": where, "widest": widest, "dtype": setting.dtype, "tokens": tokens, "gib": gib,
         "strategies": [_as_data(one, room) for one in found],
@@ -76,7 +80,8 @@ def memory(
 
     def show(console: Console) -> None:
         tables.show(_table(found, title, room), console)
-        tables.say(console, f"weights {weights} beside; fit: requests in {gib:g} GiB of pools")
+        more = f", {among} among them" * bool(among)
+        tables.say(console, f"weights {weights} beside; fit: requests in {gib:g} GiB of pools{more}")
 
     finish(Result(Exit.AGREED, "cpu", data), json, show)
 
@@ -118,4 +123,5 @@ def _as_data(need: Need, room: int) -> dict[str, Any]:
     return {
         "strategy": need.strategy, "conv": need.conv, "pools": dict(need.pools), "board": need.board,
         "fixed": need.fixed, "per_token": need.per_token, "total": need.total, "fit": need.fit(room),
+        "prefix": need.prefix, "tracked": need.tracked, "scratch": need.scratch(need.fit(room)),
     }

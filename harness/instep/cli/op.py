@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @takes_setting(
-    without=("ops", "kv_dtype", "layout", "snapshot_layout", "strategy", "conv", "drafter", "graphs", "overlap",
-             "guarded"),
+    without=("ops", "state_rounding", "kv_dtype", "layout", "snapshot_layout", "strategy", "conv", "drafter", "graphs",
+             "overlap", "guarded"),
     dtype="Only cases of these activations: float32 or bfloat16; left out: both.",
     state_dtype="Only cases of states that are stored so: float32 or bfloat16.",
 )

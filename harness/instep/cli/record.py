@@ -23,8 +23,8 @@ SPELLED = "|".join(WIDTHS)
 
 
 @takes_setting(
-    without=("ops", "device", "dtype", "state_dtype", "kv_dtype", "layout", "snapshot_layout", "strategy", "conv",
-             "graphs", "guarded"),
+    without=("ops", "device", "dtype", "state_dtype", "state_rounding", "kv_dtype", "layout", "snapshot_layout",
+             "strategy", "conv", "graphs", "guarded"),
     drafter=PROPOSED,
     overlap="Rounds overlap: a request ends, and a step count changes, one round late.",
 )

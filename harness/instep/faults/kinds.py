@@ -86,6 +86,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "storage": {
         "scale-mixed": "a number meets the scale of another one",
         "scale-stale": "a scale is that of an older store, or of a later one",
+        "chance-other": "what is rounded by chance falls by other numbers than declared",
         "rounded-twice": "what is stored narrow is rounded more often than it is stored",
         "state-transpose": "one pool has states the other way round",
     },
@@ -109,6 +110,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "prefix-count": "a prefix is tracked under another number of tokens, or a multiple is missed",
         "prefix-state": "a prefix holds what its donor had after another token",
         "prefix-component": "whoever goes on from a prefix is not given every part of it",
+        "prefix-layers": "of several MTP layers a prefix has other rows than its tokens make, or a hit too few",
         "prefix-draft-row": "the draft head's last row is made of another token than the next one",
         "prefix-owner": "a prefix holds what belongs to another request",
         "prefix-changed": "a prefix goes on changing with its donor",

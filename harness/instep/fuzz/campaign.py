@@ -245,7 +245,7 @@ def drawn_plan(choose: draw.Draw, settings: Settings, opened: Checkpoint, model:
         grow = opened.config.mtp_layers == 1 and setting.mode == "eagle"
         room, steps = draw.with_trees(choose, room, steps, nodes, grow=grow)
     found = setting.subject()
-    if isinstance(found, Ops) and not found.keepers and opened.config.mtp_layers < 2:
+    if isinstance(found, Ops) and not found.keepers:
         room = draw.with_prefixes(choose, room)
     setting = draw.strategies(choose, setting, settings.sampled, trees=bool(nodes))
     adaptive = None if nodes else {"candidate_steps": sorted(steps), **HASTY}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from instep_reference.contract import engine as e
+from instep_reference.contract.event_facts import tracks
 
 if TYPE_CHECKING:
     from .coverage import Turn
@@ -37,6 +38,18 @@ def _brought_back(turn: Turn) -> bool:
     return isinstance(turn.event, e.Load | e.Resume) and turn.after.live[turn.event.request].root is not None
 
 
+def _tracked_short(turn: Turn) -> bool:
+    """A prefix whose last rows, one for each MTP layer, were not all made in the event that tracks it."""
+    made = [(turn.before.live[name], turn.after.saved.get(under)) for name, under in tracks(turn.event).items()]
+    return any(kept is not None and one.length > 0 and kept.length - one.length < turn.heads for one, kept in made)
+
+
+def _hit_short(turn: Turn) -> bool:
+    """A prefix behind which so little of a prompt follows that the last layers read beyond its end."""
+    kept = turn.after.saved[turn.event.name] if isinstance(turn.event, e.Load) else None
+    return kept is not None and kept.prefix and turn.after.live[turn.event.request].unread < turn.heads  # type: ignore[union-attr]
+
+
 HANDED: Mapping[str, Condition] = {
     "handed in: accepted: ragged": _ragged,
     "handed in: a request without drafts beside windows": _beside_decode,
@@ -48,6 +61,8 @@ SEVERAL: Mapping[str, Condition] = {
         t.before.num_steps < t.heads),
     "several MTP layers: a chunk that ends just before its prompt": _guessing,
     "several MTP layers: brought back behind a root": _brought_back,
+    "several MTP layers: a prefix with rows of earlier events": _tracked_short,
+    "several MTP layers: a prefix loaded just before the end of a prompt": _hit_short,
 }
 
 

@@ -230,12 +230,13 @@ class Oracle:
         yield from self._layers(context, span, tokens, hidden, context.subject.before[name], others)
 
     def _loaded(self, context: EventContext, span: RowSpan, name: str) -> Iterator[Recomputation]:
-        """The last row of a prefix, with the token that follows in the prompt of the request that loads it."""
+        """The last rows of a prefix, with the tokens that follow in the prompt of the request that loads it."""
         kept = context.earlier.saved.get(name)
-        if kept is None or kept.state.final is None or kept.state.length != span.start + 1:
+        if kept is None or kept.state.final is None or kept.state.length != span.start + span.count:
             return  # T0 has said so
         tokens = list(context.expected.prompts[span.request][span.start + 1 :])
-        yield from self._layers(context, span, tokens, kept.state.final[None], kept.state)
+        final = torch.cat((*kept.state.tail.values(), kept.state.final[None]))
+        yield from self._layers(context, span, tokens, final, kept.state)
 
     def _layers(
         self, context: EventContext, span: RowSpan, following: list[int], hidden: torch.Tensor, before: RequestState,

@@ -15,7 +15,7 @@ import torch
 from instep_reference import gdn
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place import Place
-from instep_reference.contract.rounding import Product, Storage
+from instep_reference.contract.rounding import Blocked, Product, Storage
 from instep_reference.weights import Weights
 
 from ..player import Side
@@ -277,7 +277,9 @@ class Runner:
     def _store(self, component: str, tensor: torch.Tensor) -> torch.Tensor:
         """Rounded to how it is stored, in the width that it came in."""
         storage = self.rounds.get(component)
-        return tensor if storage is None or not tensor.is_floating_point() else rounded(tensor, storage)
+        # What falls by chance is held to where it fell, so draws of it are not rounded.
+        falls = isinstance(storage, Blocked) and storage.seed is not None
+        return tensor if storage is None or falls or not tensor.is_floating_point() else rounded(tensor, storage)
 
     def _shake(self, component: str, tensor: torch.Tensor) -> torch.Tensor:
         dtype = self.rounds.get(component)

@@ -52,9 +52,11 @@ def row_spans(context: EventContext, stage: str) -> list[RowSpan]:
         return _pack(_of_forward(context, event, stage)) if family in ("trunk", "extend") else []
     if isinstance(event, Commit):
         return _pack(_of_commit(context, event)) if family == "extend" else []
-    if isinstance(event, Load) and stage == "extend" and event.name in context.expected.prefixes:
-        last = context.expected.prefixes[event.name] - 1  # with its own next token it is a row of its prompt
-        return _pack([(event.request, "prefill", 1, last, 0, ())])
+    if isinstance(event, Load) and family == "extend" and event.name in context.expected.prefixes:
+        # With its own next tokens these are rows of its prompt.
+        name, length = event.request, context.expected.prefixes[event.name]
+        count = min(length, max(1, len(context.truth.after[name].draft_keys)))
+        return _pack([(name, "prefill", count, length - count, int(_fills(context, name, stage)), ())])
     if isinstance(event, Draft) and family == "chain":
         step, expected = int(stage.partition(".")[2]), context.expected  # a head runs on no draft that has no child
         if expected.topk is not None:

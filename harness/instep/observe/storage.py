@@ -7,10 +7,12 @@ cast. Leaves out: which components are stored how.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
+from instep_reference.chance import uniforms
 from instep_reference.contract.rounding import SCALE_BITS, Blocked, Storage
 
 ENTRY = {"key": "keys", "value": "values"}  # rows that attention reads out of the memory which takes them in
@@ -25,27 +27,61 @@ def narrower(stored: Storage, width: Storage) -> bool:
     return stored.is_floating_point and width.is_floating_point and eps(stored) > eps(width)
 
 
-def rounded(x: torch.Tensor, storage: Storage) -> torch.Tensor:
-    """x to nearest, in the width that it came in; what is read out of tiles is at least fp32."""
+class State(NamedTuple):
+    """Which state it is, for what is rounded by chance."""
+
+    layer: int
+    tokens: int  # that are in it
+
+
+def rounded(x: torch.Tensor, storage: Storage, state: State | None = None) -> torch.Tensor:
+    """x to nearest, or where the storage has a seed as chance has it for this `state`; in the width that it came in.
+
+    What is read out of tiles is at least fp32.
+    """
     if not isinstance(storage, Blocked):
         return x.to(storage).to(x.dtype)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return _in_tiles(wide, storage, lambda units: units.round())  # ties go to even numbers of units
+    if storage.seed is None or state is None:
+        return _in_tiles(wide, storage, lambda units, scaled: units.round())  # ties go to even numbers of units
+    chance, top = chances(x, storage, state), torch.finfo(storage.dtype).max * (1 - 2.0 ** (1 - SCALE_BITS))
+
+    def fallen(units: torch.Tensor, scaled: torch.Tensor) -> torch.Tensor:
+        size = units.abs()
+        up = torch.where(scaled.abs() < top, chance < size - size.floor(), size > size.floor())
+        return (size.floor() + up).copysign(units)
+
+    return _in_tiles(wide, storage, fallen)
+
+
+def chances(like: torch.Tensor, storage: Blocked, state: State) -> torch.Tensor:
+    """What decides where the elements of a state [..., HV, K, V] fall, in its own width."""
+    assert storage.seed is not None, "they fall to nearest"
+    return uniforms(storage.seed, *state, *like.shape[-3:]).to(like)
 
 
 def by_chance(x: torch.Tensor, storage: Blocked, generator: torch.Generator) -> torch.Tensor:
     """x rounded to one of its neighbours in its tile's scale, upwards at the odds of where it stands."""
     chance = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device)
-    return _in_tiles(x, storage, lambda units: (units + chance).floor())
+    return _in_tiles(x, storage, lambda units, scaled: (units + chance).floor())
 
 
-def before_rounding(found: torch.Tensor, truth: torch.Tensor, storage: Blocked | None = None) -> torch.Tensor:
-    """The numbers next to the truth, in its width, that round to what was found: in its own dtype, or in tiles."""
+def before_rounding(
+    found: torch.Tensor, truth: torch.Tensor, storage: Blocked | None = None, state: State | None = None
+) -> torch.Tensor:
+    """The numbers next to the truth, in its width, that round to what was found: in its own dtype, or in tiles.
+
+    state: which one it is. By chance u those sizes fall to m units that lie above m - 1 + u, and not above m + u: as to
+    nearest, but u - 1/2 further out.
+    """
     right = found.to(truth)
     off, larger = right - truth, torch.maximum(right.abs(), truth.abs())
     if storage is not None:
         scale = _spread(torch.maximum(*(_scales(x, storage) for x in (right, truth))), storage, truth)
         half = scale * _unit(larger / scale, storage.dtype) / 2
+        if storage.seed is not None and state is not None:
+            sign = torch.where(right == 0, truth, right).sign()
+            off = off + sign * (2 * chances(truth, storage, state) - 1) * half
     else:
         half = _unit(larger, found.dtype) / 2
     return truth + off.sign() * (off.abs() - half).clamp_min(0)
@@ -64,12 +100,14 @@ def _unit(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.ldexp(torch.full_like(x, info.eps / 2), exponent)
 
 
-def _in_tiles(x: torch.Tensor, storage: Blocked, whole: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """whole: numbers of units -> whole numbers of units."""
+def _in_tiles(
+    x: torch.Tensor, storage: Blocked, whole: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """whole: numbers of units, and these numbers themselves -> whole numbers of units."""
     scale = _spread(_scales(x, storage), storage, x)
     scaled, most = x / scale, torch.finfo(storage.dtype).max
     unit = _unit(scaled, storage.dtype)
-    return (whole(scaled / unit) * unit).clamp(-most, most) * scale
+    return (whole(scaled / unit, scaled) * unit).clamp(-most, most) * scale
 
 
 def _scales(x: torch.Tensor, storage: Blocked) -> torch.Tensor:

@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch.nn.functional import softplus
 
-from instep_optimized.layout import Part
+from instep_optimized.layout import Chance, Part
 from instep_optimized.memory.units import Units, shown
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_reference import gdn
@@ -27,7 +27,7 @@ from instep_reference.weights import GdnWeights, Weights
 
 from ..observe.products import InChunks, Operands, launched
 from ..observe.reorder import Reordered
-from ..observe.storage import rounded
+from ..observe.storage import State, rounded
 from ..replay.participants import declares, rounding
 from ..trace.header import Room
 from .by_position import Stopped, raised
@@ -61,10 +61,10 @@ def by_the_op(case: Case, ops: Ops, layer: int, form: str) -> LongRun | Stopped:
     inputs = sampled(case, mixer, types.consumed)
     sizes = cycle((CHUNK,) if form == "chunk" else (1, *(n + 1 for n in case.trace.header.candidates)))
     cuts = list(_cuts(case.tokens, sizes))
-    pool = _pool(case, types.state)
+    pool = _pool(case, types.state, layer)
     found, core, what = [], Place("trunk", layer, "core"), f"{form}s of the op"
     for launch, (begin, end) in enumerate(cuts):
-        part = _part(form, pool, end - begin, begin == 0)
+        part = _part(form, pool, begin, end)
         rows = GdnInputs(*(x[begin:end].to(pool.pool.device) for x in inputs))
         try:
             ops.gdn(inputs=rows, parts=(part,), dtype=types.hidden, to=core)
@@ -73,12 +73,12 @@ def by_the_op(case: Case, ops: Ops, layer: int, form: str) -> LongRun | Stopped:
         except Exception as error:  # whatever it is: the op may be anybody's
             return Stopped(launch, form, core, f"{what}: {raised(error)} after {begin} tokens")
         found.append(shown(pool.taken(1)).cpu())
-    truth = list(_recurred(inputs, cuts, torch.float64, None))
+    truth = list(_recurred(layer, inputs, cuts, torch.float64, None))
     products = declares(case.plan, ops).products
     operands = Operands(products, Weights.of(case.plan.checkpoint, state), chunk=form == "chunk")
     operands.begin(cut=True)  # one draw: of the two that are correct, the one that errs more
     with Reordered(torch.Generator().manual_seed(0), operands):
-        drawn = list(_recurred(inputs, cuts, state, types.state, operands))
+        drawn = list(_recurred(layer, inputs, cuts, state, types.state, operands))
     return _course(what, form, layer, [end for _, end in cuts], found, truth, drawn, types.state)
 
 
@@ -151,7 +151,7 @@ def sampled(case: Case, mixer: GdnWeights, dtype: torch.dtype) -> GdnInputs:
 
 
 def _recurred(
-    inputs: GdnInputs, cuts: Sequence[tuple[int, int]], dtype: torch.dtype, stored: Storage | None,
+    layer: int, inputs: GdnInputs, cuts: Sequence[tuple[int, int]], dtype: torch.dtype, stored: Storage | None,
     operands: Operands | None = None,
 ) -> Iterator[torch.Tensor]:
     """The state after every launch. stored: rounded to it in between; operands: how the subject multiplies."""
@@ -159,7 +159,7 @@ def _recurred(
     state = torch.zeros(rows[2].shape[1], rows[1].shape[2], rows[2].shape[2], dtype=dtype)
     for begin, end in cuts:
         state = launched(operands, [x[begin:end] for x in rows], state)
-        state = state if stored is None else rounded(state, stored)
+        state = state if stored is None else rounded(state, stored, State(layer, end))
         yield state
 
 
@@ -191,7 +191,7 @@ def _layered(
         if rule is not None and rule.state is not None:
             memory = gdn.GdnMemory(memory.window, rule.state)
         if stored is not None:
-            memory = gdn.GdnMemory(memory.window, rounded(memory.state, stored))
+            memory = gdn.GdnMemory(memory.window, rounded(memory.state, stored, State(layer, end)))
         begin = end
         yield memory.state
 
@@ -202,25 +202,26 @@ def _mixer(weights: Weights, layer: int) -> GdnWeights:
     return mixer
 
 
-def _pool(case: Case, storage: Storage) -> Units:
+def _pool(case: Case, storage: Storage, layer: int) -> Units:
     """Two states of which the second is used, in the layout of the plan."""
     config, device = case.plan.checkpoint.config, case.plan.setting.device
     HV, K, V = config.value_heads, config.key_dim, config.value_dim
     dtype, scales = (storage.dtype, storage.grid(HV, K, V)) if isinstance(storage, Blocked) else (storage, None)
     beside = None if scales is None else torch.zeros(2, *scales, device=device)
-    if case.plan.setting.layout == "VK":
-        return Units(torch.zeros(2, HV, V, K, dtype=dtype, device=device).transpose(-1, -2), beside)
-    return Units(torch.zeros(2, HV, K, V, dtype=dtype, device=device), beside)
+    seed = storage.seed if isinstance(storage, Blocked) else None
+    chance, turned = None if seed is None else Chance(seed, layer), case.plan.setting.layout == "VK"
+    states = torch.zeros(2, HV, *((V, K) if turned else (K, V)), dtype=dtype, device=device)
+    return Units(states.transpose(-1, -2) if turned else states, beside, chance)
 
 
-def _part(form: str, pool: Units, count: int, fresh: bool) -> Part:
+def _part(form: str, pool: Units, begin: int, end: int) -> Part:
     def ints(value: int) -> torch.Tensor:
         return torch.tensor([value], device=pool.pool.device)
 
     at = pool.at(ints(1))
-    return Part(
-        "chunk" if form == "chunk" else "window", ints(0), ints(count), count, at, ints(int(fresh)).bool(), store=at
-    )
+    count = end - begin
+    return Part("chunk" if form == "chunk" else "window", ints(0), ints(count), count, at, ints(not begin).bool(),
+                store=at, before=ints(begin))  # fmt: skip
 
 
 def _cuts(count: int, sizes: Iterator[int]) -> Iterator[tuple[int, int]]:

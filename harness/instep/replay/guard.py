@@ -233,7 +233,7 @@ def checked_state(engine: Any, request: str, labels: bool = False, asked: str = 
     must(isinstance(found, RequestState), asked, found, "a `RequestState`")
     assert isinstance(found, RequestState)
     for name in (field.name for field in fields(RequestState) if str(field.type).startswith("dict")):
-        value, axes = getattr(found, name), 2 if name == "conv" else 3
+        value, axes = getattr(found, name), 2 if name in ("conv", "tail") else 3
         must(isinstance(value, dict), f"state: {name}", value, "a dict of layers with tensors")
         for layer, held in value.items():
             must_hold(f"state: {name} of layer {layer}", held, labels)

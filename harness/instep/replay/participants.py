@@ -197,7 +197,7 @@ def _must_be_as_it_is(setting: Setting, variant: Variant) -> None:
     """Refuse what only an engine of ours can be told."""
     if variant.swap or variant.options:
         raise BadInput("--swap", found=setting.name, expected="an op set: somebody else's engine has no ops to swap")
-    for named in ("graphs", "overlap", "state_dtype", "kv_dtype", "snapshot_layout"):
+    for named in ("graphs", "overlap", "state_dtype", "state_rounding", "kv_dtype", "snapshot_layout"):
         if getattr(setting, named):
             expected = "an op set: somebody else's engine decides that itself"
             raise BadInput(f"--{named.replace('_', '-')}", found=setting.name, expected=expected)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -17,7 +17,7 @@ from instep_optimized.layout import StateLayout
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.interpreter import wanted_on
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Storage
+from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked, Storage
 
 from ..adapters import Maker, find
 from ..adapters.keepers import OPTIONS, with_keeper
@@ -33,7 +33,9 @@ WIDTHS = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }
 # What an engine that --engine names is not told.
-UNTOLD = ("ops", "state_dtype", "kv_dtype", "snapshot_layout", "strategy", "conv", "graphs", "overlap", "guarded")
+UNTOLD = ("ops", "state_dtype", "state_rounding", "kv_dtype", "snapshot_layout", "strategy", "conv", "graphs",
+          "overlap", "guarded")  # fmt: skip
+NEAREST, STOCHASTIC = "nearest", "stochastic"
 STATES: Mapping[str, Storage] = {**WIDTHS, FP8: SCALED_STATE}
 KVS: Mapping[str, Storage] = {FP8: SCALED_KV}
 
@@ -46,6 +48,8 @@ class Setting:
     device    cpu or cuda, where the subject runs
     dtype     activations
     state_dtype  how states are stored; None: in fp32, under float64 activations in fp64
+    state_rounding  how numbers are rounded to a state_dtype with scales; None or nearest: to nearest. stochastic: by
+              chance, of the seed 0; stochastic:N of the seed N, from 0 to 2**64 - 1
     kv_dtype  how KV and draft KV are stored; None: in the dtype of activations
     layout    physical order of a state block: VK or KV
     snapshot_layout  the same in the pool of snapshots; None: as `layout`
@@ -74,6 +78,7 @@ class Setting:
     overlap: bool = DEFAULTS.overlap
     guarded: bool = DEFAULTS.guarded
     state_dtype: str | None = None
+    state_rounding: str | None = None
     kv_dtype: str | None = None
     snapshot_layout: StateLayout | None = None
     engine: str | None = None
@@ -84,6 +89,8 @@ class Setting:
             if (found := getattr(self, name)) is not None:
                 object.__setattr__(self, name, known_value(name, found))
         device_here(self.device)
+        if self._seed is None and self.state_rounding is not None:
+            object.__setattr__(self, "state_rounding", None)
         if self.drafter is not None and self.drafter not in NAMES and ":" not in self.drafter:
             raise BadInput("--drafter", found=self.drafter, expected=f"{either(NAMES)}, or module:attribute")
         for name, component in OPTIONS.items():
@@ -106,7 +113,20 @@ class Setting:
     @property
     def state(self) -> Storage:
         """How states are stored."""
-        return self.width if self.state_dtype is None else STATES[self.state_dtype]
+        state = self.width if self.state_dtype is None else STATES[self.state_dtype]
+        return state if self._seed is None else replace(cast(Blocked, state), seed=self._seed)
+
+    @property
+    def _seed(self) -> int | None:
+        """Of states that are rounded by chance."""
+        how, _, seed = (self.state_rounding or NEAREST).partition(":")
+        if how == NEAREST and not seed:
+            return None
+        wrong = how != STOCHASTIC or not (seed or "0").isdecimal() or int(seed or 0) >= 1 << 64
+        if wrong or self.state_dtype != FP8:
+            expected = f"{NEAREST}, {STOCHASTIC} or {STOCHASTIC}:N, N below 2**64" if wrong else f"--state-dtype {FP8}"
+            raise BadInput("--state-rounding", found=self.state_rounding, expected=expected)
+        return int(seed or 0)
 
     @property
     def kv(self) -> Storage | None:
@@ -161,7 +181,7 @@ class Setting:
         """The names that `--strategy` or `--conv` may have with this subject."""
         found = self.subject()
         names = tuple(known(OPTIONS[option], found) if isinstance(found, Ops) else OURS[OPTIONS[option]])
-        return tuple(name for name in names if (name, self.state) not in options.LATE)
+        return tuple(name for name in names if (name, options.nearest(self.state)) not in options.LATE)
 
     def op_set(self) -> Ops:
         """The op set; refuses somebody else's engine, and a set that moves labels and so computes no text."""

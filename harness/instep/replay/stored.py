@@ -20,7 +20,7 @@ from instep_reference.engine import Memories, ReferenceEngine
 from instep_reference.gdn import GdnMemory
 
 from ..observe.products import InChunks, Operands
-from ..observe.storage import rounded
+from ..observe.storage import State, rounded
 
 States = Callable[[int, GdnMemory], torch.Tensor]  # by layer, of what is there
 
@@ -78,15 +78,16 @@ class StoringEngine(ReferenceEngine):
         for name, under in zip(requests, track, strict=False):
             if name in answer.tracked:
                 kept = self.saved[under]
-                self.saved[under] = replace(kept, memory=_with(kept.memory, self._rounded))
+                self.saved[under] = replace(kept, memory=_with(kept.memory, self._rounded(len(kept.tokens))))
         return answer
 
     def _store(self, requests: Iterable[str]) -> None:
         for name in requests:
-            self._keep(name, self._rounded)
+            self._keep(name, self._rounded(len(self.requests[name].standing.tokens)))
 
-    def _rounded(self, layer: int, memory: GdnMemory) -> torch.Tensor:
-        return rounded(memory.state, self.stored)
+    def _rounded(self, tokens: int) -> States:
+        """What the store keeps of states with so many tokens in them."""
+        return lambda layer, memory: rounded(memory.state, self.stored, State(layer, tokens))
 
     def _keep(self, name: str, state: States) -> None:
         live = self.requests[name]

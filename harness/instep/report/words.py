@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NAMES = {
     "state": "recurrent state", "conv": "conv window", "keys": "KV keys", "values": "KV values",
     "hidden": "hidden rows", "final": "final hidden rows", "log_decay": "log decay", "core": "read-out",
+    "tail": "final hidden rows of the last tokens",
     "qkv": "conv input", "mixed": "conv output", "mixer": "mixer output", "length": "length", "root": "root token",
 }
 MEASURES = {

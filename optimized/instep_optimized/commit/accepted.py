@@ -11,6 +11,7 @@ import torch
 
 from instep_reference.contract.engine import Committed, Path
 
+from ..batch import Batch
 from ..memory import Memory
 from ..memory.slot_table import SlotTable
 from ..memory.units import SCALES
@@ -26,6 +27,24 @@ def keep_window(
     # `store_rows` addresses [pages, page_size, ...]; a slot is seen as a page of one entry, which is the whole window.
     ops.store_rows(rows=picks.view(count, width), pool=slot_table.picks[:, None, :width], locations=slots)
     ops.store_rows(rows=final.view(count, width, -1), pool=slot_table.final[:, None, :width], locations=slots)
+
+
+def keep_tail(
+    ops: Ops, memory: Memory, batch: Batch, final: torch.Tensor, newest: torch.Tensor | None = None
+) -> None:
+    """Store the final rows [N, D] of tokens that become committed, where the slot table has a place for them.
+
+    newest: of the packed rows those that are stored, None: all. No two of a request may have one place.
+    """
+    table = memory.slot_table
+    if table.tail is None or table.ring is None:
+        return
+    locations = ops.place_rows(
+        slots=batch.slots, begin=batch.begin, count=batch.count, rows=len(final), length=table.length,
+        table=table.ring, page_size=table.tail.shape[1], shift=0).locations
+    if newest is not None:
+        final, locations = (ops.select(x=x, index=newest) for x in (final, locations))
+    ops.store_rows(rows=final, pool=table.tail, locations=locations)
 
 
 def gather_path(

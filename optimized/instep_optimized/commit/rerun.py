@@ -128,7 +128,7 @@ class Rerun:
         slots, before = (self._marks.at.new_tensor([number]) for number in (slot, length))
         none = slots.new_zeros(1)
         plan = self._absorbed(ops, slots, before, none, most=0)
-        return {layer: self._folded(ops, layer, slots, none, plan) for layer in self._states}
+        return {layer: self._folded(ops, layer, slots, before, none, plan) for layer in self._states}
 
     def peek_node(self, ops: Ops, slot: int, length: int, row: int, node: int) -> dict[int, Copied]:
         # The ring has the accepted tokens in the order of their positions: those up to `length` are folded.
@@ -178,10 +178,10 @@ class Rerun:
         return Ring(self._rings[layer], slots, plan.begin, plan.pending, plan.keep)
 
     def _folded(
-        self, ops: Ops, layer: int, slots: torch.Tensor, none: torch.Tensor, plan: RingPlan
+        self, ops: Ops, layer: int, slots: torch.Tensor, before: torch.Tensor, none: torch.Tensor, plan: RingPlan
     ) -> Copied:
         """The state with the pending tokens in it, made by the engine's own op in scratch memory of the same form."""
-        state, scratch_unit = self._states[layer], none + 1
+        state = self._states[layer]
         scratch = state.scratch(2)  # unit 0 is reserved in every pool, so the result goes to unit 1 of two
         ring = self._ring(layer, slots, plan)
         k, v = (pool[0, :0] for pool in (ring.kept.k, ring.own))  # no rows, with the dtypes and widths of rows
@@ -189,7 +189,7 @@ class Rerun:
             inputs=GdnInputs(k, k, v, v[..., 0], v[..., 0]),
             parts=(Part(
                 form="window", begin=none, count=none, most=0, read=state.at(slots), fresh=none.bool(),
-                store=scratch.at(scratch_unit), ring=ring,
+                store=scratch.at(none + 1), ring=ring, before=before,
             ),),
             dtype=k.dtype, to=Place("trunk", layer, "state"),
         )

@@ -25,7 +25,7 @@ from instep_reference.contract.engine import (
 from instep_reference.contract.errors import OutOfCapacity
 
 from ..memory import Memory
-from ..memory.slot_table import NAMES, PARENTS
+from ..memory.slot_table import NAMES, PARENTS, TAIL
 from ..request import Request
 from .base import Action, RequestWrites, Table
 
@@ -33,13 +33,13 @@ Requests = Mapping[str, Request]
 # What each action may write of a slot's line in the slot table, whatever the strategy.
 _LINE: dict[Action, tuple[str, ...]] = {
     "claim": ("length", "sampling", "table"),
-    "prefill": ("length", "table", "window", "proposals", "proposed"),
+    "prefill": ("length", "table", "window", "proposals", "proposed", TAIL),
     "verify": ("table", "picks", "final"),
-    "decode": ("length", "table", "window", "proposals", "proposed"),
+    "decode": ("length", "table", "window", "proposals", "proposed", TAIL),
     "draft": ("table", "window"),
-    "commit": ("length", "window", "proposals", "proposed"),
-    "release": NAMES,
-    "restore": ("length", "table", "window", "proposals", "proposed"),
+    "commit": ("length", "window", "proposals", "proposed", TAIL),
+    "release": (*NAMES, TAIL),
+    "restore": ("length", "table", "window", "proposals", "proposed", TAIL),
 }
 # Beside it, where windows may be trees.
 _OF_TREES: dict[Action, tuple[str, ...]] = {

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place import Place
 
 from ..layout import Pages
@@ -18,14 +19,63 @@ from .attend_parts import join_parts, read_parts
 from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 
 SMALLEST_DOT, LOG2_E = 16, 1.4426950408889634
-WINDOW = tile(16, 12)  # a request of at most so many rows is read in parts, and so is every tree
-PART = tile(128, 32)  # positions of a part: fixed, so that a row's bits do not depend on how the work is divided
 ROWS_JOINED, UNROLLED = tile(1, 128), tile(8, 1)  # per program, and per step of the joining kernel
-GROUP = tile(8, 2)  # parts that are joined before the groups are
-MANY = tile(64, 4)  # tiles, from which on a program reads a group of parts and stores it joined
 LISTED = 32  # requests, at least: fewer do not make another compiled kernel
 RESIDENT = tile(8, 1)  # programs per multiprocessor that walk the list of parts; fewer run at a time
 SCRATCH = 2**28  # bytes of what is not joined yet, if one tile of rows fits; more rows wait for their turn
+
+
+class Division(NamedTuple):
+    """How positions are divided.
+
+    window  a request of at most so many rows is read in parts, and so is every tree
+    part    positions of a part: fixed, so that a row's bits do not depend on how the work is divided
+    group   parts that are joined before the groups are
+    many    tiles, from which on a program reads a group of parts and stores it joined
+    """
+
+    window: int
+    part: int
+    group: int
+    many: int
+
+
+COMPILED = Division(16, 128, 8, 64)
+WINDOW, PART, GROUP, MANY = Division(12, 32, 2, 4) if INTERPRETED else COMPILED
+
+
+class Unjoined(NamedTuple):
+    """What is not joined yet. each: parts in a unit; most: units of a request; room: of all; at_once: rows of each."""
+
+    each: int
+    most: int
+    room: int
+    at_once: int
+
+    def bytes(self, heads: int, width: int) -> int:
+        return 4 * self.room * self.at_once * heads * (width + 2)
+
+
+def unjoined(
+    requests: int, mapped: int, pooled: int, most: int, tokens: int, heads: int, kv_heads: int, width: int,
+    of: Division,
+) -> Unjoined:
+    """For `most` rows of each request, in tiles of `tokens`.
+
+    mapped: positions that a request may have;  pooled: those of the pool. No page is of two requests. So together they
+    have no more whole units than the pool, and a broken one each.
+    """
+    row = 4 * heads * (width + 2)  # bytes of one row's parts
+
+    def units(positions: int) -> tuple[int, int]:
+        its = ceil_div(mapped, positions)
+        return its, min(requests * its, ceil_div(pooled, positions) + requests)
+
+    each = of.group if requests * kv_heads * ceil_div(most, tokens) >= of.many else 1
+    if units(of.part)[1] * most * row > SCRATCH:
+        each = of.group
+    its, room = units(of.part * each)
+    return Unjoined(each, its, room, min(most, max(SCRATCH // max(room * row, 1) // tokens, 1) * tokens))
 
 
 class Shape(NamedTuple):
@@ -74,6 +124,27 @@ def read(query: torch.Tensor, pages: Pages, chunk: Shape, parts: Shape, part: in
     return attended
 
 
+def height(shape: Shape, group: int) -> tuple[int, int]:
+    """(rows, tokens) of a tile for so many heads per KV head."""
+    rows = max(shape.queries, power_of_2(group))
+    return rows, rows // group
+
+
+def scratch(
+    config: ModelConfig, element: int, requests: int, positions: int, page_size: int, nodes: int,
+    of: Division = COMPILED,
+) -> int:
+    """The bytes of what is not joined yet, at the most: for requests that fill pools of just their positions.
+
+    element: bytes of an activation;  nodes: of the largest window. One layer runs at a time, and all share them.
+    """
+    mapped = ceil_div(positions, page_size) * page_size
+    _, tokens = height(PARTS.get(element, PARTS[4]), config.heads // config.kv_heads)
+    found = unjoined(requests, mapped, requests * mapped + page_size, max(of.window, nodes), tokens, config.heads,
+                     config.kv_heads, config.head_dim, of)  # fmt: skip
+    return found.bytes(config.heads, config.head_dim)
+
+
 @cache
 def multiprocessors(device: torch.device) -> int:
     """How many programs run beside each other, at least."""
@@ -111,9 +182,7 @@ class Call(NamedTuple):
 
     def height(self, shape: Shape) -> tuple[int, int]:
         """(rows, tokens) of a tile."""
-        group = self.query.shape[1] // self.pages.keys.shape[2]
-        rows = max(shape.queries, power_of_2(group))
-        return rows, rows // group
+        return height(shape, self.query.shape[1] // self.pages.keys.shape[2])
 
     def whole(self, shape: Shape, part: int) -> None:
         """Requests of many rows: a program reads all positions of its rows."""
@@ -126,27 +195,16 @@ class Call(NamedTuple):
             warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
         )  # fmt: skip
 
-    def units(self, positions: int) -> tuple[int, int]:
-        """(how many units of so many positions a request may have, and all requests together)
-
-        No page is of two requests. So together they have no more whole units than the pool, and a broken one each.
-        """
-        (pages, size), requests = self.pages.keys.shape[:2], self.pages.begin.numel()
-        most = ceil_div(self.pages.table.shape[1] * size, positions)
-        return most, min(requests * most, ceil_div(pages * size, positions) + requests)
-
     def in_parts(self, shape: Shape, part: int) -> None:
         """Requests of few rows, and trees: parts of their positions, then the parts joined in order."""
         pages, (heads, width) = self.pages, self.query.shape[1:]
         requests, kv_heads, most = pages.begin.numel(), pages.keys.shape[2], min(pages.most, max(WINDOW, pages.nodes))
         rows, tokens = self.height(shape)
-        row = 4 * heads * (width + 2)  # bytes of one row's parts
-        each = GROUP if requests * kv_heads * ceil_div(most, tokens) >= MANY else 1
-        if self.units(part)[1] * most * row > SCRATCH:
-            each = GROUP
+        (pooled, size), mapped = pages.keys.shape[:2], pages.table.shape[1]
+        each, most_units, room, at_once = unjoined(
+            requests, mapped * size, pooled * size, most, tokens, heads, kv_heads, width,
+            Division(WINDOW, part, GROUP, MANY))
         unit = part * each
-        most_units, room = self.units(unit)
-        at_once = min(most, max(SCRATCH // max(room * row, 1) // tokens, 1) * tokens)
         means = self.query.new_empty((room, at_once, heads, width), dtype=torch.float32)
         sums = self.query.new_empty((room, at_once, heads, 2), dtype=torch.float32)
         tiles = ceil_div(at_once, tokens if pages.ancestors is None else 1)

@@ -12,6 +12,7 @@ import torch
 from instep_reference.contract.engine import Capacity, Region
 from instep_reference.contract.sampling import Sampling
 
+from ..layout import Chance
 from .pages import PageTable
 from .pool import Demand, Pool
 from .slot_table import SlotTable
@@ -30,7 +31,7 @@ class Memory:
         self.pools = {d.name: Pool(d, guarded=guarded, poison=poison, device=device) for d in wanted}
         self.slots = Slots(capacity.slots)
         self.pages = PageTable(capacity.pages, capacity.page_size, capacity.max_positions)
-        self.slot_table = SlotTable.of(self.pools)
+        self.slot_table = SlotTable.of(self.pools, capacity.request_positions)
         # `fresh` for launches in which no row is the first of its request. A graph may hold it: it never changes.
         self.none_fresh = torch.zeros(len(capacity.slots), dtype=torch.bool, device=device)
 
@@ -39,8 +40,10 @@ class Memory:
 
     def units(self, name: str, layer: int) -> Units:
         """A layer's units of a pool, and the scales beside them, if it is stored in tiles."""
-        scales = self.pools.get(name + SCALES)
-        return Units(self.pools[name].units(layer), None if scales is None else scales.units(layer))
+        pool, scales = self.pools[name], self.pools.get(name + SCALES)
+        seed = None if pool.demand.tiles is None else pool.demand.tiles.seed
+        chance = None if seed is None else Chance(seed, layer)
+        return Units(pool.units(layer), None if scales is None else scales.units(layer), chance)
 
     def layers(self, name: str) -> tuple[int, ...]:
         """The layers that a pool has memory for; none when there is no such pool."""

@@ -22,7 +22,7 @@ from ..layout import KEPT, OWN, Keeps, StateLayout
 from ..ops.base import Types
 from ..sampling import NUMBERS
 from .pool import Demand
-from .slot_table import LAYER, NAMES, PARENTS
+from .slot_table import LAYER, NAMES, PARENTS, TAIL
 from .slots import check_order
 from .units import SCALES
 
@@ -111,9 +111,11 @@ def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
         length=((1,), whole), sampling=((NUMBERS,), torch.float32), table=((sizes.capacity.request_pages,), whole),
         window=((widest,), whole), picks=((widest,), whole), final=((widest, config.hidden), hidden),
         proposals=((drafts,), whole), proposed=((config.hidden,), hidden), parents=((widest,), whole),
+        # All rows of a window may come in at once, and a prefix may end with the first of them.
+        tail=((widest + drafts - 1, config.hidden), hidden),
     )
-    trees = sizes.capacity.trees
-    for name in (*NAMES, PARENTS) if trees else NAMES:
+    trees, tracked = sizes.capacity.trees, sizes.capacity.track_interval is not None
+    for name in (*NAMES, *(PARENTS,) * trees, *(TAIL,) * (tracked and drafts > 1)):
         shape, dtype = lines[name]
         # Where windows may be trees, every one is written to its last column, whatever its own number of nodes.
         positions = None if trees and name in PER_NODE else BOARD_POSITIONS.get(name)
@@ -211,6 +213,21 @@ def bytes_of(requests: int, tokens: int, page_size: int, wanted: tuple[Demand, .
     slot = costs["slot"] + costs["ring"]
     each = slot + costs["row"] + FRESH + -(-tokens // page_size) * costs["page"]
     return ends + slot + costs["page"] + requests * each
+
+
+def prefix_bytes(config: ModelConfig, sizes: Sizes, tokens: int) -> int:
+    """A tracked prefix of so many tokens: copies of what a request has then, side by side (`saved.read`)."""
+    pages = [demand for demand in demands(config, sizes) if demand.by == "page"]
+    total = min(tokens, max(1, config.mtp_layers)) * config.hidden * sizes.types.hidden.itemsize
+    for demand in (*with_scales(units(component, config, sizes) for component in ("conv", "state")), *pages):
+        one = demand.packed * demand.dtype.itemsize
+        if demand.by == "slot":
+            total += len(demand.layers) * one
+        else:
+            less = demand.name.startswith("draft_")
+            rows = sum(max(0, tokens - less * (1 + layer)) for layer in range(len(demand.layers)))
+            total += rows * one // demand.shape[0]
+    return total
 
 
 def requests_that_fit(total: int, tokens: int, page_size: int, wanted: tuple[Demand, ...], *, guarded: bool) -> int:

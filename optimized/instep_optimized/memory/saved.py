@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
+from instep_reference.contract.place import AFTER_LAYERS
+
 from . import Memory
-from .units import Block, Copied, tensors
+from .units import Block, Copied, Units, tensors
 
 PAGED = ("keys", "values", "draft_keys", "draft_values")
 
@@ -25,7 +27,8 @@ class Kept:
     What is stored in tiles is copied as it is stored, with its scales.
 
     root [] int64;  proposal [n] int64 and proposed [D], or None without a draft head
-    final [D]: of a tracked prefix, which has none of the three, and one row less of draft_keys and draft_values
+    tail: the target's rows of the last tokens, under AFTER_LAYERS, where the slot table has them
+    final [D]: of a tracked prefix, which has none of the three, 1 + i rows less of MTP layer i, and a tail before it
     """
 
     conv: dict[int, Copied]
@@ -34,6 +37,7 @@ class Kept:
     values: dict[int, Copied]
     draft_keys: dict[int, Copied]
     draft_values: dict[int, Copied]
+    tail: dict[int, Copied]
     root: torch.Tensor | None
     proposal: torch.Tensor | None
     proposed: torch.Tensor | None
@@ -51,12 +55,12 @@ class Kept:
                 yield field.name, held
 
 
-Units = Mapping[int, Copied]
-Peeked = tuple[Units, Units]  # conv windows and states, as the commit strategy gives copies of them
+ByLayer = Mapping[int, Copied]
+Peeked = tuple[ByLayer, ByLayer]  # conv windows and states, as the commit strategy gives copies of them
 
 
 def read(
-    memory: Memory, request: str, length: int, conv: Units, state: Units, final: torch.Tensor | None = None
+    memory: Memory, request: str, length: int, conv: ByLayer, state: ByLayer, final: torch.Tensor | None = None
 ) -> Kept:
     """Copies of everything that a request has after `length` tokens.
 
@@ -66,15 +70,17 @@ def read(
     at, slot, slot_table = _places(memory, request, length), memory.slots.of(request), memory.slot_table
 
     # Indexed by (page, offset) of every position: the pages of a request need not be neighbours.
-    def rows(name: str, count: int = length) -> dict[int, Copied]:
-        first = at[0][:count], at[1][:count]
-        return {layer: memory.units(name, layer).rows(first) for layer in memory.layers(name)}
+    def rows(name: str) -> dict[int, Copied]:
+        # MTP layer i has read i + 1 tokens behind its row, and those behind a prefix are not known.
+        less = name.startswith("draft_") and final is not None
+        counts = {layer: max(0, length - less * (1 + layer)) for layer in memory.layers(name)}
+        return {layer: memory.units(name, layer).rows((at[0][:n], at[1][:n])) for layer, n in counts.items()}
 
-    extended = length if final is None else length - 1  # the next token of the prefix is not known
     drafts = bool(memory.layers("draft_keys")) and final is None
     return Kept(
         conv=dict(conv), state=dict(state), keys=rows("keys"), values=rows("values"),
-        draft_keys=rows("draft_keys", extended), draft_values=rows("draft_values", extended),
+        draft_keys=rows("draft_keys"), draft_values=rows("draft_values"),
+        tail={layer: units.rows(there) for layer, units, there in _tail(memory, slot, length, final is not None)},
         root=slot_table.window[slot, 0].clone() if final is None else None,
         proposal=slot_table.proposals[slot].clone() if drafts else None,
         proposed=slot_table.proposed[slot].clone() if drafts else None,
@@ -91,19 +97,41 @@ def copied(kept: Kept, how: Callable[[torch.Tensor], torch.Tensor] = torch.clone
 def write(memory: Memory, request: str, length: int, kept: Kept) -> None:
     """The reverse of `read`, without conv windows and states: the commit strategy writes those (`restore`).
 
-    The request must own its slot, and pages for all its tokens. The length of a prefix is one too small then, until the
-    draft head is extended by its last row.
+    The request must own its slot, and pages for all its tokens. The length of a prefix is too small then, until the
+    draft head is extended by its last rows.
     """
     at, slot, slot_table = _places(memory, request, length), memory.slots.of(request), memory.slot_table
     for name in PAGED:
         for layer, rows in getattr(kept, name).items():
             count = len(tensors(rows)[0])
             memory.units(name, layer).put((at[0][:count], at[1][:count]), rows)
-    slot_table.length[slot].fill_(length if kept.final is None else length - 1)
+    prefix = kept.final is not None
+    for layer, units, there in _tail(memory, slot, length, prefix):
+        units.put(there, kept.tail[layer])
+    slot_table.length[slot].fill_(length - prefix * extended_by(memory, length))
     if kept.root is not None:
         slot_table.window[slot, 0] = kept.root
     if kept.proposal is not None and kept.proposed is not None:
         slot_table.proposals[slot], slot_table.proposed[slot] = kept.proposal, kept.proposed
+
+
+def extended_by(memory: Memory, length: int) -> int:
+    """By how many rows a prefix of so many tokens extends the draft head: one for each MTP layer."""
+    return min(length, max(1, len(memory.layers("draft_keys"))))
+
+
+def _tail(
+    memory: Memory, slot: int, length: int, prefix: bool
+) -> Iterator[tuple[int, Units, tuple[torch.Tensor, torch.Tensor]]]:
+    """Where the final rows of the last tokens stand in the slot table; nothing, if it has none.
+
+    Of a prefix the last one is kept apart, as its final row.
+    """
+    line, last = memory.slot_table.tail, length - prefix
+    first = max(0, length - (len(memory.layers("draft_keys")) - (not prefix)))
+    if line is not None and first < last:
+        at = torch.tensor([(slot, p % line.shape[1]) for p in range(first, last)], device=memory.device)
+        yield AFTER_LAYERS, Units(line), (at[:, 0], at[:, 1])
 
 
 def _copy(

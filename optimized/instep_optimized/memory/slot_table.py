@@ -35,6 +35,9 @@ class SlotTable:
     final [slots, T, D]       of a verified window: the target's final hidden rows
     proposals [slots, n]      what draft extend proposes: draft 1, and further ones of a drafter that has several layers
     proposed [slots, D]       the head's y behind draft 1
+    tail [slots, R, D]        where prefixes are tracked, and several MTP layers are in use: the target's final hidden
+                              rows of the last R tokens at least, the row of position p at p modulo R; dtype as `final`
+    ring [slots, n]           beside it: a page table in which every page of a slot is its line of `tail`
     parents [slots, T]        where windows may be trees: the parent of every node of this round's window, -1 for the
                               root. There a draft keeps in `picks` and `final` what its head said at every node
     """
@@ -48,10 +51,16 @@ class SlotTable:
     proposals: torch.Tensor
     proposed: torch.Tensor
     parents: torch.Tensor | None = None
+    tail: torch.Tensor | None = None
+    ring: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, pools: Mapping[str, Pool]) -> SlotTable:
-        units = {name: pools[name].units(LAYER) for name in (*NAMES, PARENTS) if name in pools}
+    def of(cls, pools: Mapping[str, Pool], most: int) -> SlotTable:
+        """most: the most positions of a request."""
+        units = {name: pools[name].units(LAYER) for name in (*NAMES, PARENTS, TAIL) if name in pools}
+        if TAIL in units:
+            slots = torch.arange(len(units[TAIL]), device=units[TAIL].device)
+            units["ring"] = slots[:, None].repeat(1, 1 + most // units[TAIL].shape[1])
         return cls(**{**units, "length": units["length"][:, 0]})
 
     def enter(self, slot: int, length: int, pages: list[int], sampling: Sampling | None) -> None:
@@ -69,5 +78,5 @@ class SlotTable:
             self.table.index_put_((slot, number), page)
 
 
-PARENTS = "parents"
-NAMES = tuple(field.name for field in fields(SlotTable) if field.name != PARENTS)  # those that are always there
+PARENTS, TAIL = "parents", "tail"
+NAMES = tuple(field.name for field in fields(SlotTable) if field.default is not None)  # those that are always there

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..layout import Address
+from ..layout import Address, Chance
 from ..ops.plain.tiles import opened
 from .pool import RED
 
@@ -29,17 +29,21 @@ Copied = torch.Tensor | Block
 
 @dataclass(frozen=True)
 class Units:
-    """pool [units, ...] or [units, positions, ...]; scales: those of its tiles, None where it has none."""
+    """pool [units, ...] or [units, positions, ...]; scales: those of its tiles, None where it has none.
+
+    chance: as in `Address`
+    """
 
     pool: torch.Tensor
     scales: torch.Tensor | None = None
+    chance: Chance | None = None
 
     def at(self, units: torch.Tensor, column: torch.Tensor | None = None) -> Address:
-        return Address(self.pool, units, column, self.scales)
+        return Address(self.pool, units, column, self.scales, self.chance)
 
     def until(self, width: int) -> Units:
         """The first positions of every unit."""
-        return Units(self.pool[:, :width], None if self.scales is None else self.scales[:, :width])
+        return Units(self.pool[:, :width], None if self.scales is None else self.scales[:, :width], self.chance)
 
     def taken(self, *at: int, length: int = 1) -> Copied:
         """A contiguous copy in the logical order of axes. Before the first token it is zeros, whatever stands there."""
@@ -70,7 +74,7 @@ class Units:
             raw = torch.full((span * x.element_size(),), RED, dtype=torch.uint8, device=x.device)
             return raw.view(x.dtype).as_strided(shape, x.stride())
 
-        return Units(like(self.pool), None if self.scales is None else like(self.scales))
+        return Units(like(self.pool), None if self.scales is None else like(self.scales), self.chance)
 
 
 def shown(copied: Copied) -> torch.Tensor:

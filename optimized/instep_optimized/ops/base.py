@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
+from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product, Storage
 
@@ -262,10 +263,13 @@ class Ops:
     products       form of an op -> how its products round operands, {"gdn.chunk": Product("tf32", block=64)}; else fp32
     add_norm, conv_inputs, linears, moves, fused_gdn: its fusions (`fused.FUSIONS`). To replace a part is to drop them
     tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
+    chances        its ops round by chance what is stored so (`Blocked.seed`)
     packed         its kernels take no strides: pools have neither red zones nor padding
     row_invariant  the ops of `BY_ROW` of which the bits of a row depend on no other row. With all of them a request
                    gets the same bits in a batch as alone. `conv`, and `gdn` in windows, promise it by their contract
     trees          the ops of `ALONG_TREES` serve windows that are trees (`Part.parents`, `Pages.ancestors`)
+    scratch        (model, bytes of an activation, requests, positions of each, page size, most nodes of a window) ->
+                   bytes that its ops take beside pools and results, while they run
     keepers, own   by name: commit strategies that it brings, and the ops that only these call (`StrategySpec.ops`)
     """
 
@@ -315,8 +319,10 @@ class Ops:
     moves: Moves | None = None
     fused_gdn: FusedGdn | None = None
     tiled: bool = False
+    chances: bool = False
     packed: bool = False
     trees: bool = False
+    scratch: Callable[[ModelConfig, int, int, int, int, int], int] | None = None
     keepers: Mapping[str, Any] = field(default_factory=dict, hash=False)
     own: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
 

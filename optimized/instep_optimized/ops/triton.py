@@ -12,7 +12,7 @@ import torch
 from instep_reference.contract.place import COMPONENTS
 from instep_reference.contract.rounding import Product, Storage
 
-from ..kernels.attend import attend
+from ..kernels.attend import attend, scratch
 from ..kernels.blocks import TOKENS
 from ..kernels.conv import conv, conv_inputs
 from ..kernels.draw import draw
@@ -104,5 +104,6 @@ TRITON = Ops(
     captures=True,
     trees=True,
     tiled=True,
+    scratch=scratch,
     row_invariant=frozenset(BY_ROW) - {"linear", "mlp", "moe", "lm_head", "attend"},
 )

@@ -84,8 +84,11 @@ class RequestState:
     state       GDN layer -> [HV, K, V]
     keys, values              attention layer -> [L, kv_heads, head_dim]
     draft_keys, draft_values  MTP layer -> [L, kv_heads, head_dim]: after every event as long as the target's
+    tail        where prefixes are tracked, and m > 1 MTP layers are in use: AFTER_LAYERS -> [min(L, m - 1), D], the
+                target's final hidden rows of the last tokens. Otherwise, and before the first token, there is none
     final [D]   of a tracked prefix alone: the target's final hidden row of its last token. Of it, draft_keys and
-                draft_values have L - 1 rows, and there is no root and no proposal
+                draft_values of MTP layer i have L - 1 - i rows, `tail` the rows before the final one, and there is no
+                root and no proposal
     """
 
     length: int
@@ -98,6 +101,7 @@ class RequestState:
     values: dict[int, torch.Tensor]
     draft_keys: dict[int, torch.Tensor] = field(default_factory=dict)
     draft_values: dict[int, torch.Tensor] = field(default_factory=dict)
+    tail: dict[int, torch.Tensor] = field(default_factory=dict)
     final: torch.Tensor | None = field(default=None, kw_only=True)
 
     def parts(self) -> Iterator[tuple[Place, torch.Tensor]]:

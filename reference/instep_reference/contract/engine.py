@@ -11,8 +11,10 @@ Words (B requests in batch order, n = `num_steps`):
   drafts' KV    has the same length: row p pairs the target's final hidden row p with token p + 1
   prefix        the first n tokens of a request. A *tracked* prefix is kept under a name, for requests that begin with
                 the same n tokens and go on otherwise. It holds what hangs on no later token: n rows of KV, conv windows
-                and states after n tokens, n - 1 rows of the drafts' KV, and the target's final hidden row n - 1. Row
-                n - 1 of the drafts' KV hangs on the token behind the prefix: the load computes it with its own
+                and states after n tokens, n - 1 - i rows of the KV of MTP layer i, and the target's final hidden rows
+                of the last m tokens, of m MTP layers (1 where there is none). Row n - 1 - i of layer i hangs on the
+                token behind the prefix: the load computes it with its own. It extends the draft head by the last m
+                rows, because a layer reads what the layers before it make of the same rows
   kept          what a save or a tracked prefix left under a name, until an evict. It is on the device, or it went to
                 the host. It moves whole, with every part, and no bit of it changes. Which one moves or goes is said by
                 events alone, so that every engine of a trace has the same ones
@@ -174,7 +176,8 @@ class Load(Event, frozen=True):
     """Give a request a copy of the state kept under `name`, which is on the device. Nothing of the request ran yet.
 
     If a save kept it, the request has the same prompt. A tracked prefix is given to requests whose prompt begins with
-    it and has further tokens: the load extends the draft head by the last row of the prefix and the token behind it.
+    it and has further tokens: the load extends the draft head by the last rows of the prefix, one for each MTP layer,
+    and the tokens behind them.
     The request is then in its prompt, as if it had prefilled the prefix by itself.
     """
 

@@ -53,6 +53,7 @@ COMPONENTS: tuple[str, ...] = (
     "hidden",     # [N, D]   residual + mlp: the layer's answer
     # stage level, after the last layer
     "final",      # [N, D]   after the final norm (mtp.norm in the draft): what the head reads
+    "tail",       # [.., D]  memory: final rows of the last tokens, where prefixes are tracked (`RequestState`)
     "logits",     # [rows that are asked for, vocab]
     "pick",       # [rows that are asked for] int64: argmax of logits
     "root",       # int, of a request's logical state; so is

@@ -60,6 +60,7 @@ class Product:
 
 
 SCALE_BITS = 20  # of the 24 of fp32
+CHANCE_BITS = 24  # of the number that decides where a number falls
 
 
 @dataclass(frozen=True)
@@ -74,16 +75,29 @@ class Blocked:
     is stored again as the same bytes: a state that nothing was added to does not change, however often it is stored.
 
     tile   how many numbers of the last two axes share a scale; None: all of that axis. A last tile may be narrower
+    seed   of a recurrent state alone: numbers are rounded by chance, and not to nearest. Let a <= y < b, y = |x| /
+           scale, be neighbours in `dtype`: b is stored where u < (y - a) / (b - a), and a elsewhere; the sign stays.
+           A y that is the largest number of `dtype` but for 2 ** (1 - SCALE_BITS) of it is that number, as it is to
+           nearest; so here, too, what was read is stored again as the same bytes.
+           u is a number of CHANCE_BITS bits: the upper ones of the first word of Philox4x32-10, over 2 ** CHANCE_BITS.
+           Its key is the seed, of 64 bits, the lower word first; its counter is (element, tokens, layer, 0): the number
+           of the element in [HV, K, V], V fastest; how many tokens are in the state; the layer of the model. No slot,
+           row, request or round is in it. So a state follows from the tokens alone, wherever they run: a prefix is what
+           its request would have made, a request that moved has the state that it had, and every commit strategy stores
+           the same. Requests share these numbers where they have equal lengths. Of one state none is used twice, which
+           is what keeps its errors from adding up
     """
 
     dtype: torch.dtype
     tile: tuple[int | None, int | None]
+    seed: int | None = None
 
     is_floating_point = True
     shown = torch.float32  # what is read is a product, and no number of `dtype`
 
     def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')} in tiles of {' x '.join(str(n or 'all') for n in self.tile)}"
+        tiles = f"{str(self.dtype).removeprefix('torch.')} in tiles of {' x '.join(str(n or 'all') for n in self.tile)}"
+        return tiles if self.seed is None else f"{tiles}, by chance of the seed {self.seed}"
 
     def grid(self, *shape: int) -> tuple[int, ...]:
         """The shape of the scales of a block."""

@@ -11,9 +11,11 @@ from ...replay.setting import Setting
 from ..base import Edit, Fault
 
 PREFIXES, SAVED, ENGINE = (f"instep_optimized/{name}.py" for name in ("prefixes", "memory/saved", "engine"))
-PAIR, RERUN, MIXED = (f"instep_optimized/{name}.py" for name in ("commit/pair", "commit/rerun", "mixed"))
+PAIR, RERUN = (f"instep_optimized/commit/{name}.py" for name in ("pair", "rerun"))
+MIXED, ROUND = (f"instep_optimized/{name}.py" for name in ("mixed", "round"))
 LABELS, PLAIN = Setting(ops="ledger"), Setting()
 LENGTH, FINAL = Place("trunk", AFTER_LAYERS, "length"), Place("trunk", AFTER_LAYERS, "final")
+BEGIN = "request.length.exact - len(final)"
 BACK = "comes back otherwise than it was kept"
 
 COUNT = "after // every * every"
@@ -25,7 +27,7 @@ NO_CONV = (
     "        conv = {layer: torch.zeros_like(x) if hit else x for layer, x in memory.conv.items()}\n"
 )
 PUT = "memory.units(name, layer).put((at[0][:count], at[1][:count]), rows)"
-EXTEND = "mixed.extend_prefix(self._ops, self._model, self._requests[request], memory.final, self._round.num_steps)"
+EXTEND = "mixed.extend_prefix(self._ops, self._model, self._requests[request], memory, self._round.num_steps)"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -69,7 +71,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "prefix-keeps-the-last-draft-row", "prefix-draft-row",
         "A prefix is kept with the draft head's row of its last token, which was made of the donor's next token.",
-        "", (Edit(SAVED, "extended = length if final is None else length - 1", "extended = length"),), "prefix", PLAIN,
+        "", (Edit(SAVED, "less * (1 + layer)", "less * layer"),), "prefix", PLAIN,
         2, Place("extend", 0, "keys"), "keeps the draft head's last row", ("bytes",), ("identity", "directed"),
     ),
     Fault(
@@ -81,7 +83,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "prefix-last-draft-row-of-its-own-token", "prefix-draft-row",
         "The draft head's row of the last token is paired with that token itself, not with the one behind it.",
-        "", (Edit(MIXED, "request.length.exact - 1", "request.length.exact - 2"),), "prefix", PLAIN, 10,
+        "", (Edit(MIXED, BEGIN, f"{BEGIN} - 1"),), "prefix", PLAIN, 10,
         Place("extend", STAGE_LEVEL, "embedding"), "is the embedding of token 116; the trace has 104", ("derived",),
         ("identity",),
     ),
@@ -102,5 +104,39 @@ FAULTS: tuple[Fault, ...] = (
         "The final row of a prefix is a view of the slot table: the next verify writes it.",
         "", (Edit(SAVED, "None if final is None else final.clone()", "final"),), "prefix", LABELS, 7,
         Place("trunk", STAGE_LEVEL, "length"), "changed while this event ran: final", ("copies",), ("identity",),
+    ),
+    Fault(
+        "prefix-rows-as-of-one-layer", "prefix-layers",
+        "Of every MTP layer a prefix keeps as many rows as of the first one, made of the donor's next tokens.",
+        "", (Edit(SAVED, "less * (1 + layer)", "less"),), "shared", PLAIN, 2, Place("extend.1", 1, "keys"),
+        "keeps 1 row of MTP layer 1, which was made of the token behind the prefix", ("bytes",),
+        ("identity", "directed"),
+    ),
+    Fault(
+        "prefix-lacks-a-row-of-a-layer", "prefix-layers",
+        "Of the last MTP layer a prefix keeps a row less than hangs on its tokens alone.",
+        "", (Edit(SAVED, "less * (1 + layer)", "less * (1 + layer + layer // 2)"),), "shared", PLAIN, 2,
+        Place("extend.2", 2, "keys"), "lacks 1 row of MTP layer 2", ("bytes",), ("identity", "directed"),
+    ),
+    Fault(
+        "prefix-extended-by-one-row", "prefix-layers",
+        "A hit makes the last row of every MTP layer anew, and leaves the rows before it as a single layer would.",
+        "", (Edit(SAVED, 'max(1, len(memory.layers("draft_keys")))', "1"),
+             Edit(MIXED, "torch.cat((*map(shown, kept.tail.values()), kept.final[None]))", "kept.final[None]")),
+        "shared", PLAIN, 8, Place("extend", STAGE_LEVEL, "embedding"), "has 1 rows; expected 3", ("identity",),
+    ),
+    Fault(
+        "prefix-final-rows-one-token-late", "prefix-layers",
+        "A commit keeps for every token the target's row of the token before: the next prefix has older rows.",
+        "", (Edit(ROUND, "keep_tail(ops, memory, batch, final)", "keep_tail(ops, memory, batch, final.roll(1, 0))"),),
+        "shared", PLAIN, 15, Place("trunk", AFTER_LAYERS, "tail"), "holds the rows of 1 token earlier", ("bytes",),
+        ("identity", "directed"),
+    ),
+    Fault(
+        "prefix-final-rows-not-brought-back", "prefix-layers",
+        "A request that was preempted comes back without the final rows of its last tokens.",
+        "", (Edit(SAVED, "kept.tail[layer]", "kept.tail[layer] if prefix else units.rows(there)"),),
+        "shared", PLAIN, 22, Place("trunk", AFTER_LAYERS, "tail"), BACK, ("bytes", "poison"),
+        ("identity", "directed"),
     ),
 )

@@ -17,6 +17,9 @@ SNAPSHOT, BUDGET = "instep_optimized/commit/snapshot.py", "instep_optimized/memo
 STATE, CORE = Place("trunk", 0, "state"), Place("trunk", 0, "core")
 NARROW = Setting(state_dtype=FP8)
 SNAPSHOTS = Setting(strategy="snapshot", state_dtype=FP8)
+CHANCE = Setting(state_dtype=FP8, state_rounding="stochastic:7")
+SNAPSHOTS_BY_CHANCE = Setting(strategy="snapshot", state_dtype=FP8, state_rounding="stochastic:7")
+ALONG = "        along(part.per_row, who, row, S, trail.depth(row, alive))\n"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -57,10 +60,43 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "rounded-per-token", "rounded-twice", "A window rounds the state after each of its tokens, not at its commit.",
-        "", (Edit(GDN, "        along(part.per_row, who, row, S)\n",
-                  "        along(part.per_row, who, row, S)\n        state[:alive] = as_stored(part.read, S)\n"),),
+        "", (Edit(GDN, ALONG, f"{ALONG}        state[:alive] = as_stored(part.read, S)\n"),),
         "rounds", SNAPSHOTS, 2, CORE,
         "", ("derived", "own_inputs"),
+    ),
+    Fault(
+        "chance-never-advanced", "chance-other", "Every state falls by the same numbers, whatever tokens are in it.",
+        "", (Edit(TILES, "uniforms(address.chance, tokens, tuple(x.shape[1:]))",
+                  "uniforms(address.chance, torch.zeros_like(tokens), tuple(x.shape[1:]))"),),
+        "rounds", CHANCE, 2, STATE,
+        "is rounded by the chances of a state of 0 tokens", ("derived",), ("identity", "bytes", "directed"),
+    ),
+    Fault(
+        "chance-to-nearest", "chance-other", "States are rounded to nearest, where chance is declared.",
+        "", (Edit(TILES, "scaled if chance is None else _fallen(scaled, dtype, chance)", "scaled"),),
+        "rounds", CHANCE, 2, STATE,
+        "is rounded to nearest, not by chance", ("derived",), ("identity", "bytes", "directed"),
+    ),
+    Fault(
+        "chance-of-the-batch-row", "chance-other",
+        "What a state falls by hangs on the number of its request in the launch.",
+        "", (Edit(TILES, "uniforms(address.chance, tokens, tuple(x.shape[1:]))",
+                  "uniforms(address.chance, tokens + torch.arange(len(tokens)), tuple(x.shape[1:]))"),),
+        "rounds", CHANCE, 2, STATE,
+        "is rounded by the chances of a state of", ("derived",), ("identity", "bytes", "directed"),
+    ),
+    Fault(
+        "chance-of-the-layer", "chance-other", "All layers fall by the numbers of the first one.",
+        "", (Edit("instep_optimized/memory/__init__.py", "Chance(seed, layer)", "Chance(seed, 0)"),),
+        "rounds", CHANCE, 2, Place("trunk", 1, "state"),
+        "is rounded by the chances of layer 0", ("derived",), ("identity", "bytes", "directed"),
+    ),
+    Fault(
+        "chance-of-the-depth", "chance-other",
+        "A snapshot falls by how many nodes stand before its own, where siblings stand beside each other.",
+        "", (Edit(GDN, "trail.depth(row, alive)", "row + 1"),),
+        "branching", SNAPSHOTS_BY_CHANCE, 6, STATE,
+        "is rounded by the chances of a state of", ("derived",), ("identity", "bytes"),
     ),
     Fault(
         "turned-while-speculating", "state-transpose",

@@ -87,6 +87,7 @@ PLAIN = Ops(
     keeps="update",
     trees=True,
     tiled=True,
+    chances=True,
 )
 
 __all__ = ["PLAIN", "rounds", "types"]

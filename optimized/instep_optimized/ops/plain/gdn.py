@@ -57,7 +57,7 @@ def _run(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor) -> None:
         update = _absorb(S, write)
         core[:alive, row] = _sum_by_halves(S * q[:alive, row])  # [alive, HV, V]
         keep(part.ring, who.which[:alive], row, token, Updates(token.k, write.decay, update))
-        along(part.per_row, who, row, S)
+        along(part.per_row, who, row, S, trail.depth(row, alive))
     scatter(out, who, core)
     after(part.store, who, state)
 
@@ -71,6 +71,7 @@ class Trail:
     def __init__(self, memory: torch.Tensor, parents: torch.Tensor | None) -> None:
         self._memory, self._parents = memory, parents
         self._after = [memory]  # of a tree: the memory before the window, then the one after every row
+        self._depths: list[torch.Tensor] = []  # of a tree: 0, then that of every row so far
 
     def at(self, row: int, alive: int) -> torch.Tensor:
         """The memory that row `row` of the first `alive` requests continues. The caller updates it in place."""
@@ -81,6 +82,21 @@ class Trail:
         self._after.append(torch.stack(memories) if memories else self._memory[:0])
         return self._after[-1]
 
+    def depth(self, row: int, alive: int) -> torch.Tensor | int:
+        """How many rows lead from the memory before the window to row `row`, that one included: [alive], or of all.
+
+        It is asked of one row after another.
+        """
+        if self._parents is None:
+            return row + 1
+        parents = self._parents[:alive, row]
+        if not row:
+            self._depths = [torch.zeros_like(self._parents[:, 0])]
+        above = torch.stack([depths[:alive] for depths in self._depths], 1)  # [alive, 1 + row]
+        found = above.gather(1, parents[:, None] + 1)[:, 0] + 1
+        self._depths.append(found)
+        return found
+
 
 def _settle(state: torch.Tensor, part: Part, who: Lanes) -> torch.Tensor:
     """Run the kept tokens again, oldest first; store the result. -> the state before row 0, as wide as it came."""
@@ -90,8 +106,8 @@ def _settle(state: torch.Tensor, part: Part, who: Lanes) -> torch.Tensor:
             S = state[owing]  # a copy, because `owing` is an index: it is written back below
             _again(S, recalled(part.ring, who.which[owing], age))
             state[owing] = S
-        state = as_stored(part.read, state)
-    after(part.settled, who, state)
+        state = as_stored(part.read, state, who.tokens)
+    after(part.settled, who, state, 0)
     return state
 
 

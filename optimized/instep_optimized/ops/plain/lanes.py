@@ -24,6 +24,7 @@ class Lanes(NamedTuple):
     inside  [n, most] bool, whether a row is the request's own
     alive   per token, on the host, how many requests have a row there
     again   [n] kept tokens that run before the first row
+    tokens  [n] those that are in the memory before the first row, where the engine says so
     """
 
     which: torch.Tensor
@@ -32,6 +33,7 @@ class Lanes(NamedTuple):
     inside: torch.Tensor
     alive: list[int]
     again: torch.Tensor
+    tokens: torch.Tensor | None
 
 
 def lanes(part: Part) -> Lanes:
@@ -47,7 +49,8 @@ def lanes(part: Part) -> Lanes:
     # Behind its end a request repeats its last row: a valid index, and `scatter` drops the result.
     rows = torch.minimum(part.begin[which, None] + token, last[:, None])
     inside = token < length[:, None]
-    return Lanes(which, length, rows, inside, inside.sum(dim=0).tolist(), again[which])
+    tokens = None if part.before is None else part.before[which]
+    return Lanes(which, length, rows, inside, inside.sum(dim=0).tolist(), again[which], tokens)
 
 
 def ancestry(part: Part, who: Lanes) -> torch.Tensor | None:
@@ -68,20 +71,31 @@ def before(part: Part, who: Lanes, dtype: torch.dtype) -> torch.Tensor:
     return memory
 
 
-def after(address: Address | None, who: Lanes, memory: torch.Tensor) -> None:
-    """Write memory [n, *block] to the requests' units; a unit of -1 is skipped; with None nothing is written."""
+def after(address: Address | None, who: Lanes, memory: torch.Tensor, rows: int | None = None) -> None:
+    """Write memory [n, *block] to the requests' units; a unit of -1 is skipped; with None nothing is written.
+
+    rows: how many are in it; None: all of a request
+    """
     if address is None:
         return
     wanted = address.units[who.which] >= 0
-    put(address, _spots(address, who.which[wanted]), memory[wanted])
+    tokens = None if who.tokens is None else (who.tokens + (who.length if rows is None else rows))[wanted]
+    put(address, _spots(address, who.which[wanted]), memory[wanted], tokens)
 
 
-def along(address: Address | None, who: Lanes, token: int, memory: torch.Tensor) -> None:
-    """Write [alive, *block], the memory after row `token`, to column `token` of the first `alive` requests' units."""
+def along(
+    address: Address | None, who: Lanes, token: int, memory: torch.Tensor, rows: torch.Tensor | int | None = None
+) -> None:
+    """Write [alive, *block], the memory after row `token`, to column `token` of the first `alive` requests' units.
+
+    rows: how many are in it; None: all up to `token`. In a tree that is `Trail.depth`
+    """
     if address is None:
         return
     units = address.units[who.which[: memory.shape[0]]]
-    put(address, (units[units >= 0], token), memory[units >= 0])
+    wanted = units >= 0
+    tokens = None if who.tokens is None else who.tokens[: len(units)] + (token + 1 if rows is None else rows)
+    put(address, (units[wanted], token), memory[wanted], None if tokens is None else tokens[wanted])
 
 
 def scatter(out: torch.Tensor, who: Lanes, values: torch.Tensor) -> None:

@@ -11,18 +11,25 @@ from torch.nn.functional import pad
 from instep_reference.contract.rounding import SCALE_BITS, STATE_ROWS
 
 from ...layout import Address
+from .chance import uniforms
 
 LEAST = torch.finfo(torch.float32).tiny  # the smallest scale: that of a tile of zeros
 CUT = (1 << 24 - SCALE_BITS) - 1  # the bits of a scale that are 0
 
 
-def packed(x: torch.Tensor, dtype: torch.dtype, grid: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [..., a, b] -> the same in `dtype`, and its scales [..., *grid]: the tile's largest number by that of dtype."""
+def packed(
+    x: torch.Tensor, dtype: torch.dtype, grid: tuple[int, ...], chance: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [..., a, b] -> the same in `dtype`, and its scales [..., *grid]: the tile's largest number by that of dtype.
+
+    chance: like x, what decides where each number falls; None: they fall to nearest
+    """
     largest = _largest(_largest(x.float().abs(), -1, grid[-1]), -2, grid[-2])
     # Divided by a tensor: on a card torch multiplies by the reciprocal of a number, which rounds otherwise.
     scales = (largest / torch.full_like(largest, torch.finfo(dtype).max)).clamp_min(LEAST)
     scales = ((scales.view(torch.int32) + CUT) & ~CUT).view(torch.float32)  # rounded up, so nothing overflows
-    return (x.float() / _spread(scales, x)).to(dtype), scales
+    scaled = x.float() / _spread(scales, x)
+    return (scaled if chance is None else _fallen(scaled, dtype, chance)).to(dtype), scales
 
 
 def opened(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -30,11 +37,11 @@ def opened(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return values.float() * _spread(scales, values)
 
 
-def as_stored(address: Address, x: torch.Tensor) -> torch.Tensor:
-    """x as a store to this address and a load would leave it, in x's own width."""
+def as_stored(address: Address, x: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
+    """x as a store to this address and a load would leave it, in x's own width. tokens: as in `put`."""
     if address.scales is None:
         return x.to(address.pool.dtype).to(x.dtype)
-    return opened(*packed(x, address.pool.dtype, address.scales.shape[-2:])).to(x.dtype)
+    return opened(*packed(x, address.pool.dtype, address.scales.shape[-2:], _chance(address, x, tokens))).to(x.dtype)
 
 
 def get(address: Address, at: tuple[torch.Tensor | int, ...]) -> torch.Tensor:
@@ -42,12 +49,32 @@ def get(address: Address, at: tuple[torch.Tensor | int, ...]) -> torch.Tensor:
     return address.pool[at] if address.scales is None else opened(address.pool[at], address.scales[at])
 
 
-def put(address: Address, at: tuple[torch.Tensor | int, ...], x: torch.Tensor) -> None:
-    """Store x at these leading indices."""
+def put(
+    address: Address, at: tuple[torch.Tensor | int, ...], x: torch.Tensor, tokens: torch.Tensor | None = None
+) -> None:
+    """Store x at these leading indices. tokens [n]: how many there are in each, for what is rounded by chance."""
     if address.scales is None:
         address.pool[at] = x.to(address.pool.dtype)
     else:
-        address.pool[at], address.scales[at] = packed(x, address.pool.dtype, address.scales.shape[-2:])
+        grid, chance = address.scales.shape[-2:], _chance(address, x, tokens)
+        address.pool[at], address.scales[at] = packed(x, address.pool.dtype, grid, chance)
+
+
+def _chance(address: Address, x: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor | None:
+    if address.chance is None:
+        return None
+    assert tokens is not None, "whoever stores states by chance knows how many tokens are in them"
+    return uniforms(address.chance, tokens, tuple(x.shape[1:]))
+
+
+def _fallen(x: torch.Tensor, dtype: torch.dtype, chance: torch.Tensor) -> torch.Tensor:
+    """Numbers of dtype, to which x falls: multiples of the distance of its neighbours, by whole-number steps."""
+    info, size = torch.finfo(dtype), x.abs()
+    exponent = torch.frexp(size.clamp_min(info.smallest_normal)).exponent - 1
+    steps = torch.ldexp(size, -exponent) / info.eps  # exact: powers of 2
+    steps = steps.floor() + (chance < steps - steps.floor())
+    fallen = torch.ldexp(steps * info.eps, exponent)
+    return torch.where(size < info.max * (1 - 2.0 ** (1 - SCALE_BITS)), fallen, size).copysign(x)
 
 
 def _largest(x: torch.Tensor, axis: int, scales: int) -> torch.Tensor:
