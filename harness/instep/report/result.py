@@ -57,7 +57,10 @@ def legible(value: Any) -> Any:
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
         return {legible(name): legible(inner) for name, inner in value.items()}
-    return [legible(inner) for inner in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        several = map(legible, value)
+        return list(several) if isinstance(value, list) else tuple(several)
+    return value
 
 
 def read(path: Path) -> dict[str, Any]:
