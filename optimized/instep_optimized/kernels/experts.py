@@ -40,7 +40,7 @@ def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool
     gate_up, down, opening = weights.shared_gate_up, weights.shared_down, weights.shared_gate
     shared = gate_up is not None and down is not None and opening is not None
     most, each = max(inner, down.shape[1] if down is not None else 0), top_k + shared
-    assert x.stride(1) == 1 and all(w is None or w.stride(-1) == 1 for w in vars(weights).values()), "rows are contiguous"
+    assert all(one is None or one.stride(-1) == 1 for one in (x, *vars(weights).values())), "rows are contiguous"
     pairs, tall = rows * each, FEW if rows < MANY_FROM else MANY
     # A block by the first of its pairs, or by the blocks before it if all were full, and its expert.
     compact = pairs <= ceil_div(pairs, tall) + experts + shared
@@ -82,7 +82,8 @@ def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool
 
 def _tiles(form: dict[str, int], **sizes: int) -> dict[str, int]:
     """No tile is wider than what it tiles; interpreted, few wide ones."""
-    return form | {name: min(tile(form[name], 256), max(power_of_2(size), SMALLEST_DOT)) for name, size in sizes.items()}
+    fits = {name: max(power_of_2(size), SMALLEST_DOT) for name, size in sizes.items()}
+    return form | {name: min(tile(form[name], 256), most) for name, most in fits.items()}
 
 
 @triton.jit

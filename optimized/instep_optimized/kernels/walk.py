@@ -4,6 +4,8 @@ It gives the bits of `conv.py`, whose launches it takes over for windows of at m
 Leaves out: prompts, long windows and trees.
 """
 
+# ruff: noqa: RUF005 (Triton knows no unpacking)
+
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # (device code: Triton's types are not Python's)
 
@@ -47,11 +49,13 @@ def walk(
     # A fresh request must not read its history. Then the bound is 0; no channel index is below 0, so nothing is loaded.
     remembered = tl.where(tl.load(fresh + request) == 0, channels, 0)
     history = read + unit * read_unit + tl.load(read_columns + request) * read_column + c * read_c
-    inputs = ()  # oldest first: the window before row 0, then the rows; as stored, so that a window keeps their bits
+    # Oldest first: the window before row 0, then the rows; as stored, so that a window keeps their bits.
+    inputs = ()
     for w in tl.static_range(W - 1):
         inputs = inputs + (tl.load(history + w * read_w, mask=c < remembered, other=0.0),)
     for t in tl.static_range(RT):
-        inputs = inputs + (tl.load(x + (start + t) * x_row + c, mask=c < tl.where(t < rows, channels, 0), other=0.0),)
+        live = c < tl.where(t < rows, channels, 0)
+        inputs = inputs + (tl.load(x + (start + t) * x_row + c, mask=live, other=0.0),)
     taps = ()
     for tap in tl.static_range(W):
         taps = taps + (tl.load(weight + c * weight_row + tap, mask=in_c, other=0.0).to(tl.float32),)
