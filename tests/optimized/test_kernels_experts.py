@@ -62,8 +62,8 @@ def tied(rows: int) -> tuple[torch.Tensor, ExpertWeights, int]:
 
 CALLS: dict[str, Callable[[], tuple[torch.Tensor, ExpertWeights, int]]] = {
     "one row": lambda: drawn(1), "a wider shared expert": lambda: drawn(3), "no rows": lambda: drawn(0),
-    "no shared expert": lambda: drawn(5, shared=False), "every expert": lambda: drawn(3, top=E), "ties": lambda: tied(4),
-    "an idle expert": lambda: idle(7), "all rows to one": lambda: crowded(2 * FEW + 1),
+    "no shared expert": lambda: drawn(5, shared=False), "every expert": lambda: drawn(3, top=E),
+    "ties": lambda: tied(4), "an idle expert": lambda: idle(7), "all rows to one": lambda: crowded(2 * FEW + 1),
     "blocks of many rows": lambda: drawn(2 * TALL), "steps of a row and of a weight": lambda: steps(5),
 }  # fmt: skip
 

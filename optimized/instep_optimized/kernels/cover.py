@@ -2,8 +2,10 @@
 
 A kernel has `beyond` more programs along the axis of requests, and gives each of them one block of rows. They run at
 the same time as the others, and no row is written twice. In short windows nearly every row is covered: there the
-programs of each request look at their share of all rows (`covering`). Leaves out: a launch with several parts, of which none knows
-what the others cover (its op fills the whole result before).
+programs of each request look at their share of all rows (`covering`).
+
+Leaves out: a launch with several parts, of which none knows what the others cover (its op fills the whole result
+before).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls

@@ -86,7 +86,7 @@ def _tiles(form: dict[str, int], **sizes: int) -> dict[str, int]:
     return form | {name: min(tile(form[name], 256), most) for name, most in fits.items()}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _score(
     x, x_row, router, router_row, score, rows, experts, width,
     RT: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr,
@@ -105,7 +105,7 @@ def _score(
              mask=(row < rows)[:, None] & (e < experts)[None, :])  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["room"])
 def _choose(
     score, x, x_row, opening, chosen, share, blocks, room, experts, width,
     NORM: tl.constexpr, TOP: tl.constexpr, TT: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr, BT: tl.constexpr,
@@ -140,7 +140,7 @@ def _choose(
     tl.store(share + row * each + rank, part, mask=rank < each)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["room", "pairs"])
 def _sort(
     chosen, order, blocks, room, pairs, COMPACT: tl.constexpr, RT: tl.constexpr, PT: tl.constexpr, QT: tl.constexpr
 ):
@@ -166,7 +166,7 @@ def _sort(
     tl.store(blocks + 2 * room + block, mine, mask=begins)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["room"])
 def _up(
     x, x_row, gate_up, expert_step, gate_up_row, shared, shared_row, blocks, room, order, middle, most, inner,
     shared_inner, experts, width,
@@ -197,7 +197,7 @@ def _up(
              mask=(m < count)[:, None] & (i < inner)[None, :])  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["room"])
 def _down(
     middle, most, down, expert_step, down_row, shared, shared_row, blocks, room, order, answer, inner, shared_inner,
     experts, width, RT: tl.constexpr, DT: tl.constexpr, IT: tl.constexpr, WIDEN: tl.constexpr,

@@ -66,7 +66,8 @@ def walk(
             total += inputs[t + tap].to(tl.float32) * taps[tap]
         out = total / (1.0 + tl.exp(-total))
         if mixed is not None:
-            tl.store(mixed + (start + t) * mixed_row + c, out.to(mixed.dtype.element_ty), mask=c < tl.where(t < rows, channels, 0))
+            live = c < tl.where(t < rows, channels, 0)
+            tl.store(mixed + (start + t) * mixed_row + c, out.to(mixed.dtype.element_ty), mask=live)
         else:
             row = start + t + tl.arange(0, 1)
             stored = out.to(x.dtype.element_ty).to(tl.float32)

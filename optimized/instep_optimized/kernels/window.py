@@ -163,7 +163,7 @@ def _window(
     row = tl.load(begin + request)
     share, requests = tl.cdiv(look, tl.num_programs(2)), tl.num_programs(2)
     for other in range(request * share, tl.minimum((request + 1) * share, look)):
-        if (unit < 0) | (other < row) | (other >= row + rows):
+        if (unit < 0) | (other < row) | (other >= row + rows):  # noqa: SIM102 (both tests of an `and` would run)
             if covering(other, tl.arange(0, LANES), read_units, begin, count, requests) == 0:
                 nothing = tl.zeros((VL, VR), tl.float32)
                 put(core + (row * 0 + other) * core_row + head * core_head + at_v, nothing, at_v < V, WHOLE)
