@@ -16,6 +16,7 @@ import triton.language as tl
 
 from ..ops.base import ExpertWeights
 from .dot import dot
+from .early import wait
 from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 
 # On a GPU (LOG.md): rows of a block, of few rows and of a prompt, and from how many rows on.
@@ -89,9 +90,11 @@ def _tiles(form: dict[str, int], **sizes: int) -> dict[str, int]:
 @triton.jit(do_not_specialize=["rows"])
 def _score(
     x, x_row, router, router_row, score, rows, experts, width,
-    RT: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr,
+    RT: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The router's logits of RT rows and ET experts. Grid (tiles of E, tiles of N)."""
+    if EARLY:
+        wait()
     row, e = tl.program_id(1) * RT + tl.arange(0, RT), tl.program_id(0) * ET + tl.arange(0, ET)
     total = tl.zeros((RT, ET), tl.float32)
     for start in range(0, width, DT):
@@ -109,9 +112,12 @@ def _score(
 def _choose(
     score, x, x_row, opening, chosen, share, blocks, room, experts, width,
     NORM: tl.constexpr, TOP: tl.constexpr, TT: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr, BT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One row: softmax, then the TOP largest in order, the lowest number on a tie; the shared expert behind them.
     No block has rows yet. Grid (N)."""
+    if EARLY:
+        wait()
     row, e, rank = tl.program_id(0).to(tl.int64), tl.arange(0, ET), tl.arange(0, TT)
     block = tl.program_id(0) * BT + tl.arange(0, BT)
     tl.store(blocks + block, 0, mask=block < room)
@@ -142,11 +148,14 @@ def _choose(
 
 @triton.jit(do_not_specialize=["room", "pairs"])
 def _sort(
-    chosen, order, blocks, room, pairs, COMPACT: tl.constexpr, RT: tl.constexpr, PT: tl.constexpr, QT: tl.constexpr
-):
+    chosen, order, blocks, room, pairs,
+    COMPACT: tl.constexpr, RT: tl.constexpr, PT: tl.constexpr, QT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """PT pairs: how many of all stand before each. The first pair of every RT of one expert makes a block of them.
 
     blocks [3, room]: rows (0: no block), the first of its pairs in `order`, its expert. Grid (tiles of pairs)."""
+    if EARLY:
+        wait()
     p = tl.program_id(0) * PT + tl.arange(0, PT)
     mine = tl.load(chosen + p, mask=p < pairs, other=0)
     before, sooner, alike = tl.zeros((PT,), tl.int32), tl.zeros((PT,), tl.int32), tl.zeros((PT,), tl.int32)
@@ -170,9 +179,11 @@ def _sort(
 def _up(
     x, x_row, gate_up, expert_step, gate_up_row, shared, shared_row, blocks, room, order, middle, most, inner,
     shared_inner, experts, width,
-    EACH: tl.constexpr, RT: tl.constexpr, IT: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr,
+    EACH: tl.constexpr, RT: tl.constexpr, IT: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up of one block, IT inner channels. Grid (tiles of I, blocks)."""
+    if EARLY:
+        wait()
     count = tl.load(blocks + tl.program_id(1))
     if count == 0:
         return
@@ -200,9 +211,11 @@ def _up(
 @triton.jit(do_not_specialize=["room"])
 def _down(
     middle, most, down, expert_step, down_row, shared, shared_row, blocks, room, order, answer, inner, shared_inner,
-    experts, width, RT: tl.constexpr, DT: tl.constexpr, IT: tl.constexpr, WIDEN: tl.constexpr,
+    experts, width, RT: tl.constexpr, DT: tl.constexpr, IT: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The answers of one block's pairs, DT channels, in fp32. Grid (tiles of D, blocks)."""
+    if EARLY:
+        wait()
     count = tl.load(blocks + tl.program_id(1))
     if count == 0:
         return
@@ -225,8 +238,10 @@ def _down(
 
 
 @triton.jit
-def _mix(answer, share, out, width, EACH: tl.constexpr, DT: tl.constexpr):
+def _mix(answer, share, out, width, EACH: tl.constexpr, DT: tl.constexpr, EARLY: tl.constexpr):
     """The weighted sum of one row's answers, in the order of choice, DT channels. Grid (tiles of D, N)."""
+    if EARLY:
+        wait()
     row, d = tl.program_id(1).to(tl.int64), tl.program_id(0) * DT + tl.arange(0, DT)
     total = tl.zeros((DT,), tl.float32)
     for n in tl.static_range(EACH):

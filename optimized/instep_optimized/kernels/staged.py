@@ -11,7 +11,6 @@ and a GPU runs it in place of `window` wherever it fits. Leaves out: what does n
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ from .layouts import (
     whole,
     wrapped,
 )
-from .runtime import launch, power_of_2
+from .runtime import launch, launches_early, power_of_2
 from .window import KEY_PIECE, packed_rows, ring_of, rows_of
 
 # Each lane has 4 numbers of a key at least. Of a narrower key the compiler gives it fewer in `window`, which sums in
@@ -96,12 +95,6 @@ def held_at(address: Address | None) -> tuple[Any, ...]:
 def shape_for(rows: int) -> tuple[int, int, int]:
     """The shape of a launch over so many rows of V."""
     return next((held, warps, registers) for held, warps, registers, least in SHAPES if rows >= least)
-
-
-@cache
-def launches_early(device: torch.device) -> bool:
-    """Whether a launch may begin while the one before it ends ("programmatic dependent launch", from Hopper on)."""
-    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @gluon.jit(do_not_specialize=["ring_size", "ring_u_size", "look"])

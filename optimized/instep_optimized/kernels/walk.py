@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from .cover import clear, rows_of
+from .early import wait
 from .inputs import clear_inputs, consume
 
 ROWS = 8  # at most: all inputs of a channel stand in registers
@@ -30,9 +31,11 @@ def walk(
     each, each_units, each_unit, each_column, each_c, each_w,
     channels, requests, look,
     a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
-    W: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr, QT: tl.constexpr,
+    W: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr, QT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """All rows of one request, at most RT; CT channels. Grid (1, channel tiles, B and those that `clear`)."""
+    if EARLY:
+        wait()
     request = tl.program_id(2)
     c = tl.program_id(1).to(tl.int64) * CT + tl.arange(0, CT)
     in_c = c < channels
