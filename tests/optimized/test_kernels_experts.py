@@ -14,7 +14,7 @@ import torch
 
 from instep.kit.cases.case import BF16, Draw
 from instep_optimized.kernels import experts
-from instep_optimized.kernels.experts import _mix, _sort, grouped
+from instep_optimized.kernels.experts import _moe_mix, _moe_sort, grouped
 from instep_optimized.kernels.runtime import ceil_div, launch
 from instep_optimized.ops.base import ExpertWeights
 from instep_optimized.ops.plain import PLAIN
@@ -129,7 +129,7 @@ def test_every_pair_stands_in_one_block_of_its_expert(draw: str, compact: bool) 
     room = pairs if compact else ceil_div(pairs, tall) + count
     order, blocks = torch.full((pairs,), -7), torch.zeros(3, room, dtype=torch.int64)
     mine, order, blocks = (x.to(HERE, torch.int32) for x in (chosen, order, blocks))
-    launch(_sort, (3,), mine, order, blocks, room, pairs, COMPACT=compact, RT=tall, PT=32, QT=64)
+    launch(_moe_sort, (3,), mine, order, blocks, room, pairs, COMPACT=compact, RT=tall, PT=32, QT=64)
     found: dict[int, list[int]] = {}
     lines = blocks.T.tolist()
     for rows, first, expert in lines:
@@ -145,7 +145,7 @@ def test_a_row_adds_its_experts_in_the_order_of_choice() -> None:
     draw = Draw(4, HERE)
     answer, share = draw.normal(rows * each, width) * 10.0 ** draw.normal(rows * each, 1), draw.normal(rows, each).abs()
     out = torch.empty(rows, width, device=HERE)
-    launch(_mix, (1, rows), answer, share, out, width, EACH=each, DT=64)
+    launch(_moe_mix, (1, rows), answer, share, out, width, EACH=each, DT=64)
     terms = share[:, :, None] * answer.view(rows, each, width)
     ordered = torch.zeros(rows, width, device=HERE)
     for n in range(each):

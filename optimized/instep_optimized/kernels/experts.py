@@ -21,12 +21,12 @@ from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 
 # On a GPU (LOG.md): rows of a block, of few rows and of a prompt, and from how many rows on.
 FEW, MANY, MANY_FROM = 16, 64, 512
-SCORE = {"ET": 16, "DT": 256, "warps": 4, "stages": 3}
+SCORE = {"ET": 16, "DT": 256, "warps": 2, "stages": 3}
 UP = {"IT": 32, "DT": 128, "warps": 4, "stages": 4}
 DOWN = {"DT": 64, "IT": 128, "warps": 4, "stages": 3}
 UP_MANY = {"IT": 64, "DT": 64, "warps": 4, "stages": 3}
 DOWN_MANY = {"DT": 128, "IT": 64, "warps": 4, "stages": 3}
-PAIRS, OTHERS, COLUMNS = 32, 128, 1024
+PAIRS, OTHERS, COLUMNS = 32, 64, 1024
 SMALLEST_DOT = 16
 
 
@@ -53,31 +53,31 @@ def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool
     middle, answer = x.new_empty(pairs, most), torch.empty(pairs, width, dtype=torch.float32, device=x.device)
     out = torch.empty_like(x)
     launch(
-        _score, (ceil_div(experts, tile(SCORE["ET"], 64)), ceil_div(rows, tall)), x, x.stride(0), weights.router,
+        _moe_score, (ceil_div(experts, tile(SCORE["ET"], 64)), ceil_div(rows, tall)), x, x.stride(0), weights.router,
         weights.router.stride(0), score, rows, experts, width,
         RT=tall, **_tiles(SCORE, ET=experts, DT=width), WIDEN=INTERPRETED,
     )  # fmt: skip
     launch(
-        _choose, (rows,), score, x, x.stride(0), opening, chosen, share, blocks, room, experts, width,
+        _moe_choose, (rows,), score, x, x.stride(0), opening, chosen, share, blocks, room, experts, width,
         NORM=norm_topk, TOP=top_k, TT=power_of_2(each), ET=power_of_2(experts), DT=power_of_2(width),
         BT=power_of_2(ceil_div(room, max(rows, 1))), warps=1,
     )  # fmt: skip
-    launch(_sort, (ceil_div(pairs, tile(PAIRS, 64)),), chosen, order, blocks, room, pairs,
+    launch(_moe_sort, (ceil_div(pairs, tile(PAIRS, 64)),), chosen, order, blocks, room, pairs,
            COMPACT=compact, RT=tall, PT=tile(PAIRS, 64), QT=OTHERS)  # fmt: skip
     up, downwards = (UP, DOWN) if tall == FEW else (UP_MANY, DOWN_MANY)
     up, downwards = _tiles(up, IT=most, DT=width), _tiles(downwards, DT=width, IT=most)
     launch(
-        _up, (ceil_div(most, up["IT"]), room), x, x.stride(0), weights.gate_up, *weights.gate_up.stride()[:2],
+        _moe_up, (ceil_div(most, up["IT"]), room), x, x.stride(0), weights.gate_up, *weights.gate_up.stride()[:2],
         gate_up, gate_up.stride(0) if gate_up is not None else 0, blocks, room, order, middle, most, inner,
         down.shape[1] if down is not None else 0, experts, width, EACH=each, RT=tall, WIDEN=INTERPRETED, **up,
     )  # fmt: skip
     launch(
-        _down, (ceil_div(width, downwards["DT"]), room), middle, most, weights.down, *weights.down.stride()[:2],
+        _moe_down, (ceil_div(width, downwards["DT"]), room), middle, most, weights.down, *weights.down.stride()[:2],
         down, down.stride(0) if down is not None else 0, blocks, room, order, answer, inner,
         down.shape[1] if down is not None else 0, experts, width, RT=tall, WIDEN=INTERPRETED, **downwards,
     )  # fmt: skip
     columns = min(power_of_2(width), COLUMNS)
-    launch(_mix, (ceil_div(width, columns), rows), answer, share, out, width, EACH=each, DT=columns)
+    launch(_moe_mix, (ceil_div(width, columns), rows), answer, share, out, width, EACH=each, DT=columns)
     return out
 
 
@@ -88,7 +88,7 @@ def _tiles(form: dict[str, int], **sizes: int) -> dict[str, int]:
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _score(
+def _moe_score(
     x, x_row, router, router_row, score, rows, experts, width,
     RT: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -109,7 +109,7 @@ def _score(
 
 
 @triton.jit(do_not_specialize=["room"])
-def _choose(
+def _moe_choose(
     score, x, x_row, opening, chosen, share, blocks, room, experts, width,
     NORM: tl.constexpr, TOP: tl.constexpr, TT: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr, BT: tl.constexpr,
     EARLY: tl.constexpr,
@@ -147,7 +147,7 @@ def _choose(
 
 
 @triton.jit(do_not_specialize=["room", "pairs"])
-def _sort(
+def _moe_sort(
     chosen, order, blocks, room, pairs,
     COMPACT: tl.constexpr, RT: tl.constexpr, PT: tl.constexpr, QT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -158,15 +158,16 @@ def _sort(
         wait()
     p = tl.program_id(0) * PT + tl.arange(0, PT)
     mine = tl.load(chosen + p, mask=p < pairs, other=0)
-    before, sooner, alike = tl.zeros((PT,), tl.int32), tl.zeros((PT,), tl.int32), tl.zeros((PT,), tl.int32)
+    less, sooner, alike = tl.zeros((PT, QT), tl.int32), tl.zeros((PT, QT), tl.int32), tl.zeros((PT, QT), tl.int32)
     for start in range(0, pairs, QT):
         q = start + tl.arange(0, QT)
         other = tl.load(chosen + q, mask=q < pairs, other=2147483647)
         same = (other[None, :] == mine[:, None]).to(tl.int32)
-        before += tl.sum((other[None, :] < mine[:, None]).to(tl.int32), axis=1)
-        alike += tl.sum(same, axis=1)
-        sooner += tl.sum(tl.where(q[None, :] < p[:, None], same, 0), axis=1)
-    at = before + sooner
+        less += (other[None, :] < mine[:, None]).to(tl.int32)
+        alike += same
+        sooner += tl.where(q[None, :] < p[:, None], same, 0)
+    sooner, alike = tl.sum(sooner, axis=1), tl.sum(alike, axis=1)
+    at = tl.sum(less, axis=1) + sooner
     tl.store(order + at, p, mask=p < pairs)
     begins = (p < pairs) & (sooner % RT == 0)
     block = at if COMPACT else at // RT + mine
@@ -176,7 +177,7 @@ def _sort(
 
 
 @triton.jit(do_not_specialize=["room"])
-def _up(
+def _moe_up(
     x, x_row, gate_up, expert_step, gate_up_row, shared, shared_row, blocks, room, order, middle, most, inner,
     shared_inner, experts, width,
     EACH: tl.constexpr, RT: tl.constexpr, IT: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
@@ -209,7 +210,7 @@ def _up(
 
 
 @triton.jit(do_not_specialize=["room"])
-def _down(
+def _moe_down(
     middle, most, down, expert_step, down_row, shared, shared_row, blocks, room, order, answer, inner, shared_inner,
     experts, width, RT: tl.constexpr, DT: tl.constexpr, IT: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -238,7 +239,7 @@ def _down(
 
 
 @triton.jit
-def _mix(answer, share, out, width, EACH: tl.constexpr, DT: tl.constexpr, EARLY: tl.constexpr):
+def _moe_mix(answer, share, out, width, EACH: tl.constexpr, DT: tl.constexpr, EARLY: tl.constexpr):
     """The weighted sum of one row's answers, in the order of choice, DT channels. Grid (tiles of D, N)."""
     if EARLY:
         wait()

@@ -20,11 +20,11 @@ from .early import wait
 from .inputs import clear_inputs, consume
 
 ROWS = 8  # at most: all inputs of a channel stand in registers
-WARPS = 2
+WARPS = 4
 
 
 @triton.jit(do_not_specialize=["requests", "look"])
-def walk(
+def conv_walk(
     x, x_row, mixed, mixed_row, weight, weight_row, begin, count, fresh,
     read, read_units, read_columns, read_unit, read_column, read_c, read_w,
     store, store_units, store_columns, store_unit, store_column, store_c, store_w,
