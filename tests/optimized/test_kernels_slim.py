@@ -20,14 +20,16 @@ SIZES = [(1, 16, 16), (4, 300, 520), (5, 24, 48), (16, 256, 512), (17, 33, 40), 
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("gated", "parts"), [(False, 1), (True, 1), (False, 3)])
 @pytest.mark.parametrize(("rows", "columns", "depth"), SIZES)
 @pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
 def test_a_product_of_few_rows_is_right(
-    rows: int, columns: int, depth: int, dtype: torch.dtype, gated: bool
+    monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, depth: int, dtype: torch.dtype, gated: bool, parts: int
 ) -> None:
     """Rows and weights are parts of something wider, whose other numbers are NaN."""
     draw = Draw(rows, HERE)
+    monkeypatch.setattr(slim, "shape_for", lambda *_: {"NT": 32, "KT": 64, "warps": 4, "stages": 3, "parts": parts})
+    monkeypatch.setattr(slim, "tile", lambda native, _: native)
 
     def view(*shape: int) -> torch.Tensor:
         every = torch.full((shape[0] + 1, shape[1] + 8), torch.nan, dtype=dtype, device=HERE)
