@@ -51,4 +51,4 @@ def test_what_it_is_not_meant_for_is_the_librarys() -> None:
     weight = torch.zeros(32, 16, dtype=BF16, device=HERE)
     for x in (weight[:0], weight.float()[:4], weight.T[:4], torch.zeros(4096, 16, dtype=BF16, device=HERE)):
         assert not fits(x, weight)
-    assert fits(weight[:4], weight) is NATIVE and slim.shape_for(4, 32, False) is not None
+    assert fits(weight[:4], weight) is NATIVE and slim.shape_for(4, 32, 16, False) is not None

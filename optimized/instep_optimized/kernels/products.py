@@ -50,6 +50,8 @@ def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor
     """`LmHead` of the seam: operands as stored, fp32 logits. On a GPU no fp32 copy of the weight is made."""
     if x.dtype == torch.float32:
         return x @ weight.t()
+    if fits(x, weight):
+        return product(x, weight, dtype=torch.float32)
     if x.is_cuda:
         return torch.mm(x, weight.t(), out_dtype=torch.float32)
     return x.float() @ weight.float().t()

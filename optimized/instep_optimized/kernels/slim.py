@@ -27,7 +27,7 @@ SHAPES: dict[int, Shape] = {
 }  # fmt: skip
 
 
-def shape_for(rows: int, columns: int, gated: bool) -> Shape | None:
+def shape_for(rows: int, columns: int, depth: int, gated: bool) -> Shape | None:
     """The shape of a launch; None where the library is faster."""
     return SHAPES.get(max(power_of_2(rows), SMALLEST_DOT)) if rows else None
 
@@ -35,15 +35,17 @@ def shape_for(rows: int, columns: int, gated: bool) -> Shape | None:
 def fits(x: torch.Tensor, weight: torch.Tensor, gated: bool = False) -> bool:
     """Whether `product` is meant for these."""
     narrow = x.is_cuda and x.dtype == weight.dtype and x.dtype.itemsize == 2 and x.stride(1) == weight.stride(1) == 1
-    return narrow and shape_for(len(x), len(weight) // (1 + gated), gated) is not None
+    return narrow and shape_for(len(x), len(weight) // (1 + gated), x.shape[1], gated) is not None
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, gated: bool = False) -> torch.Tensor:
-    """x [M, K], weight [N, K] -> x weight^T [M, N]. gated: of weight's first half and its second, silu(a) * b [M, N/2],
-    a and b as they are summed."""
+def product(
+    x: torch.Tensor, weight: torch.Tensor, gated: bool = False, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """x [M, K], weight [N, K] -> x weight^T [M, N] in `dtype`, None: x's own. gated: of weight's first half and its
+    second, silu(a) * b [M, N/2], a and b as they are summed."""
     (rows, depth), columns = x.shape, len(weight) // (1 + gated)
-    out = x.new_empty(rows, columns)
-    tall, shape = max(power_of_2(rows), SMALLEST_DOT), shape_for(rows, columns, gated)
+    out = x.new_empty(rows, columns, dtype=dtype or x.dtype)
+    tall, shape = max(power_of_2(rows), SMALLEST_DOT), shape_for(rows, columns, depth, gated)
     assert shape is not None, "the library has other sizes"
     wide, deep = (min(tile(shape[name], 256), max(power_of_2(size), SMALLEST_DOT))
                   for name, size in (("NT", columns), ("KT", depth)))  # fmt: skip
