@@ -78,7 +78,7 @@ def _over(
                 conv_walk, (1, ceil_div(channels, wide), part.begin.numel() + beyond(look, 1)),
                 x, x.stride(0), mixed, 0 if mixed is None else mixed.stride(0), weight, weight.stride(0),
                 part.begin, part.count, part.fresh, *read, *store, *each, channels, part.begin.numel(), look, *rule,
-                W=width, RT=power_of_2(part.most), CT=wide, QT=CLEARED, warps=WARPS,
+                W=width, RT=power_of_2(part.most), CT=wide, QT=CLEARED, WHOLE=channels % wide == 0, warps=WARPS,
             )  # fmt: skip
             continue
         for head, rows, blocks in ((True, ahead, 1), (False, ROWS, ceil_div(part.most - ahead, ROWS))):

@@ -18,6 +18,7 @@ import triton.language as tl
 from .cover import clear, rows_of
 from .early import wait
 from .inputs import clear_inputs, consume
+from .window import fetch, put
 
 ROWS = 8  # at most: all inputs of a channel stand in registers
 WARPS = 4
@@ -31,13 +32,13 @@ def conv_walk(
     each, each_units, each_unit, each_column, each_c, each_w,
     channels, requests, look,
     a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
-    W: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr, QT: tl.constexpr, EARLY: tl.constexpr,
+    W: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr, QT: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """All rows of one request, at most RT; CT channels. Grid (1, channel tiles, B and those that `clear`)."""
     if EARLY:
         wait()
     request = tl.program_id(2)
-    c = tl.program_id(1).to(tl.int64) * CT + tl.arange(0, CT)
+    c = tl.program_id(1) * CT + tl.arange(0, CT)
     in_c = c < channels
     if request >= requests:
         free = rows_of(request - requests, QT)
@@ -57,40 +58,38 @@ def conv_walk(
     inputs = ()
     for w in tl.static_range(W - 1):
         inputs = inputs + (tl.load(history + w * read_w, mask=c < remembered, other=0.0),)
-    for t in tl.static_range(RT):
-        live = c < tl.where(t < rows, channels, 0)
-        inputs = inputs + (tl.load(x + (start + t) * x_row + c, mask=live, other=0.0),)
+    for t in tl.static_range(RT):  # behind the last row that one again, which nobody uses
+        inputs = inputs + (fetch(x + (start + tl.minimum(rows - 1, t)) * x_row + c, in_c, WHOLE),)
     taps = ()
     for tap in tl.static_range(W):
-        taps = taps + (tl.load(weight + c * weight_row + tap, mask=in_c, other=0.0).to(tl.float32),)
+        taps = taps + (fetch(weight + c * weight_row + tap, in_c, WHOLE).to(tl.float32),)
 
     for t in tl.static_range(RT):
-        total = tl.zeros((CT,), tl.float32)
-        for tap in tl.static_range(W):
-            total += inputs[t + tap].to(tl.float32) * taps[tap]
-        out = total / (1.0 + tl.exp(-total))
-        if mixed is not None:
-            live = c < tl.where(t < rows, channels, 0)
-            tl.store(mixed + (start + t) * mixed_row + c, out.to(mixed.dtype.element_ty), mask=live)
-        else:
-            row = start + t + tl.arange(0, 1)
-            stored = out.to(x.dtype.element_ty).to(tl.float32)
-            consume(stored[None, :], row, row < start + rows, q, k, v, H, HV, scale, CT)
+        if t < rows:
+            total = tl.zeros((CT,), tl.float32)
+            for tap in tl.static_range(W):
+                total += inputs[t + tap].to(tl.float32) * taps[tap]
+            out = total / (1.0 + tl.exp(-total))
+            if mixed is not None:
+                put(mixed + (start + t) * mixed_row + c, out, in_c, WHOLE)
+            else:
+                row = start + t + tl.arange(0, 1)
+                stored = out.to(x.dtype.element_ty).to(tl.float32)
+                consume(stored[None, :], row, row >= 0, q, k, v, H, HV, scale, CT)
 
     # Windows may be kept in the memory that the history was read from, and a thread may have read for another one.
     tl.debug_barrier()
     if each is not None:  # the window after every row
         kept_unit = tl.load(each_units + request)
-        kept, bound = each + kept_unit * each_unit + c * each_c, tl.where(kept_unit >= 0, channels, 0)
+        kept = each + kept_unit * each_unit + c * each_c
         for t in tl.static_range(RT):
-            for w in tl.static_range(W - 1):
-                value = inputs[t + 1 + w].to(each.dtype.element_ty)
-                tl.store(kept + t * each_column + w * each_w, value, mask=c < tl.where(t < rows, bound, 0))
+            if (t < rows) & (kept_unit >= 0):
+                for w in tl.static_range(W - 1):
+                    put(kept + t * each_column + w * each_w, inputs[t + 1 + w], in_c, WHOLE)
     if store is not None:  # the window after the last row
         goal = tl.load(store_units + request)
-        bound = tl.where(goal >= 0, channels, 0)
         target = store + goal * store_unit + tl.load(store_columns + request) * store_column + c * store_c
         for t in tl.static_range(RT):
-            for w in tl.static_range(W - 1):
-                value = inputs[t + 1 + w].to(store.dtype.element_ty)
-                tl.store(target + w * store_w, value, mask=c < tl.where(t + 1 == rows, bound, 0))
+            if (t + 1 == rows) & (goal >= 0):
+                for w in tl.static_range(W - 1):
+                    put(target + w * store_w, inputs[t + 1 + w], in_c, WHOLE)
