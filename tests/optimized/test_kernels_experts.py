@@ -65,6 +65,7 @@ CALLS: dict[str, Callable[[], tuple[torch.Tensor, ExpertWeights, int]]] = {
     "no shared expert": lambda: drawn(5, shared=False), "every expert": lambda: drawn(3, top=E),
     "ties": lambda: tied(4), "an idle expert": lambda: idle(7), "all rows to one": lambda: crowded(2 * FEW + 1),
     "blocks of many rows": lambda: drawn(2 * TALL), "steps of a row and of a weight": lambda: steps(5),
+    "more rows than at a time": lambda: drawn(4 * TALL),
 }  # fmt: skip
 
 
@@ -82,6 +83,7 @@ def steps(rows: int) -> tuple[torch.Tensor, ExpertWeights, int]:
 def few_rows_make_tall_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experts, "MANY_FROM", 2 * TALL)
     monkeypatch.setattr(experts, "MANY", TALL)
+    monkeypatch.setattr(experts, "MOST", 3 * TALL)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")

@@ -26,6 +26,7 @@ UP = {"IT": 32, "DT": 128, "warps": 4, "stages": 4}
 DOWN = {"DT": 64, "IT": 128, "warps": 4, "stages": 3}
 UP_MANY = {"IT": 64, "DT": 64, "warps": 4, "stages": 3}
 DOWN_MANY = {"DT": 128, "IT": 64, "warps": 4, "stages": 3}
+MOST = 2048  # rows at a time: every pair has an answer in fp32 until its row is summed
 PAIRS, OTHERS, COLUMNS = 32, 64, 1024
 SMALLEST_DOT = 16
 
@@ -37,6 +38,8 @@ def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool
     With the same number of rows in a block a row's bits do not depend on other rows.
     """
     rows, width = x.shape
+    if rows > MOST:
+        return torch.cat([grouped(some, weights, top_k, norm_topk) for some in x.split(MOST)])
     experts, inner = weights.router.shape[0], weights.down.shape[2]
     gate_up, down, opening = weights.shared_gate_up, weights.shared_down, weights.shared_gate
     shared = gate_up is not None and down is not None and opening is not None
