@@ -48,21 +48,27 @@ def conv_walk(
             clear_inputs(c, in_c, free, read_units, begin, count, requests, look, a, a_row, b, b_row, A_log, dt_bias,
                          q, k, v, log_decay, beta, H, HV, CT)
         return
+    # All that says where things are is loaded at once, and the taps: a load that waits for none costs nothing here.
     unit, rows, start = tl.load(read_units + request), tl.load(count + request), tl.load(begin + request)
+    known, column = tl.load(fresh + request) == 0, tl.load(read_columns + request)
+    if store is not None:
+        goal, goal_column = tl.load(store_units + request), tl.load(store_columns + request)
+    if each is not None:
+        kept_unit = tl.load(each_units + request)
+    taps = ()
+    for tap in tl.static_range(W):
+        taps = taps + (fetch(weight + c * weight_row + tap, in_c, WHOLE).to(tl.float32),)
     if (unit < 0) | (rows <= 0):
         return
     # A fresh request must not read its history. Then the bound is 0; no channel index is below 0, so nothing is loaded.
-    remembered = tl.where(tl.load(fresh + request) == 0, channels, 0)
-    history = read + unit * read_unit + tl.load(read_columns + request) * read_column + c * read_c
+    remembered = tl.where(known, channels, 0)
+    history = read + unit * read_unit + column * read_column + c * read_c
     # Oldest first: the window before row 0, then the rows; as stored, so that a window keeps their bits.
     inputs = ()
     for w in tl.static_range(W - 1):
         inputs = inputs + (tl.load(history + w * read_w, mask=c < remembered, other=0.0),)
     for t in tl.static_range(RT):  # behind the last row that one again, which nobody uses
         inputs = inputs + (fetch(x + (start + tl.minimum(rows - 1, t)) * x_row + c, in_c, WHOLE),)
-    taps = ()
-    for tap in tl.static_range(W):
-        taps = taps + (fetch(weight + c * weight_row + tap, in_c, WHOLE).to(tl.float32),)
 
     for t in tl.static_range(RT):
         if t < rows:
@@ -80,15 +86,13 @@ def conv_walk(
     # Windows may be kept in the memory that the history was read from, and a thread may have read for another one.
     tl.debug_barrier()
     if each is not None:  # the window after every row
-        kept_unit = tl.load(each_units + request)
         kept = each + kept_unit * each_unit + c * each_c
         for t in tl.static_range(RT):
             if (t < rows) & (kept_unit >= 0):
                 for w in tl.static_range(W - 1):
                     put(kept + t * each_column + w * each_w, inputs[t + 1 + w], in_c, WHOLE)
     if store is not None:  # the window after the last row
-        goal = tl.load(store_units + request)
-        target = store + goal * store_unit + tl.load(store_columns + request) * store_column + c * store_c
+        target = store + goal * store_unit + goal_column * store_column + c * store_c
         for t in tl.static_range(RT):
             if (t + 1 == rows) & (goal >= 0):
                 for w in tl.static_range(W - 1):
