@@ -188,10 +188,10 @@ def _moe_up(
     """silu(gate) * up of one block, IT inner channels. Grid (tiles of I, blocks)."""
     if EARLY:
         wait()
-    count = tl.load(blocks + tl.program_id(1))
+    block = blocks + tl.program_id(1)
+    count, first, expert = tl.load(block), tl.load(block + room), tl.load(block + 2 * room)  # none waits for another
     if count == 0:
         return
-    first, expert = tl.load(blocks + room + tl.program_id(1)), tl.load(blocks + 2 * room + tl.program_id(1))
     weight, step = gate_up + expert.to(tl.int64) * expert_step, gate_up_row
     if shared is not None:
         weight, step = tl.where(expert == experts, shared, weight), tl.where(expert == experts, shared_row, step)
@@ -220,10 +220,10 @@ def _moe_down(
     """The answers of one block's pairs, DT channels, in fp32. Grid (tiles of D, blocks)."""
     if EARLY:
         wait()
-    count = tl.load(blocks + tl.program_id(1))
+    block = blocks + tl.program_id(1)
+    count, first, expert = tl.load(block), tl.load(block + room), tl.load(block + 2 * room)  # none waits for another
     if count == 0:
         return
-    first, expert = tl.load(blocks + room + tl.program_id(1)), tl.load(blocks + 2 * room + tl.program_id(1))
     weight, step = down + expert.to(tl.int64) * expert_step, down_row
     if shared is not None:
         weight, step = tl.where(expert == experts, shared, weight), tl.where(expert == experts, shared_row, step)
