@@ -54,7 +54,7 @@ def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool
     chosen, order, blocks = (torch.empty(*shape, dtype=torch.int32, device=x.device)
                              for shape in ((rows, each), (pairs,), (3, room)))  # fmt: skip
     middle, answer = x.new_empty(pairs, most), torch.empty(pairs, width, dtype=torch.float32, device=x.device)
-    out = torch.empty_like(x)
+    out = x.new_empty(rows, width)
     launch(
         _moe_score, (ceil_div(experts, tile(SCORE["ET"], 64)), ceil_div(rows, tall)), x, x.stride(0), weights.router,
         weights.router.stride(0), score, rows, experts, width,
