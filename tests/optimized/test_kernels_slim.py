@@ -20,15 +20,15 @@ SIZES = [(1, 16, 16), (4, 300, 520), (5, 24, 48), (16, 256, 512), (17, 33, 40), 
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-@pytest.mark.parametrize(("gated", "parts"), [(False, 1), (True, 1), (False, 3)])
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("rows", "columns", "depth"), SIZES)
 @pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
 def test_a_product_of_few_rows_is_right(
-    monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, depth: int, dtype: torch.dtype, gated: bool, parts: int
+    monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, depth: int, dtype: torch.dtype, gated: bool
 ) -> None:
     """Rows and weights are parts of something wider, whose other numbers are NaN."""
     draw = Draw(rows, HERE)
-    monkeypatch.setattr(slim, "shape_for", lambda *_: {"NT": 32, "KT": 64, "warps": 4, "stages": 3, "parts": parts})
+    monkeypatch.setattr(slim, "shape_for", lambda *_: {"NT": 32, "KT": 64, "warps": 4, "stages": 3})
     monkeypatch.setattr(slim, "tile", lambda native, _: native)
 
     def view(*shape: int) -> torch.Tensor:
@@ -48,7 +48,11 @@ def test_a_product_of_few_rows_is_right(
 
 
 def test_what_it_is_not_meant_for_is_the_librarys() -> None:
-    weight = torch.zeros(32, 16, dtype=BF16, device=HERE)
+    weight = torch.zeros(2048, 16, dtype=BF16, device=HERE)
     for x in (weight[:0], weight.float()[:4], weight.T[:4], torch.zeros(4096, 16, dtype=BF16, device=HERE)):
         assert not fits(x, weight)
-    assert fits(weight[:4], weight) is NATIVE and slim.shape_for(4, 32, 16, False) is not None
+    assert fits(weight[:4], weight) is NATIVE and not fits(weight[:4], weight[:32])
+    products = ((4096, False), (12288, False), (248320, False), (12288, True))
+    sizes = [(rows, columns, gated) for rows in (1, 32, 33) for columns, gated in products]
+    assert [size for size in sizes if slim.shape_for(*size) is not None] == [
+        (1, 4096, False), (1, 248320, False), (1, 12288, True), (32, 248320, False), (32, 12288, True)]

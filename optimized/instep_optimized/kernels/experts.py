@@ -23,11 +23,11 @@ from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 FEW, MANY, MANY_FROM = 16, 64, 512
 SCORE = {"ET": 16, "DT": 256, "warps": 2, "stages": 3}
 UP = {"IT": 32, "DT": 128, "warps": 4, "stages": 4}
-DOWN = {"DT": 64, "IT": 128, "warps": 4, "stages": 3}
+DOWN = {"DT": 64, "IT": 128, "warps": 4, "stages": 4}
 UP_MANY = {"IT": 64, "DT": 64, "warps": 4, "stages": 3}
 DOWN_MANY = {"DT": 128, "IT": 64, "warps": 4, "stages": 3}
 MOST = 2048  # rows at a time: every pair has an answer in fp32 until its row is summed
-PAIRS, OTHERS, COLUMNS = 32, 64, 1024
+PAIRS, OTHERS, COLUMNS = 8, 512, 1024
 SMALLEST_DOT = 16
 
 
@@ -183,11 +183,9 @@ def _moe_sort(
 def _moe_up(
     x, x_row, gate_up, expert_step, gate_up_row, shared, shared_row, blocks, room, order, middle, most, inner,
     shared_inner, experts, width,
-    EACH: tl.constexpr, RT: tl.constexpr, IT: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
+    EACH: tl.constexpr, RT: tl.constexpr, IT: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up of one block, IT inner channels. Grid (tiles of I, blocks)."""
-    if EARLY:
-        wait()
     block = blocks + tl.program_id(1)
     count, first, expert = tl.load(block), tl.load(block + room), tl.load(block + 2 * room)  # none waits for another
     if count == 0:
@@ -215,11 +213,9 @@ def _moe_up(
 @triton.jit(do_not_specialize=["room"])
 def _moe_down(
     middle, most, down, expert_step, down_row, shared, shared_row, blocks, room, order, answer, inner, shared_inner,
-    experts, width, RT: tl.constexpr, DT: tl.constexpr, IT: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
+    experts, width, RT: tl.constexpr, DT: tl.constexpr, IT: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """The answers of one block's pairs, DT channels, in fp32. Grid (tiles of D, blocks)."""
-    if EARLY:
-        wait()
     block = blocks + tl.program_id(1)
     count, first, expert = tl.load(block), tl.load(block + room), tl.load(block + 2 * room)  # none waits for another
     if count == 0:

@@ -1,7 +1,7 @@
 """Products of few rows with weights of 16 bits: as fast as the weights come. One kernel, also for gate and up at once.
 
-A program has a sum over all of K or over one of `parts`: K runs in steps, in order, operands as stored, in fp32. Parts
-are added in fp32, in order. Leaves out: many rows, which the library multiplies (`products.py`), 32-bit activations.
+A program has all of a sum: K runs in steps, in order, operands as stored, in fp32. Leaves out: many rows, and sizes at
+which the library is as fast (`products.py`); 32-bit activations.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -14,28 +14,31 @@ import triton
 import triton.language as tl
 
 from .dot import dot
-from .early import wait
 from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 from .window import fetch
 
 SMALLEST_DOT = 16
 Shape = dict[str, int]
-COLUMNS = 1024  # of a program that adds parts
-# On a GPU (LOG.md), by the rows of a tile: columns and steps of K of a program, parts of K.
-SHAPES: dict[int, Shape] = {
-    16: {"NT": 32, "KT": 256, "warps": 4, "stages": 4}, 32: {"NT": 32, "KT": 256, "warps": 4, "stages": 4},
+FEW, LOGITS = (1024, 8192), 65536  # columns: of a product that is called narrow; from how many on it is of logits
+LONG, TALL = {"NT": 32, "KT": 256, "warps": 4, "stages": 4}, {"NT": 64, "KT": 128, "warps": 4, "stages": 5}
+# On a GPU (LOG.md), by the rows of a tile and what is multiplied: columns and steps of K of a program.
+SHAPES: dict[tuple[int, str], Shape] = {
+    (16, "narrow"): LONG, (16, "gated"): LONG, (16, "logits"): TALL, (32, "gated"): TALL, (32, "logits"): TALL,
 }  # fmt: skip
 
 
-def shape_for(rows: int, columns: int, depth: int, gated: bool) -> Shape | None:
-    """The shape of a launch; None where the library is faster."""
-    return SHAPES.get(max(power_of_2(rows), SMALLEST_DOT)) if rows else None
+def shape_for(rows: int, columns: int, gated: bool) -> Shape | None:
+    """The shape of a launch; None where the library is as fast."""
+    kind = "wide" if columns < LOGITS else "logits"
+    if FEW[0] <= columns <= FEW[1] or gated:
+        kind = "gated" if gated else "narrow"
+    return SHAPES.get((max(power_of_2(rows), SMALLEST_DOT), kind)) if rows else None
 
 
 def fits(x: torch.Tensor, weight: torch.Tensor, gated: bool = False) -> bool:
     """Whether `product` is meant for these."""
     narrow = x.is_cuda and x.dtype == weight.dtype and x.dtype.itemsize == 2 and x.stride(1) == weight.stride(1) == 1
-    return narrow and shape_for(len(x), len(weight) // (1 + gated), x.shape[1], gated) is not None
+    return narrow and shape_for(len(x), len(weight) // (1 + gated), gated) is not None
 
 
 def product(
@@ -45,36 +48,30 @@ def product(
     second, silu(a) * b [M, N/2], a and b as they are summed."""
     (rows, depth), columns = x.shape, len(weight) // (1 + gated)
     out = x.new_empty(rows, columns, dtype=dtype or x.dtype)
-    tall, shape = max(power_of_2(rows), SMALLEST_DOT), shape_for(rows, columns, depth, gated)
+    tall, shape = max(power_of_2(rows), SMALLEST_DOT), shape_for(rows, columns, gated)
     assert shape is not None, "the library has other sizes"
     wide, deep = (min(tile(shape[name], 256), max(power_of_2(size), SMALLEST_DOT))
                   for name, size in (("NT", columns), ("KT", depth)))  # fmt: skip
-    parts = shape.get("parts", 1)
-    sums = out if parts == 1 else torch.empty(parts, rows, columns, dtype=torch.float32, device=x.device)
     launch(
-        _linear_slim, (ceil_div(columns, wide), parts), x, x.stride(0), weight, weight.stride(0), sums, rows, columns,
-        depth, ceil_div(ceil_div(depth, parts), deep) * deep, WHOLE=columns % wide == 0 and depth % deep == 0,
-        GATED=gated, MT=tall, NT=wide, KT=deep, WIDEN=INTERPRETED, warps=shape["warps"], stages=shape["stages"],
+        _linear_slim, (ceil_div(columns, wide),), x, x.stride(0), weight, weight.stride(0), out, rows, columns, depth,
+        WHOLE=columns % wide == 0 and depth % deep == 0, GATED=gated, MT=tall, NT=wide, KT=deep, WIDEN=INTERPRETED,
+        warps=shape["warps"], stages=shape["stages"],
     )  # fmt: skip
-    if parts > 1:
-        assert not gated, "a gate is applied to a whole sum"
-        launch(_linear_join, (ceil_div(out.numel(), COLUMNS),), sums, out, out.numel(), PARTS=parts, CT=COLUMNS)
     return out
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _linear_slim(
-    x, x_row, weight, weight_row, out, rows, columns, depth, share,
+    x, x_row, weight, weight_row, out, rows, columns, depth,
     WHOLE: tl.constexpr, GATED: tl.constexpr, MT: tl.constexpr, NT: tl.constexpr, KT: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """All rows, NT columns, `share` of K. Grid (column tiles, parts of K)."""
+    """All rows, NT columns. Grid (column tiles)."""
     m, n, at = tl.arange(0, MT), tl.program_id(0).to(tl.int64) * NT + tl.arange(0, NT), tl.arange(0, KT)
     left, right = x + (m * x_row)[:, None], weight + (n * weight_row)[:, None]
     lower = weight + ((n + columns) * weight_row)[:, None]  # the up half stands behind the gate half
     total, other = tl.zeros((MT, NT), tl.float32), tl.zeros((MT, NT), tl.float32)
-    first = tl.program_id(1) * share
-    for start in range(first, tl.minimum(first + share, depth), KT):
+    for start in range(0, depth, KT):
         k = start + at
         live, inside = (m < rows)[:, None], (n < columns)[:, None]
         if not WHOLE:
@@ -85,18 +82,5 @@ def _linear_slim(
             other = dot(value, tl.trans(fetch(lower + k[None, :], inside, WHOLE)), WIDEN, False, other)
     if GATED:
         total = total / (1.0 + tl.exp(-total)) * other
-    out += tl.program_id(1).to(tl.int64) * rows * columns
     tl.store(out + (m * columns)[:, None] + n[None, :], total.to(out.dtype.element_ty),
              mask=(m < rows)[:, None] & (n < columns)[None, :])  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["elements"])
-def _linear_join(sums, out, elements, PARTS: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr):
-    """The sum of PARTS, in order. Grid (tiles of elements)."""
-    if EARLY:
-        wait()
-    at = tl.program_id(0).to(tl.int64) * CT + tl.arange(0, CT)
-    total = tl.load(sums + at, mask=at < elements, other=0.0)
-    for part in tl.static_range(1, PARTS):
-        total += tl.load(sums + part * elements + at, mask=at < elements, other=0.0)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=at < elements)
