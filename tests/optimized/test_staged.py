@@ -20,7 +20,9 @@ from instep.kit.cases.pools import same_bits
 from instep.kit.cases.recurrent import Heads
 from instep_optimized.kernels import window as window_file
 from instep_optimized.kernels.runtime import INTERPRETED
+from instep_optimized.layout import Address, Part
 from instep_optimized.ops.triton import TRITON
+from instep_reference.contract.place import Place
 from support.ring_world import Turn, World, cut, stream
 
 native = pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")
@@ -76,3 +78,26 @@ def test_every_shape_compiles_for_a_gpu_without_a_spill() -> None:
     assert len(told) == 4
     for one in told:
         assert "STACK:0 " in one["usage"] and one["shared"] <= 228 * 1024 // 4 and one["copies"], one
+
+
+@pytest.mark.filterwarnings("ignore:.*determinis")
+@pytest.mark.parametrize("device", ["cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("requests", [3, 40])
+def test_windows_write_zeros_into_the_rows_of_nobody(device: str, requests: int) -> None:
+    """Memory is NaN before. Requests lie anywhere, some have no unit, some no rows; gaps are between them."""
+    heads = Heads(1, 2, 16, 16) if INTERPRETED else Heads(1, 2, 128, 128)
+    draw, rows = Draw(7, device), 5 * requests + 2
+    given = stream(heads, rows, 3, device)
+    begin = torch.arange(requests).flip(0) * 5 + 1
+    count = torch.tensor([(2, 0, 4)[n % 3] for n in range(requests)])
+    units = torch.tensor([n + 1 if n % 4 else -1 for n in range(requests)])
+    pool = draw.normal(requests + 1, heads.HV, heads.V, heads.K).transpose(2, 3)
+    address = Address(pool, units.to(device))
+    fresh = torch.zeros(requests, dtype=torch.bool, device=device)
+    part = Part("window", begin.to(device), count.to(device), 4, address, fresh, address)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    core = TRITON.gdn(inputs=given, parts=(part,), dtype=torch.float32, to=Place("trunk", 0, "core"))
+    torch.use_deterministic_algorithms(False)
+    spans = zip(begin.tolist(), count.tolist(), units.tolist(), strict=True)
+    covered = {row for first, many, unit in spans if unit >= 0 for row in range(first, first + many)}
+    assert {row for row in range(rows) if core[row].any()} == covered and core.isfinite().all()

@@ -1,8 +1,11 @@
 """Zeros in the rows of a result that no request covers, written by the kernel that writes the others: no fill before.
 
 A kernel has `beyond` more programs along the axis of requests, and gives each of them one block of rows. They run at
-the same time as the others, and no row is written twice. Leaves out: a launch with several parts, of which none knows
-what the others cover (its op fills the whole result before).
+the same time as the others, and no row is written twice. In short windows nearly every row is covered: there the
+programs of each request look at their share of all rows (`covering`).
+
+Leaves out: a launch with several parts, of which none knows what the others cover (its op fills the whole result
+before).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -36,6 +39,19 @@ def beyond(rows: int, blocks: int) -> int:
 def rows_of(past, QT: tl.constexpr):
     """The rows of a program that is `past` behind those of the requests; the first axis of the grid shares them."""
     return (past * tl.num_programs(0) + tl.program_id(0)) * QT + tl.arange(0, QT)
+
+
+@triton.jit
+def covering(row, lane, units, begin, count, requests):
+    """How many requests with a unit cover a row; lane: the numbers 0 to some power of 2."""
+    found = 0
+    for start in range(0, requests, lane.shape[0]):
+        request = start + lane
+        busy = tl.load(units + request, mask=request < requests, other=-1) >= 0
+        past = row - tl.load(begin + request, mask=busy, other=0)
+        mine = busy & (past >= 0) & (past < tl.load(count + request, mask=busy, other=0))
+        found += tl.sum(mine.to(tl.int32), axis=0)
+    return found
 
 
 @triton.jit

@@ -40,19 +40,23 @@ def precise_gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtyp
     return _served(inputs, parts, dtype, {"chunk": chunk, "window": windows})
 
 
-def windows(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
-    """The staged kernel where it fits. Both give the same bits."""
+def windows(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> None:
+    """The staged kernel where it fits. Both give the same bits. look: as in `window`"""
     if staged is not None and staged.fits(inputs, part, core):
-        staged.staged(inputs, part, core)
+        staged.staged(inputs, part, core, look=look)
     else:
-        window(inputs, part, core)
+        window(inputs, part, core, look)
 
 
 def _served(
     inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype,
     forms: Mapping[str, Callable[[GdnInputs, Part, torch.Tensor], None]],
 ) -> torch.Tensor:  # fmt: skip
-    """Rows that no part covers, and rows of idle requests, stay zero."""
+    """Rows that no part covers, and rows of idle requests, are zero. Windows alone write these rows themselves."""
+    if len(parts) == 1 and parts[0].form == "window" and len(parts[0].begin):
+        core = torch.empty_like(inputs.v, dtype=dtype)
+        windows(inputs, parts[0], core, len(core))
+        return core
     core = torch.zeros_like(inputs.v, dtype=dtype)
     for part in parts:
         forms[part.form](inputs, part, core)

@@ -16,6 +16,7 @@ from instep_reference.contract.place import Place
 
 from ..ops.base import GdnInputs
 from .cover import clear
+from .early import wait
 from .runtime import ceil_div, launch, power_of_2, tile
 
 L2_EPS = tl.constexpr(1e-6)  # added to the sum of squares, inside the root
@@ -52,9 +53,11 @@ def results(mixed: torch.Tensor, key_heads: int, key_dim: int, heads: int) -> Gd
 def _gdn_inputs(
     mixed, mixed_row, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta,
     rows, H, K, HV, V, scale,
-    RT: tl.constexpr, CT: tl.constexpr,
+    RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """RT (row, head) pairs of q (kind 0), of k (1), or of v with the gates (2). Grid (pair tiles, 3)."""
+    if EARLY:
+        wait()
     kind = tl.program_id(1)
     pair = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     at = tl.arange(0, CT)

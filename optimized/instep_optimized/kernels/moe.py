@@ -1,6 +1,6 @@
 """Mixture of experts: routing, then each chosen expert's products for each row, and the gated shared expert.
 
-Leaves out: grouping rows by expert. So a prefill reads an expert's weights once per row; a decode must do that anyway.
+Leaves out: grouping rows by expert (`experts.py`), which activations of 16 bits take.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -18,6 +18,7 @@ from instep_reference.contract.place import Place
 
 from ..ops.base import ExpertWeights, LmHead, Mlp
 from . import products
+from .experts import grouped
 from .runtime import ceil_div, launch, power_of_2, tile
 
 
@@ -31,7 +32,14 @@ class Dense(Protocol):
 
 
 def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place) -> torch.Tensor:
-    """`Moe` of the seam: router, softmax and products of the experts in fp32, one cast at the end; no host reads."""
+    """`Moe` of the seam: rows of 16 bits grouped by expert (`experts.py`), wider ones one by one; no host reads."""
+    if x.dtype.itemsize == 2:
+        return grouped(x, weights, top_k, norm_topk)
+    return precise_moe(x=x, weights=weights, top_k=top_k, norm_topk=norm_topk, to=to)
+
+
+def precise_moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place) -> torch.Tensor:
+    """`Moe` of the seam: router, softmax and products of the experts in fp32, one cast at the end."""
     return mix(x, weights, top_k, norm_topk, products, to)
 
 

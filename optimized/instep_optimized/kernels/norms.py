@@ -17,6 +17,7 @@ import triton.language as tl
 from instep_reference.contract.place import Place
 
 from ..ops.fused import AddNorm, fuses
+from .early import wait
 from .pointwise import add
 from .runtime import ceil_div, launch, power_of_2, tile
 
@@ -68,8 +69,13 @@ def gated_norm(
 
 
 @triton.jit
-def _norm(x, x_row, y, y_row, total, weight, out, rows, width, eps, RT: tl.constexpr, CT: tl.constexpr):
+def _norm(
+    x, x_row, y, y_row, total, weight, out, rows, width, eps,
+    RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """RT rows. y: what is added first; where it is None, Triton leaves it out. Grid (row tiles)."""
+    if EARLY:
+        wait()
     row = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     at = tl.arange(0, CT)
     inside = (row < rows)[:, None] & (at < width)[None, :]
@@ -88,9 +94,11 @@ def _norm(x, x_row, y, y_row, total, weight, out, rows, width, eps, RT: tl.const
 @triton.jit
 def _gated_norm(
     core, core_row, core_head, z, z_row, z_head, weight, out, rows, heads, width, eps,
-    SILU: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr,
+    SILU: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """RT (row, head) pairs."""
+    if EARLY:
+        wait()
     pair = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     row, head, at = pair // heads, pair % heads, tl.arange(0, CT)
     inside = (pair < rows)[:, None] & (at < width)[None, :]

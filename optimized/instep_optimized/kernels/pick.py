@@ -15,6 +15,7 @@ import triton.language as tl
 from instep_reference.contract.place import Place
 
 from ..ops.placing import Acceptance
+from .early import wait
 from .runtime import ceil_div, launch, power_of_2, tile
 from .tree import accept_tree
 
@@ -65,11 +66,16 @@ def accept(
 
 
 @triton.jit
-def _pick(values, values_row, tokens, best, picked, rows, width, RT: tl.constexpr, CT: tl.constexpr):
+def _pick(
+    values, values_row, tokens, best, picked, rows, width,
+    RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """The largest of CT columns of RT rows; a NaN is never larger than anything. Grid (row tiles, column tiles).
 
     tokens [rows, width]: the token of each column; None: the column itself. Tokens rise along a row.
     """
+    if EARLY:
+        wait()
     row, block = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.program_id(1)
     at = block * CT + tl.arange(0, CT)
     inside = (row < rows)[:, None] & (at < width)[None, :]
@@ -91,9 +97,11 @@ def _accept(
     window, window_row, window_column, picks, picks_row, picks_column, count,
     forced_last, correct_step, forced_bonus, bonus_step,
     correct, lens, index, last, bonus, own, own_bonus, tokens, requests, width,
-    RT: tl.constexpr, CT: tl.constexpr,
+    RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """RT requests. Grid (request tiles)."""
+    if EARLY:
+        wait()
     request, t = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.arange(0, CT)
     live = request < requests
     nodes = tl.load(count + request, mask=live, other=0)

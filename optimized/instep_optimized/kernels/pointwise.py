@@ -14,6 +14,7 @@ import triton.language as tl
 
 from instep_reference.contract.place import Place
 
+from .early import wait
 from .runtime import ceil_div, launch, tile
 
 ELEMENTS = 1024  # per program on a GPU
@@ -51,7 +52,9 @@ def _launch(kernel: object, out: torch.Tensor, *arguments: object) -> None:
 
 
 @triton.jit
-def _add(x, x_row, y, y_row, width, out, elements, BLOCK: tl.constexpr):
+def _add(x, x_row, y, y_row, width, out, elements, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        wait()
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside, row, column = at < elements, at // width, at % width
     total = tl.load(x + row * x_row + column, mask=inside, other=0.0).to(tl.float32)
@@ -60,7 +63,11 @@ def _add(x, x_row, y, y_row, width, out, elements, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _output_gate(x, x_row, x_head, gate, gate_row, gate_head, heads, width, out, elements, BLOCK: tl.constexpr):
+def _output_gate(
+    x, x_row, x_head, gate, gate_row, gate_head, heads, width, out, elements, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
+    if EARLY:
+        wait()
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     # The result is contiguous and the gate is not: it is every second block of `projected`.
     inside, row, head, column = at < elements, at // (heads * width), at // width % heads, at % width
@@ -70,7 +77,9 @@ def _output_gate(x, x_row, x_head, gate, gate_row, gate_head, heads, width, out,
 
 
 @triton.jit
-def _silu_mul(gate_up, gate_up_row, width, out, elements, BLOCK: tl.constexpr):
+def _silu_mul(gate_up, gate_up_row, width, out, elements, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        wait()
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside, source = at < elements, gate_up + at // width * gate_up_row + at % width
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)

@@ -18,6 +18,7 @@ import triton.language as tl
 from instep_reference.contract.place import Place
 
 from ..ops.base import AttentionInputs
+from .early import wait
 from .runtime import ceil_div, launch, power_of_2, tile
 
 HEADS = 4  # per program on a GPU: with all heads of a row in one, a batch of few rows would leave most of the card idle
@@ -54,7 +55,7 @@ def _halves(x: float) -> tuple[float, float]:
 def _rotary(
     query, query_row, query_head, q_norm, query_out, query_heads, key, key_row, key_head, k_norm, key_out, key_heads,
     blocks, positions, rows, width, eps, half, step, step_rest, turn, turn_rest,
-    RT: tl.constexpr, HT: tl.constexpr, CT: tl.constexpr,
+    RT: tl.constexpr, HT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """HT heads of RT rows: of queries, and behind these `blocks` programs of keys. Grid (row tiles, head tiles).
 
@@ -62,6 +63,8 @@ def _rotary(
     turn + turn_rest. The angle is formed in fp64, and reduced to less than one turn there: in fp32 the angle at
     position 100 000 would have lost five digits.
     """
+    if EARLY:
+        wait()
     row, at = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.arange(0, CT)
     channel = tl.where(at < half, at, at - half).to(tl.float64)
     position = tl.load(positions + row, mask=row < rows, other=0).to(tl.float64)

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from instep_reference.contract.place import Place
 
+from .early import wait
 from .move import BITS
 from .runtime import ceil_div, launch, power_of_2, tile
 from .tiles import store_packed
@@ -71,7 +72,9 @@ def _launch(kernel: object, rows: int, width: int, *arguments: object) -> None:
 
 
 @triton.jit
-def _gather(x, x_row, index, out, out_row, rows, width, RT: tl.constexpr, CT: tl.constexpr):
+def _gather(x, x_row, index, out, out_row, rows, width, RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        wait()
     row = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     at = tl.program_id(1) * CT + tl.arange(0, CT)
     number = tl.load(index + row, mask=row < rows, other=-1)
@@ -82,8 +85,10 @@ def _gather(x, x_row, index, out, out_row, rows, width, RT: tl.constexpr, CT: tl
 
 
 @triton.jit
-def _join(x, x_row, first, y, y_row, out, rows, width, RT: tl.constexpr, CT: tl.constexpr):
+def _join(x, x_row, first, y, y_row, out, rows, width, RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr):
     """The first columns from x, the others from y."""
+    if EARLY:
+        wait()
     row = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     at = tl.program_id(1) * CT + tl.arange(0, CT)
     inside = (row < rows)[:, None] & (at < width)[None, :]
@@ -95,8 +100,10 @@ def _join(x, x_row, first, y, y_row, out, rows, width, RT: tl.constexpr, CT: tl.
 @triton.jit
 def _scatter(
     x, x_row, x_head, x_inner, locations, pool, pool_page, pool_entry, pool_head, pool_inner,
-    page_size, width_of_head, rows, width, RT: tl.constexpr, CT: tl.constexpr,
+    page_size, width_of_head, rows, width, RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        wait()
     row = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     at = tl.program_id(1) * CT + tl.arange(0, CT)
     head, inner = at // width_of_head, at % width_of_head

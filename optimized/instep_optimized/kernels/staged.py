@@ -11,7 +11,6 @@ and a GPU runs it in place of `window` wherever it fits. Leaves out: what does n
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from triton.experimental.gluon import language as gl
 
 from ..layout import Address, Part, Updates
 from ..ops.base import GdnInputs
-from . import body
+from . import body, cover
 from .address import flat
 from .layouts import (
     along,
@@ -37,7 +36,7 @@ from .layouts import (
     whole,
     wrapped,
 )
-from .runtime import launch, power_of_2
+from .runtime import launch, launches_early, power_of_2
 from .window import KEY_PIECE, packed_rows, ring_of, rows_of
 
 # Each lane has 4 numbers of a key at least. Of a narrower key the compiler gives it fewer in `window`, which sums in
@@ -48,7 +47,7 @@ TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one
 # heads and requests together, where this is used. The bits depend on none of them.
 SHAPES: tuple[tuple[int, int, int, int], ...] = ((2, 4, 128, 16384), (1, 4, 96, 0))
 
-again, overlap, step = (gluon.jit(one.fn) for one in (body.again, body.overlap, body.step))
+again, overlap, step, covering = (gluon.jit(one.fn) for one in (body.again, body.overlap, body.step, cover.covering))
 
 
 def fits(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
@@ -65,7 +64,9 @@ def fits(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
     return wide and filled and part.parents is None and max(kept, part.most) <= TOKENS
 
 
-def staged(inputs: GdnInputs, part: Part, core: torch.Tensor, shape: tuple[int, int, int] | None = None) -> None:
+def staged(
+    inputs: GdnInputs, part: Part, core: torch.Tensor, shape: tuple[int, int, int] | None = None, look: int = 0
+) -> None:
     """`window` of a part that fits. shape: as one of SHAPES begins; the bits do not depend on it."""
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
     requests = part.begin.numel()
@@ -77,7 +78,7 @@ def staged(inputs: GdnInputs, part: Part, core: torch.Tensor, shape: tuple[int, 
         _staged_window, (values // rows_of(held, warps, keys), heads, requests), *packed_rows(inputs, core),
         part.begin, part.count, part.fresh,
         *held_at(part.read), *held_at(part.store), *held_at(part.settled), *held_at(part.per_row), *kept,
-        heads // inputs.k.shape[1],
+        heads // inputs.k.shape[1], look,
         VR=held, KT=keys, KI=KEY_PIECE, KEPT=power_of_2(ring.size) if ring is not None else 1,
         MOST=power_of_2(part.most), EARLY=early, warps=warps, registers=registers, launch_pdl=early,
     )  # fmt: skip
@@ -96,13 +97,7 @@ def shape_for(rows: int) -> tuple[int, int, int]:
     return next((held, warps, registers) for held, warps, registers, least in SHAPES if rows >= least)
 
 
-@cache
-def launches_early(device: torch.device) -> bool:
-    """Whether a launch may begin while the one before it ends ("programmatic dependent launch", from Hopper on)."""
-    return torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-@gluon.jit(do_not_specialize=["ring_size", "ring_u_size"])
+@gluon.jit(do_not_specialize=["ring_size", "ring_u_size", "look"])
 def _staged_window(
     q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
     log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, core, core_row, core_head,
@@ -114,7 +109,7 @@ def _staged_window(
     ring_k, ring_k_unit, ring_k_entry, ring_k_head, ring_decay, ring_decay_unit, ring_decay_entry, ring_decay_head,
     ring_u, ring_u_unit, ring_u_entry, ring_u_head,
     ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_u_size,
-    group, VR: gl.constexpr, KT: gl.constexpr, KI: gl.constexpr, KEPT: gl.constexpr, MOST: gl.constexpr,
+    group, look, VR: gl.constexpr, KT: gl.constexpr, KI: gl.constexpr, KEPT: gl.constexpr, MOST: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
     """One program: one request, one value head, VL * VR rows of V. Grid (V tiles, HV, B).
@@ -153,10 +148,17 @@ def _staged_window(
         settle = gl.load(settled_units + request)
     if each is not None:
         each_to = gl.load(each_units + request)
-    if (unit < 0) | ((rows <= 0) & (pending <= 0)):
-        return  # core is zero there already
-
     at_v = (stripe * VL + along(0, VL, OF_V)) * VR + along(1, VR, OF_V)  # [VL, VR]
+    requests = gl.num_programs(2)
+    share = gl.cdiv(look, requests)
+    for other in range(request * share, gl.minimum((request + 1) * share, look)):
+        if (unit < 0) | (other < first) | (other >= first + rows):
+            if covering(other, gl.arange(0, 32, LANES), read_units, begin, count, requests) == 0:
+                nothing = gl.full((VL, VR), 0.0, core.dtype.element_ty, OF_V)
+                gl.store(core + (first * 0 + other) * core_row + head * core_head + at_v, nothing)
+    if (unit < 0) | ((rows <= 0) & (pending <= 0)):
+        return
+
     # Offsets in a tile, those of a lane and those of a register: the latter become part of an instruction.
     lane_v, lane_k = over_k((stripe * VL + along(0, VL, OF_V)) * VR), over_rows(along(1, KI, OF_K))
     thread_v, thread_k = over_k(along(1, VR, OF_V)), over_rows(along(0, P, OF_K) * KI)

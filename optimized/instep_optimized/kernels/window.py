@@ -24,6 +24,7 @@ from ..layout import Part, Ring, Updates
 from ..ops.base import GdnInputs
 from .address import flat, given
 from .body import again, overlap, step
+from .cover import covering
 from .runtime import ceil_div, launch, power_of_2, tile
 from .tiles import ROWS, beside, packed, scale_of, scales_at
 
@@ -31,12 +32,15 @@ from .tiles import ROWS, beside, packed, scale_of, scales_at
 # both, so they are pinned. A piece is small, so that each thread sums most of a row by itself and few shuffles between
 # threads are left.
 KEY_PIECE, WARPS = 16, 1
+LANES = tl.constexpr(32)  # requests that a row is compared with in one step
 # Rows of V that a thread holds, and registers. The bits do not depend on them.
 THREAD_ROWS, REGISTERS = 2, 128
 
 
-def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
+def window(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> None:
     """Run one part's kept tokens and rows through their states; write `core` [N, HV, V] and what the part names.
+
+    look: of how many of its rows those become zero that no request covers
 
     Every part runs the same compiled code: whether an address is absent, and how many rows there are, are run-time
     values. So a window of T tokens gives the bits of T one-token decodes, and so do T tokens that are run again.
@@ -71,7 +75,7 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
         part.parents, did, *(did.stride()[:2] if did is not None else (None, None)),
         *beside(part.read, part.read), *beside(part.store, part.read), *beside(part.settled, part.read),
         *beside(part.per_row, part.read),
-        values, keys, heads // inputs.k.shape[1],
+        values, keys, heads // inputs.k.shape[1], look,
         VL=across, VR=rows // across, KT=padded, KI=piece, WHOLE=values % rows == 0 and padded == keys,
         TREE=tree, TILED=part.read.scales is not None, warps=WARPS,
         registers=None if tree or part.read.scales is not None else REGISTERS,
@@ -116,7 +120,7 @@ def ring_of(ring: Ring) -> tuple[Any, ...]:
     return (*flattened, ring.units, ring.begin, ring.pending, ring.keep, ring.size, ring.own.shape[1])
 
 
-@triton.jit(do_not_specialize=["has_store", "has_settled", "has_each", "ring_size", "ring_u_size", "has_ring"])
+@triton.jit(do_not_specialize=["has_store", "has_settled", "has_each", "ring_size", "ring_u_size", "has_ring", "look"])
 def _window(
     q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
     log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, core, core_row, core_head,
@@ -131,7 +135,7 @@ def _window(
     parents, did, did_row, did_head,
     read_scales, read_scales_unit, read_scales_column, store_scales, store_scales_unit, store_scales_column,
     settled_scales, settled_scales_unit, settled_scales_column, each_scales, each_scales_unit, each_scales_column,
-    V, K, group,
+    V, K, group, look,
     VL: tl.constexpr, VR: tl.constexpr, KT: tl.constexpr, KI: tl.constexpr, WHOLE: tl.constexpr, TREE: tl.constexpr,
     TILED: tl.constexpr,
 ):  # fmt: skip
@@ -155,9 +159,16 @@ def _window(
     asked = tl.minimum(tl.maximum(tl.load(ring_pending + request), 0), ring_size)
     # A fresh request runs nothing again: its ring may still hold entries of the slot's last owner.
     pending = tl.where(known & (kept_by >= 0), asked, 0)
-    if (unit < 0) | ((rows <= 0) & (pending <= 0)):
-        return  # core is zero there already
     at_v = (stripe * VL + tl.arange(0, VL)[:, None]) * VR + tl.arange(0, VR)[None, :]  # [VL, VR]
+    row = tl.load(begin + request)
+    share, requests = tl.cdiv(look, tl.num_programs(2)), tl.num_programs(2)
+    for other in range(request * share, tl.minimum((request + 1) * share, look)):
+        if (unit < 0) | (other < row) | (other >= row + rows):  # noqa: SIM102 (both tests of an `and` would run)
+            if covering(other, tl.arange(0, LANES), read_units, begin, count, requests) == 0:
+                nothing = tl.zeros((VL, VR), tl.float32)
+                put(core + (row * 0 + other) * core_row + head * core_head + at_v, nothing, at_v < V, WHOLE)
+    if (unit < 0) | ((rows <= 0) & (pending <= 0)):
+        return
     tile_v = at_v[:, :, None, None]  # [VL, VR, 1, 1]
     tile_k = tl.arange(0, KT // KI)[:, None] * KI + tl.arange(0, KI)[None, :]  # [P, KI]
     # A key is read once per row across lanes, so that no thread has to pass numbers on.
@@ -211,7 +222,6 @@ def _window(
     keeps = (kept_by >= 0) & (entry >= 0)
     keeps_k = (stripe == 0) & (head % group == 0)
 
-    row = tl.load(begin + request)
     k, q = k + row * k_row + key_head * k_head, q + row * q_row + key_head * q_head
     v, core = v + row * v_row + head * v_head, core + row * core_row + head * core_head
     log_decay, beta = log_decay + row * log_decay_row + head * log_decay_head, beta + row * beta_row + head * beta_head

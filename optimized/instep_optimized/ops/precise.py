@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..kernels.gdn import precise_gdn
+from ..kernels.moe import precise_moe
 from .triton import TRITON
 
-PRECISE = replace(TRITON, name="precise", gdn=precise_gdn, products={})
+PRECISE = replace(TRITON, name="precise", gdn=precise_gdn, moe=precise_moe, products={})

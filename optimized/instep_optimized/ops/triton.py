@@ -49,8 +49,8 @@ def rounds(activation: torch.dtype, state: Storage) -> Mapping[str, Storage]:
     """The activation dtype, except: fp32 for inputs and updates of the delta rule and for logits; the state's own.
 
     Inside an op everything is fp32, with three exceptions: the probabilities of attention are cast to the values'
-    dtype, the MLP's middle rows to the activation dtype, and prefill of 16-bit activations multiplies the delta rule in
-    bf16 (`products`).
+    dtype, the middle rows of an MLP and of experts to the activation dtype, and prefill of 16-bit activations
+    multiplies the delta rule in bf16 (`products`).
     """
     declared: dict[str, Storage] = dict.fromkeys(COMPONENTS, activation)
     declared.update(dict.fromkeys(KEPT_WIDE, torch.float32))

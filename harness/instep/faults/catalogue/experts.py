@@ -1,6 +1,6 @@
 """A mixture of experts that sends rows elsewhere, weighs them otherwise, or leaves some out.
 
-Leaves out: kernels that group rows by expert (there are none here).
+Leaves out: kernels that group rows by expert (`kernels/experts.py`), whose blocks have tests of their own.
 """
 
 from __future__ import annotations

@@ -1,0 +1,86 @@
+"""Products of few rows with weights of 16 bits: as fast as the weights come. One kernel, also for gate and up at once.
+
+A program has all of a sum: K runs in steps, in order, operands as stored, in fp32. Leaves out: many rows, and sizes at
+which the library is as fast (`products.py`); 32-bit activations.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .dot import dot
+from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
+from .window import fetch
+
+SMALLEST_DOT = 16
+Shape = dict[str, int]
+FEW, LOGITS = (1024, 8192), 65536  # columns: of a product that is called narrow; from how many on it is of logits
+LONG, TALL = {"NT": 32, "KT": 256, "warps": 4, "stages": 4}, {"NT": 64, "KT": 128, "warps": 4, "stages": 5}
+# On a GPU (LOG.md), by the rows of a tile and what is multiplied: columns and steps of K of a program.
+SHAPES: dict[tuple[int, str], Shape] = {
+    (16, "narrow"): LONG, (16, "gated"): LONG, (16, "logits"): TALL, (32, "gated"): TALL, (32, "logits"): TALL,
+}  # fmt: skip
+
+
+def shape_for(rows: int, columns: int, gated: bool) -> Shape | None:
+    """The shape of a launch; None where the library is as fast."""
+    kind = "wide" if columns < LOGITS else "logits"
+    if FEW[0] <= columns <= FEW[1] or gated:
+        kind = "gated" if gated else "narrow"
+    return SHAPES.get((max(power_of_2(rows), SMALLEST_DOT), kind)) if rows else None
+
+
+def fits(x: torch.Tensor, weight: torch.Tensor, gated: bool = False) -> bool:
+    """Whether `product` is meant for these."""
+    narrow = x.is_cuda and x.dtype == weight.dtype and x.dtype.itemsize == 2 and x.stride(1) == weight.stride(1) == 1
+    return narrow and shape_for(len(x), len(weight) // (1 + gated), gated) is not None
+
+
+def product(
+    x: torch.Tensor, weight: torch.Tensor, gated: bool = False, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """x [M, K], weight [N, K] -> x weight^T [M, N] in `dtype`, None: x's own. gated: of weight's first half and its
+    second, silu(a) * b [M, N/2], a and b as they are summed."""
+    (rows, depth), columns = x.shape, len(weight) // (1 + gated)
+    out = x.new_empty(rows, columns, dtype=dtype or x.dtype)
+    tall, shape = max(power_of_2(rows), SMALLEST_DOT), shape_for(rows, columns, gated)
+    assert shape is not None, "the library has other sizes"
+    wide, deep = (min(tile(shape[name], 256), max(power_of_2(size), SMALLEST_DOT))
+                  for name, size in (("NT", columns), ("KT", depth)))  # fmt: skip
+    launch(
+        _linear_slim, (ceil_div(columns, wide),), x, x.stride(0), weight, weight.stride(0), out, rows, columns, depth,
+        WHOLE=columns % wide == 0 and depth % deep == 0, GATED=gated, MT=tall, NT=wide, KT=deep, WIDEN=INTERPRETED,
+        warps=shape["warps"], stages=shape["stages"],
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _linear_slim(
+    x, x_row, weight, weight_row, out, rows, columns, depth,
+    WHOLE: tl.constexpr, GATED: tl.constexpr, MT: tl.constexpr, NT: tl.constexpr, KT: tl.constexpr,
+    WIDEN: tl.constexpr,
+):  # fmt: skip
+    """All rows, NT columns. Grid (column tiles)."""
+    m, n, at = tl.arange(0, MT), tl.program_id(0).to(tl.int64) * NT + tl.arange(0, NT), tl.arange(0, KT)
+    left, right = x + (m * x_row)[:, None], weight + (n * weight_row)[:, None]
+    lower = weight + ((n + columns) * weight_row)[:, None]  # the up half stands behind the gate half
+    total, other = tl.zeros((MT, NT), tl.float32), tl.zeros((MT, NT), tl.float32)
+    for start in range(0, depth, KT):
+        k = start + at
+        live, inside = (m < rows)[:, None], (n < columns)[:, None]
+        if not WHOLE:
+            live, inside = live & (k < depth)[None, :], inside & (k < depth)[None, :]
+        value = tl.load(left + k[None, :], mask=live, other=0.0)
+        total = dot(value, tl.trans(fetch(right + k[None, :], inside, WHOLE)), WIDEN, False, total)
+        if GATED:
+            other = dot(value, tl.trans(fetch(lower + k[None, :], inside, WHOLE)), WIDEN, False, other)
+    if GATED:
+        total = total / (1.0 + tl.exp(-total)) * other
+    tl.store(out + (m * columns)[:, None] + n[None, :], total.to(out.dtype.element_ty),
+             mask=(m < rows)[:, None] & (n < columns)[None, :])  # fmt: skip

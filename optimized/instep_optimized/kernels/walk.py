@@ -1,0 +1,99 @@
+"""The conv of short windows: a program has some channels of one request, reads every input once, and walks the rows.
+
+It gives the bits of `conv.py`, whose launches it takes over for windows of at most ROWS rows that are chains.
+Leaves out: prompts, long windows and trees.
+"""
+
+# ruff: noqa: RUF005 (Triton knows no unpacking)
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: disable-error-code="assignment, var-annotated"
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .cover import clear, rows_of
+from .early import wait
+from .inputs import clear_inputs, consume
+from .window import fetch, put
+
+ROWS = 8  # at most: all inputs of a channel stand in registers
+WARPS = 4
+
+
+@triton.jit(do_not_specialize=["requests", "look"])
+def conv_walk(
+    x, x_row, mixed, mixed_row, weight, weight_row, begin, count, fresh,
+    read, read_units, read_columns, read_unit, read_column, read_c, read_w,
+    store, store_units, store_columns, store_unit, store_column, store_c, store_w,
+    each, each_units, each_unit, each_column, each_c, each_w,
+    channels, requests, look,
+    a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
+    W: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr, QT: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """All rows of one request, at most RT; CT channels. Grid (1, channel tiles, B and those that `clear`)."""
+    if EARLY:
+        wait()
+    request = tl.program_id(2)
+    c = tl.program_id(1) * CT + tl.arange(0, CT)
+    in_c = c < channels
+    if request >= requests:
+        free = rows_of(request - requests, QT)
+        if mixed is not None:
+            clear(mixed, mixed_row, c, in_c, free, read_units, begin, count, requests, look)
+        else:
+            clear_inputs(c, in_c, free, read_units, begin, count, requests, look, a, a_row, b, b_row, A_log, dt_bias,
+                         q, k, v, log_decay, beta, H, HV, CT)
+        return
+    # All that says where things are is loaded at once, and the taps: a load that waits for none costs nothing here.
+    unit, rows, start = tl.load(read_units + request), tl.load(count + request), tl.load(begin + request)
+    known, column = tl.load(fresh + request) == 0, tl.load(read_columns + request)
+    if store is not None:
+        goal, goal_column = tl.load(store_units + request), tl.load(store_columns + request)
+    if each is not None:
+        kept_unit = tl.load(each_units + request)
+    taps = ()
+    for tap in tl.static_range(W):
+        taps = taps + (fetch(weight + c * weight_row + tap, in_c, WHOLE).to(tl.float32),)
+    if (unit < 0) | (rows <= 0):
+        return
+    # A fresh request must not read its history. Then the bound is 0; no channel index is below 0, so nothing is loaded.
+    remembered = tl.where(known, channels, 0)
+    history = read + unit * read_unit + column * read_column + c * read_c
+    # Oldest first: the window before row 0, then the rows; as stored, so that a window keeps their bits.
+    inputs = ()
+    for w in tl.static_range(W - 1):
+        inputs = inputs + (tl.load(history + w * read_w, mask=c < remembered, other=0.0),)
+    for t in tl.static_range(RT):  # behind the last row that one again, which nobody uses
+        inputs = inputs + (fetch(x + (start + tl.minimum(rows - 1, t)) * x_row + c, in_c, WHOLE),)
+
+    for t in tl.static_range(RT):
+        if t < rows:
+            total = tl.zeros((CT,), tl.float32)
+            for tap in tl.static_range(W):
+                total += inputs[t + tap].to(tl.float32) * taps[tap]
+            out = total / (1.0 + tl.exp(-total))
+            if mixed is not None:
+                put(mixed + (start + t) * mixed_row + c, out, in_c, WHOLE)
+            else:
+                row = start + t + tl.arange(0, 1)
+                stored = out.to(x.dtype.element_ty).to(tl.float32)
+                consume(stored[None, :], row, row >= 0, q, k, v, H, HV, scale, CT)
+
+    # Windows may be kept in the memory that the history was read from, and a thread may have read for another one.
+    tl.debug_barrier()
+    if each is not None:  # the window after every row
+        kept = each + kept_unit * each_unit + c * each_c
+        for t in tl.static_range(RT):
+            if (t < rows) & (kept_unit >= 0):
+                for w in tl.static_range(W - 1):
+                    put(kept + t * each_column + w * each_w, inputs[t + 1 + w], in_c, WHOLE)
+    if store is not None:  # the window after the last row
+        target = store + goal * store_unit + goal_column * store_column + c * store_c
+        for t in tl.static_range(RT):
+            if (t + 1 == rows) & (goal >= 0):
+                for w in tl.static_range(W - 1):
+                    put(target + w * store_w, inputs[t + 1 + w], in_c, WHOLE)
