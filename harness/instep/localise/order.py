@@ -41,6 +41,7 @@ WRITERS: dict[str, tuple[str, ...]] = {
     "values": ("store_rows", "place_rows"),
     "length": ("advance", "accept"),
     "root": ("choose", "accept", "store_rows"),
+    "tail": ("store_rows", "place_rows"),
 }
 
 

@@ -38,9 +38,9 @@ BETA_IN_SNAPSHOTS = (
         "    aside, narrow = state.clone(), writes._replace(beta=writes.beta.bfloat16().to(work))\n",
     ),
     Edit(
-        GDN, "        along(part.per_row, who, row, S)\n",
+        GDN, "        along(part.per_row, who, row, S, trail.depth(row, alive))\n",
         "        _absorb(aside[:alive], Write(*(x[:alive, row] for x in narrow)))\n"
-        "        along(part.per_row, who, row, aside[:alive])\n",
+        "        along(part.per_row, who, row, aside[:alive], trail.depth(row, alive))\n",
     ),
 )
 STORED_NARROW = Edit(
