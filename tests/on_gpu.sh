@@ -42,7 +42,7 @@ if [ "$part" = all ] || [ "$part" = check ]; then
   task fla-native 300 python3 tests/perf/fla_gpu.py --out "$out/fla-native.json" --commit "$commit" &
   task shapes-native 300 python3 tests/perf/real_shapes_gpu.py --out "$out/shapes-native.json" --commit "$commit" &
   wait
-  tests tests-kernels tests/optimized/test_kernels*.py tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py tests/optimized/test_tiles.py tests/optimized/test_draw.py &
+  tests tests-kernels tests/optimized/test_kernels*.py tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py tests/optimized/test_tiles.py tests/optimized/test_draw.py tests/optimized/test_chance.py &
   tests tests-forms tests/optimized/test_attend_parts.py tests/optimized/test_fusions.py &
   tests tests-exact tests/optimized/test_exact*.py tests/optimized/test_staged.py tests/optimized/test_graphs.py &
   tests tests-engine tests/optimized/test_engine_*.py &
@@ -54,21 +54,31 @@ if [ "$part" = all ] || [ "$part" = check ]; then
   end=0
   summary "$out"/tests-*.txt >"$out/suite-native.txt"
 fi
+sanitized() {  # name, tool, tests
+  local name=$1 tool=$2
+  shift 2
+  # Every allocation is torch's own, so that a read behind its end is seen.
+  task "$name" 240 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" --error-exitcode 1 python3 -m pytest -q -p no:cacheprovider -m gpu "$@" &
+}
 if [ "$part" = all ] || [ "$part" = race ]; then
   task racecheck 240 compute-sanitizer --tool racecheck --kernel-name kns=_window --error-exitcode 1 python3 -m pytest -q -p no:cacheprovider -m gpu tests/optimized/test_exact_order.py -x -k "not real-size-tree" &
-  task racecheck-forms 240 compute-sanitizer --tool racecheck --error-exitcode 1 python3 -m pytest -q -p no:cacheprovider -m gpu tests/optimized/test_kernels_blocks.py tests/optimized/test_attend_parts.py &
-  # Every allocation is torch's own here, so that a read behind its end is seen.
-  task memcheck 240 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 python3 -m pytest -q -p no:cacheprovider -m gpu tests/optimized/test_kernels.py -k "trees or over or drafted or plan_ or move_rows or nodes" &
-  task memcheck-forms 240 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 python3 -m pytest -q -p no:cacheprovider -m gpu tests/optimized/test_kernels_blocks.py tests/optimized/test_attend_parts.py tests/optimized/test_staged.py tests/optimized/test_fusions.py &
+  for tool in racecheck memcheck; do
+    sanitized $tool-prefill $tool tests/optimized/test_kernels_blocks.py
+    sanitized $tool-attend $tool tests/optimized/test_attend_parts.py
+    sanitized $tool-products $tool tests/optimized/test_kernels_experts.py tests/optimized/test_kernels_slim.py
+    sanitized $tool-conv $tool tests/optimized/test_kernels.py -k conv
+  done
+  sanitized memcheck-memory memcheck tests/optimized/test_kernels.py -k "trees or over or drafted or plan_ or move_rows or nodes"
+  sanitized memcheck-forms memcheck tests/optimized/test_staged.py tests/optimized/test_fusions.py
   wait
   summary "$out"/racecheck*.txt "$out"/memcheck*.txt >"$out/race-native.txt"
 fi
 if [ "$part" = all ] || [ "$part" = time ]; then
-  # Its last cell, whole texts through 32 layers, begins within these minutes and ends some minutes later.
+  # Its last cell, whole texts, begins within these minutes and ends some minutes later.
   task bench-native 500 python3 -m instep bench --minutes 4 --commit "$commit" --json "$out/bench-native.json" --plots "$out/bench"
-  task bench-invariant 90 python3 -m instep bench --ops triton --ops invariant --kind products --kind attend --no-peers --minutes 1 --commit "$commit" --json "$out/bench-invariant.json"
   mkdir -p "$out/baselines"  # for fixtures/baselines: how often the gate is wrong on this machine
   task gate-native 240 python3 -m instep gate triton --device cuda --dtype bfloat16 --graphs --overlap --calibrate --minutes 1.5 --baselines "$out/baselines" --commit "$commit"
+  task bench-invariant 90 python3 -m instep bench --ops triton --ops invariant --kind products --kind attend --no-peers --minutes 1 --commit "$commit" --json "$out/bench-invariant.json"
 fi
 cat "$failed"/* 2>/dev/null
 [ -z "$(ls -A "$failed")" ]
