@@ -66,7 +66,7 @@ SLIPS = {
 
 def judged(ops: str, trace: str, strategy: str = "rerun") -> list[Comparison]:
     setting = Setting(ops, dtype="bfloat16", strategy=strategy)
-    return Replay(read(TRACES / f"{trace}.jsonl"), setting).run().verdict.findings
+    return Replay(read(TRACES / f"{trace}.jsonl"), setting).run(explain=False).verdict.findings
 
 
 def must_be(findings: Sequence[Comparison], kind: str, components: Collection[str]) -> None:

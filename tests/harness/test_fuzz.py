@@ -207,7 +207,7 @@ REFUSED = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "lifecyc
 # Each with a seed that finds it within 11 runs; others take up to some hundreds.
 @pytest.mark.slow
 @pytest.mark.parametrize(("edit", "seed", "shows"), [
-    (PAGE_KEPT, 8, "pages are"), (NAME_KEPT, 9, ""), (LATE_CHECK, 15, "refused"),
+    (PAGE_KEPT, 41, "pages are"), (NAME_KEPT, 9, ""), (LATE_CHECK, 15, "refused"),
 ], ids=["a page", "a name", "late"])  # fmt: skip
 def test_a_refused_event_that_left_something_is_found(
     edit: Edit, seed: int, shows: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
