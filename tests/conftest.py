@@ -6,6 +6,7 @@ Leaves out: other fixtures; those stand beside the tests that use them.
 import ctypes
 import gc
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread costs more than it brings
 
@@ -13,6 +14,7 @@ import pytest
 
 import instep_optimized.kernels  # noqa: F401  decides how Triton runs, before transformers imports it natively
 from support.golden import CHANGED, Golden
+from support.warm import warm_copies
 
 LIBRARY = ctypes.CDLL(None)  # the C library, where this is one with `malloc_trim`
 
@@ -31,6 +33,13 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)  # the others are few, and hardly any stand in a cycle
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[None]:
+    """Copies of the source run in processes that need not import torch."""
+    with warm_copies():
+        yield
 
 
 @pytest.hookimpl(trylast=True)

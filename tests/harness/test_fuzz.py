@@ -90,6 +90,7 @@ def test_nothing_is_found_without_a_fault(ops: str, examples: int, seed: int, mo
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_clock_ends_it_no_time_is_inconclusive_and_bad_input_one_line(
     instep: Runner, model: Path, tmp_path: Path
 ) -> None:
