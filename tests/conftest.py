@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread c
 import pytest
 
 import instep_optimized.kernels  # noqa: F401  decides how Triton runs, before transformers imports it natively
+from support.covering import left_to_the_whole
 from support.golden import CHANGED, Golden
 from support.warm import warm_copies
 
@@ -21,6 +22,15 @@ LIBRARY = ctypes.CDLL(None)  # the C library, where this is one with `malloc_tri
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden-anew", action="store_true", help="write tests/golden/ from what is printed now")
+    parser.addoption("--whole", action="store_true", help="also what `make test` leaves to `make whole`")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("whole"):
+        left = [item for item in items if left_to_the_whole(item)]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not left_to_the_whole(item)]
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def test_another_order_of_summation_passes_with_room(form, strategy):
 )
 def test_a_small_error_is_found_where_it_is_made(error, component):
     setting = Setting(f"support.injected_errors:{error}", strategy="snapshot")
-    findings = Replay(read(TRACE), setting).run(until=6).verdict.findings
+    findings = Replay(read(TRACE), setting).run(until=6, explain=False).verdict.findings
     derived = [finding for finding in findings if finding.tier is Tier.DERIVED]
     assert derived and findings[0].place.component == derived[0].place.component == component
 
