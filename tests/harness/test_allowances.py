@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow  # whole traces, in several orders of summation
 
 MLP = Place("trunk", 0, "mlp")
 HIDDEN = Place("extend", 0, "hidden")
-TRACE = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "adaptive.jsonl"
+TRACE = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults" / "accepted.jsonl"
 
 # One rounding or none, whoever computes it: what the reference calls beside sums and inexact functions.
 EXACT = {

@@ -192,11 +192,10 @@ def test_every_command_knows_it_by_the_same_name(write: Write, instep: Runner, t
 
 
 @pytest.mark.slow
-def test_the_plugin_knows_it(write: Write, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plugin_knows_it(write: Write, pytester: pytest.Pytester) -> None:
     named = write("mine", BROKEN[0][:2])
-    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     words = [f"--instep-{name}={value}" for name, value in named.items()]
-    ran = pytester.runpytest_subprocess("-p", "no:benchmark", f"--instep-traces={RAGGED}", *words)
+    ran = pytester.runpytest_inprocess("-p", "no:benchmark", f"--instep-traces={RAGGED}", *words)
     ran.assert_outcomes(failed=1)
     ran.stdout.fnmatch_lines(["*holds the window after 4 tokens; 3 were accepted*"])
 

@@ -57,7 +57,7 @@ class Popen(subprocess.Popen[str]):
 
     def _execute_child(self, args: Sequence[str], *given: Any) -> None:
         cwd, env, pipes = given[4], given[5], given[9:15]
-        words = [word for word in args[1:] if word != "-P"]
+        words = list(args[1:])
         mine = [number if number != -1 else n for n, number in enumerate((pipes[0], pipes[3], pipes[5]))]
         self._process = _Started(words, cwd, dict(os.environ if env is None else env), mine)
         self._process.start()
@@ -95,6 +95,10 @@ class _Started(SERVER.Process):  # type: ignore[name-defined, misc]
         os.environ.clear()
         os.environ.update(self.env)
         first = self.env.get("PYTHONPATH", "").split(os.pathsep)
+        if self.words[0] == "-P":
+            self.words.pop(0)
+        else:
+            first.insert(0, os.getcwd())
         sys.path[:] = [*first, *(path for path in sys.path if path not in ROOTS.split(os.pathsep))]
         for name in [name for name in sys.modules if name.partition(".")[0] == "support"]:
             del sys.modules[name]
