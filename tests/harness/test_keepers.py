@@ -23,7 +23,7 @@ from instep.trace.file import Trace, read
 from instep.verdict import Exit, Tier
 from instep_reference.contract.errors import BadInput
 from support.command import Runner, complaint
-from support.traces import recorded
+from support.traces import brief, recorded
 
 pytest_plugins = ["pytester"]
 TOP = Path(__file__).resolve().parents[2]
@@ -64,7 +64,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """Three requests, rounds of every kind, a preemption, an abort and a reload, through a model of a few channels."""
-    return recorded(tmp_path_factory.mktemp("small"))
+    return recorded(tmp_path_factory.mktemp("small"), brief())
 
 
 def typed(options: dict[str, str]) -> list[str]:
@@ -325,9 +325,9 @@ HELPERS = '''
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", WIDER)
-def test_a_verify_that_writes_more_is_found_at_the_verify(what: str, write: Write, small: Trace) -> None:
+def test_a_verify_that_writes_more_is_found_at_the_verify(what: str, write: Write, longer: Trace) -> None:
     edit, region = WIDER[what]
-    first = Replay(small, Setting(**write("mine", edit, ("\n    def claim", HELPERS)))).run().verdict.findings[0]
+    first = Replay(longer, Setting(**write("mine", edit, ("\n    def claim", HELPERS)))).run().verdict.findings[0]
     assert first.kind == "forward" and first.check in ("bytes", "tails") and region in first.diagnosis, first
 
 

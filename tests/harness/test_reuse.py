@@ -27,12 +27,12 @@ from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_reference.rounds import Rounds
 from support.planting import planted_here
-from support.traces import recorded
+from support.traces import brief, recorded
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("small"))
+    return recorded(tmp_path_factory.mktemp("small"), brief())
 
 
 @pytest.fixture(autouse=True)

@@ -22,4 +22,5 @@ def start(*words: object, cold: bool = False, **given: Any) -> subprocess.Popen[
 
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     command = [sys.executable, "-m", "instep", *map(str, words)]
-    return (subprocess.Popen if cold else Popen)(command, env={**os.environ, **ENVIRONMENT}, text=True, **{**pipes, **given})
+    how = {**pipes, "env": {**os.environ, **ENVIRONMENT}, **given}
+    return (subprocess.Popen if cold else Popen)(command, text=True, **how)

@@ -27,7 +27,7 @@ SERVER.set_forkserver_preload(THEIRS)
 
 @contextmanager
 def warm_copies() -> Iterator[None]:
-    """Within the block, copies of the source (`instep.faults.plant`) and arms (`instep.perf.arm`) are such processes."""
+    """Within the block, copies of the source and the arms of a gate are such processes."""
     import pytest  # here, as each process imports this module, and must import nothing of ours
 
     from instep.faults import plant
@@ -89,7 +89,7 @@ class _Started(SERVER.Process):  # type: ignore[name-defined, misc]
     def run(self) -> None:
         for descriptor, end in enumerate(self.ends):
             os.dup2(end.detach(), descriptor)  # type: ignore[attr-defined]
-        sys.stdin = open(0, closefd=False)  # which it closed when it began
+        sys.stdin = os.fdopen(0, closefd=False)  # which it closed when it began
         if self.cwd is not None:
             os.chdir(self.cwd)
         os.environ.clear()
