@@ -87,6 +87,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("op", "ops", "says"), WRONG.values(), ids=WRONG)
 def test_a_wrong_op_is_found_by_its_cases_and_named(op: str, ops: Any, says: str) -> None:
     found = kit.served(kit.op_cases(op), ops)
@@ -188,6 +189,7 @@ def test_a_workload_is_replayed_from_memory_and_from_its_files_with_objects_and_
         kit.replayed(work, until=0).must_agree()
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, database=None, derandomize=True)
 @given(work=kit.traces(), config=kit.configurations(), prompts=kit.prompts(vocab=5))
 def test_drawn_traces_are_legal_and_drawn_models_and_prompts_fit(work: Any, config: Any, prompts: Any) -> None:
@@ -238,6 +240,7 @@ def test_the_example_suite_runs_against_the_installed_package_outside_the_checko
 # ---- the command -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_instep_op_tells_each_op_and_refuses_what_is_not_there(instep: Runner, tmp_path: Path) -> None:
     ran = instep("op", "plain", "gdn", "norm", "--drawn", "2", "--json", tmp_path / "r.json")
     assert ran.code == 0 and "AGREES: " in ran.out and "allowance used" in ran.out, ran
