@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from instep.kit.workload import POLICY
 from instep.trace.event_rules import EventRules
 from instep_optimized.layout import Part
 from instep_reference.contract.errors import BadInput
+from support import warm
 from support.by_verbs import right as make
 from support.command import Runner, complaint
 from support.kit_ops import FORGETFUL, PLAIN
@@ -228,10 +228,10 @@ def test_the_example_suite_runs_against_the_installed_package_outside_the_checko
     shutil.copytree(EXAMPLE, home, ignore=shutil.ignore_patterns("__pycache__"))
     (home / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "instep.plugin",
          "-k", "not rerun and not scrambled"],
-        cwd=home, capture_output=True, text=True, check=False, timeout=240, env={**env, "PYTHONPATH": str(site),
+        cwd=home, timeout=240, env={**env, "PYTHONPATH": str(site),
         "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )  # fmt: skip
     assert done.returncode == 0 and "passed" in done.stdout, done.stdout + done.stderr
