@@ -27,7 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("whole"):
+    """Traces that are asked for beside no test are all meant."""
+    if not config.getoption("whole") and any(isinstance(item, pytest.Function) for item in items):
         left = [item for item in items if left_to_the_whole(item)]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if not left_to_the_whole(item)]
