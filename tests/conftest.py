@@ -6,19 +6,32 @@ Leaves out: other fixtures; those stand beside the tests that use them.
 import ctypes
 import gc
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread costs more than it brings
 
 import pytest
 
 import instep_optimized.kernels  # noqa: F401  decides how Triton runs, before transformers imports it natively
+from support.covering import left_to_the_whole
 from support.golden import CHANGED, Golden
+from support.warm import warm_copies
 
 LIBRARY = ctypes.CDLL(None)  # the C library, where this is one with `malloc_trim`
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden-anew", action="store_true", help="write tests/golden/ from what is printed now")
+    parser.addoption("--whole", action="store_true", help="also what `make test` leaves to `make whole`")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Traces that are asked for beside no test are all meant."""
+    if not config.getoption("whole") and any(isinstance(item, pytest.Function) for item in items):
+        left = [item for item in items if left_to_the_whole(item)]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not left_to_the_whole(item)]
 
 
 @pytest.fixture
@@ -31,6 +44,13 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)  # the others are few, and hardly any stand in a cycle
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[None]:
+    """Copies of the source run in processes that need not import torch."""
+    with warm_copies():
+        yield
 
 
 @pytest.hookimpl(trylast=True)

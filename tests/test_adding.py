@@ -96,6 +96,9 @@ main()
 """
 
 
+pytestmark = pytest.mark.usefixtures("warm")
+
+
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("trace"), brief())

@@ -64,12 +64,14 @@ class Shelf(Generic[T]):
 
 
 EVENTS: Shelf[Any] = Shelf(512 << 20)  # of runs of the reference
+WEIGHTS: Shelf[Any] = Shelf(256 << 20)  # of the reference, by model and width
 LAYERS: Shelf[Any] = Shelf(256 << 20)  # that were computed again: one run has many, and a next one few of the same
 
 
 def forget() -> None:
     """For whoever changes the reference itself, or how a layer is computed."""
     EVENTS.clear()
+    WEIGHTS.clear()
     LAYERS.clear()
 
 

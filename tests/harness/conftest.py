@@ -15,15 +15,23 @@ import torch
 
 from instep.cli import main
 from instep.faults.base import Edit, Wrap
+from instep.trace.file import Trace
 from support.browser import BROWSER, Browser, browser
 from support.command import Ran, Runner
 from support.planting import planted_here
+from support.traces import recorded
 
 
 @pytest.fixture(autouse=True)
 def modes() -> Iterator[None]:
     yield
     assert torch._C._len_torch_function_stack() == 0, "a function mode is still entered"
+
+
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Where a `brief` trace has too few rounds."""
+    return recorded(tmp_path_factory.mktemp("longer"))
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import Unsupported
 from support.fake_kernels import Kernels
 from support.ops_agree import agree
-from support.traces import recorded
+from support.traces import brief, recorded
 
 PLAIN, FAKE = load("plain"), Kernels()
 
@@ -67,7 +67,7 @@ def dense(window: Any = carried) -> Ops:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """Windows of 2, 4 and 1 tokens in pools for 4, a preemption, a reload; slot 2 is never handed out."""
-    return recorded(tmp_path_factory.mktemp("small"))
+    return recorded(tmp_path_factory.mktemp("small"), brief())
 
 
 @pytest.fixture

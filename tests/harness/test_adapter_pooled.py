@@ -23,7 +23,7 @@ from instep.verdict import Exit
 from instep_optimized.memory.budget import must_fill_pitch
 from instep_optimized.memory.pool import Demand
 from instep_reference.contract.errors import Unsupported
-from support.traces import recorded
+from support.traces import brief, recorded
 
 TOP = Path(__file__).resolve().parents[2]
 TRACES = TOP / "fixtures" / "traces"
@@ -45,7 +45,7 @@ PREFILL_OF_PLAIN = ("chunk=kernel, ", "")
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """Windows of 2, 4 and 1 tokens in pools for 4, a preemption, a reload; slot 2 is never handed out."""
-    return recorded(tmp_path_factory.mktemp("small"))
+    return recorded(tmp_path_factory.mktemp("small"), brief())
 
 
 @pytest.fixture
@@ -150,13 +150,13 @@ def test_what_stays_inside_a_kernel_is_not_asked_of_it_but_its_inputs_are(judged
 
 
 @pytest.mark.slow
-def test_a_dense_kernel_that_never_saw_a_window_is_said_not_to_be_judged_there(judged: Any) -> None:
-    outcome = judged(text=DENSE, until=12)
+def test_a_dense_kernel_that_never_saw_a_window_is_said_not_to_be_judged_there(judged: Any, longer: Trace) -> None:
+    outcome = judged(text=DENSE, trace=longer, until=12)
     kernel, run = outcome.exercised["gdn.window"], of([outcome]).found["runs"][0]
     assert kernel.widest == 1 and kernel.asked == 4 and kernel.calls == kernel.rows
     assert run["exercised"]["gdn.window"]["widest"] == 1 and not run["packed"]
     assert any("never with more than one row of a sequence; windows have up to 4" in x for x in exercised(outcome))
-    assert judged(text=DENSE, until=12, strategy="rerun").exercised["gdn.window"].widest == 4
+    assert judged(text=DENSE, trace=longer, until=12, strategy="rerun").exercised["gdn.window"].widest == 4
 
 
 def test_a_form_that_no_event_asks_for_was_never_called(judged: Any) -> None:

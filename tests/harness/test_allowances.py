@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow  # whole traces, in several orders of summation
 
 MLP = Place("trunk", 0, "mlp")
 HIDDEN = Place("extend", 0, "hidden")
-TRACE = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "adaptive.jsonl"
+TRACE = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults" / "accepted.jsonl"
 
 # One rounding or none, whoever computes it: what the reference calls beside sums and inexact functions.
 EXACT = {
@@ -69,7 +69,7 @@ def test_another_order_of_summation_passes_with_room(form, strategy):
 )
 def test_a_small_error_is_found_where_it_is_made(error, component):
     setting = Setting(f"support.injected_errors:{error}", strategy="snapshot")
-    findings = Replay(read(TRACE), setting).run(until=6).verdict.findings
+    findings = Replay(read(TRACE), setting).run(until=6, explain=False).verdict.findings
     derived = [finding for finding in findings if finding.tier is Tier.DERIVED]
     assert derived and findings[0].place.component == derived[0].place.component == component
 

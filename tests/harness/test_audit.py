@@ -244,6 +244,7 @@ def test_an_engine_that_dies_before_the_states_of_an_event_leaves_the_others(bri
     assert any("its states come after it" in note for note in found.recorded.notes) == left_out
 
 
+@pytest.mark.slow
 def test_states_of_other_layers_are_nobodys(brief, tmp_path):
     made = Path(shutil.copytree(brief, tmp_path / "r"))
     more = {f"{name}.a.3": torch.zeros(2) for name in ("conv", "state")}

@@ -39,6 +39,7 @@ def copy(right: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(right, tmp_path / "copy"))
 
 
+@pytest.mark.slow
 def test_text_that_was_drawn_is_drawn_again(right: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = audit(right, TINY, level=1)
     assert found.exit is Exit.AGREED, found.verdict.findings[:1]

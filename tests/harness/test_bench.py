@@ -87,6 +87,7 @@ def narrow_states(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(grid.STATES, "tiny", ("bfloat16",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "says"), [
     pytest.param(None, None, marks=SLOW), (without_the_last_token, "the read-out of round 1 of head"),
     (with_one_decay_for_all, "the read-out of round 1 of head"),
@@ -105,6 +106,7 @@ def test_states_of_16_bits_are_held_to_plain(
     assert all(says in arm["finding"] if says else "us" in arm for arm in arms.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "op", "wrong", "says"), [
     pytest.param("strategies", "gdn", without_the_last_token, "the read-out of round 1", marks=SLOW),
     pytest.param("strategies", "advance", lambda **given: None, "the read-out of round 2", marks=SLOW),
@@ -124,6 +126,7 @@ def test_what_is_wrong_has_no_speed(name: str, op: str, wrong: Callable[..., Any
     assert "no speed is shown" in text(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [
     pytest.param("strategies", marks=SLOW), "decode", "conv", "prefill", "attend", "pick", "products",
 ])  # fmt: skip
@@ -295,6 +298,7 @@ def test_a_full_grid_goes_on_where_its_file_stands(
     assert made == [1, 2, 3], "a cell was computed twice"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("more", "says"), [
     ({"sets": {"other": PLAIN}}, "op sets"), ({"commit": "b2"}, "commit b2"), ({}, "machine device_name"),
 ])  # fmt: skip

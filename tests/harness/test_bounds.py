@@ -21,12 +21,12 @@ from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract import engine as e
-from support.traces import recorded
+from support.traces import brief, recorded
 
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("bounds"))
+    return recorded(tmp_path_factory.mktemp("bounds"), brief())
 
 
 def replayed(trace: Trace, name: str) -> Outcome:
@@ -66,8 +66,8 @@ def test_a_write_behind_a_right_table_is_found(trace):
 @pytest.mark.parametrize(("name", "says"), [
     ("OLD_PAGES", "on which the positions stand that it writes"), ("OTHERS", "of the requests that it names"),
 ])  # fmt: skip
-def test_a_table_that_is_a_little_wider_is_a_finding(trace, name, says):
-    first = replayed(trace, name).verdict.findings[0]
+def test_a_table_that_is_a_little_wider_is_a_finding(longer, name, says):
+    first = replayed(longer, name).verdict.findings[0]
     assert first.check == "bounds" and first.kind == "commit" and says in first.diagnosis
 
 

@@ -58,6 +58,7 @@ def committed(contexts: list[Any]) -> tuple[int, RowSpan]:
     raise AssertionError("the run has no such commit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Load, Resume])
 @pytest.mark.parametrize(("change", "place", "says"), [
     (lambda s: replace(s, proposal=s.proposal + 1), PICK, "draft 1 is"),

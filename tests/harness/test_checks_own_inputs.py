@@ -45,28 +45,28 @@ def read_out(of: str) -> Edit:
 
 # What is planted, under which strategy, in which trace, at which kind of event it is found first, and in what there.
 SLIPS = {
-    "beta of a verify": (written(WINDOW, "beta"), "rerun", "accepted", "forward", {"core", "update"}),
-    "beta of a verify that stores states": (written(WINDOW, "beta"), "snapshot", "accepted", "forward", {"core"}),
-    "key of a verify": (written(WINDOW, "key"), "rerun", "accepted", "forward", {"core", "update"}),
+    "beta of a verify": (written(WINDOW, "beta"), "rerun", "short", "forward", {"core", "update"}),
+    "beta of a verify that stores states": (written(WINDOW, "beta"), "snapshot", "short", "forward", {"core"}),
+    "key of a verify": (written(WINDOW, "key"), "rerun", "short", "forward", {"core", "update"}),
     "key of a decode": (written(DECODE, "key"), "rerun", "rounds", "forward", {"core", "state"}),
     "beta of a decode": (written(DECODE, "beta"), "columns", "rounds", "forward", {"core", "state"}),
-    "update run again": (again("update = update.bfloat16().to(S.dtype)"), "rerun", "accepted", "commit", {"state"}),
-    "key run again": (again("k = k.bfloat16().to(S.dtype)"), "lazy_rerun", "accepted", "commit", {"state"}),
-    "state that is read": (read_out("S.bfloat16().to(S) * q[:alive, row]"), "rerun", "accepted", "forward", {"core"}),
-    "query that reads": (read_out("S * q[:alive, row].bfloat16().to(S)"), "snapshot", "accepted", "forward", {"core"}),
+    "update run again": (again("update = update.bfloat16().to(S.dtype)"), "rerun", "short", "commit", {"state"}),
+    "key run again": (again("k = k.bfloat16().to(S.dtype)"), "lazy_rerun", "short", "commit", {"state"}),
+    "state that is read": (read_out("S.bfloat16().to(S) * q[:alive, row]"), "rerun", "short", "forward", {"core"}),
+    "query that reads": (read_out("S * q[:alive, row].bfloat16().to(S)"), "snapshot", "short", "forward", {"core"}),
     # not of the family that the check was made for
     "decay by a short log2(e)": (written(WINDOW, "decay", ".log2().mul(1.00002).exp2()"), "rerun", "accepted",
                                  "forward", {"core", "update"}),
-    "running state in 11 bits": (Edit(GDN, ADDED, f"{ADDED}    S.copy_(S.half().to(S))\n"), "rerun", "accepted",
+    "running state in 11 bits": (Edit(GDN, ADDED, f"{ADDED}    S.copy_(S.half().to(S))\n"), "rerun", "short",
                                  "forward", {"core", "state"}),
-    "epsilon ten times": (Edit(GDN, UNIT, UNIT.replace("L2_EPS", "10 * L2_EPS")), "rerun", "accepted", "forward",
+    "epsilon ten times": (Edit(GDN, UNIT, UNIT.replace("L2_EPS", "10 * L2_EPS")), "rerun", "short", "forward",
                           {"q", "k"}),
 }  # fmt: skip
 
 
 def judged(ops: str, trace: str, strategy: str = "rerun") -> list[Comparison]:
     setting = Setting(ops, dtype="bfloat16", strategy=strategy)
-    return Replay(read(TRACES / f"{trace}.jsonl"), setting).run().verdict.findings
+    return Replay(read(TRACES / f"{trace}.jsonl"), setting).run(explain=False).verdict.findings
 
 
 def must_be(findings: Sequence[Comparison], kind: str, components: Collection[str]) -> None:
@@ -90,7 +90,7 @@ def test_a_slip_of_an_interpreted_kernel_is_found_where_it_is_made() -> None:
 
 
 @pytest.mark.parametrize(("trace", "strategy"), [
-    ("accepted", "rerun"), ("accepted", "lazy_rerun"), ("accepted", "snapshot"), ("rounds", "columns"),
+    ("short", "rerun"), ("short", "lazy_rerun"), ("short", "snapshot"), ("rounds", "columns"),
 ])  # fmt: skip
 def test_without_a_slip_nothing_is_found_and_every_op_was_looked_at(trace: str, strategy: str) -> None:
     verdict = Replay(read(TRACES / f"{trace}.jsonl"), Setting(dtype="bfloat16", strategy=strategy)).run().verdict

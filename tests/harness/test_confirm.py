@@ -26,7 +26,7 @@ from instep_optimized.ops import plain
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place import Place
-from support.traces import policy, recorded
+from support.traces import brief, policy, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
 
@@ -39,7 +39,7 @@ EARLY = Wrap(
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("ladder"))
+    return recorded(tmp_path_factory.mktemp("ladder"), brief())
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from support.narrow import narrow
 from support.traces import ROOM, policy
 
 FAULTS = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults"
-TRACE = FAULTS / "accepted.jsonl"
+TRACE = FAULTS / "short.jsonl"
 NARROW = "support.narrow_products"
 
 

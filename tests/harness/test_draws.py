@@ -40,6 +40,7 @@ def drawings(seed: int, parents: tuple[int, ...], count: int = 40) -> list[tuple
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parents", [chain(5), TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("error", [1e-6, 0.02, 0.4])
 def test_whatever_logits_within_the_error_draw_is_reachable(parents: tuple[int, ...], error: float) -> None:

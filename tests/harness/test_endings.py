@@ -28,7 +28,7 @@ def trace(tmp_path_factory):
 def ended(*words: object, stream: str = "stdout") -> tuple[int, str]:
     """Exit status of a command whose reader had gone before it wrote; what it said on the other stream."""
     reading, writing = os.pipe()
-    done = start(*words, **{stream: writing})
+    done = start(*words, cold=words[0] in ("replay", "--help"), **{stream: writing})
     os.close(reading)
     os.close(writing)
     out, err = done.communicate(timeout=120)
@@ -51,7 +51,7 @@ def test_a_reader_that_goes_after_a_line():
     # A page of memory is all that this pipe holds: the rest of the list cannot be written before the reader goes.
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
-    tool = start("faults", "--list", stdout=writing, stderr=subprocess.DEVNULL)
+    tool = start("faults", "--list", cold=True, stdout=writing, stderr=subprocess.DEVNULL)
     os.close(writing)
     assert os.read(reading, 100).strip()
     os.close(reading)

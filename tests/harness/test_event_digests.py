@@ -18,14 +18,14 @@ from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Comparison, Exit, Tier
 from support.command import Runner
-from support.traces import recorded
+from support.traces import brief, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
 
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("trail"))
+    return recorded(tmp_path_factory.mktemp("trail"), brief())
 
 
 class Spoiler:

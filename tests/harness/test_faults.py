@@ -66,7 +66,7 @@ def result(*judged: Judged) -> Result:
 
 
 @pytest.fixture(scope="module")
-def ran() -> Result:
+def ran(warm: None) -> Result:
     return campaign([*(by_id()[name] for name in FEW), IDLE], TRACES, jobs=2, text=False)
 
 
@@ -141,7 +141,7 @@ def test_what_is_told_is_what_was_judged(ran: Result) -> None:
 
 
 @pytest.mark.slow
-def test_a_faulty_engine_left_to_itself_says_something_else(tmp_path: Path) -> None:
+def test_a_faulty_engine_left_to_itself_says_something_else(warm: None, tmp_path: Path) -> None:
     fault = by_id()["commit-index-minus-one"]
     folder, trace = plant.planted(tmp_path / "planted", *fault.edits), TRACES / f"{fault.trace}.jsonl"
     faulty = spoken(folder, trace, speaking(fault.how), tmp_path / "faulty.json")

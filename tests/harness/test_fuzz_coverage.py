@@ -182,7 +182,7 @@ def test_trees_have_conditions_of_their_own_where_there_may_be_any() -> None:
 @pytest.mark.slow
 def test_a_campaign_of_overlapped_rounds_says_so(tmp_path: Path) -> None:
     model = write(tmp_path / "model", num_hidden_layers=2, full_attention_interval=2)
-    counts = campaign(Settings(Setting("ledger", overlap=True), model, 6, 1, tmp_path / "found")).coverage.counts()
+    counts = campaign(Settings(Setting("ledger", overlap=True), model, 2, 9, tmp_path / "found")).coverage.counts()
     assert counts["finished while rounds overlap"] == counts["finished"] > 0
 
 

@@ -99,6 +99,7 @@ def test_twice_the_time_is_found(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_wrong_arm_is_refused_and_nothing_is_timed(model: Path, tmp_path: Path) -> None:
     report = run("plain", planted(tmp_path / "planted", ONE_TOKEN_LESS), model, tmp_path)
     assert report.exit is Exit.DIVERGED
@@ -109,6 +110,7 @@ def test_a_wrong_arm_is_refused_and_nothing_is_timed(model: Path, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_wrong_arm_cannot_pass_by_its_own_checks(model: Path, tmp_path: Path) -> None:
     """Its harness looks at nothing but lengths; the gate's own reference still does."""
     blind = Edit(
@@ -122,6 +124,7 @@ def test_a_wrong_arm_cannot_pass_by_its_own_checks(model: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_tree_that_builds_no_engine_is_bad_input(model: Path, tmp_path: Path) -> None:
     future = "from __future__ import annotations\n"
     broken = Edit("instep_optimized/layout.py", future, "raise ValueError('planted')\n")
@@ -137,6 +140,7 @@ def test_a_silent_arm_is_given_up(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_an_arm_that_ends_while_it_is_timed_is_refused(model: Path, tmp_path: Path) -> None:
     mortal = Edit(
         "instep_optimized/engine.py", DONE,

@@ -38,6 +38,7 @@ def test_a_against_a_never_fails() -> None:
     assert (lower_bounds(0.0) > 1 + ALLOWED).sum() == 0
 
 
+@pytest.mark.slow
 def test_a_slowdown_that_is_just_allowed_fails_no_oftener_than_the_bound_says() -> None:
     assert (lower_bounds(ALLOWED) > 1 + ALLOWED).mean() <= 0.04  # 1% is promised; of 200 trials, 8 are 4 deviations
 
@@ -48,11 +49,13 @@ def test_a_real_slowdown_is_found(slowdown: float, power: float) -> None:
     assert (lower_bounds(slowdown) > 1 + ALLOWED).mean() >= power
 
 
+@pytest.mark.slow
 def test_what_both_arms_share_cancels() -> None:
     """The machine drifts by a factor of 1.5 between pairs; 8% within them is still seen."""
     assert (lower_bounds(0.08, shared=0.4) > 1 + ALLOWED).mean() >= 0.9
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_truth() -> None:
     generator = np.random.default_rng(2)
     before, after = samples(generator, 0.1)

@@ -45,6 +45,7 @@ def test_whatever_it_is_asked_what_it_raises_is_its_finding(trace, method):
     assert first.raised.file.endswith("support/fallen.py")
 
 
+@pytest.mark.slow
 def test_memory_that_it_makes_when_it_is_asked_is_its_own_to_write(trace, monkeypatch):
     """Checks run in inference mode: what is made there could not be written outside."""
     regions, commit, notes = OptimizedEngine.regions, OptimizedEngine.commit, []

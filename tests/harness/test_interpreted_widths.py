@@ -15,14 +15,14 @@ from instep.replay.setting import Setting
 from instep.trace.file import Trace, read
 from instep.verdict import Exit
 from support.command import Runner
-from support.traces import recorded
+from support.traces import brief, recorded
 
 SHORT = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults" / "short.jsonl"
 
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("half"), dtype=torch.float16)
+    return recorded(tmp_path_factory.mktemp("half"), brief(), dtype=torch.float16)
 
 
 @pytest.mark.parametrize("ops", ["triton", "invariant"])

@@ -23,7 +23,7 @@ from instep.trace.file import Trace, read
 from instep.verdict import Exit, Tier
 from instep_reference.contract.errors import BadInput
 from support.command import Runner, complaint
-from support.traces import recorded
+from support.traces import brief, recorded
 
 pytest_plugins = ["pytester"]
 TOP = Path(__file__).resolve().parents[2]
@@ -64,7 +64,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """Three requests, rounds of every kind, a preemption, an abort and a reload, through a model of a few channels."""
-    return recorded(tmp_path_factory.mktemp("small"))
+    return recorded(tmp_path_factory.mktemp("small"), brief())
 
 
 def typed(options: dict[str, str]) -> list[str]:
@@ -192,11 +192,10 @@ def test_every_command_knows_it_by_the_same_name(write: Write, instep: Runner, t
 
 
 @pytest.mark.slow
-def test_the_plugin_knows_it(write: Write, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plugin_knows_it(write: Write, pytester: pytest.Pytester) -> None:
     named = write("mine", BROKEN[0][:2])
-    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     words = [f"--instep-{name}={value}" for name, value in named.items()]
-    ran = pytester.runpytest_subprocess("-p", "no:benchmark", f"--instep-traces={RAGGED}", *words)
+    ran = pytester.runpytest_inprocess("-p", "no:benchmark", f"--instep-traces={RAGGED}", *words)
     ran.assert_outcomes(failed=1)
     ran.stdout.fnmatch_lines(["*holds the window after 4 tokens; 3 were accepted*"])
 
@@ -326,9 +325,9 @@ HELPERS = '''
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", WIDER)
-def test_a_verify_that_writes_more_is_found_at_the_verify(what: str, write: Write, small: Trace) -> None:
+def test_a_verify_that_writes_more_is_found_at_the_verify(what: str, write: Write, longer: Trace) -> None:
     edit, region = WIDER[what]
-    first = Replay(small, Setting(**write("mine", edit, ("\n    def claim", HELPERS)))).run().verdict.findings[0]
+    first = Replay(longer, Setting(**write("mine", edit, ("\n    def claim", HELPERS)))).run().verdict.findings[0]
     assert first.kind == "forward" and first.check in ("bytes", "tails") and region in first.diagnosis, first
 
 

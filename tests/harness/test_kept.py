@@ -40,6 +40,7 @@ def trace() -> Trace:
     return read(TRACES / "tiers.jsonl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HERE)
 def test_a_fault_of_tiers_is_found_located_and_named(name: str, trace: Trace) -> None:
     fault = by_id()[name]
@@ -70,6 +71,7 @@ def test_policies_move_what_was_used_longest_ago_and_need_no_host(trace: Trace) 
     assert gone == ["Evict"] * len(gone) and len(gone) > 4
 
 
+@pytest.mark.slow
 def test_an_old_copy_under_a_name_that_is_used_again_is_found_by_its_bytes_alone(
     trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

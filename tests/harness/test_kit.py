@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 from collections import Counter
@@ -30,6 +29,7 @@ from instep.trace.event_rules import EventRules
 from instep_optimized.layout import Part
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput, InstepError
+from support import warm
 from support.by_verbs import right as make
 from support.command import Runner, complaint
 from support.kit_ops import FORGETFUL, PLAIN
@@ -91,6 +91,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("op", "ops", "says"), WRONG.values(), ids=WRONG)
 def test_a_wrong_op_is_found_by_its_cases_and_named(op: str, ops: Any, says: str) -> None:
     found = kit.served(kit.op_cases(op), ops)
@@ -298,6 +299,7 @@ def test_a_workload_is_replayed_from_memory_and_from_its_files_with_objects_and_
         kit.replayed(work, until=0).must_agree()
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, database=None, derandomize=True)
 @given(work=kit.traces(), config=kit.configurations(), prompts=kit.prompts(vocab=5))
 def test_drawn_traces_are_legal_and_drawn_models_and_prompts_fit(work: Any, config: Any, prompts: Any) -> None:
@@ -368,10 +370,10 @@ def test_the_example_suite_runs_against_the_installed_package_outside_the_checko
     test.write_text(test.read_text().replace("max_examples=10", "max_examples=2"))
     (home / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "instep.plugin",
          "-k", "not rerun and not scrambled"],
-        cwd=home, capture_output=True, text=True, check=False, timeout=240, env={**env, "PYTHONPATH": str(site),
+        cwd=home, timeout=240, env={**env, "PYTHONPATH": str(site),
         "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )  # fmt: skip
     assert done.returncode == 0 and "passed" in done.stdout, done.stdout + done.stderr
@@ -380,6 +382,7 @@ def test_the_example_suite_runs_against_the_installed_package_outside_the_checko
 # ---- the command -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_instep_op_tells_each_op_and_refuses_what_is_not_there(instep: Runner, tmp_path: Path) -> None:
     ran = instep("op", "plain", "gdn", "norm", "--drawn", "2", "--json", tmp_path / "r.json")
     assert ran.code == 0 and "AGREES: " in ran.out and "allowance used" in ran.out, ran

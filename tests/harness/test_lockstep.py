@@ -22,12 +22,12 @@ from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
-from support.traces import recorded
+from support.traces import brief, recorded
 
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("lockstep"))
+    return recorded(tmp_path_factory.mktemp("lockstep"), brief())
 
 
 @pytest.mark.slow
@@ -132,8 +132,8 @@ def test_asking_changes_nothing(trace):
 
 
 @pytest.mark.slow
-def test_history_is_read_off_the_trace(trace):
-    history = Replay(trace, Setting("ledger")).run().history
+def test_history_is_read_off_the_trace(longer):
+    history = Replay(longer, Setting("ledger")).run().history
     assert [count for _, count in history.steps] == [1, 3, 0, 3]
     assert {text.request for text in history.texts} == {"a", "b", "c", "d"}
     assert 0 < history.mean_accepted_drafts < 3

@@ -14,13 +14,13 @@ from instep.trace.file import Trace
 from instep.verdict import Comparison, Exit
 from instep_optimized import commit
 from support.put_by import PUT_BY, PutBy
-from support.traces import recorded
+from support.traces import brief, recorded
 
 
 @pytest.fixture
 def trace(tmp_path_factory, monkeypatch) -> Trace:
     monkeypatch.setitem(commit.STRATEGIES, "put_by", PUT_BY)
-    return recorded(tmp_path_factory.mktemp("new"))
+    return recorded(tmp_path_factory.mktemp("new"), brief())
 
 
 def found(trace: Trace, ops: str) -> list[Comparison]:

@@ -152,6 +152,7 @@ def branched(run):
     return contexts, [oracle.at(context) for context in contexts]
 
 
+@pytest.mark.slow
 def test_a_tree_is_computed_again_as_a_chain_is(branched):
     contexts, answers = branched
     for context, found in zip(contexts[-3:], answers[-3:], strict=True):

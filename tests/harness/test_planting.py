@@ -72,6 +72,7 @@ def planted(edits: tuple[Edit | Wrap, ...], written: Callable[[str], str]) -> di
 FORMS = (documented, broken_up)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_a_fault_is_planted_alike_however_the_source_is_written(name: str) -> None:
     here = planted(EVERY[name], source)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -24,6 +23,7 @@ from instep.faults.plant import planted
 from instep.report.artifacts import folder_of
 from instep.trace.header import Room
 from instep.trace.policy import Arrival, Policy
+from support import warm
 from support.checkpoints import write
 from support.command import Ran
 from support.golden import Golden
@@ -68,7 +68,7 @@ def session(home: Path, *args: str, roots: str = "") -> Ran:
         if roots:
             words = [sys.executable, "-P", "-m", "pytest", "-p", "instep.plugin", "-p", "no:cacheprovider", *args]
             patch.setenv("PYTHONPATH", roots)
-            done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+            done = warm.run(words, cwd=home, env=os.environ, timeout=120)
             return Ran(done.returncode, done.stdout, done.stderr)
         patch.setattr(sys, "path", [*sys.path])
         code = pytest.main([*LEAN, *args], [plugin])

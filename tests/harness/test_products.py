@@ -122,7 +122,7 @@ def test_a_form_that_is_not_declared_is_left_alone(model: Weights) -> None:
 def test_operands_are_as_wide_as_the_format_says(format: str, error: float, model: Weights) -> None:
     operands = Operands({"mlp": Product(format)}, model)
     operands.form = "mlp"
-    x, y = torch.rand(2, 1, 4000, generator=torch.Generator().manual_seed(0)) + 0.5
+    x, y = torch.rand(2, 1, 1000, generator=torch.Generator().manual_seed(0)) + 0.5
     for is_cut in (False, True):
         operands.cut = is_cut
         found = operands.multiply(torch.matmul, "matmul", (x.T, y), {})

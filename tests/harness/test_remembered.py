@@ -19,7 +19,7 @@ from instep.trace.file import Trace
 from instep.verdict import Exit, Tier, Verdict
 from instep_optimized import OptimizedEngine
 from instep_reference.contract.engine import Preempt, Resume, Save
-from support.traces import recorded
+from support.traces import brief, recorded
 
 pytestmark = pytest.mark.slow  # replays of whole traces
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow  # replays of whole traces
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """A save, a preemption with events behind it, a resume, a reload."""
-    return recorded(tmp_path_factory.mktemp("remembered"))
+    return recorded(tmp_path_factory.mktemp("remembered"), brief())
 
 
 def replayed(trace: Trace, ops: str = "plain", **how: Any) -> Verdict:
@@ -64,7 +64,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, method: str, behind: Callable[[Opti
 
 @pytest.mark.parametrize("rounds", [1, 2, 4])
 def test_an_answer_that_is_written_rounds_later_is_found(
-    trace: Trace, monkeypatch: pytest.MonkeyPatch, rounds: int
+    longer: Trace, monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
     commit, given = OptimizedEngine.commit, list[Any]()
 
@@ -75,8 +75,8 @@ def test_an_answer_that_is_written_rounds_later_is_found(
         return given[-1]
 
     monkeypatch.setattr(OptimizedEngine, "commit", late)
-    commits = [index for index, event in enumerate(trace.events) if type(event).__name__ == "Commit"]
-    event, told = said(trace, "aliasing")
+    commits = [index for index, event in enumerate(longer.events) if type(event).__name__ == "Commit"]
+    event, told = said(longer, "aliasing")
     assert (event, told) == (
         commits[rounds], f"what was answered before changed while this event ran: bonus of event {commits[0]} commit"
     )

@@ -17,6 +17,7 @@ from instep.faults.base import Edit
 from instep.observe import same_piece
 from instep.observe.layer_work import LayerWork
 from instep.observe.recomputation import Runner
+from instep.observe.weights import digest_of, weights_of
 from instep.player import Side
 from instep.replay.participants import Plan, rounded_participant, truth_participant
 from instep.replay.replay import Replay
@@ -26,14 +27,15 @@ from instep.shelf import BESIDE, Shelf
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized.ops.around import tensors_of
+from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.rounds import Rounds
 from support.planting import planted_here
-from support.traces import recorded
+from support.traces import brief, recorded
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("small"))
+    return recorded(tmp_path_factory.mktemp("small"), brief())
 
 
 @pytest.fixture(autouse=True)
@@ -189,3 +191,18 @@ def test_a_layer_on_the_same_bits_is_computed_once_and_what_is_read_judges_alike
         runs.append(([repr(one) for one in compared], sum(isinstance(work, LayerWork) for work in computed) - before))
         assert layers.size <= layers.most and (layers.size > 0) is (layers.most > 0)
     assert runs[0] == runs[1] and runs[2] == (runs[0][0], 0) and runs[0][1] > 8
+
+
+def test_weights_are_cast_once_for_a_model_and_again_after_somebody_wrote_into_it(small: Trace) -> None:
+    def opened() -> Checkpoint:
+        return Checkpoint.open(small.path.parent / "model")
+
+    one, other = opened(), opened()
+    first = weights_of(one, torch.float64)
+    assert weights_of(other, torch.float64) is first and weights_of(one, torch.float32) is not first
+    kept = first.embedding.clone()
+    other.tensors["model.embed_tokens.weight"].mul_(2)
+    again = weights_of(other, torch.float64)
+    assert torch.equal(again.embedding, 2 * kept) and torch.equal(first.embedding, kept)
+    assert digest_of(one) == digest_of(opened()) != digest_of(other)
+    assert weights_of(one, torch.float64) is first

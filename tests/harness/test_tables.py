@@ -105,6 +105,7 @@ def test_what_commands_print_has_the_numbers_that_it_has_on_a_wide_console(
     assert rows(width) == rows(200)
 
 
+@pytest.mark.slow
 def test_tables_are_made_in_one_place():
     root = Path(instep.__file__).parent
     makers = {

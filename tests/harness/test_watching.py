@@ -19,14 +19,14 @@ from instep.replay.participants import bare, participants_of
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace
-from support.traces import recorded
+from support.traces import brief, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
 
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("watching"))
+    return recorded(tmp_path_factory.mktemp("watching"), brief())
 
 
 @pytest.mark.parametrize(("ops", "how"), [

@@ -9,6 +9,7 @@ import io
 import subprocess
 import tarfile
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 from instep.report.kernel_syntax import KERNELS, LAUNCHES, PACKAGE, digest
@@ -23,6 +24,7 @@ def has(commit: str) -> bool:
     return subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=TOP, check=False).returncode == 0
 
 
+@cache
 def digest_at(commit: str) -> str:
     """The digest of the kernels at a commit."""
     sources = {}

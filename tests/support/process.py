@@ -1,4 +1,4 @@
-"""The tool in a process of its own, as a shell starts it: for what only a real pipe or a real stdout shows.
+"""The tool in a process of its own: for what only a real pipe or a real stdout shows.
 
 Leaves out: the fixture `instep`, which runs a command within the test's process and is much faster.
 """
@@ -16,8 +16,11 @@ ROOTS = os.pathsep.join(str(TOP / root) for root in ("reference", "optimized", "
 ENVIRONMENT = {"PYTHONPATH": ROOTS, "OMP_NUM_THREADS": "1"}
 
 
-def start(*words: object, **given: Any) -> subprocess.Popen[str]:
-    """`instep WORDS`; stdout and stderr are pipes unless something else is given."""
+def start(*words: object, cold: bool = False, **given: Any) -> subprocess.Popen[str]:
+    """`instep WORDS`; stdout and stderr are pipes unless something else is given. cold: as a shell starts it."""
+    from .warm import Popen  # which reads the paths here
+
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     command = [sys.executable, "-m", "instep", *map(str, words)]
-    return subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, text=True, **{**pipes, **given})
+    how = {**pipes, "env": {**os.environ, **ENVIRONMENT}, **given}
+    return (subprocess.Popen if cold else Popen)(command, text=True, **how)

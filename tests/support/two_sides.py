@@ -179,7 +179,7 @@ class TwoSides:
 
 def snapshot(subject: OptimizedEngine) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
     """Every byte of every pool, units and gaps."""
-    return [(_bits(r.units), None if r.gaps is None else _bits(r.gaps)) for r in subject.regions()]
+    return [(_bits(r.units).clone(), None if r.gaps is None else _bits(r.gaps).clone()) for r in subject.regions()]
 
 
 def untouched(
@@ -193,12 +193,13 @@ def untouched(
         changed = [] if torch.equal(now, units) else (now != units).flatten(1).any(dim=1).nonzero()[:, 0].tolist()
         strays = set(changed) - allowed
         assert not strays, f"{region.name} layer {region.layer} {region.by} {sorted(strays)}"
-        compared += (len(now) - len(allowed)) * now[0].numel()
+        compared += (len(now) - len(allowed)) * now[0].nbytes
     return compared
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    """The same memory as whole numbers."""
+    return tensor.view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[tensor.element_size()])
 
 
 def scenario(vocab: int, num_steps: tuple[int, ...], *, forced: bool) -> Iterator[Event]:

@@ -40,6 +40,7 @@ from .rows import RowSpan, paths, row_spans, rows
 from .same_piece import Remembering
 from .storage import entries
 from .tree_forms import lines
+from .weights import weights_of
 
 
 class Oracle:
@@ -58,7 +59,7 @@ class Oracle:
         """What the subject declares: rounds: component -> how it is stored; width: in which it computes;
         products: form of an op -> how it multiplies."""
         self.config, self.rounds = checkpoint.config, rounds
-        self.runner = Runner(Weights.of(checkpoint, torch.float64), Weights.of(checkpoint, width), rounds, products)
+        self.runner = Runner(weights_of(checkpoint, torch.float64), weights_of(checkpoint, width), rounds, products)
         self.flights: dict[str, Mapping[int, Recomputation]] = {}  # by request and layer
         self.previous: dict[str, Mapping[int, PreviousStep]] = {}  # by request and layer
         self._answered: tuple[EventContext, list[Recomputation | Skipped]] | None = None

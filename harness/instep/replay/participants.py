@@ -34,7 +34,6 @@ from instep_reference.contract.place import See, unseen
 from instep_reference.contract.rounding import Storage
 from instep_reference.engine import ReferenceEngine
 from instep_reference.ledger import LedgerEngine
-from instep_reference.weights import Weights
 
 from ..adapters import Maker, Subject
 from ..engines.asked import Asked
@@ -48,11 +47,12 @@ from ..observe.reorder import Reordered, up_or_down
 from ..observe.routes import Routes
 from ..observe.shown import WHOLE, Shown
 from ..observe.storage import entries, narrower, rounded
+from ..observe.weights import digest_of, weights_of
 from .declared import NOTHING, Declared, declared
 from .guard import MAKES, GuardedSubject, calling, make_subject, said_by
 from .participant import Participant, guarded
 from .patching import PatchableEngine, Patching
-from .reuse import Reusing, digest_of
+from .reuse import Reusing
 from .setting import Setting, moves_labels
 from .stored import StoringEngine
 from .variant import AS_IS, Variant, swapped
@@ -257,7 +257,7 @@ def enough_memory(capacity: Capacity) -> Iterator[None]:
 
 def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
     """The reference in some width; on the CPU, whatever the subject runs on."""
-    weights = Weights.of(plan.checkpoint, dtype, torch.device("cpu"))
+    weights = weights_of(plan.checkpoint, dtype)
     return ReferenceEngine(
         weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode, room=plan.capacity)
 
@@ -277,7 +277,7 @@ def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool =
     """
     said, generator = declares(plan, found), torch.Generator().manual_seed(abs(draw))
     chance = generator if draw < 0 else None
-    weights = Weights.of(plan.checkpoint, plan.setting.width, torch.device("cpu"))
+    weights = weights_of(plan.checkpoint, plan.setting.width)
     engine = StoringEngine(
         weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode, room=plan.capacity)
     engine.stored = said.rounds.get("state", plan.setting.state)

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Event
 from instep_reference.rounds import Rounds
 
@@ -101,12 +100,3 @@ class Reusing(Participant):
             within.generator.set_state(served.chance)
             if within.operands is not None:
                 within.operands.form = served.form
-
-
-def digest_of(checkpoint: Checkpoint, *said: object) -> bytes:
-    """Of the model, by its bytes and its configuration, and of what else a run depends on, by how it is printed."""
-    total = hashlib.sha256(repr((checkpoint.config, said)).encode())
-    for name, tensor in sorted(checkpoint.tensors.items()):
-        total.update(repr((name, tensor.dtype, tensor.shape)).encode())
-        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return total.digest()
