@@ -11,4 +11,4 @@ from dataclasses import replace
 from ..kernels.gdn import precise_gdn
 from .triton import TRITON
 
-PRECISE = replace(TRITON, name="precise", gdn=precise_gdn, products={})
+PRECISE = replace(TRITON, name="precise", gdn=precise_gdn, products={"lm_head": TRITON.products["lm_head"]})
