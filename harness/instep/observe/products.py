@@ -54,7 +54,7 @@ BITS = {"tf32": 11, "3xtf32": 11, "bf16": 8, "fp16": 11}  # of a mantissa, the l
 STORED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LARGEST = 1 << 20  # numbers of a weight whose squares are kept
 AT_ONCE = 1 << 24  # products of cut sums that are held at once
-FP32_BITS = 24
+FP32_BITS, NOTHING = 24, 400  # bits of a mantissa; no product of two fp32 numbers has an exponent below -NOTHING
 CUTS = ("tf32", "3xtf32")  # formats whose operands may be cut off
 MULTIPLY = {"conv": ("mul",)}  # how torch calls the products of a form; of all others:
 MATRICES = ("matmul", "einsum")
@@ -226,10 +226,15 @@ def _added(left: torch.Tensor, right: torch.Tensor, sums: Sums) -> torch.Tensor:
     total = left[..., :1] * right[:1] * 0
     for some, others in zip(torch.split(left, sums.terms, -1), torch.split(right, sums.terms), strict=True):
         addends = torch.cat([total[..., None, :], some[..., None] * others], -2)  # [..., T, 1 + terms, N]
-        _, exponent = torch.frexp(addends.abs().amax(-2))
-        unit = torch.ldexp(torch.ones_like(total), exponent - sums.bits)
+        leads = (_lead(some)[..., None] + _lead(others)).amax(-2)
+        unit = torch.ldexp(torch.ones_like(total), torch.maximum(leads, _lead(total)).clamp(min=-NOTHING) - sums.bits)
         total = to_bits((addends / unit[..., None, :]).trunc().sum(-2) * unit, FP32_BITS, torch.trunc)
     return total
+
+
+def _lead(x: torch.Tensor) -> torch.Tensor:
+    """The exponent of the leading bit; of 0 one that no other is below."""
+    return torch.where(x == 0, -2 * NOTHING, torch.frexp(x)[1] - 1)
 
 
 def to_bits(x: torch.Tensor, bits: int, towards: Round) -> torch.Tensor:

@@ -36,17 +36,20 @@ RESIDUAL, SUMMED = ", on residuals", ", sums as of "  # how a `Product` of that 
 class Sums:
     """How a matrix instruction adds: so many products, which are exact, and the sum so far, all at once.
 
-    Every addend is cut off (towards zero) behind so many bits, counted from the leading bit of the largest addend. The
-    total of these is exact, and is cut off (towards zero) to the 24 bits of fp32.
+    Every addend is cut off (towards zero) behind so many bits after the leading one of the largest addend. A product
+    leads where its factors' exponents add up to, though it may be up to 4 times that. The total of these is exact, and
+    is cut off (towards zero) to the 24 bits of fp32.
     """
 
     terms: int
     bits: int
 
 
-# Ways to add. Those of a machine are measured on it (`tests/perf/sums_gpu.py`); they have a name and no numbers of a
-# subject's own, so that nobody declares an error away. fp32: every addition is rounded to nearest.
-SUMS: dict[str, Sums | None] = {"fp32": None, "hopper": Sums(16, 26)}
+# Ways to add. They have a name and no numbers of a subject's own, so that nobody declares an error away.
+# fp32: every addition is rounded to nearest. hopper: wgmma and mma with bf16 or fp16 operands on an H100; found so bit
+# by bit (`tests/harness/test_sums_native.py`). Public models of these instructions: Fasi et al. 2021 (V100 to A100),
+# Khattak and Mikaitis (arXiv:2512.07004).
+SUMS: dict[str, Sums | None] = {"fp32": None, "hopper": Sums(16, 25)}
 ADDED = ("linear", "mlp", "lm_head")  # forms that are matrix products alone
 
 
