@@ -49,7 +49,7 @@ def test_adversarial_sums_come_to_what_is_declared(name: str) -> None:
 @pytest.mark.parametrize("kind", ["signs", "one sign", "wide"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_one_chain_of_instructions_is_the_declared_sum_bit_by_bit(dtype: torch.dtype, kind: str) -> None:
-    """`invariant` has one chain for every number of the result; a library may split a sum, or add it in another order."""
+    """`invariant` has one chain for every number of the result; a library may split a sum or order it otherwise."""
     torch.manual_seed(0)
     x, weight = torch.randn(5, 1024, device="cuda"), torch.randn(200, 1024, device="cuda")
     if kind == "one sign":
