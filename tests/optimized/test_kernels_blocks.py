@@ -134,7 +134,7 @@ def test_activations_and_the_op_set_choose_the_form(ops: str, dtype: torch.dtype
 def test_two_groups_of_warps_give_the_bits_of_one(
     monkeypatch: pytest.MonkeyPatch, state: torch.dtype, layout: str
 ) -> None:
-    """Real widths, 1 to 5 blocks a request, more blocks than are copied ahead; twenty times, for an order that is luck."""
+    """Real widths, 1 to 5 blocks a request, more than are copied ahead; twenty times, for an order that is luck."""
     heads, keys, width, slots = 2, 128, 64, [7, 5, -1, 3, 0, 4, 2, 1]
     counts = (300, 15, 16, 17, 129, 64, 65, 130)
     draw, rows = Draw(3, HERE), sum(counts)
