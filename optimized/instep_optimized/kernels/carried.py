@@ -16,12 +16,20 @@ from typing import Any
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..layout import Part
 from .address import flat, given
 from .early import wait
-from .layouts import along, barrier, bulk_copy, fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
+from .layouts import (
+    TensorDescriptor,
+    along,
+    barrier,
+    bulk_copy,
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from .runtime import ceil_div, launch, launches_early
 
 KEYS, COLUMNS, WARPS = 128, 32, 4

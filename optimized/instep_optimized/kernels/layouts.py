@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier as mbarrie
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma as warpgroup_mma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as warpgroup_mma_wait
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents as gdc_launch_dependents
 from triton.language.extra.cuda import gdc_wait as gdc_wait
 
