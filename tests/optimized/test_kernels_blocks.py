@@ -128,37 +128,6 @@ def test_activations_and_the_op_set_choose_the_form(ops: str, dtype: torch.dtype
     assert same_bits(core, wanted.to(dtype).float()) and same_bits(kept, right)
 
 
-@pytest.mark.skipif(blocks.carried is None, reason="no CUDA device here")
-@pytest.mark.parametrize("layout", ["VK", "KV"])
-@pytest.mark.parametrize("state", [torch.float32, torch.bfloat16], ids=str)
-def test_two_groups_of_warps_give_the_bits_of_one(
-    monkeypatch: pytest.MonkeyPatch, state: torch.dtype, layout: str
-) -> None:
-    """Real widths, 1 to 5 blocks a request, more than are copied ahead; twenty times, for an order that is luck."""
-    heads, keys, width, slots = 2, 128, 64, [7, 5, -1, 3, 0, 4, 2, 1]
-    counts = (300, 15, 16, 17, 129, 64, 65, 130)
-    draw, rows = Draw(3, HERE), sum(counts)
-    q, k = (torch.nn.functional.normalize(draw.normal(rows, heads, keys), dim=-1) for _ in range(2))
-    gates = draw.uniform(rows, 2 * heads, low=-1.0, high=0.0), draw.uniform(rows, 2 * heads, low=0.05, high=1.0)
-    inputs = GdnInputs(q, k, draw.normal(rows, 2 * heads, width), *gates)
-    pool = draw.normal(8, 2 * heads, keys, width).to(state)
-    pool = pool if layout == "KV" else pool.mT.contiguous().mT
-
-    def run() -> Run:
-        core, kept = torch.full((rows, 2 * heads, width), 7.0, device=HERE), pool.clone()
-        begin, here = [sum(counts[:i]) for i in range(len(counts))], Address(kept, draw.ints(slots))
-        new = torch.tensor([i == FRESH for i in range(len(counts))], device=HERE)
-        part = Part("chunk", draw.ints(begin), draw.ints(counts), max(counts), here, new, here)
-        assert blocks.carried is None or blocks.carried.fits(part, core)
-        blocks.blocks(inputs, part, core)
-        return core, kept
-
-    found = [run() for _ in range(20)]
-    monkeypatch.setattr(blocks, "carried", None)
-    core, kept = run()
-    assert not same_bits(kept, pool) and all(same_bits(one, core) and same_bits(left, kept) for one, left in found)
-
-
 FAULTS = {
     "the state of a block is not carried on": ("state = state * whole + dot", "state = dot"),
     "a block decays as half of it": ("at * 3 * C + C - 1)", "at * 3 * C + C // 2)"),

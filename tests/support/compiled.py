@@ -1,4 +1,4 @@
-"""As a program: compile kernels with explicit layouts for a GPU on any machine, and print what each takes, a line each.
+"""As a program: compile staged windows for a GPU on any machine, and print what every one of them takes, a line each.
 
 Leaves out: what is allowed (`tests/optimized/test_staged.py`). It runs in a process of its own, in which kernels are
 not interpreted.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ torch.cuda.is_available = lambda: True  # decides that kernels are native; nothi
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from instep_optimized.kernels import carried
 from instep_optimized.kernels import staged as staged_file
 from instep_optimized.layout import Address, Part, Ring, Updates
 from instep_optimized.ops.base import GdnInputs
@@ -35,17 +32,14 @@ H, HV, K, V = 2, 4, 128, 128
 
 
 def compiled(
-    kernel: Any, grid: Any, *arguments: Any, warps: int, registers: int | None = None, launch_pdl: bool = True,
-    **constants: Any,
+    kernel: Any, grid: Any, *arguments: Any, warps: int, registers: int, launch_pdl: bool, **constants: Any
 ) -> None:
     """In place of `launch`: the arguments make the signature, as Triton's own launcher would."""
     signature, known, sixteen = {}, {}, {}
-    values = dict(zip(kernel.arg_names, arguments, strict=False)) | {"EARLY": launch_pdl} | constants
+    values = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
     for at, (name, parameter) in enumerate(zip(kernel.arg_names, kernel.params, strict=True)):
         x = values[name]
-        if isinstance(x, TensorDescriptor):
-            signature[name] = f"tensordesc<bf16[{','.join(map(str, x.block_shape))}],{x.layout!r}>"
-        elif isinstance(x, torch.Tensor) or not (x is None or x == 1 or parameter.is_constexpr):
+        if isinstance(x, torch.Tensor) or not (x is None or x == 1 or parameter.is_constexpr):
             signature[name] = TYPES[x.dtype] if isinstance(x, torch.Tensor) else "i32"
             if isinstance(x, torch.Tensor) or x % 16 == 0:
                 sixteen[(at,)] = [["tt.divisibility", 16]]
@@ -58,7 +52,7 @@ def compiled(
         Path(file.name).write_bytes(made.asm["cubin"])
         command = [TOOLS / "cuobjdump", "-res-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    print(json.dumps({"usage": usage, "shared": made.metadata.shared, "copies": made.asm["ptx"].count("cp.async.")}))
+    print(json.dumps({"usage": usage, "shared": made.metadata.shared, "copies": made.asm["ptx"].count("cp.async.c")}))
 
 
 def main() -> None:
@@ -77,10 +71,6 @@ def main() -> None:
             inputs, core = GdnInputs(q, q, v, gate, gate), v.bfloat16()
             assert staged_file.fits(inputs, part, core)
             staged_file.staged(inputs, part, core, tuple(shape))  # type: ignore[arg-type]
-    carried.launch = compiled  # type: ignore[assignment]
-    keys, tiles = torch.zeros(2, H, 64, K, dtype=torch.bfloat16), torch.zeros(2, HV, 64, 64, dtype=torch.bfloat16)
-    between, chunk = (keys, keys, tiles, tiles, torch.zeros(2, HV, 3, 64)), replace(part, form="chunk", store=pool)
-    carried.carry(chunk, core, (v, v.stride(0), v.stride(1)), between, HV // H, 64)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 
 from .attend_steps import across, joined, nothing
-from .early import wait
 
 
 @triton.jit(do_not_specialize=["rows_of_all", "most", "skipped", "room", "requests", "tokens"])
@@ -24,7 +23,7 @@ def read_parts(
     group, width, scale, attended, attended_row, attended_head, rows_of_all, means, sums, most, skipped, room, requests,
     kv_heads, tokens,
     MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, EACH: tl.constexpr, BT: tl.constexpr,
-    PAGE: tl.constexpr, WIDEN: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr, EARLY: tl.constexpr,
+    PAGE: tl.constexpr, WIDEN: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
     """Parts of the positions of one request, for `tokens` rows and the heads of one KV head. Grid: any.
 
@@ -33,8 +32,6 @@ def read_parts(
     takes its ancestors in their order, as if they stood one behind the other: node a_j of its path (a_0 the root) as
     position before + j. So it computes what that chain computes, and what it does not see is not loaded.
     """
-    if EARLY:
-        wait()
     rows_of, first_part, shared, parts = division(
         held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, requests, PT * EACH,
         BT,
@@ -142,12 +139,9 @@ def join_parts(
     held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, room, requests,
     heads, width,
     RT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, BT: tl.constexpr, GROUP: tl.constexpr,
-    UNROLLED: tl.constexpr, EARLY: tl.constexpr,
+    UNROLLED: tl.constexpr,
 ):  # fmt: skip
-    """The parts of RT rows of heads of one request: those of a group in order, then the groups. Grid (such rows, B).
-
-    It follows `read_parts`, which waited for what was before it. So what says how positions are divided is there.
-    """
+    """The parts of RT rows of heads of one request: those of a group in order, then the groups. Grid (such rows, B)."""
     request = tl.program_id(1)
     b, d = tl.arange(0, BT), tl.arange(0, DT)
     first, known = tl.load(begin + request), tl.load(before + request)
@@ -170,8 +164,6 @@ def join_parts(
             seen += (path >> node) & 1
         last = tl.where(path == 0, last, seen)
     reads = tl.where(live, tl.minimum(last // PT + 1, parts), 0).to(tl.int32)  # [RT]: how many parts a row reads
-    if EARLY:
-        wait()
     best, total, mean = nothing(RT, DT)
     for start in range(0, parts, GROUP * UNROLLED):
         loaded = ()  # all before the first is used, so that they are under way together

@@ -16,8 +16,7 @@ from ..layout import Part
 from ..ops.base import GdnInputs
 from .address import flat, given
 from .dot import dot
-from .early import wait
-from .runtime import INTERPRETED, ceil_div, explicit, launch, power_of_2
+from .runtime import INTERPRETED, ceil_div, launch, power_of_2
 from .state import state_before, store_state
 from .tiles import ROWS, beside
 
@@ -28,7 +27,6 @@ VALUES = 32  # columns of V per program that carries the state
 # the model's shape alone.
 WIDE_FROM = 132
 SMALLEST_DOT = 16
-carried = explicit("carried")  # the same bits as `_carry` has, where it fits
 PREPARE = {"warps": 4, "registers": 168}  # three programs at a time instead of two
 CARRY = {"warps": 4, "stages": 3}
 
@@ -70,10 +68,6 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
         _prepare, (heads, most, requests), *rows[:6], *rows[9:], *between, lower, *spans, keys, group,
         C=TOKENS, KT=wide, WIDEN=INTERPRETED, **PREPARE,
     )  # fmt: skip
-    if carried is not None and carried.fits(part, core):
-        if most:
-            carried.carry(part, core, rows[6:9], between, group, TOKENS)
-        return
     # By the model's shape alone: the company of a request changes no tile.
     columns = 2 * VALUES if heads * ceil_div(values, VALUES) > WIDE_FROM else VALUES
     tall = max(SMALLEST_DOT, min(power_of_2(values), columns))
@@ -101,14 +95,12 @@ def _blocks_before(count, request, C: tl.constexpr):
 def _prepare(
     q, q_row, q_head, k, k_row, k_head, log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head,
     q16, k16, solved, mixed, gates, lower, begin, count, units, K, group,
-    C: tl.constexpr, KT: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
+    C: tl.constexpr, KT: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """What needs no state, of one block. Rows behind a request's last are zeros. Grid (HV, blocks, B).
 
-    Tiles of token pairs are held and stored transposed, as [j, i].
+    Tiles of token pairs are held transposed, as [j, i], and stored as [i, j].
     """
-    if EARLY:
-        wait()
     request, head = tl.program_id(2), tl.program_id(0).to(tl.int64)
     first = tl.program_id(1).to(tl.int64) * C
     rows = tl.minimum(tl.load(count + request) - first, C).to(tl.int32)
@@ -137,7 +129,7 @@ def _prepare(
     tl.store(gates + at * 3 * C + 2 * C + i, write)
     decay = tl.exp(tl.minimum((total[None, :] - total[:, None]).to(tl.float32), 0.0))  # [C, C]
 
-    tile = at * C * C + i[:, None] * C + i[None, :]
+    tile = at * C * C + i[None, :] * C + i[:, None]
     later, not_earlier = i[None, :] > i[:, None], i[None, :] >= i[:, None]  # [C, C]
     seen = dot(keys, tl.trans(queries), WIDEN, False)  # [C, C]
     tl.store(mixed + tile, tl.where(not_earlier, seen * decay, 0.0).to(tl.bfloat16))
@@ -177,11 +169,9 @@ def _carry(
     store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store,
     read_scales, read_scales_unit, read_scales_column, store_scales, store_scales_unit, store_scales_column,
     V, K, group,
-    C: tl.constexpr, KT: tl.constexpr, VT: tl.constexpr, WIDEN: tl.constexpr, TILED: tl.constexpr, EARLY: tl.constexpr,
+    C: tl.constexpr, KT: tl.constexpr, VT: tl.constexpr, WIDEN: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
     """One request, one value head, VT columns of V, all blocks in order. Grid (V tiles, HV, B)."""
-    if EARLY:
-        wait()
     request, head = tl.program_id(2), tl.program_id(1).to(tl.int64)
     unit, rows = tl.load(units + request), tl.load(count + request).to(tl.int32)
     if (unit < 0) | (rows <= 0):
@@ -200,8 +190,8 @@ def _carry(
     for first in range(0, rows, C):
         keys = tl.load(k16 + at_key * C * KT + wide)  # [C, KT]
         queries = tl.load(q16 + at_key * C * KT + wide)  # [C, KT]
-        inverse = tl.trans(tl.load(solved + at * C * C + square))  # [C, C]
-        weights = tl.trans(tl.load(mixed + at * C * C + square))  # [C, C]
+        inverse = tl.load(solved + at * C * C + square)  # [C, C]
+        weights = tl.load(mixed + at * C * C + square)  # [C, C]
         since, until = tl.load(gates + at * 3 * C + i), tl.load(gates + at * 3 * C + C + i)  # [C]
         write, whole = tl.load(gates + at * 3 * C + 2 * C + i), tl.load(gates + at * 3 * C + C - 1)
         some = (first + i < rows)[:, None] & (at_v < V)[None, :]

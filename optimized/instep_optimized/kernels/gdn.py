@@ -6,6 +6,8 @@ Leaves out: the kernels (`chunk.py`, `blocks.py`, `window.py`, and `staged.py`, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -16,10 +18,16 @@ from ..layout import Part
 from ..ops.base import GdnInputs
 from .blocks import blocks
 from .chunk import chunk
-from .runtime import explicit
+from .runtime import INTERPRETED
 from .window import window
 
-staged: Any = explicit("staged")  # else `window` serves everything
+staged: Any = None
+if not INTERPRETED:
+    with suppress(ImportError, AttributeError):  # a Triton whose Gluon lacks what it needs: `window` serves everything
+        import_module(".layouts", __package__)
+        staged = True
+    if staged:  # what is wrong in our own file is raised
+        staged = import_module(".staged", __package__)
 
 
 def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:

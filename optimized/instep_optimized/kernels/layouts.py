@@ -13,18 +13,11 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy as async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared as fence_async_shared
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier as mbarrier
-from triton.experimental.gluon.language.nvidia.hopper import tma
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma as warpgroup_mma
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as warpgroup_mma_wait
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents as gdc_launch_dependents
 from triton.language.extra.cuda import gdc_wait as gdc_wait
 
-# Three functions and a method have other names in newer versions of Triton (3.9) than in older ones (3.6).
+# Two functions and a method have other names in newer versions of Triton (3.9) than in older ones (3.6).
 begin_copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
-bulk_copy = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 NEWER = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
-from functools import cache
 from importlib import import_module, metadata
 from typing import Any
 
@@ -117,17 +116,6 @@ def must_round(*stored: Storage) -> None:
         )
 
 
-def explicit(name: str) -> Any:
-    """The file of this name, whose kernels have explicit layouts; None: they are interpreted, or Triton lacks Gluon."""
-    if INTERPRETED:
-        return None
-    try:
-        import_module(".layouts", __package__)
-    except (ImportError, AttributeError):
-        return None
-    return import_module(f".{name}", __package__)  # what is wrong in our own file is raised
-
-
 def tile(native: int, interpreted: int) -> int:
     """A tile size. An interpreted program costs milliseconds whatever its size, so there few large programs run."""
     return interpreted if INTERPRETED else native
@@ -149,8 +137,6 @@ def launch(
 ) -> None:
     """Run `kernel` over `grid`; an empty grid returns at once. registers: the most that a thread may use; None: any.
 
-    A kernel with an argument EARLY is launched while the one before it ends, where a GPU can; it calls `wait` first.
-
     Floating-point fusion is off. Where a fused multiply-add is meant the kernel says `tl.fma`. So the same source gives
     the same bits wherever it is inlined, and Triton's default, which changes between versions, does not matter.
     """
@@ -163,10 +149,6 @@ def launch(
             f"with {VARIABLE}=1"
         )
     options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers, "enable_fp_fusion": False, **constants}
-    if "EARLY" in kernel.arg_names and "EARLY" not in constants:
-        options["EARLY"] = not INTERPRETED and launches_early(first.device)
-        if options["EARLY"]:
-            options["launch_pdl"] = True
     try:
         kernel[grid](*arguments, **options)
     except Exception as error:
@@ -177,12 +159,6 @@ def launch(
                 "Triton or numpy"
             ) from error
         raise
-
-
-@cache
-def launches_early(device: torch.device) -> bool:
-    """Whether a launch may begin while the one before it ends ("programmatic dependent launch", from Hopper on)."""
-    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def versions() -> dict[str, str]:
