@@ -23,6 +23,7 @@ from instep.observe.products import added
 from instep.replay.declared import declared
 from instep_optimized import load
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import SUMS, Product, Sums, checked
 from support.narrow_products import BF16, BLOCK
 
@@ -124,6 +125,18 @@ def test_a_head_may_add_as_declared_and_no_worse(one_sign: bool) -> None:
     x, weight = (y.abs().bfloat16() if one_sign else y.bfloat16() for y in (x, weight))
     assert {name: head(x, weight, how) for name, how in RIGHT.items()} == dict.fromkeys(RIGHT, "")
     assert [name for name, how in WRONG.items() if not head(x, weight, how)] == []
+
+
+@pytest.mark.parametrize(
+    ("how", "right"), [("as a Hopper card", True), ("rounded to nearest", True), ("summed in bf16", False),
+                       ("summed in fp16", False), ("sums of 14 bits, as with fp8", False)],
+)  # fmt: skip
+def test_the_kit_judges_a_head_as_it_is_declared(how: str, right: bool) -> None:
+    def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor:
+        return ({**RIGHT, **WRONG})[how](x.float(), weight.float())
+
+    cases = [one for one in CASES if one.op == "lm_head" and one.build("cpu").inputs["x"].dtype == torch.bfloat16]
+    assert cases and bool(judged(replace(CUT, lm_head=lm_head), cases).findings) is not right
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def launched(operands: Operands | None, rows: Sequence[torch.Tensor], state: tor
 
 def added(left: torch.Tensor, right: torch.Tensor, sums: Sums) -> torch.Tensor:
     """left [..., T, K] times right [K, N], as a matrix instruction adds the products, `terms` of a sum at a time."""
-    columns = max(AT_ONCE // (left[..., 0].numel() * sums.terms), 1)
+    columns = max(AT_ONCE // max(left[..., 0].numel() * sums.terms, 1), 1)
     parts = [_added(left.double(), part.double(), sums) for part in torch.split(right, columns, -1)]
     return torch.cat(parts, -1).to(left.dtype)
 
