@@ -6,7 +6,7 @@ done with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, cast
@@ -135,11 +135,16 @@ def in_blocks(inputs: GdnInputs, form: Part, pool: torch.Tensor, product: Produc
     return core.to(dtype), state.to(pool.dtype)
 
 
-def _operands(product: Product) -> Operands:
-    weights = cast(Any, SimpleNamespace(config=None, layers=(), draft=None))  # a rule by itself has none
-    operands = Operands({"gdn.chunk": product}, weights, chunk=True)
-    operands.form = "gdn.chunk"
+def alone(form: str, products: Mapping[str, Product]) -> Operands:
+    """What rounds the operands of one form, without a model around it."""
+    weights = cast(Any, SimpleNamespace(config=None, layers=(), draft=None))
+    operands = Operands(products, weights, chunk=True)
+    operands.form = form
     return operands
+
+
+def _operands(product: Product) -> Operands:
+    return alone("gdn.chunk", {"gdn.chunk": product})
 
 
 def _in_blocks(operands: Operands, inputs: GdnInputs, form: Part, pool: torch.Tensor) -> Blocks:

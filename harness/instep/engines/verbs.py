@@ -20,7 +20,7 @@ import torch
 
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.rounding import FORMATS, RESIDUAL, Product
+from instep_reference.contract.rounding import FORMATS, RESIDUAL, SUMMED, Product
 
 from ..adapters import Maker, makes, named
 from ..observe.shown import FEEDS
@@ -121,10 +121,11 @@ def product_of(said: object) -> object:
     """A `Product`, also as it is spelled: "bf16", "tf32 in blocks of 64"."""
     if not isinstance(said, str):
         return said
-    format, _, block = said.removesuffix(RESIDUAL).partition(" in blocks of ")
+    how, _, sums = said.partition(SUMMED)
+    format, _, block = how.removesuffix(RESIDUAL).partition(" in blocks of ")
     if format not in FORMATS or (block and not block.isdecimal()):
         raise BadInput("products", found=repr(said), expected=f'{", ".join(FORMATS)}, or "tf32 in blocks of 64"')
-    return Product(format, int(block) if block else None, residual=said.endswith(RESIDUAL))
+    return Product(format, int(block) if block else None, residual=how.endswith(RESIDUAL), sums=sums or "fp32")
 
 
 def _by_the_contract(found: Any) -> bool:

@@ -31,6 +31,7 @@ from ..observe.recomputation import DRAWS, FEWEST_DRAWS, ROUNDED_ONCE
 from ..observe.reorder import Reordered
 from ..observe.second_form import CHUNKS
 from ..observe.storage import before_rounding, narrower
+from ..replay.declared import of_width
 from ..replay.failures import failure
 from ..replay.guard import SERVES, SubjectFailed, WrongType, calling
 from ..replay.setting import wide
@@ -144,7 +145,9 @@ class _Case:
 
     def _draws(self, width: torch.dtype) -> Iterator[Right]:
         """Yardsticks: sums in another order each, products as declared, prefill in either form where none is."""
-        op, inputs, products = self.case.op, widened(self.given.inputs, width), self.ops.products
+        op, inputs, given = self.case.op, widened(self.given.inputs, width), self.given.inputs
+        floating = (x.dtype for value in given.values() for x in tensors_of(value) if x.is_floating_point())
+        products = of_width(self.ops.products, given.get("dtype") or next(floating, width))
         mixture = [SimpleNamespace(mlp=experts(inputs["weights"]))] if op == "moe" else []
         operands = Operands(products, cast(Weights, SimpleNamespace(config=None, draft=None, layers=mixture)))
         mode = Reordered(torch.Generator().manual_seed(self.number), operands)

@@ -13,6 +13,10 @@ The derivation, which stands for every tier that uses a yardstick (T2, T2d, T3, 
                        Both are correct, so draws are of both kinds, in turn.
     3xtf32             x = hi + lo, both tf32; hi hi' + hi lo' + lo hi' is computed, and lo lo' is left out.
     by chance          for the standard error of T2d every operand falls up or down by chance, as stored numbers do.
+    sums               a matrix instruction adds otherwise than fp32 does (`Sums`). Its sums are evaluated as declared,
+                       in fp64, one instruction after the other. Errors of cut sums have one sign, so they grow with
+                       the number of instructions and not with its root: no draw of rounded sums shows them. The
+                       order of the terms is that of memory; others, and splits of a sum, are within the factor.
 
 Which op computes is known from the place that was seen last: the reference shows its places in a fixed order. A form
 that is not declared is left alone, so what is said of prefill chunks grants nothing to decode and verify.
@@ -32,7 +36,7 @@ from instep_optimized.ops.around import tensors_of
 from instep_reference import gdn
 from instep_reference.chunked import recur_by_products
 from instep_reference.contract.place import Place
-from instep_reference.contract.rounding import Product
+from instep_reference.contract.rounding import SUMS, Product, Sums
 from instep_reference.weights import MoeWeights, Weights
 
 NONE: Mapping[str, Product] = MappingProxyType({})
@@ -48,6 +52,8 @@ FIRST = "lm_head"  # of a piece that begins with a product: nothing was seen yet
 BITS = {"tf32": 11, "3xtf32": 11, "bf16": 8, "fp16": 11}  # of a mantissa, the leading one included
 STORED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LARGEST = 1 << 20  # numbers of a weight whose squares are kept
+AT_ONCE = 1 << 24  # products of cut sums that are held at once
+FP32_BITS, NOTHING = 24, 400  # bits of a mantissa; no product of two fp32 numbers has an exponent below -NOTHING
 CUTS = ("tf32", "3xtf32")  # formats whose operands may be cut off
 MULTIPLY = {"conv": ("mul",)}  # how torch calls the products of a form; of all others:
 MATRICES = ("matmul", "einsum")
@@ -90,11 +96,17 @@ class Operands:
     def multiply(self, func: Callable[..., Any], name: str, args: Sequence[Any], given: Mapping[str, Any]) -> Any:
         """The function as torch calls it, on rounded operands if it is a product of a declared form."""
         product = None if self.form is None else self.products.get(self.form)
-        if product is None or product.format == "ieee" or name not in MULTIPLY.get(self.form or "", MATRICES):
+        if product is None or name not in MULTIPLY.get(self.form or "", MATRICES):
+            return func(*args, **given)
+        sums = SUMS[product.sums]
+        if product.format == "ieee" and sums is None:
             return func(*args, **given)
         *equation, left, right = args
         if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)) or self._stays(right):
             return func(*args, **given)
+        if sums is not None:
+            x, y = (x if product.format == "ieee" else self._rounded(x, product.format) for x in (left, right))
+            return added(x, y, sums)
         high, other = self._rounded(left, product.format), self._rounded(right, product.format)
         out = func(*equation, high, other, **given)
         if product.format == "3xtf32":
@@ -200,6 +212,28 @@ def launched(operands: Operands | None, rows: Sequence[torch.Tensor], state: tor
     q, k = (x.repeat_interleave(v.shape[1] // k.shape[1], dim=1)[None] for x in (q, k))
     decay, beta = log_decay[None, ..., None], beta[None, ..., None]
     return gdn.recur(q, k, v[None], log_decay=decay, erase=beta, write=beta, state=state[None]).state[0]
+
+
+def added(left: torch.Tensor, right: torch.Tensor, sums: Sums) -> torch.Tensor:
+    """left [..., T, K] times right [K, N], as a matrix instruction adds the products, `terms` of a sum at a time."""
+    columns = max(AT_ONCE // max(left[..., 0].numel() * sums.terms, 1), 1)
+    parts = [_added(left.double(), part.double(), sums) for part in torch.split(right, columns, -1)]
+    return torch.cat(parts, -1).to(left.dtype)
+
+
+def _added(left: torch.Tensor, right: torch.Tensor, sums: Sums) -> torch.Tensor:
+    total = left[..., :1] * right[:1] * 0
+    for some, others in zip(torch.split(left, sums.terms, -1), torch.split(right, sums.terms), strict=True):
+        addends = torch.cat([total[..., None, :], some[..., None] * others], -2)  # [..., T, 1 + terms, N]
+        leads = (_lead(some)[..., None] + _lead(others)).amax(-2)
+        unit = torch.ldexp(torch.ones_like(total), torch.maximum(leads, _lead(total)).clamp(min=-NOTHING) - sums.bits)
+        total = to_bits((addends / unit[..., None, :]).trunc().sum(-2) * unit, FP32_BITS, torch.trunc)
+    return total
+
+
+def _lead(x: torch.Tensor) -> torch.Tensor:
+    """The exponent of the leading bit; of 0 one that no other is below."""
+    return torch.where(x == 0, -2 * NOTHING, torch.frexp(x)[1] - 1)
 
 
 def to_bits(x: torch.Tensor, bits: int, towards: Round) -> torch.Tensor:

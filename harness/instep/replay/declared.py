@@ -60,8 +60,7 @@ def declared(subject: object, activation: torch.dtype, state: Storage, kv: Stora
             stored = {**stored, **dict.fromkeys(ENTRY.values(), kv)}
     try:
         said = checked(dict(products))  # type: ignore[call-overload]
-        for_these = {form: one for form, one in said.items() if not (one.narrow and activation.itemsize > 2)}
-        return Declared(_components(dict(stored)), for_these)
+        return Declared(_components(dict(stored)), of_width(said, activation))
     except InstepError:
         raise
     except Exception as error:  # whatever it is: the declaration may be anybody's
@@ -69,6 +68,11 @@ def declared(subject: object, activation: torch.dtype, state: Storage, kv: Stora
             "what is declared", found=f"{type(error).__name__}: {error}", expected="`rounds` (activation dtype, state "
             "dtype -> a dtype per component) and `products` (a Product per form of an op); see docs/adapters.md",
         ) from None
+
+
+def of_width(products: Mapping[str, Product], activation: torch.dtype) -> dict[str, Product]:
+    """What is said of activations of this width."""
+    return {form: one for form, one in products.items() if not (one.narrow and activation.itemsize > 2)}
 
 
 def _components(rounds: dict[str, Storage]) -> dict[str, Storage]:

@@ -12,4 +12,6 @@ from ..kernels.gdn import precise_gdn
 from ..kernels.moe import precise_moe
 from .triton import TRITON
 
-PRECISE = replace(TRITON, name="precise", gdn=precise_gdn, moe=precise_moe, products={})
+PRECISE = replace(
+    TRITON, name="precise", gdn=precise_gdn, moe=precise_moe, products={"lm_head": TRITON.products["lm_head"]},
+)

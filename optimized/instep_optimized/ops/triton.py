@@ -100,7 +100,10 @@ TRITON = Ops(
     conv_inputs=conv_inputs,
     linears=linears,
     moves=moves,
-    products={"gdn.chunk": Product("bf16", block=TOKENS, residual=True, narrow=True)},
+    products={
+        "gdn.chunk": Product("bf16", block=TOKENS, residual=True, narrow=True),
+        "lm_head": Product("ieee", narrow=True, sums="hopper"),  # the one product whose result is wider than 16 bits
+    },
     captures=True,
     trees=True,
     tiled=True,

@@ -1,4 +1,4 @@
-"""What a subject may declare about its rounding: a format per form of an op, and storage with scales. The words alone.
+"""What a subject may declare about its rounding: a format and sums per form of an op, storage with scales. Words alone.
 
 How a component is stored is declared apart, by its name (`rounds` of an op set): a dtype, or `Blocked`. Leaves out: how
 the yardstick uses both.
@@ -25,38 +25,62 @@ FORMS: dict[str, str] = {
     "lm_head": "rows times the output matrix",
 }
 
-# Formats of operands; sums are fp32 in all of them. 3xtf32: each operand is a sum of two tf32 numbers, and the product
+# Formats of operands. 3xtf32: each operand is a sum of two tf32 numbers, and the product
 # of the two smaller ones is left out.
 FORMATS: tuple[str, ...] = ("ieee", "3xtf32", "tf32", "fp16", "bf16")
 
-RESIDUAL = ", on residuals"  # how a `Product` of that form is spelled
+RESIDUAL, SUMMED = ", on residuals", ", sums as of "  # how a `Product` of that form is spelled
+
+
+@dataclass(frozen=True)
+class Sums:
+    """How a matrix instruction adds: so many products, which are exact, and the sum so far, all at once.
+
+    Every addend is cut off (towards zero) behind so many bits after the leading one of the largest addend. A product
+    leads where its factors' exponents add up to, though it may be up to 4 times that. The total of these is exact, and
+    is cut off (towards zero) to the 24 bits of fp32.
+    """
+
+    terms: int
+    bits: int
+
+
+# Ways to add. They have a name and no numbers of a subject's own, so that nobody declares an error away.
+# fp32: every addition is rounded to nearest. hopper: wgmma and mma with bf16 or fp16 operands on an H100; found so bit
+# by bit (`tests/harness/test_sums_native.py`). Public models of these instructions: Fasi et al. 2021 (V100 to A100),
+# Khattak and Mikaitis (arXiv:2512.07004).
+SUMS: dict[str, Sums | None] = {"fp32": None, "hopper": Sums(16, 25)}
+ADDED = ("linear", "mlp", "lm_head")  # forms that are matrix products alone
 
 
 @dataclass(frozen=True)
 class Product:
-    """Every operand of every product of a form is rounded to `format`; the sum is fp32.
+    """Every operand of every product of a form is rounded to `format`, and products are added as `sums` says.
 
     block   only for the form gdn.chunk: how many tokens the kernel takes at once
     residual  only for the form gdn.chunk: the inverse is applied to what a block has left to learn, not to its keys and
             values apart, and gates to the results of products (`chunked.recur_by_products`)
     narrow  said of activations of at most 16 bits alone; with wider ones the form multiplies in fp32
+    sums    one of SUMS. Where a result or an operand is rounded to 16 bits, that is a thousand times the error of any
+            of them, and nothing needs to be said
     """
 
     format: str
     block: int | None = None
     residual: bool = False
     narrow: bool = False
+    sums: str = "fp32"
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise BadInput("Product.format", found=repr(self.format), expected=f"one of {', '.join(FORMATS)}")
+        for name, known in (("format", FORMATS), ("sums", (*SUMS,))):
+            if (said := getattr(self, name)) not in known:
+                raise BadInput(f"Product.{name}", found=repr(said), expected=f"one of {', '.join(known)}")
         if self.block is not None and (not isinstance(self.block, int) or self.block < 1):
             raise BadInput("Product.block", found=repr(self.block), expected="a number of tokens, at least 1")
 
     def __str__(self) -> str:
-        if self.block is None:
-            return self.format
-        return f"{self.format} in blocks of {self.block}" + self.residual * RESIDUAL
+        blocks = "" if self.block is None else f" in blocks of {self.block}{self.residual * RESIDUAL}"
+        return self.format + blocks + (SUMMED + self.sums) * (self.sums != "fp32")
 
 
 SCALE_BITS = 20  # of the 24 of fp32
@@ -126,6 +150,9 @@ def checked(products: Mapping[str, Product]) -> dict[str, Product]:
             raise BadInput(f"products[{form!r}]", found=repr(product), expected='a Product, such as Product("tf32")')
         if product.residual and form != "gdn.chunk":
             raise BadInput(f"products[{form!r}].residual", found="True", expected="False: only gdn.chunk has residuals")
+        if product.sums != "fp32" and form not in ADDED:
+            raise BadInput(f"products[{form!r}].sums", found=repr(product.sums),
+                           expected=f"fp32: others are of {', '.join(ADDED)}")
         if (product.block is not None) != (form == "gdn.chunk"):
             expected = "the block of the kernel, such as block=64" if product.block is None else "no block"
             raise BadInput(f"products[{form!r}]", found=str(product), expected=expected)

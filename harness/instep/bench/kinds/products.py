@@ -16,10 +16,11 @@ from instep_optimized.ops.base import ExpertWeights, Ops
 from instep_optimized.ops.plain import PLAIN
 
 from ...observe.reorder import Reordered
+from ...replay.declared import declared
 from ..base import SEED, TO, Arm, At, Cell, Ground, Kind, Size
 from ..peers import arms as peers
 from ..right import off
-from ..rows import WIDE
+from ..rows import WIDE, alone
 
 Sizes = tuple[int, int, int, int, int, int]  # hidden, MLP, vocabulary, hidden of the experts, their number and width
 LARGE: Sizes = (4096, 12288, 151_936, 2048, 128, 768)
@@ -70,12 +71,13 @@ def _widened(given: Inputs, dtype: torch.dtype) -> Inputs:
     return {name: wide(value) for name, value in given.items()}
 
 
-def _drawn(op: str, x: torch.Tensor, given: Inputs, ground: Ground) -> torch.Tensor:
-    """The yardstick: plain. Logits are not rounded behind their sum, so that one is taken in some other order."""
+def _drawn(op: str, x: torch.Tensor, given: Inputs, ground: Ground, ops: Ops = PLAIN) -> torch.Tensor:
+    """The yardstick: plain. Logits are not rounded behind their sum, so they are summed as `ops` declares."""
     if op != "lm_head":
         found: torch.Tensor = getattr(PLAIN, op)(x=x, **given, to=TO)
         return found
-    with Reordered(torch.Generator(ground.device).manual_seed(SEED)):
+    operands = alone(op, declared(ops, ground.dtype, torch.float32).products)
+    with Reordered(torch.Generator(ground.device).manual_seed(SEED), operands):
         return torch.matmul(x.float(), given["weight"].float().T)
 
 
@@ -97,16 +99,15 @@ def make(ground: Ground, at: At) -> Cell:
     chosen = size - _idle(x, first) if op == "moe" else size
     every = [first, *(drawn() for _ in range(ground.layers(size, least=1, most=16) - 1))]
     truth = getattr(PLAIN, op)(x=x.to(WIDE), **_widened(first, WIDE), to=TO)
-    plain = _drawn(op, x, first, ground)
 
     def arm(name: str, ops: Ops) -> Arm:
-        run = getattr(ops, op)
+        run, plain = getattr(ops, op), _drawn(op, x, first, ground, ops)
         return Arm(name, lambda: [run(x=x, **given, to=TO) for given in every],
                    lambda: off(at["op"], run(x=x, **first, to=TO), truth, plain), len(every))  # fmt: skip
 
     flops = 2.0 * at["rows"] * size / ground.dtype.itemsize * (1 if op != "moe" else 0.0)  # of experts rows choose few
     cell = Cell([arm(name, ops) for name, ops in ground.sets.items()], read=chosen + x.numel() * x.element_size(),
-                written=float(truth.numel() * plain.element_size()), flops=flops)  # fmt: skip
+                written=truth.numel() * (4.0 if op == "lm_head" else ground.dtype.itemsize), flops=flops)  # fmt: skip
     return peers("products", ground, at, cell)
 
 
