@@ -122,6 +122,8 @@ def test_an_interpreter_that_is_built_otherwise_is_not_mended(monkeypatch: pytes
 @pytest.mark.skipif(not runtime.INTERPRETED, reason="kernels are native")
 def test_an_interpreter_that_does_not_fit_its_numpy_is_refused_in_one_line() -> None:
     class Kernel:
+        arg_names = ()
+
         def __init__(self, said: str) -> None:
             self.said = said
 

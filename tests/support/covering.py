@@ -20,7 +20,7 @@ MAIN = "adaptive"  # `make replay` runs it through `plain`
 THROUGH_PLAIN = (
     "lifecycle/leaving", "lifecycle/overlapped", "lifecycle/refused", "trees",
     *(f"faults/{name}" for name in (
-        "drawn", "grown", "handed", "prefix", "several", "tiers")),
+        "drawn", "grown", "handed", "several", "shared", "tiers")),
 )  # fmt: skip
 
 
