@@ -16,6 +16,7 @@ task() {  # name, seconds, command: its output in FOLDER/name.txt; no longer tha
   if ((end && limit > end - begun)); then limit=$((end > begun ? end - begun : 1)); fi
   echo "# $where, commit $commit, $(date -u +%F): $*" >"$out/$name.txt"
   timeout --kill-after=5 "$limit" "$@" >>"$out/$name.txt" 2>&1 || status=$?
+  [ -z "$(tail -c 1 "$out/$name.txt")" ] || echo >>"$out/$name.txt"  # a test that was stopped ends no line
   echo "exit status $status, limit $limit s" >>"$out/$name.txt"
   if ((status)); then echo "FAILED ($status) $name" >"$failed/$name"; tail -n 40 "$out/$name.txt"; fi
   echo "$name: $((SECONDS - begun)) s"

@@ -89,7 +89,8 @@ class _Started(SERVER.Process):  # type: ignore[name-defined, misc]
     def run(self) -> None:
         for descriptor, end in enumerate(self.ends):
             os.dup2(end.detach(), descriptor)  # type: ignore[attr-defined]
-        sys.stdin = os.fdopen(0, closefd=False)  # which it closed when it began
+        # Made anew: the first was closed when it began, the others take the file of before for what they write to.
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(end, mode, closefd=False) for end, mode in enumerate("rww"))
         if self.cwd is not None:
             os.chdir(self.cwd)
         os.environ.clear()
