@@ -218,7 +218,8 @@ def test_a_declaration_that_cannot_be_read_is_its_authors_mistake(said: dict[str
 
 
 @pytest.mark.parametrize(
-    ("activation", "left"), [(torch.float32, set()), (torch.bfloat16, {"gdn.chunk", "lm_head"})], ids=str
+    ("activation", "left"), [(torch.float32, set()), (torch.bfloat16, {"gdn.chunk", "lm_head"})],
+    ids=["float32", "bfloat16"],
 )
 def test_what_is_said_of_narrow_activations_grants_nothing_to_wide_ones(
     activation: torch.dtype, left: set[str]
