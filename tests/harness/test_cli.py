@@ -6,14 +6,21 @@ Leaves out: bad input (`test_bad_input.py`).
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from datetime import datetime
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from instep.trace.file import Trace, read
+from instep.trace.policy import Policy, read_policy
+from instep.trace.usual_policy import EXAMPLE, usual
+from instep_reference.contract.event_facts import kind_of
+from support.checkpoints import write
+from support.command import complaint
 from support.golden import COUNTED
 from support.traces import policy, recorded
 
@@ -93,6 +100,45 @@ def test_record_writes_a_trace_that_replays(instep, trace, tmp_path, golden):
     golden("record", ran.out, OUT=out)
     assert read(out).header.claim == told.claim
     assert instep("replay", out, "--ops", "ledger").code == 0
+
+
+@pytest.mark.parametrize("layers", [1, 0])
+def test_a_trace_is_recorded_without_a_policy(instep, tmp_path, layers):
+    """Everything that the usual policy promises happens; without draft layers nobody drafts."""
+    model = write(tmp_path / "model", num_hidden_layers=2, full_attention_interval=2, mtp_num_hidden_layers=layers)
+    prompts = [{"name": name, "tokens": [1 + n % 9 for n in range(length)]}
+               for name, length in (("a", 70), ("b", 3), ("c", 1), ("d", 40))]  # fmt: skip
+    (tmp_path / "prompts.json").write_text(json.dumps(prompts))
+    out = tmp_path / "own.jsonl"
+    ran = instep("record", "--model", model, "--prompts", tmp_path / "prompts.json", "--out", out)
+    assert ran.code == 0, ran
+    events = read(out).events
+    said = {kind_of(event) for event in events}
+    assert {"admit", "forward", "save", "preempt", "resume", "idle", "finish"} <= said
+    assert ({"draft", "commit", "set_num_steps"} <= said) is bool(layers)
+    if layers:
+        lengths = {len(path.nodes) for event in events if kind_of(event) == "commit" for path in event.accepted}
+        assert lengths == {0, 1, 2, 3}
+    assert instep("replay", out, "--ops", "ledger").code == 0
+    few = instep("record", "--model", model, "--prompts", tmp_path / "prompts.json", "--out", out, "--rounds", "3")
+    assert few.code == 0, few
+    (tmp_path / "prompts.json").write_text("[]")
+    assert "expected at least one" in complaint(
+        instep("record", "--model", model, "--prompts", tmp_path / "prompts.json", "--out", out))
+
+
+def test_the_example_policy_is_the_page_s_and_can_be_recorded(instep, trace, tmp_path):
+    ran = instep("record", "--example-policy")
+    assert ran.code == 0 and f"```json\n{ran.out.strip()}\n```" in Path("docs/policy.md").read_text()
+    (tmp_path / "policy.json").write_text(ran.out)
+    (tmp_path / "prompts.json").write_text(json.dumps([{"name": "a", "tokens": [1] * 5}, {"name": "b", "tokens": [2]}]))
+    assert read_policy(tmp_path / "policy.json") == usual(EXAMPLE)
+    words = ("--prompts", tmp_path / "prompts.json", "--policy", tmp_path / "policy.json")
+    model, out = trace.path.parent / "model", tmp_path / "o.jsonl"
+    assert instep("record", "--model", model, *words, "--out", out).code == 0
+    told = set(re.findall(r"`(\w+)`", Path("docs/policy.md").read_text()))
+    fields = {field.name for field in msgspec.structs.fields(Policy)}
+    assert fields - told == {"name", "claim"}, "the page tells every field"
 
 
 def test_doctor_names_every_part(instep, tmp_path):

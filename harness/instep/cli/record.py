@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 SPELLED = "|".join(WIDTHS)
 
 
+def _example(asked: bool) -> None:
+    if asked:
+        from ..trace.usual_policy import example
+
+        print(example())
+        raise typer.Exit
+
+
 @takes_setting(
     without=("ops", "device", "dtype", "state_dtype", "state_rounding", "kv_dtype", "layout", "snapshot_layout",
              "strategy", "conv", "graphs", "guarded"),
@@ -32,8 +40,11 @@ def record(
     given: Given,
     checkpoint: Annotated[Path, typer.Option("--checkpoint", "--model", help="A Hugging Face checkpoint directory.")],
     prompts: Annotated[Path, typer.Option(help="JSON list of {name, text | tokens}.")],
-    policy: Annotated[Path, typer.Option(help="JSON policy: arrivals, chunks, step counts, acceptance, moments.")],
     out: Annotated[Path, typer.Option(help="The trace to write; its tensors go beside it.")],
+    policy: Annotated[Path | None, typer.Option(help="JSON policy: arrivals, chunks, step counts, acceptance, moments. "
+                                                     "Left out: a request per prompt, a bit of everything.")] = None,
+    example_policy: Annotated[bool, typer.Option("--example-policy", callback=_example, is_eager=True,
+                                                 help="Print a policy for two prompts, to change.")] = False,
     dtype: Annotated[str, typer.Option(metavar=SPELLED, help="The width in which the reference decides.")] = "float64",
     num_steps: Annotated[int | None, typer.Option(help="Instead of the policy's initial step count.", min=0)] = None,
     rounds: Annotated[int | None, typer.Option(help="Instead of the policy's most rounds.", min=1)] = None,
@@ -48,10 +59,24 @@ def record(
 
     replaceable(out)
     instead = {"num_steps": num_steps, "rounds": rounds, "seed": seed}
-    advance = replace(read_policy(policy), **{name: value for name, value in instead.items() if value is not None})
-    trace = make(checkpoint, read_prompts(prompts), advance, out, given.setting(dtype=dtype))
+    texts, setting = read_prompts(prompts), given.setting(dtype=dtype)
+    chosen = _usual(texts, checkpoint, setting, rounds) if policy is None else read_policy(policy)
+    advance = replace(chosen, **{name: value for name, value in instead.items() if value is not None})
+    trace = make(checkpoint, texts, advance, out, setting)
     kinds = [str(event.__struct_config__.tag) for event in trace.events]
     print(f"{out}: {len(kinds)} events, " + ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)))
+
+
+def _usual(prompts: dict[str, tuple[int, ...]], checkpoint: Path, setting: Setting, rounds: int | None) -> Policy:
+    from instep_reference.contract.checkpoint import Checkpoint
+    from instep_reference.contract.errors import BadInput
+
+    from ..trace.usual_policy import usual
+
+    if not prompts:
+        raise BadInput("--prompts", found="no prompt", expected="at least one")
+    return usual(prompts, drafts=setting.drafter is not None or Checkpoint.open(checkpoint).config.mtp_layers > 0,
+                 rounds=rounds)  # fmt: skip
 
 
 def make(
