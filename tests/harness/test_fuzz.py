@@ -157,6 +157,7 @@ def test_what_parts_the_sides_once_is_reported_as_found_once(
                  "--out", tmp_path / "found", "--html", tmp_path / "page.html", "--json", tmp_path / "found.json")
     assert ran.code == Exit.DIVERGED, ran
     (told,) = json.loads((tmp_path / "found.json").read_text())["campaigns"]
+    assert ran.out.startswith(f"seed {SEED}\n"), "said before anything else"
     assert told["findings"] and not told["again"] and told["exit"] == 1 and f"{told['examples']} runs in" in ran.out
     assert instep("page", tmp_path / "found.json", "--html", tmp_path / "again.html").code == Exit.AGREED
     assert "found once and not again" in ran.out and "did not part the sides every time" in ran.out

@@ -58,6 +58,7 @@ def fuzz(
     start = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     count = examples or (ENDLESS if minutes is not None else EXAMPLES)
     seconds = None if minutes is None else 60 * minutes / len(names)
+    print(f"seed {start}", flush=True)  # first: who is killed before its end can be run again
     results = list[Result]()
     for name in names:
         setting, directory = given.setting(ops=name), checkpoint or model()
