@@ -31,7 +31,7 @@ from support.harmless import HARMLESS, Harmless
 from support.planting import planted_here
 
 # One of a family each. The first share the control arm of one short trace, and run as a campaign runs them, each in a
-# copy of the source and in processes. The other one is planted here. All 183: `fixtures/results/faults.json`.
+# copy of the source and in processes. The other one is planted here. All of them: `fixtures/results/faults.json`.
 FEW = ("row-for-slot", "count-permute-lengths", "draft-chain-own-drafts")
 FURTHER = ("prefill-as-verify-snapshot",)
 ROW_FOR_SLOT = by_id()["row-for-slot"]
