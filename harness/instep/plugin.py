@@ -14,6 +14,7 @@ import json
 import sys
 from argparse import BooleanOptionalAction
 from collections.abc import Generator, Iterable, Iterator
+from math import isfinite
 from os.path import relpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -92,7 +93,8 @@ def _sum(told: list[tuple[str, str]]) -> list[str]:
     verdicts = [f"{by_name['verdict'].count(word)} {word}" for word in dict.fromkeys(sorted(by_name["verdict"]))]
     used = largest(map(float, by_name["used"]))
     line = f"{', '.join(verdicts)}: {sum(map(int, by_name['elements'])):,} numbers compared"
-    line += "" if used is None else f", at most {used:.3g} of an allowance used"
+    line += "" if used is None else (
+        f", at most {used:.3g} of an allowance used" if isfinite(used) else ", in one place beyond every allowance")
     return [line, *(f"{folder}/page.html" for folder in by_name["artifacts"])]
 
 

@@ -180,11 +180,12 @@ def _extend(ops: Ops, model: Model, committed: Sequence[Planned], hidden: torch.
         batch = pack(ops, memory, spans, torch.cat([_following(p, memory) for p in committed]))
         asked = [_asked(memory, committed, layer, drafter.layers) for layer in range(drafter.layers)]
         drafter.extend(ops, memory, batch, hidden, asked, num_steps)
-        ends = [begin + span.count for begin, span in zip(begins_of(spans), spans, strict=True)]
-        # Of a long chunk only the last rows, for its line in the slot table is no longer than that.
-        newest = [row for end, span in zip(ends, spans, strict=True)
-                  for row in range(end - min(span.count, drafter.layers), end)]  # fmt: skip
-        keep_tail(ops, memory, batch, hidden, ints(newest, slots.device))
+        if memory.slot_table.tail is not None:
+            ends = [begin + span.count for begin, span in zip(begins_of(spans), spans, strict=True)]
+            # Of a long chunk only the last rows, for its line in the slot table is no longer than that.
+            newest = [row for end, span in zip(ends, spans, strict=True)
+                      for row in range(end - min(span.count, drafter.layers), end)]  # fmt: skip
+            keep_tail(ops, memory, batch, hidden, ints(newest, slots.device))
     ops.advance(length=memory.slot_table.length, slots=slots, by=ints([span.count for span in spans], slots.device))
 
 

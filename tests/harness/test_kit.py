@@ -242,7 +242,7 @@ REPLAYED: list[tuple[dict[str, Any], str]] = [
     ({"layers": 0}, "layers: found 0 (int), expected a list of layers, as [0]"),
     ({"layers": [True]}, "layers[0]: found True (bool)"),
     ({"until": "5"}, "until: found '5' (str), expected the number of an event"),
-    ({"until": -1}, "until: found -1"),
+    ({"until": -1}, "until: found -1"), ({"until": True}, "until: found True (bool)"),
     ({"checkpoint": 5}, "checkpoint: found 5 (int)"),
     ({"checkpoint": "elsewhere"}, "checkpoint: found one beside a workload, expected none"),
 ]

@@ -66,6 +66,8 @@ def test_two_sessions_make_one_sum(instep: Runner, model: Path, tmp_path: Path) 
     assert [run["rounds"] for run in json.loads(file.read_text())["runs"]] == [9, 6]
     file.write_text("{}")
     assert "a file that `instep soak` wrote" in complaint(instep(*told, "--rounds", 9))
+    assert "to join serves nothing" in complaint(instep("soak", "--json", file, "--join", other, "--minutes", 1))
+    assert "a file of its own" in complaint(instep("soak", "--json", other, "--join", other))
     for bad in (("--json", other, "--join", file), ("--json", other, "--join", tmp_path), ("--join", other)):
         assert "soak` wrote" in (said := complaint(instep("soak", *bad))) or "takes the others in" in said
 

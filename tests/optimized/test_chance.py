@@ -72,6 +72,7 @@ def test_a_number_falls_to_its_neighbours_at_the_odds_of_where_it_stands() -> No
     for number, column in zip(x.tolist(), fallen.T, strict=True):
         assert len(set(column.tolist())) <= 2
         unit = float(column.max() - column.min())
+        # A fall deviates by at most half a unit, so this is five deviations of the mean; 1e-4: 448 - 447.9999.
         assert abs(float(column.mean()) - number) <= 2.5 * unit / many**0.5 + 1e-4 * (number > 400), number
     assert set(fallen[:, 4].tolist()) == set(fallen[:, 5].tolist()) == {448.0} and not fallen[:, 7].any()
     assert set(fallen[:, 0].tolist()) == {1.0} and u.max() < 1 and np.log2(float(u[u > 0].min())) >= -CHANCE_BITS
@@ -86,4 +87,5 @@ def test_what_was_read_is_stored_again_as_the_same_bytes() -> None:
     assert all(torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in pairs)
     nearest = tiles.packed(x, E4M3, grid)
     others = (first[0].float() != nearest[0].float()).float().mean()
+    # Of evenly spread f the smaller of f and 1 - f is 1/4 in the mean: so many fall otherwise than to nearest.
     assert torch.equal(first[1], nearest[1]) and 0.2 < float(others) < 0.3

@@ -96,8 +96,10 @@ def test_windows_write_zeros_into_the_rows_of_nobody(device: str, requests: int)
     fresh = torch.zeros(requests, dtype=torch.bool, device=device)
     part = Part("window", begin.to(device), count.to(device), 4, address, fresh, address)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    core = TRITON.gdn(inputs=given, parts=(part,), dtype=torch.float32, to=Place("trunk", 0, "core"))
-    torch.use_deterministic_algorithms(False)
+    try:
+        core = TRITON.gdn(inputs=given, parts=(part,), dtype=torch.float32, to=Place("trunk", 0, "core"))
+    finally:
+        torch.use_deterministic_algorithms(False)
     spans = zip(begin.tolist(), count.tolist(), units.tolist(), strict=True)
     covered = {row for first, many, unit in spans if unit >= 0 for row in range(first, first + many)}
     assert {row for row in range(rows) if core[row].any()} == covered and core.isfinite().all()

@@ -131,7 +131,8 @@ def _soaked() -> str:
             where = f" on an {session['machine']['device_name']}" * (run["setting"]["device"] != "cpu")
             rounds[f"`{run['setting']['ops']}`{where}"] += session["rounds"]
     told = ", ".join(f"{count:,} of {name}" for name, count in sorted(rounds.items()))
-    return f"{told}: {sum(len(run['found']) for run in runs)} findings"
+    commits = {session["commit"] for run in runs for session in run["sessions"]}
+    return f"{told}, by {len(commits)} revisions, each named there: {sum(len(run['found']) for run in runs)} findings"
 
 
 def _by(counts: dict[str, int]) -> str:

@@ -46,6 +46,8 @@ def fuzz(
     json: Json = None, html: Html = None, commit: Commit = None,
 ) -> None:
     """Draw legal events until the sides part; exit 0: they never did, 1: divergence, 3: nothing compared."""
+    from rich.console import Console
+
     from ..carried import model
     from ..fuzz.campaign import Result, Settings
     from ..fuzz.draw import SAMPLED
@@ -61,11 +63,12 @@ def fuzz(
     print(f"seed {start}", flush=True)  # first: who is killed before its end can be run again
     results = list[Result]()
     for name in names:
+        show(results[-1:], Console())  # of each as it ends: who stops the next one has it
         setting, directory = given.setting(ops=name), checkpoint or model()
         results.append(_run(Settings(setting, directory, count, start, out, seconds, shrink, sampled, trees)))
         if results[-1].exit is Exit.DIVERGED:
             break
-    finish(of(results, commit), json, partial(show, results), html=html,
+    finish(of(results, commit), json, partial(show, results[-1:]), html=html,
            charts=lambda: _charts(results[-1]))  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..options import DRAFTER
-from .finish import Commit, finish
+from .finish import Commit, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ def soak(
     from ..soak.soak import Ask, Soak
 
     if join:
+        if minutes is not None or rounds is not None:
+            raise BadInput("--join", found="--minutes or --rounds, too", expected="one of them: to join serves nothing")
         return _join(join, json, commit)
     if minutes is None and rounds is None:
         raise BadInput("--minutes", found="neither a time nor --rounds", expected="how far to go: one of them, or both")
@@ -82,12 +84,14 @@ def soak(
 
 
 def _join(others: list[Path], json: Path | None, commit: str | None) -> None:
+    """Nothing is served: runs of files become one file."""
     from instep_reference.contract.errors import BadInput
 
     from ..soak import kept, render
 
     if json is None:
         raise BadInput("--join", found="no --json", expected="the file that takes the others in")
+    must_be_free((json,), *others)
     runs = kept.read(json)
     for path in others:
         kept.join(runs, path)

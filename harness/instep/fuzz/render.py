@@ -19,7 +19,7 @@ from .campaign import Result, place
 
 
 def show(results: Sequence[Result], console: Console) -> None:
-    """Of every op set: what was met, what was not, and what was found."""
+    """Of each of these: what was met, what was not, and what was found."""
     for result in results:
         _show(result, console)
 

@@ -27,7 +27,7 @@ def must_be_known(given: Iterable[str], known: Collection[str], of: str, also: I
 
 def must_be(name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
     """Refuse a value of another type; True and False are no numbers."""
-    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is int):
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
         raise wrong(name, value, expected)
 
 
@@ -51,4 +51,3 @@ def must_be_setting(setting: Mapping[str, object], of: str, also: Iterable[str])
 def wrong(name: str, value: object, expected: str) -> BadInput:
     said = repr(value)
     return BadInput(name, found=f"{said[:60]}{'...' * (len(said) > 60)} ({type(value).__name__})", expected=expected)
-

@@ -89,6 +89,8 @@ def traces(draw: drawn.Draw, /, events: int = EVENTS, *, prefixes: bool = False,
     prefixes  also tracked prefixes, and what is kept goes to the host, back, and away: an engine must have them
     """
     must_be("events", events, int, "a number of steps, from 1")
+    if events < 1:
+        raise BadInput("events", found=events, expected="a number of steps, from 1")
     checkpoint, numbers = model_of(**config)
     room, steps = drawn.room(draw), drawn.candidates(draw)
     room = drawn.with_prefixes(draw, room) if prefixes else room
@@ -114,7 +116,7 @@ def traces(draw: drawn.Draw, /, events: int = EVENTS, *, prefixes: bool = False,
 
     for first in (ADMIT, ADMIT, READ, READ, READ):
         serve(first)
-    count = st.integers(1, max(events, 1))
+    count = st.integers(1, events)
     for _ in range(max(draw(count), draw(count))):  # of two: most drawn numbers are small
         names = [name for name in (*OFTEN, *STEPS) if legal(STEPS[name][0])]
         for one in STEPS[draw(st.sampled_from(names))] if names else ():

@@ -46,7 +46,7 @@ def _kinds(found: Data) -> Listing:
             name, KINDS.get(name, ""), str(len(mine)), str(found["left_out"].get(name, 0)),
             str(sum(bool(arm["finding"]) for arm in arms)), f"{floors[len(floors) // 2]:.2f}" if floors else "",
         ))  # fmt: skip
-    heads = ("kind", "what", "cells", "left out", "wrong answers of ours", "of floor, median")
+    heads = ("kind", "what", "cells", "left out", "wrong answers of ours", "mean of floor, median")
     return Listing(heads, lines, "Kinds of work", [number for number, line in enumerate(lines) if line[4] != "0"])
 
 
@@ -70,7 +70,8 @@ def _table(rows: list[Data]) -> Listing:
             bad += [len(lines)] * bool(told["finding"])
             lines.append((row["kind"], key(row["cell"]), arm, told["peer"], *_figures(row, told), _said(told)))
         lines += [(row["kind"], key(row["cell"]), arm, *[""] * 6, why) for arm, why in row["absent"].items()]
-    heads = ("kind", "cell", "arm", "package", "us", "quartiles", "mean", "floor", "of floor", "how, or what is wrong")
+    heads = ("kind", "cell", "arm", "package", "us", "quartiles", "mean", "floor", "mean of floor",
+             "how, or what is wrong")  # fmt: skip
     return Listing(heads, lines, "Every cell", bad, [line[0] for line in lines])
 
 
@@ -108,7 +109,7 @@ def _point(row: Data, arm: str) -> dict[str, Any]:
     us, quartiles, mean, floor, of_floor = _figures(row, told)
     numbers = f"{us} us, quartiles {quartiles}, mean {mean}" if "us" in told else "no speed is shown"
     title = ", ".join((f"{arm} ({told['peer']})" if told["peer"] else arm, row["kind"], key(row["cell"])))
-    beside = f"{of_floor} times the floor of {floor} us" if floor else ""
+    beside = f"the mean is {of_floor} times the floor of {floor} us" if floor else ""
     return {"title": title, "lines": [numbers, beside, _said(told)]}
 
 

@@ -30,8 +30,8 @@ def page_of(found: Mapping[str, Any], charts: Mapping[str, Any] | None = None, t
     found = _plain(found)
     name = next((name for name, field in FAMILY.items() if _has(found, field)), None)
     if name is None:
-        raise BadInput("result", found=f"what `{found.get('command')}` wrote",
-                       expected=f"a result of {', '.join(FAMILY)}".replace("runs", "replay, shapes or streams"))
+        commands = "audit, bench, faults, fuzz, gate, op, relations, replay, shapes or streams"
+        raise BadInput("result", found=f"what `{found.get('command')}` wrote", expected=f"a result of {commands}")
     told: Callable[[Mapping[str, Any]], Page] = import_module(f".{name}", __package__).page
     page = told(found)
     return document(replace(page, charts={**page.charts, **(charts or {})}, terminal=terminal, made=found))
@@ -42,7 +42,7 @@ def page_of_file(path: Path) -> bytes:
     found = result.read(path)
     try:
         return page_of(found)
-    except (AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, ImportError, LookupError, RecursionError, TypeError, ValueError) as error:
         said = f"{type(error).__name__}: {error}"
         raise BadInput(str(path), found=f"a result that no page can be made of ({said})",
                        expected="one as --json writes it, unchanged") from error

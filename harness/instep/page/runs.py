@@ -1,4 +1,4 @@
-"""The page of a file of runs, as replay, shapes and streams write it: how much each compared, and its findings.
+"""The page of a file of runs, as replay, op, shapes and streams write it: how much each compared, and its findings.
 
 Leaves out: the events, which such a file has not: `instep replay --html` draws them.
 """

@@ -2,7 +2,8 @@
 
 A pair is a row and an expert that it chose; the shared expert is one more, and every row has it. Pairs are ordered by
 expert, then by row, and cut into blocks of one expert. Nothing is read on the host, so grids have room for the most
-blocks that so many pairs can have. Leaves out: 32-bit activations, which every row multiplies alone (`moe.py`).
+blocks that so many pairs can have. Leaves out: 32-bit activations, and op sets that
+multiply every row alone (`moe.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls

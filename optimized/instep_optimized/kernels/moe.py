@@ -1,6 +1,6 @@
 """Mixture of experts: routing, then each chosen expert's products for each row, and the gated shared expert.
 
-Leaves out: grouping rows by expert (`experts.py`), which activations of 16 bits take.
+Leaves out: grouping rows by expert (`experts.py`), which `triton` takes for activations of 16 bits.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
