@@ -77,10 +77,10 @@ class Example:
         verdict = run(self._lockstep, self._checks)
         self.elements += verdict.elements
         if verdict.findings:
-            last = self._lockstep.last
-            pieces = self._oracle if isinstance(self._oracle, PatchedOracle) and last else None
-            pieces = pieces if pieces and last and pieces.whole(last) else None  # a replay of the trace explains more
-            verdict.compared = explained(verdict.compared, last, pieces, self._older)
+            at, oracle = self._lockstep.last, self._oracle
+            whole = at is not None and isinstance(oracle, PatchedOracle) and oracle.whole(at)  # else a replay says more
+            pieces = oracle if whole and isinstance(oracle, PatchedOracle) else None
+            verdict.compared = explained(verdict.compared, at, pieces, self._older)
             self.verdict = verdict
             raise Diverged(verdict.findings[0].diagnosis)
 
