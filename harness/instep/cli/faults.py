@@ -117,11 +117,12 @@ def _run(chosen: list[Fault], jobs: int, text: bool, checkpoint: Path | None) ->
 
     from ..faults import TRACES
     from ..faults.campaign import campaign
+    from ..faults.forks import warm
     from ..faults.retrace import retraced
     from .progress import progress
 
     name, traces = f"{len(chosen)} faults", TRACES
-    with TemporaryDirectory(prefix="instep-traces-") as folder, progress(name) as said:
+    with TemporaryDirectory(prefix="instep-traces-") as folder, progress(name) as said, warm():
         if checkpoint is not None:
             traces = retraced(TRACES, (fault.trace for fault in chosen), checkpoint, Path(folder))
         return campaign(chosen, traces, jobs=jobs, text=text, progress=lambda ended, of: said(name, ended, of))

@@ -48,7 +48,7 @@ def campaign(
 def _spent() -> float:
     """Seconds of processors that ended processes have taken: what a campaign costs, however busy the machine is."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return used.ru_utime + used.ru_stime + (0.0 if plant.forks is None else plant.forks.spent)
 
 
 class _Runs:

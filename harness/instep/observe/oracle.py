@@ -15,7 +15,7 @@ from typing import cast
 
 import torch
 
-from instep_reference import gdn, trunk
+from instep_reference import trunk
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Drafted, Forward, Load, RequestState
@@ -24,7 +24,7 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, Se
 from instep_reference.contract.rounding import Product, Storage
 from instep_reference.gdn import GdnMemory
 from instep_reference.norms import rms_norm
-from instep_reference.weights import GdnWeights, Weights
+from instep_reference.weights import Weights
 
 from ..verdict import Skipped
 from .context import EventContext
@@ -32,7 +32,7 @@ from .folding import Folding, PreviousStep, Run, Runs
 from .growth import head_tree
 from .handed_over import handed_over
 from .head_rows import of_node, reading, row_of_parent, wrong_rows
-from .layer_work import LayerWork, Work, draft_of, positions_of
+from .layer_work import LayerWork, Work, draft_of, to_state
 from .own_inputs import shown
 from .products import NONE
 from .recomputation import REMEMBERED, Recomputation, Runner, only
@@ -374,29 +374,6 @@ class Oracle:
 def tree_of(context: EventContext, span: RowSpan) -> tuple[int, ...] | None:
     """The parents of a window's nodes; None where each row follows the row before it."""
     return context.expected.tree(span.request) if span.kind == "verify" else None
-
-
-def to_state(
-    hidden: torch.Tensor, before: RequestState, layer: int, number: int, start: int,
-    tree: tuple[int, ...] | None = None,
-) -> Work:
-    """A GDN layer from its rows to the state, and nothing behind it; `number`: where the weights have the layer."""
-
-    def work(weights: Weights, see: See) -> torch.Tensor:
-        like, mine = weights.embedding, weights.layers[number]
-        assert isinstance(mine.mixer, GdnWeights), "asked of GDN layers alone"
-        memory = gdn.empty(weights.config, like.dtype, like.device)
-        if start:
-            memory = GdnMemory(before.conv[layer].to(like), before.state[layer].to(like))
-
-        def at(component: str, tensor: torch.Tensor) -> torch.Tensor:
-            return see(Place("trunk", layer, component), tensor)
-
-        normed = at("normed", rms_norm(hidden.to(like), mine.input_norm, weights.config.eps))
-        positions, forms = positions_of(start, hidden.shape[0], tree, like.device)
-        return gdn.mix(weights.config, mine.mixer, normed, memory, positions, at, **forms.get("gdn", {}))[1].state
-
-    return work
 
 
 def _base(before: RequestState, layer: int, start: int) -> torch.Tensor:
