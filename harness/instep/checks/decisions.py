@@ -14,7 +14,8 @@ from instep_reference.contract.engine import Commit, Committed, Draft, Drafted
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..observe.context import EventContext
-from ..observe.rows import RowSpan, parted, row_spans, rows
+from ..observe.row_span import RowSpan
+from ..observe.rows import parted, row_spans, rows
 from ..verdict import Comparison, Skipped, Tier
 from .allowance import MARGIN_ERRORS
 from .base import exact, slot_of

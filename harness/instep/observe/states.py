@@ -25,7 +25,8 @@ from .folding import PreviousStep
 from .oracle import Oracle, to_state, tree_of
 from .products import NONE
 from .recomputation import Recomputation, Runner
-from .rows import RowSpan, rows
+from .row_span import RowSpan
+from .rows import rows
 
 
 class StateOracle(Oracle):

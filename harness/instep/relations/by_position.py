@@ -24,7 +24,8 @@ from ..observe.context import EventContext
 from ..observe.growth import head_tree
 from ..observe.memory import UNWATCHED
 from ..observe.observers import on_host
-from ..observe.rows import RowSpan, row_spans
+from ..observe.row_span import RowSpan
+from ..observe.rows import row_spans
 from ..observe.shown import WHOLE, Shown
 from ..observe.tree_forms import lines
 from ..observe.updates import UPDATE
