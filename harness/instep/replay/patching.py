@@ -134,9 +134,9 @@ class PatchedOracle(Oracle):
 
     def _piece(
         self, context: EventContext, span: RowSpan, stage: str, layer: int, work: Work,
-        base: torch.Tensor | None = None,
+        base: torch.Tensor | None = None, *, alone: bool = False,
     ) -> Recomputation:
-        return super()._piece(context, span, stage, layer, self._with(span, work), base)
+        return super()._piece(context, span, stage, layer, self._with(span, work), base, alone=alone)
 
     def _dithered(self, span: RowSpan, work: Work, base: torch.Tensor) -> Callable[[int], Run]:
         return super()._dithered(span, self._with(span, work), base)
