@@ -2,7 +2,8 @@
 
 Both want K = V = 128, bf16 rows, fp32 states and a card from Hopper on. FlashInfer's verify keeps snapshots and leaves
 the commit to its caller: here it is torch's indexed copy; its ReplaySSM refuses a Hopper card. Its attention is planned
-once for a batch, outside of what is timed, and reads our pages. Mirrors: flashinfer-python 0.7.2.post1, flash-qla 0.1.3.
+once for a batch, outside of what is timed, and reads our pages.
+Mirrors: flashinfer-python 0.7.2.post1, flash-qla 0.1.3.
 """
 
 from __future__ import annotations
