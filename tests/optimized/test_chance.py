@@ -43,8 +43,8 @@ def test_the_generator_is_philox_as_it_was_published() -> None:
 def test_both_sides_draw_the_same_bits(seed: int) -> None:
     tokens = torch.tensor([1, 5, 2**32 + 5, 4096])
     ours = uniforms(Chance(seed, 3), tokens, (2, 4, 6))
-    for drawn, count in zip(ours, tokens.tolist(), strict=True):
-        assert torch.equal(drawn.double(), reference.uniforms(seed, 3, count, 2, 4, 6))
+    for one, count in zip(ours, tokens.tolist(), strict=True):
+        assert torch.equal(one.double(), reference.uniforms(seed, 3, count, 2, 4, 6))
     assert torch.equal(ours[1], ours[2]), "tokens count as a word of 32 bits"
     others = uniforms(Chance(seed, 2), tokens, (2, 4, 6)), uniforms(Chance(seed + 1, 3), tokens, (2, 4, 6))
     assert all(float((other == ours).float().mean()) < 0.05 for other in others)

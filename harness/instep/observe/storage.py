@@ -28,10 +28,19 @@ def narrower(stored: Storage, width: Storage) -> bool:
 
 
 class State(NamedTuple):
-    """Which state it is, for what is rounded by chance."""
+    """Which state it is, for what is rounded by chance; the last two are of mistakes.
+
+    tokens  that are in it;  seed: another than is declared
+    order   how its elements are counted: HEADS, in every head anew; TURNED, K fastest; CUT, not at all: towards zero
+    """
 
     layer: int
-    tokens: int  # that are in it
+    tokens: int
+    seed: int | None = None
+    order: str = ""
+
+
+HEADS, TURNED, CUT = "heads", "turned", "cut"
 
 
 def rounded(x: torch.Tensor, storage: Storage, state: State | None = None) -> torch.Tensor:
@@ -58,7 +67,13 @@ def rounded(x: torch.Tensor, storage: Storage, state: State | None = None) -> to
 def chances(like: torch.Tensor, storage: Blocked, state: State) -> torch.Tensor:
     """What decides where the elements of a state [..., HV, K, V] fall, in its own width."""
     assert storage.seed is not None, "they fall to nearest"
-    return uniforms(storage.seed, *state, *like.shape[-3:]).to(like)
+    of = storage.seed if state.seed is None else state.seed, state.layer, state.tokens
+    HV, K, V = like.shape[-3:]
+    if state.order == CUT:
+        return torch.ones_like(like)
+    if state.order == HEADS:
+        return uniforms(*of, 1, K, V).to(like).expand(HV, K, V)
+    return (uniforms(*of, HV, V, K).mT if state.order == TURNED else uniforms(*of, HV, K, V)).to(like)
 
 
 def by_chance(x: torch.Tensor, storage: Blocked, generator: torch.Generator) -> torch.Tensor:

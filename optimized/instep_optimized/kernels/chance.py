@@ -43,18 +43,18 @@ def _word(number: int) -> int:
 
 
 @triton.jit
-def fallen(x, by, TO: tl.constexpr):
-    """x in fp32 -> the numbers of TO that they fall to, in fp32; the largest ones as they are.
+def fallen(x, by, dtype: tl.constexpr):
+    """x in fp32 -> the numbers of dtype that they fall to, in fp32; the largest ones as they are.
 
     by: (numbers of the elements in [HV, K, V], tokens in the state, layer, the seed's lower word, its upper word)
     """
     chance = drawn(by[0], by[1], by[2], by[3], by[4])
-    if TO == tl.bfloat16:
+    if dtype == tl.bfloat16:
         return _to_bf16(x, chance)
-    elif TO == tl.float16:
+    elif dtype == tl.float16:
         return _by_steps(x, chance, 10, FP16_LEAST, FP16_FROM)
     else:
-        tl.static_assert(TO == tl.float8e4nv, "what falls by chance has 16 bits at most")
+        tl.static_assert(dtype == tl.float8e4nv, "what falls by chance has 16 bits at most")
         return _by_steps(x, chance, 3, E4M3_LEAST, E4M3_FROM)
 
 

@@ -63,7 +63,8 @@ def chunk(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
         _carry, (ceil_div(values, columns), heads, requests if blocks else 0), *rows, *gates, solved, mixed,
         core, core.stride(0), core.stride(1), *spans, part.fresh, *flat(part.read, 3, part.read),
         *flat(part.store, 3, part.read), given(part.store),
-        *beside(part.read, part.read), *beside(part.store, part.read), *counters(part, part.store), solved.stride(0), values, keys, group,
+        *beside(part.read, part.read), *beside(part.store, part.read), *counters(part, part.store),
+        solved.stride(0), values, keys, group,
         TILED=part.read.scales is not None,
         TOKENS=TOKENS, KT=wide, VT=columns, PRECISION=PRECISION, warps=WARPS["carry"],
     )  # fmt: skip
