@@ -46,9 +46,16 @@ def _word(number: int) -> int:
 def fallen(x, by, dtype: tl.constexpr):
     """x in fp32 -> the numbers of dtype that they fall to, in fp32; the largest ones as they are.
 
-    by: (numbers of the elements in [HV, K, V], tokens in the state, layer, the seed's lower word, its upper word)
+    by: (numbers of the elements in [HV, K, V], tokens in the state, layer, the seed's lower word, its upper word). Of a
+    tile [.., .., pieces, ..] they may be those of the first piece, and a sixth number leads from one to the next
     """
-    chance = drawn(by[0], by[1], by[2], by[3], by[4])
+    if len(by) == 5:
+        chance = drawn(by[0], by[1], by[2], by[3], by[4])
+    else:  # one piece after another: the words of all would not stand in registers at once
+        chance = tl.zeros(x.shape, tl.uint32)
+        pieces = tl.arange(0, x.shape[2])[None, None, :, None]
+        for piece in range(x.shape[2]):
+            chance = tl.where(pieces == piece, drawn(by[0] + piece * by[5], by[1], by[2], by[3], by[4]), chance)
     if dtype == tl.bfloat16:
         return _to_bf16(x, chance)
     elif dtype == tl.float16:

@@ -203,9 +203,10 @@ def _window(
         )
         entry = tl.where(entry + 1 == ring_size, 0, entry + 1)
     if before is not None:
-        tokens, element = tl.load(before + request), (head.to(tl.int32) * K + tile_k) * V + tile_v
+        tokens, piece = tl.load(before + request), KI * V
+        element = (head.to(tl.int32) * K + tl.arange(0, KI)[None, None, None, :]) * V + tile_v  # [VL, VR, 1, KI]
         if pending > 0:  # what was read and nothing more is rounded already
-            by = (element, tokens, layer, seed_low, seed_high)
+            by = (element, tokens, layer, seed_low, seed_high, piece)
             state = as_stored(state, by, read.dtype.element_ty, TILED)
     else:
         state = as_stored(state, None, read.dtype.element_ty, TILED)
@@ -265,7 +266,7 @@ def _window(
             by = None
             if before is not None:
                 depth = depth_of(parents, t) if TREE else t + 1
-                by = (element, tokens + depth, layer, seed_low, seed_high)
+                by = (element, tokens + depth, layer, seed_low, seed_high, piece)
             put_tile(column + t * each_column + (tile_v * each_v + tile_k * each_k), scales, state, inside, at_v, V,
                      WHOLE, TILED, by)  # fmt: skip
         if keeps:
@@ -286,7 +287,7 @@ def _window(
         scales = scales_at(store_scales, store_scales_unit, store_scales_column, goal, place, head, at_v, V)
         by = None
         if before is not None:
-            by = (element, tokens + rows, layer, seed_low, seed_high)
+            by = (element, tokens + rows, layer, seed_low, seed_high, piece)
         put_tile(target + (tile_v * store_v + tile_k * store_k), scales, state, inside, at_v, V, WHOLE, TILED, by)
 
 

@@ -110,7 +110,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "chance-of-every-head", "chance-other", "The kernel counts the elements of a state in every head anew.",
-        "", (Edit(WINDOW, "(head.to(tl.int32) * K + tile_k) * V + tile_v", "tile_k * V + tile_v"),),
+        "", (Edit(WINDOW, "(head.to(tl.int32) * K + tl.arange(0, KI)[None, None, None, :]) * V + tile_v",
+                  "tl.arange(0, KI)[None, None, None, :] * V + tile_v"),),
         "short", replace(CHANCE, ops="triton"), 5, STATE,
         "is rounded by the chances of its first head in every head", ("derived",), ("identity", "bytes", "directed"),
     ),
