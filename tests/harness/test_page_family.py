@@ -70,7 +70,7 @@ def of_faults() -> Result:
         judged("commit-index-minus-one"), judged("row-for-slot", f"differs {HOSTILE}{ALONE}"),
         replace(judged("row-for-slot", layer=3)), judged("dirty-slot", void="it never fired"),
     )
-    return faults.of(Campaign(every, 12.0, 20.0, 2))
+    return faults.of(Campaign(every))
 
 
 def of_bench() -> Result:
@@ -235,7 +235,7 @@ def test_a_page_that_cannot_be_put_there_is_refused_before_any_work(
 def test_faults_write_the_page_that_their_result_makes(
     instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    campaign = Campaign((judged("stale-tile"),), 12.0, 20.0, 2)
+    campaign = Campaign((judged("stale-tile"),))
     monkeypatch.setattr("instep.faults.campaign.campaign", lambda *given, **named: campaign)
     ran = instep("faults", "stale-tile", "--html", tmp_path / "p.html")
     page = Read((tmp_path / "p.html").read_text())

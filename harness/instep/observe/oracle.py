@@ -36,7 +36,8 @@ from .layer_work import LayerWork, Work, draft_of, to_state
 from .own_inputs import shown
 from .products import NONE
 from .recomputation import REMEMBERED, Recomputation, Runner, only
-from .rows import RowSpan, paths, row_spans, rows
+from .row_span import RowSpan
+from .rows import paths, row_spans, rows
 from .same_piece import Remembering
 from .storage import entries
 from .tree_forms import lines

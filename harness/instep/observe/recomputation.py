@@ -24,7 +24,7 @@ from .layer_work import Work
 from .products import CUTS, FOLDED, InChunks, Operands, Squares
 from .reorder import Reordered, by_a_unit, up_or_down
 from .routes import ROUTER, Routes
-from .rows import RowSpan
+from .row_span import RowSpan
 from .second_form import in_chunks, must_be_one_rule
 from .storage import entries, narrower, rounded
 

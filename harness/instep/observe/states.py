@@ -26,7 +26,8 @@ from .layer_work import to_state
 from .oracle import Oracle, tree_of
 from .products import NONE
 from .recomputation import Recomputation, Runner
-from .rows import RowSpan, rows
+from .row_span import RowSpan
+from .rows import rows
 
 
 class StateOracle(Oracle):

@@ -24,7 +24,8 @@ from ..observe.folding import Run
 from ..observe.layer_work import Work
 from ..observe.oracle import Oracle
 from ..observe.recomputation import Recomputation
-from ..observe.rows import RowSpan, rows
+from ..observe.row_span import RowSpan
+from ..observe.rows import rows
 from ..observe.updates import due
 from ..verdict import Comparison
 from .variant import Patch, in_memory, spelled
