@@ -45,7 +45,7 @@ class Forks:
         with end:
             self._server = subprocess.Popen(
                 [sys.executable, "-P", str(SERVER), str(end.fileno())], pass_fds=(end.fileno(),),
-                stdin=subprocess.DEVNULL, env=plant.environment(),
+                stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=plant.environment(),
             )  # fmt: skip
 
     def __enter__(self) -> Forks:
@@ -71,7 +71,7 @@ class Forks:
             try:
                 code, seconds = json.loads(answer.readline())
             except TimeoutError:
-                os.killpg(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
                 raise subprocess.TimeoutExpired([*words], timeout) from None
             with self._lock:
                 self.spent += seconds

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -26,28 +27,32 @@ OURS = {"instep", "instep_optimized", "instep_reference"}
 def serve(control: socket.socket) -> None:
     """Until whoever asks has gone."""
     for name in THEIRS:
-        import_module(name)
+        with suppress(ImportError):
+            import_module(name)
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for a keeper
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends the runs, and whoever asks
     while True:
         said, received, _, _ = socket.recv_fds(control, 1, 3)
         if not said:
             return
         if os.fork() == 0:
             control.close()
-            keep(socket.socket(fileno=received[0]), *received[1:])
+            its, out, err = received
+            keep(socket.socket(fileno=its), out, err, interrupted)
         for descriptor in received:
             os.close(descriptor)
 
 
-def keep(told: socket.socket, out: int, err: int) -> NoReturn:
-    """In a process of its own: run what is told, wait for it, and say how it ended."""
+def keep(told: socket.socket, out: int, err: int, interrupted: Any) -> NoReturn:
+    """In a process of its own: run what is told, wait for it, and say how it ended. interrupted: what SIGINT does."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     request = json.loads(told.makefile().readline())
     pid = os.fork()
     if pid == 0:
         told.close()
+        signal.signal(signal.SIGINT, interrupted)
         begin(request, out, err)
     told.sendall(f"{pid}\n".encode())
     _, status, used = os.wait4(pid, 0)
@@ -57,7 +62,6 @@ def keep(told: socket.socket, out: int, err: int) -> NoReturn:
 
 def begin(request: dict[str, Any], out: int, err: int) -> NoReturn:
     """As a new Python does: with these descriptors, this environment, these paths first, and an exit code."""
-    os.setsid()
     for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), out, err)):
         os.dup2(descriptor, number)
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(end, mode, closefd=False) for end, mode in enumerate("rww"))
