@@ -113,7 +113,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     ("rounds", {"state_dtype": FP8, "kv_dtype": FP8, "ops": "ledger"}),
     ("small", {**CHANCE, "strategy": "snapshot", "conv": "widened", "overlap": True}),
     ("small", {**CHANCE, "strategy": "rerun", "dtype": "bfloat16", "layout": "KV", "graphs": True}),
-    ("small", {**CHANCE, "state_dtype": "bfloat16", "strategy": "columns", "graphs": True}),
     ("small", {**CHANCE, "state_dtype": "float16", "ops": "invariant", "overlap": True}),
 ], ids=str)  # fmt: skip
 def test_a_right_engine_agrees(small: Trace, trace: str, options: dict[str, Any]) -> None:
