@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 import torch
 
-from instep.carried import fixtures
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
-from instep.trace.file import Trace, read
+from instep.trace.file import Trace
 from instep.verdict import Exit, Tier, Verdict
 from instep_reference.contract.errors import Unsupported
 from support.fake_kernels import Kernels
+from support.few_channels import few_channels
 from support.traces import brief, recorded
 
 OPS = "sglang.kernels.ops"
@@ -69,7 +69,7 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
 @pytest.fixture(scope="module")
 def wider() -> Trace:
     """Two requests in windows of 2, 4 and 2 tokens, in pools that are 4 wide: where a wrong stride shows."""
-    return read(fixtures() / "traces" / "faults" / "wider.jsonl")
+    return few_channels("wider")
 
 
 def verdict(trace: Trace, ops: str, strategy: str) -> Verdict:
