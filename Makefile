@@ -14,7 +14,7 @@ WORKERS := -n 2 --dist worksteal
 replay: $(READY)  ## the main job: the trained model, every event, both sides
 	$(BIN)/instep replay fixtures/traces/adaptive.jsonl
 
-# The main trace through `plain` is `make replay`, which CI runs, too.
+# The main trace is `make replay`, which CI runs, too.
 test: $(READY)  ## every test; every recorded trace moves labels, and few traces that meet all conditions numbers
 	$(BIN)/python -m pytest -q $(WORKERS) -m "not timing" -p no:benchmark tests --instep-traces=fixtures/traces --instep-ops=ledger --instep-ops=plain
 	$(BIN)/python -m pytest -q -m timing tests/harness/test_gate.py tests/perf

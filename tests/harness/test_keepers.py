@@ -24,7 +24,8 @@ from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep_reference.contract.errors import BadInput
 from support.command import Runner, complaint
-from support.few_channels import few_channels
+from support.covering import each_value
+from support.few_channels import FIXTURES, few_channels
 from support.traces import brief, recorded
 
 pytest_plugins = ["pytester"]
@@ -185,7 +186,7 @@ def test_every_command_knows_it_by_the_same_name(write: Write, instep: Runner, t
     setting = Setting("mine:OPS")
     assert [setting.strategies(name)[-1] for name in ("strategy", "conv")] == ["sglang", "sglang_conv"], "fuzz draws"
     words, trace = typed(named), few_channels(RAGGED).path
-    model = ("--checkpoint", trace.parent / "model")
+    model = ("--checkpoint", FIXTURES / "tiny")
     ran = instep("fuzz", *words, *model, "--examples", "1", "--seed", "1", "--out", tmp_path / "fuzz")
     assert ran.code == 0 and "nothing found" in ran.out, ran
     ran = instep("relations", trace, "strategies", *words, "--until", "5")
@@ -284,11 +285,9 @@ FALLEN = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", FALLEN)
-@pytest.mark.parametrize(
-    "command", [("replay", "--no-ladder"), ("relations", "strategies", "unseen"), ("streams", "--level", "op")],
-    ids=lambda words: words[0],
-)
+@pytest.mark.parametrize(("method", "command"), each_value(FALLEN, (
+    ("replay", "--no-ladder"), ("relations", "strategies", "unseen"), ("streams", "--level", "op"),
+)), ids=lambda words: words if isinstance(words, str) else words[0])  # fmt: skip
 def test_what_it_raises_is_its_finding_under_every_command(
     command: tuple[str, ...], method: str, write: Write, instep: Runner, small: Trace
 ) -> None:

@@ -7,8 +7,12 @@ Leaves out: options of the engine (`combinations.py`).
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
+from itertools import product
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from instep.fuzz.coverage import Coverage
 from instep.plugin import TraceItem
@@ -16,7 +20,8 @@ from instep.trace.event_rules import EventRules
 from instep.trace.file import read
 
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces"
-MAIN = "adaptive"  # `make replay` runs it through `plain`
+MAIN = "adaptive"  # `make replay` runs it through `ledger` and `plain`
+WHOLE = pytest.mark.whole
 THROUGH_PLAIN = (
     "lifecycle/leaving", "lifecycle/overlapped", "lifecycle/refused", "trees",
     *(f"faults/{name}" for name in (
@@ -24,8 +29,23 @@ THROUGH_PLAIN = (
 )  # fmt: skip
 
 
-def left_to_the_whole(item: object) -> bool:
-    """Whether a trace is to go through `plain` and is none of the few."""
+def each_value(*values: Iterable[Any]) -> list[Any]:
+    """A product as parameters of a test: every value stands in a row of the few, the other rows are the whole's."""
+    factors = [tuple(each) for each in values]
+    few = {tuple(index % len(factor) for factor in factors) for index in range(max(map(len, factors)))}
+    rows = product(*(range(len(factor)) for factor in factors))
+    return [
+        pytest.param(*(factor[at] for factor, at in zip(factors, row, strict=True)), marks=() if row in few else WHOLE)
+        for row in rows
+    ]
+
+
+def left_to_the_whole(item: pytest.Item) -> bool:
+    """A row of a product that is not among the few; a trace that is to go through `plain` and is none of the few."""
+    if item.get_closest_marker(WHOLE.name) is not None:
+        return True
+    if item.name == "ledger" and isinstance(item, TraceItem) and item.path == TRACES / f"{MAIN}.jsonl":
+        return True
     if not isinstance(item, TraceItem) or item.name != "plain" or not item.path.is_relative_to(TRACES):
         return False
     return str(item.path.relative_to(TRACES).with_suffix("")) not in THROUGH_PLAIN

@@ -21,12 +21,14 @@ from instep.trace.policy import read_policy, read_prompts
 from support.checkpoints import write
 
 _FOLDER = TemporaryDirectory(prefix="few-channels-")  # until the process ends
-FOLDER = Path(_FOLDER.name)  # as `TRACES` is: NAME.jsonl, once it was asked for
+FIXTURES = Path(_FOLDER.name)  # as `fixtures`: has a trace once it was asked for
+FOLDER = FIXTURES / "traces" / "faults"
 MAIN, TINY = "adaptive", TRACES.parents[1] / "tiny"
 
 
 @cache
 def few_channels(name: str) -> Trace:
+    FOLDER.mkdir(parents=True, exist_ok=True)
     policy = read_policy((TRACES.parent if name == MAIN else TRACES) / f"{name}.policy.json")
     return make(_model(), dict(_prompts()), policy, FOLDER / f"{name}.jsonl")
 
@@ -34,7 +36,7 @@ def few_channels(name: str) -> Trace:
 @cache
 def _model() -> Path:
     """Stored in bf16 and of 256 tokens, as `fixtures/tiny` is: three GDN layers, one of attention, a draft head."""
-    return write(FOLDER / "model", vocab_size=256, dtype=torch.bfloat16)
+    return write(FIXTURES / "tiny", vocab_size=256, dtype=torch.bfloat16)
 
 
 def _prompts() -> Iterator[tuple[str, tuple[int, ...]]]:
