@@ -146,7 +146,7 @@ def test_what_is_told_is_what_was_judged(ran: Result) -> None:
 @pytest.mark.slow
 def test_a_faulty_engine_left_to_itself_says_something_else(warm: None, tmp_path: Path) -> None:
     fault = by_id()["commit-index-minus-one"]
-    folder, trace = plant.planted(tmp_path / "planted", *fault.edits), TRACES / f"{fault.trace}.jsonl"
+    folder, trace = plant.planted(tmp_path / "planted", *fault.edits), few_channels(fault.trace).path
     faulty = spoken(folder, trace, speaking(fault.how), tmp_path / "faulty.json")
     right = spoken(plant.planted(tmp_path / "control"), trace, speaking(fault.how), tmp_path / "right.json")
     assert not right.error and right.drafts > 0 and right.texts.keys() == faulty.texts.keys() == right.states.keys()
