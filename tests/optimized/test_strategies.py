@@ -94,7 +94,7 @@ def test_labels_of_rings_that_keep_inputs_are_right_too(checkpoint: Checkpoint, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+@pytest.mark.parametrize("pair", NUMBERS, ids="-".join)
 def test_every_number_is_the_reference_s(checkpoint: Checkpoint, pair: tuple[str, str]) -> None:
     subject = engine(checkpoint, "plain", pair, activation=torch.float64, state=torch.float64)
     weights = Weights.of(checkpoint, torch.float64, torch.device("cpu"))
