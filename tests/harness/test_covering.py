@@ -10,13 +10,13 @@ import pytest
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.verdict import Exit
-from support.covering import MAIN, ON_FEW_CHANNELS, THROUGH_PLAIN, every_trace, met
+from support.covering import BY_TESTS, MAIN, ON_FEW_CHANNELS, THROUGH_PLAIN, every_trace, met
 from support.few_channels import few_channels
 
 
 def test_the_traces_that_go_through_plain_meet_what_any_trace_meets() -> None:
     found = {name: met(trace) for name, trace in every_trace().items()}
-    few = {name: found[name] for name in (MAIN, *THROUGH_PLAIN)}
+    few = {name: found[name] for name in (MAIN, *THROUGH_PLAIN, *BY_TESTS)}
     few |= {name: met(few_channels(name, 2)) for name in ON_FEW_CHANNELS}
     assert set().union(*few.values()) == set().union(*found.values())
     for name in few.keys() - {MAIN}:  # and none is there for nothing

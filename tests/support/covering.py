@@ -23,7 +23,8 @@ from instep.trace.file import Trace, read
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces"
 MAIN = "adaptive"  # `make replay` runs it through `ledger` and `plain`
 WHOLE = pytest.mark.whole
-THROUGH_PLAIN = tuple(f"faults/{name}" for name in ("handed", "several", "shared", "tiers"))
+THROUGH_PLAIN = tuple(f"faults/{name}" for name in ("several", "shared", "tiers"))
+BY_TESTS = ("faults/handed",)  # that replay it through `plain` as a whole: `test_external_replay.py`
 ON_FEW_CHANNELS = ("leaving", "overlapped", "refused", "trees", "drawn", "grown")  # told again on a model of two layers
 
 
