@@ -80,7 +80,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 def run_of(way: str) -> list[str | Path]:
     """The command of the page, with its trace on a model of few channels."""
     command, trace, *words = RUNS[WAYS[way]].split()
-    return [command, few_channels((TOP / trace).resolve(strict=True).stem).path, *words]
+    return [command, few_channels((TOP / trace).resolve(strict=True).stem, 2).path, *words]
 
 
 @pytest.mark.slow

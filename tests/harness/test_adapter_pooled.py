@@ -23,7 +23,7 @@ from instep.verdict import Exit
 from instep_optimized.memory.budget import must_fill_pitch
 from instep_optimized.memory.pool import Demand
 from instep_reference.contract.errors import Unsupported
-from support.few_channels import MAIN, few_channels
+from support.few_channels import few_channels
 from support.traces import brief, recorded
 
 TOP = Path(__file__).resolve().parents[2]
@@ -62,7 +62,7 @@ def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Trace) -> Any
         name = f"pooled_{abs(hash(text))}"
         (tmp_path / f"{name}.py").write_text(text)
         setting.setdefault("strategy", "snapshot")
-        opened = few_channels(trace) if isinstance(trace, str) else trace
+        opened = few_channels(trace, 2) if isinstance(trace, str) else trace
         return Replay(opened, Setting(f"{name}:OPS", **setting)).run(until=until, variant=variant)
 
     return run
@@ -87,7 +87,7 @@ def test_a_right_kernel_over_pools_agrees(edits: Any, setting: dict[str, Any], j
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("trace", "until", "dtype"), [("ragged", None, "float32"), (MAIN, 9, "bfloat16")])
+@pytest.mark.parametrize(("trace", "until", "dtype"), [("ragged", None, "float32"), ("wider", None, "bfloat16")])
 def test_a_right_kernel_over_pools_agrees_in_windows_of_many_widths(
     trace: str, until: int | None, dtype: str, judged: Any
 ) -> None:
@@ -99,8 +99,8 @@ def test_a_right_kernel_over_pools_agrees_in_windows_of_many_widths(
 STRAY = "    return core\n"
 FAULTS = {
     "row stride from the window in force": (
-        [("call.snapshots.shape[1]", "call.window")], {"trace": MAIN, "until": 9},
-        ("forward", "state", "changed in snapshot_state row 0")),
+        [("call.snapshots.shape[1]", "call.window")], {"trace": "wider"},
+        ("forward", "state", "snapshot_state row 0 changed at positions 2 to 3")),
     "a stray write into a free slot": (
         [(STRAY, f"    call.pool[2, 0, 0, 0] = 1\n{STRAY}")], {}, ("forward", "state", "state slot 2")),
     "a verify that writes the live state": (

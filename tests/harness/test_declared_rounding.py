@@ -36,7 +36,7 @@ NARROW = "support.narrow_products"
 @cache
 def judged(name: str, until: int | None = None) -> Verdict:
     """A replay of one op set, which several tests look at."""
-    return Replay(few_channels("short"), Setting(f"{NARROW}:{name}")).run(until=until).verdict
+    return Replay(few_channels("short", 2), Setting(f"{NARROW}:{name}")).run(until=until).verdict
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_every_form_is_declared_by_itself(form: str) -> None:
 
 @pytest.mark.slow
 def test_an_engine_of_somebody_else_that_declares_what_it_stores_agrees(instep: Runner, tmp_path: Path) -> None:
-    trace, file = few_channels("short").path, tmp_path / "a.json"
+    trace, file = few_channels("short", 2).path, tmp_path / "a.json"
     words = ("replay", trace, "--dtype", "bfloat16", "--until", 5, "--no-ladder", "--json", file)
     ran = instep(*words, "--ops", "support.subjects:declared")
     assert ran.code == 0, ran.out
@@ -148,7 +148,7 @@ def test_the_usual_op_set_says_nothing(instep: Runner) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("relation", ["split", "drift"])
 def test_relations_within_tolerance_grant_what_is_declared(relation: str, instep: Runner) -> None:
-    words = ("relations", few_channels("rounds").path, relation, "--tokens", 256)
+    words = ("relations", few_channels("rounds", 2).path, relation, "--tokens", 256)
     assert instep(*words, "--ops", f"{NARROW}:CUT").code == 0
     assert instep(*words, "--ops", f"{NARROW}:UNDECLARED").code == 1
 

@@ -14,7 +14,7 @@ from support.few_channels import few_channels
 
 
 def replayed(name: str, trace: str = "kept") -> Outcome:
-    return Replay(few_channels(trace), Setting(engine=f"support.by_memory:{name}")).run()
+    return Replay(few_channels(trace, 2), Setting(engine=f"support.by_memory:{name}")).run()
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ def test_a_fault_that_does_not_fire_is_void(ran: Result) -> None:
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("one", HARMLESS, ids=lambda one: one.id)
 def test_what_cannot_matter_is_not_reported(one: Harmless, tmp_path: Path) -> None:
-    trace, out = few_channels(one.trace).path, tmp_path / "out.json"
+    trace, out = few_channels(one.trace, 2).path, tmp_path / "out.json"
     with planted_here(*one.edits):
         edited = replayed(tmp_path, trace, one.how, out)
     assert edited.clean, edited.message or edited.error

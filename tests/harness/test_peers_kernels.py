@@ -69,7 +69,7 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
 @pytest.fixture(scope="module")
 def wider() -> Trace:
     """Two requests in windows of 2, 4 and 2 tokens, in pools that are 4 wide: where a wrong stride shows."""
-    return few_channels("wider")
+    return few_channels("wider", 2)
 
 
 def verdict(trace: Trace, ops: str, strategy: str) -> Verdict:
@@ -160,8 +160,8 @@ def test_the_kit_for_somebodys_tree_says_which_step_counts_fail(
     assert spec is not None and spec.loader is not None
     kit: Any = module_from_spec(spec)
     spec.loader.exec_module(kit)
-    assert len(kit.KERNELS) == 5 and all(few_channels(trace) for trace in kit.TRACES.values())
-    monkeypatch.setattr(kit.kit, "fixtures", lambda: FIXTURES)
+    assert len(kit.KERNELS) == 5 and all(few_channels(trace, 2) for trace in kit.TRACES.values())
+    monkeypatch.setattr(kit.kit, "fixtures", lambda: FIXTURES.with_name("2"))
     if slips:  # and so it is with a right kernel
         kit.test_a_kernel_computes_the_model("sglang:RECURRENT", "fixed")
     with pytest.raises(pytest.fail.Exception, match="where this event does not write") if slips else nullcontext():

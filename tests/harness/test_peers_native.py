@@ -38,7 +38,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 @pytest.fixture(scope="module")
 def wider() -> Trace:
     """Two requests in windows of 2, 4 and 2 tokens, in pools that are 4 wide: where a wrong stride shows."""
-    return few_channels("wider")
+    return few_channels("wider", 2)
 
 
 @contextmanager

@@ -109,7 +109,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     ("small", {**CHANCE, "strategy": "rerun", "dtype": "bfloat16", "layout": "KV", "graphs": True}),
 ], ids=str)  # fmt: skip
 def test_a_right_engine_agrees(small: Trace, trace: str, options: dict[str, Any]) -> None:
-    outcome = Replay(small if trace == "small" else few_channels(trace), Setting(**options)).run()
+    outcome = Replay(small if trace == "small" else few_channels(trace, 2), Setting(**options)).run()
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:2]
     if options.get("ops") != "ledger":
         assert {"state", "keys"} & outcome.declared.narrow(torch.float32).keys()

@@ -34,7 +34,7 @@ def test_names_are_read_with_commas_and_repeated() -> None:
 
 @pytest.mark.slow
 def test_a_numeric_finding_does_not_hide_the_rest() -> None:
-    replay = Replay(few_channels(TRACE), Setting(LOUDER))
+    replay = Replay(few_channels(TRACE, 2), Setting(LOUDER))
     whole = replay.run()
     assert whole.verdict.exit is Exit.DIVERGED and whole.verdict.events < whole.of
     assert {found.tier for found in whole.verdict.findings} <= {Tier.DERIVED, Tier.PROPAGATED, Tier.DIRECTED}
@@ -47,7 +47,7 @@ def test_a_numeric_finding_does_not_hide_the_rest() -> None:
 @pytest.mark.slow
 def test_what_stands_behind_a_numeric_finding_is_found() -> None:
     """Two faults: every gated norm is too loud, and one commit leaves the state where it was."""
-    replay = Replay(few_channels(TRACE), Setting(STALE, strategy="snapshot"))
+    replay = Replay(few_channels(TRACE, 2), Setting(STALE, strategy="snapshot"))
     assert replay.run().verdict.findings[0].place.component == "gated"
     found = replay.run(tiers=[Tier.DIRECTED]).verdict.findings[0]
     assert (found.kind, found.place.component) == ("commit", "state"), found
@@ -55,7 +55,7 @@ def test_what_stands_behind_a_numeric_finding_is_found() -> None:
 
 @pytest.mark.slow
 def test_an_exception_is_a_finding_whatever_was_asked() -> None:
-    replay = Replay(few_channels(TRACE), Setting("support.subjects:refusing"))
+    replay = Replay(few_channels(TRACE, 2), Setting("support.subjects:refusing"))
     assert replay.run(tiers=[Tier.DECISIONS]).verdict.findings[0].check == "serves"
 
 
@@ -72,13 +72,13 @@ def test_every_tier_stands_alone(tier: Tier, small: Trace) -> None:
 
 
 def test_tiers_that_compare_nothing_are_inconclusive(instep: Runner) -> None:
-    ran = instep("replay", few_channels(TRACE).path, "--ops", "ledger", "--tiers", "T2,T3")
+    ran = instep("replay", few_channels(TRACE, 2).path, "--ops", "ledger", "--tiers", "T2,T3")
     assert ran.code == 3 and "inconclusive" in ran.out, ran
 
 
 @pytest.mark.slow
 def test_the_last_line_the_file_and_the_command_say_what_was_left_out(instep: Runner, tmp_path: Path) -> None:
-    trace, file = few_channels(TRACE).path, tmp_path / "a.json"
+    trace, file = few_channels(TRACE, 2).path, tmp_path / "a.json"
     ran = instep("replay", trace, "--ops", "plain", "--tiers", "T0", "--tiers", "T2d,T1", "--json", file)
     assert ran.code == 0
     assert ran.out.strip().splitlines()[-1] == "only T0,T1,T2d judged; left out by --tiers: T2,T3,T4"
@@ -90,7 +90,7 @@ def test_the_last_line_the_file_and_the_command_say_what_was_left_out(instep: Ru
 
 
 def test_a_run_of_all_tiers_says_nothing_of_it(instep: Runner) -> None:
-    ran = instep("replay", few_channels(TRACE).path, "--ops", "plain", "--until", 3)
+    ran = instep("replay", few_channels(TRACE, 2).path, "--ops", "plain", "--until", 3)
     assert "left out" not in ran.out
 
 
@@ -99,11 +99,11 @@ def test_the_ladder_climbs_with_the_same_tiers() -> None:
     """Without them another tier's finding would stay, and nothing would be confirmed."""
     from instep.localise import locate
 
-    replay = Replay(few_channels(TRACE), Setting(STALE, strategy="snapshot"))
+    replay = Replay(few_channels(TRACE, 2), Setting(STALE, strategy="snapshot"))
     outcome = replay.run(tiers=[Tier.DIRECTED])
     assert locate(replay, outcome).cause != "unconfirmed"
 
 
 def test_an_unknown_tier_is_refused_in_a_line(instep: Runner) -> None:
-    said = complaint(instep("replay", few_channels(TRACE).path, "--tiers", "T9"))
+    said = complaint(instep("replay", few_channels(TRACE, 2).path, "--tiers", "T9"))
     assert "--tiers: found 'T9', expected some of T0, T1, T2, T2d, T3, T4" in said
