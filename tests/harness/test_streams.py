@@ -25,6 +25,7 @@ from instep.verdict import Exit
 from instep_optimized.commit import STRATEGIES
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
+from support.covering import WHOLE
 from support.planting import planted_here
 
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces"
@@ -148,7 +149,9 @@ def test_prompts_in_chunks_preemptions_and_loads_keep_their_stamps(level: str, a
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "level"), [("float32", "model"), ("bfloat16", "op")])
+@pytest.mark.parametrize(("dtype", "level"), [
+    pytest.param("float32", "model", marks=WHOLE), ("bfloat16", "op"),
+])  # fmt: skip
 def test_kernels_hold_what_they_should(dtype: str, level: str) -> None:
     trace = read(TRACES / "faults" / "short.jsonl")
     assert streamed(trace, Setting("triton", dtype=dtype), level).verdict.exit is Exit.AGREED

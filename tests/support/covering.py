@@ -1,8 +1,7 @@
 """Of products that take long, the part that `make test` runs: few rows, in which all stands that stands in the whole.
 
-`make whole` runs the rest. Here: every recorded trace moves labels; through `plain` go the traces in which every
-condition is met, and every pair of events that follow each other, that any trace has; those of the large model on one
-of few channels.
+`make whole` runs the rest. Here: traces in which every condition is met, and every pair of events that follow each
+other, that any trace has, move labels and go through `plain`; those of the large model do on one of few channels.
 Leaves out: options of the engine (`combinations.py`).
 """
 
@@ -40,14 +39,14 @@ def each_value(*values: Iterable[Any]) -> list[Any]:
 
 
 def left_to_the_whole(item: pytest.Item) -> bool:
-    """A row of a product that is not among the few; a trace that is to go through `plain` and is none of the few."""
+    """A row of a product, or a recorded trace, that is not among the few."""
     if item.get_closest_marker(WHOLE.name) is not None:
         return True
-    if item.name == "ledger" and isinstance(item, TraceItem) and item.path == TRACES / f"{MAIN}.jsonl":
-        return True
-    if not isinstance(item, TraceItem) or item.name != "plain" or not item.path.is_relative_to(TRACES):
+    if not isinstance(item, TraceItem) or not item.path.is_relative_to(TRACES):
         return False
-    return str(item.path.relative_to(TRACES).with_suffix("")) not in THROUGH_PLAIN
+    name = str(item.path.relative_to(TRACES).with_suffix(""))
+    more = item.name == "ledger" and (name in BY_TESTS or item.path.stem in ON_FEW_CHANNELS)
+    return name not in THROUGH_PLAIN and not more
 
 
 def every_trace() -> dict[str, Trace]:
