@@ -14,13 +14,13 @@ WORKERS := -n 2 --dist worksteal
 replay: $(READY)  ## the main job: the trained model, every event, both sides
 	$(BIN)/instep replay fixtures/traces/adaptive.jsonl
 
-# The main trace through `plain` is `make replay`, which CI runs, too.
-test: $(READY)  ## every test; every recorded trace moves labels, and few traces that meet all conditions numbers
+# The main trace is `make replay`, which CI runs, too.
+test: $(READY)  ## every test; few of the recorded traces, that meet all conditions, move labels and numbers
 	$(BIN)/python -m pytest -q $(WORKERS) -m "not timing" -p no:benchmark tests --instep-traces=fixtures/traces --instep-ops=ledger --instep-ops=plain
 	$(BIN)/python -m pytest -q -m timing tests/harness/test_gate.py tests/perf
 
 whole: $(READY)  ## of what `make test` runs a covering part of: every row
-	$(BIN)/python -m pytest -q $(WORKERS) --whole -p no:benchmark --instep-traces=fixtures/traces --instep-ops=plain
+	$(BIN)/python -m pytest -q $(WORKERS) --whole -p no:benchmark --instep-traces=fixtures/traces --instep-ops=ledger --instep-ops=plain
 
 check: lint types fast  ## what must hold before every commit, under a minute
 

@@ -33,6 +33,7 @@ from instep_optimized.layout import StateLayout
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import Unsupported
 from support.command import Runner, complaint
+from support.few_channels import few_channels
 from support.ops_agree import agree
 from support.traces import brief, recorded
 
@@ -76,14 +77,19 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("small"), brief())
 
 
+def run_of(way: str) -> list[str | Path]:
+    """The command of the page, with its trace on a model of few channels."""
+    command, trace, *words = RUNS[WAYS[way]].split()
+    return [command, few_channels((TOP / trace).resolve(strict=True).stem, 2).path, *words]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "lines"), [("dense", 30), ("pooled", 40), ("conv", 45)])
 def test_the_files_of_the_page_agree_and_are_short(
-    way: str, lines: int, mine: Callable[..., Path], instep: Runner, monkeypatch: pytest.MonkeyPatch
+    way: str, lines: int, mine: Callable[..., Path], instep: Runner
 ) -> None:
     assert len(mine(way=way).read_text().splitlines()) < lines
-    monkeypatch.chdir(TOP)
-    ran = instep(*RUNS[WAYS[way]].split())
+    ran = instep(*run_of(way))
     op = "conv" if way == "conv" else "gdn"
     assert ran.code == 0 and "mine:OPS agrees" in ran.out and f"mine:OPS: {op}.window: " in ran.out, ran
 
@@ -93,12 +99,10 @@ def test_the_files_of_the_page_agree_and_are_short(
     ("way", "old", "new", "says"), [(way, *edit[:2], edit[2:]) for way, at in WAYS.items() for edit in BROKEN[at]]
 )
 def test_what_the_page_breaks_is_found_where_it_says(
-    way: str, old: str, new: str, says: list[str], mine: Callable[..., Path], instep: Runner,
-    monkeypatch: pytest.MonkeyPatch,
+    way: str, old: str, new: str, says: list[str], mine: Callable[..., Path], instep: Runner
 ) -> None:
     mine(old, new, way)
-    monkeypatch.chdir(TOP)
-    ran = instep(*RUNS[WAYS[way]].split(), "--no-ladder")
+    ran = instep(*run_of(way), "--no-ladder")
     assert ran.code == 1 and all(part in ran.out for part in says), ran.out
 
 

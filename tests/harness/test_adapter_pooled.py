@@ -18,15 +18,15 @@ from instep.replay.setting import Setting
 from instep.replay.variant import AS_IS, Variant
 from instep.report.data import of
 from instep.report.words import exercised
-from instep.trace.file import Trace, read
+from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized.memory.budget import must_fill_pitch
 from instep_optimized.memory.pool import Demand
 from instep_reference.contract.errors import Unsupported
+from support.few_channels import few_channels
 from support.traces import brief, recorded
 
 TOP = Path(__file__).resolve().parents[2]
-TRACES = TOP / "fixtures" / "traces"
 DENSE, POOLED, _CONV = re.findall(r"```python\n(.*?)```", (TOP / "docs" / "adapters.md").read_text(), re.DOTALL)
 KEPT = ("buffer[call.rows[i] * steps + t - begin] = S", "call.snapshots[call.rows[i], t - begin] = S")
 OWN = ("raw=True)", "raw=True, strided=True)")
@@ -38,7 +38,6 @@ GATED = (
     ("(-call.A_log.exp() * softplus(call.a.float() + call.dt_bias)).exp(), call.b.float().sigmoid()",
      "call.log_decay.exp(), call.beta"), (", raw=True", ""),
 )  # fmt: skip
-ADAPTIVE, RAGGED = TRACES / "adaptive.jsonl", TRACES / "faults" / "ragged.jsonl"
 PREFILL_OF_PLAIN = ("chunk=kernel, ", "")
 
 
@@ -54,7 +53,7 @@ def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Trace) -> Any
     monkeypatch.syspath_prepend(tmp_path)
 
     def run(
-        *edits: tuple[str, str], text: str = POOLED, trace: Trace | Path = small, until: int | None = None,
+        *edits: tuple[str, str], text: str = POOLED, trace: Trace | str = small, until: int | None = None,
         variant: Variant = AS_IS, **setting: Any,
     ) -> Outcome:
         for old, new in edits:
@@ -63,7 +62,7 @@ def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Trace) -> Any
         name = f"pooled_{abs(hash(text))}"
         (tmp_path / f"{name}.py").write_text(text)
         setting.setdefault("strategy", "snapshot")
-        opened = read(trace) if isinstance(trace, Path) else trace
+        opened = few_channels(trace, 2) if isinstance(trace, str) else trace
         return Replay(opened, Setting(f"{name}:OPS", **setting)).run(until=until, variant=variant)
 
     return run
@@ -88,9 +87,9 @@ def test_a_right_kernel_over_pools_agrees(edits: Any, setting: dict[str, Any], j
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("trace", "until", "dtype"), [(RAGGED, None, "float32"), (ADAPTIVE, 9, "bfloat16")])
+@pytest.mark.parametrize(("trace", "until", "dtype"), [("ragged", None, "float32"), ("wider", None, "bfloat16")])
 def test_a_right_kernel_over_pools_agrees_in_windows_of_many_widths(
-    trace: Path, until: int | None, dtype: str, judged: Any
+    trace: str, until: int | None, dtype: str, judged: Any
 ) -> None:
     outcome = judged(trace=trace, until=until, dtype=dtype)
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
@@ -100,8 +99,8 @@ def test_a_right_kernel_over_pools_agrees_in_windows_of_many_widths(
 STRAY = "    return core\n"
 FAULTS = {
     "row stride from the window in force": (
-        [("call.snapshots.shape[1]", "call.window")], {"trace": ADAPTIVE, "until": 9},
-        ("forward", "state", "changed in snapshot_state row 0")),
+        [("call.snapshots.shape[1]", "call.window")], {"trace": "wider"},
+        ("forward", "state", "snapshot_state row 0 changed at positions 2 to 3")),
     "a stray write into a free slot": (
         [(STRAY, f"    call.pool[2, 0, 0, 0] = 1\n{STRAY}")], {}, ("forward", "state", "state slot 2")),
     "a verify that writes the live state": (

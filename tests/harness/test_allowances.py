@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
 from instep.checks.propagated import Propagated
+from instep.faults import TRACES
 from instep.observe import recomputation
 from instep.observe.context import EventContext
 from instep.observe.recomputation import Runner
@@ -31,13 +31,13 @@ from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product
 from instep_reference.weights import Weights
 from support.checkpoints import write as write_checkpoint
+from support.few_channels import few_channels
 from support.traces import recorded
 
 pytestmark = pytest.mark.slow  # whole traces, in several orders of summation
 
 MLP = Place("trunk", 0, "mlp")
 HIDDEN = Place("extend", 0, "hidden")
-TRACE = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults" / "accepted.jsonl"
 
 # One rounding or none, whoever computes it: what the reference calls beside sums and inexact functions.
 EXACT = {
@@ -53,7 +53,7 @@ EXACT = {
 def test_another_order_of_summation_passes_with_room(form, strategy):
     """On the trained model up to the first commit; hundreds of small random ones: `instep calibrate`."""
     setting = Setting(f"instep.calibrate.correct_variants:{form}_7", strategy=strategy)
-    outcome = Replay(read(TRACE), setting).run(until=5)
+    outcome = Replay(read(TRACES / "accepted.jsonl"), setting).run(until=5)
     assert outcome.verdict.exit == Exit.AGREED
     for tier in (Tier.DERIVED, Tier.PROPAGATED):
         assert max(one.used for one in outcome.verdict.compared if one.tier is tier) < 0.7
@@ -69,7 +69,7 @@ def test_another_order_of_summation_passes_with_room(form, strategy):
 )
 def test_a_small_error_is_found_where_it_is_made(error, component):
     setting = Setting(f"support.injected_errors:{error}", strategy="snapshot")
-    findings = Replay(read(TRACE), setting).run(until=6, explain=False).verdict.findings
+    findings = Replay(few_channels("accepted"), setting).run(until=6, explain=False).verdict.findings
     derived = [finding for finding in findings if finding.tier is Tier.DERIVED]
     assert derived and findings[0].place.component == derived[0].place.component == component
 

@@ -100,10 +100,10 @@ def test_a_plain_file_of_prompts_and_answers_is_enough(spoken, tmp_path, instep)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_correct_engine_is_not_accused_in_any_width(tmp_path, dtype):
     prompts = prompts_from(TINY / "prompts.json", Bytes())
-    ran = decode(Ask(Checkpoint.open(TINY), Setting(dtype=dtype), prompts, 3, tokens=32, batch=8))
+    ran = decode(Ask(Checkpoint.open(TINY), Setting(dtype=dtype), prompts, 3, tokens=16, batch=8))
     requests = [{"prompt": prompts[name], "tokens": ran.said(name)} for name in prompts]
     found = audit(said(tmp_path / "said.jsonl", requests), TINY, dtype=dtype)
-    assert found.exit is Exit.AGREED and found.tokens.ties.made > 500, found.verdict.findings[:1]
+    assert found.exit is Exit.AGREED and found.tokens.ties.made > 250, found.verdict.findings[:1]
     assert found.tokens.decided > {"float32": 0.99, "bfloat16": 0.6}[dtype] * found.tokens.ties.made
 
 

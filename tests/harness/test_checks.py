@@ -22,6 +22,7 @@ from instep.verdict import Exit, Tier
 from instep_reference.contract.engine import Admit, Commit, Committed, Draft, Forward, Idle
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support import contexts as m
+from support.covering import WHOLE
 
 pytestmark = pytest.mark.slow  # whole runs in several widths
 
@@ -77,8 +78,11 @@ def found(opened, contexts):
 
 @pytest.mark.parametrize(
     ("activation", "state"),
-    [(torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16)],
-    ids=["fp32", "bf16", "bf16-state"],
+    [
+        pytest.param(torch.float32, torch.float32, id="fp32"),
+        pytest.param(torch.bfloat16, torch.float32, id="bf16", marks=WHOLE),
+        pytest.param(torch.bfloat16, torch.bfloat16, id="bf16-state"),
+    ],
 )
 def test_a_correct_run_agrees_in_every_tier_with_room_to_spare(opened, events, activation, state):
     verdict = m.judge(m.run(opened, events, activation, state), numbers(opened, activation, state))

@@ -19,6 +19,7 @@ from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import RequestState
+from support.covering import each_value
 from support.traces import brief, recorded
 
 
@@ -28,8 +29,7 @@ def trace(tmp_path_factory) -> Trace:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("conv", CONV_FORMS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("strategy", "conv"), each_value(STRATEGIES, CONV_FORMS))
 def test_every_strategy_agrees_and_the_empty_window_is_not_counted(trace, strategy, conv):
     ran = Replay(trace, Setting("plain", strategy=strategy, conv=conv, graphs=strategy == "rerun")).run().verdict
     assert ran.exit is Exit.AGREED and ran.events == len(trace.events), ran.findings[:2]

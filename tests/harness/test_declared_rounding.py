@@ -13,29 +13,30 @@ import msgspec
 import pytest
 
 from instep.cli.record import make
+from instep.faults import TRACES
 from instep.replay.large_model import outcome
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.shapes.course import course
 from instep.shapes.random_weights import random_checkpoint
-from instep.trace.file import Trace, read
+from instep.trace.file import Trace
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier, Verdict
 from instep_reference.contract.engine import Forward
 from support.checkpoints import write
 from support.command import Runner, complaint
+from support.few_channels import few_channels
 from support.narrow import narrow
 from support.traces import ROOM, policy
 
-FAULTS = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults"
-TRACE = FAULTS / "short.jsonl"
+SHORT = TRACES / "short.jsonl"
 NARROW = "support.narrow_products"
 
 
 @cache
 def judged(name: str, until: int | None = None) -> Verdict:
     """A replay of one op set, which several tests look at."""
-    return Replay(read(TRACE), Setting(f"{NARROW}:{name}")).run(until=until).verdict
+    return Replay(few_channels("short", 2), Setting(f"{NARROW}:{name}")).run(until=until).verdict
 
 
 @pytest.mark.slow
@@ -121,11 +122,12 @@ def test_every_form_is_declared_by_itself(form: str) -> None:
 
 @pytest.mark.slow
 def test_an_engine_of_somebody_else_that_declares_what_it_stores_agrees(instep: Runner, tmp_path: Path) -> None:
-    words = ("replay", TRACE, "--dtype", "bfloat16", "--until", 5, "--no-ladder", "--json", tmp_path / "a.json")
+    trace, file = few_channels("short", 2).path, tmp_path / "a.json"
+    words = ("replay", trace, "--dtype", "bfloat16", "--until", 5, "--no-ladder", "--json", file)
     ran = instep(*words, "--ops", "support.subjects:declared")
     assert ran.code == 0, ran.out
     assert "declares: stores all but q, k, v, log_decay, beta, update, state, logits in bfloat16" in ran.out
-    (run,) = json.loads((tmp_path / "a.json").read_text())["runs"]
+    (run,) = json.loads(file.read_text())["runs"]
     assert run["declared"]["stored"]["hidden"] == "bfloat16" and "state" not in run["declared"]["stored"]
     ran = instep(*words, "--ops", "support.subjects:right")
     assert ran.code == 1 and "hint: this engine declares no rounding" in ran.out and "declares: no rounding" in ran.out
@@ -133,20 +135,20 @@ def test_an_engine_of_somebody_else_that_declares_what_it_stores_agrees(instep: 
 
 @pytest.mark.slow
 def test_declared_products_are_printed(instep: Runner, tmp_path: Path) -> None:
-    ran = instep("replay", TRACE, "--ops", f"{NARROW}:CUT", "--until", 2, "--json", tmp_path / "a.json")
+    ran = instep("replay", SHORT, "--ops", f"{NARROW}:CUT", "--until", 2, "--json", tmp_path / "a.json")
     assert ran.code == 0 and f"{NARROW}:CUT declares: multiplies gdn.chunk as tf32 in blocks of 64" in ran.out
     (run,) = json.loads((tmp_path / "a.json").read_text())["runs"]
     assert run["declared"] == {"stored": {}, "products": {"gdn.chunk": {"format": "tf32", "block": 64}}}
 
 
 def test_the_usual_op_set_says_nothing(instep: Runner) -> None:
-    assert "declares" not in instep("replay", TRACE, "--ops", "plain", "--until", 2).out
+    assert "declares" not in instep("replay", SHORT, "--ops", "plain", "--until", 2).out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("relation", ["split", "drift"])
 def test_relations_within_tolerance_grant_what_is_declared(relation: str, instep: Runner) -> None:
-    words = ("relations", FAULTS / "rounds.jsonl", relation, "--tokens", 512)
+    words = ("relations", few_channels("rounds", 2).path, relation, "--tokens", 256)
     assert instep(*words, "--ops", f"{NARROW}:CUT").code == 0
     assert instep(*words, "--ops", f"{NARROW}:UNDECLARED").code == 1
 
@@ -172,4 +174,4 @@ def test_states_of_a_model_without_a_whole_reference_are_granted_it_too(name: st
     ],
 )
 def test_a_declaration_that_names_nothing_known_is_refused(ops: str, says: str, instep: Runner) -> None:
-    assert says in complaint(instep("replay", TRACE, "--ops", ops))
+    assert says in complaint(instep("replay", SHORT, "--ops", ops))

@@ -14,6 +14,7 @@ import threading
 import pytest
 
 from instep.atomic_write import ReaderGone, write_atomically
+from support.covering import WHOLE
 from support.process import start
 from support.traces import policy, recorded
 
@@ -37,7 +38,8 @@ def ended(*words: object, stream: str = "stdout") -> tuple[int, str]:
 
 @pytest.mark.parametrize("words", [
     ("replay", "TRACE", "--ops", "support.subjects:LOUDER", "--until", "3"),
-    ("relations", "TRACE", "unseen", "--until", "3"), ("memory", "qwen3.5-9b", "--json", "-"),
+    pytest.param(("relations", "TRACE", "unseen", "--until", "3"), marks=WHOLE),
+    ("memory", "qwen3.5-9b", "--json", "-"),
     ("doctor", "--json", "-"),
     ("--help",),
 ], ids=" ".join)  # fmt: skip

@@ -5,20 +5,16 @@ Leaves out: engines that show no memory (`test_engines.py`).
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from instep.replay.replay import Outcome, Replay
 from instep.replay.setting import Setting
-from instep.trace.file import read
 from instep.verdict import Exit
-
-TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults"
+from support.few_channels import few_channels
 
 
 def replayed(name: str, trace: str = "kept") -> Outcome:
-    return Replay(read(TRACES / f"{trace}.jsonl"), Setting(engine=f"support.by_memory:{name}")).run()
+    return Replay(few_channels(trace, 2), Setting(engine=f"support.by_memory:{name}")).run()
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ from instep.faults import TRACES, by_id
 from instep.faults.base import Edit
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
-from instep.trace.file import read
+from instep.trace.file import Trace, read
+from support.few_channels import few_channels
 from support.planting import planted_here
 
 pytestmark = pytest.mark.slow  # replays of whole traces
@@ -42,13 +43,19 @@ NAMED = (
     "controller-one-batch-late", "tree-as-chain-mask", "tree-as-chain-rotary",
 )
 SAYS |= {fault: by_id()[fault].says for fault in NAMED}
+TRAINED = ("gate-l2-eps-outside-the-root",)  # the norm of a random model's keys is too large to tell this eps by
+
+
+def told(fault: str) -> Trace:
+    name = by_id()[fault].trace
+    return read(TRACES / f"{name}.jsonl") if fault in TRAINED else few_channels(name)
 
 
 @pytest.mark.parametrize("fault", SAYS)
 def test_a_planted_fault_is_explained_without_a_sentence_of_its_own(fault):
     planted = by_id()[fault]
     with planted_here(*planted.edits):
-        findings = Replay(read(TRACES / f"{planted.trace}.jsonl"), planted.how).run().verdict.findings
+        findings = Replay(told(fault), planted.how).run().verdict.findings
     here = [found.diagnosis for found in findings if (found.event, found.place) == (planted.event, planted.place)]
     here = here or [findings[0].diagnosis]
     assert any(SAYS[fault] in said for said in here), here
@@ -58,7 +65,7 @@ def test_a_planted_fault_is_explained_without_a_sentence_of_its_own(fault):
 def test_a_run_whose_explanations_are_not_asked_for_has_none():
     planted = by_id()["norm-one-plus-weight"]
     with planted_here(*planted.edits):
-        findings = Replay(read(TRACES / f"{planted.trace}.jsonl"), planted.how).run(explain=False).verdict.findings
+        findings = Replay(few_channels(planted.trace), planted.how).run(explain=False).verdict.findings
     assert findings[0].diagnosis.startswith("relative error")
 
 
@@ -76,6 +83,6 @@ OTHERS = [
 @pytest.mark.parametrize(("edits", "trace", "how", "component", "says"), OTHERS, ids=["stride", "another row"])
 def test_another_stride_and_another_row_are_told(edits, trace, how, component, says):
     with planted_here(*edits):
-        findings = Replay(read(TRACES / f"{trace}.jsonl"), how).run().verdict.findings
+        findings = Replay(few_channels(trace), how).run().verdict.findings
     first = next(found for found in findings if found.place.component == component)
     assert says in first.diagnosis and first.explained.by == "bank", first

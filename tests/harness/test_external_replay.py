@@ -125,7 +125,7 @@ def test_a_callable_that_is_none_is_told_in_a_line(name, says, tmp_path, monkeyp
 def test_any_callable_proposes(tmp_path, monkeypatch):
     (tmp_path / "mine_drafter.py").write_text(CALLED)
     monkeypatch.syspath_prepend(tmp_path)
-    plain = structs.replace(POLICY, deeds=(), steps=())
+    plain = structs.replace(POLICY, deeds=(), steps=(), rounds=4)
     trace = make(HOME, PROMPTS, plain, tmp_path / "x.jsonl", Setting(dtype="float64", drafter="mine_drafter:last"))
     drafts = [picks for event in trace.events if isinstance(event, Draft) for picks in event.picks]
     assert drafts and all(len(set(picks)) == 1 for picks in drafts)

@@ -27,6 +27,7 @@ from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
 from support.command import Runner
+from support.few_channels import few_channels
 from support.harmless import HARMLESS, Harmless
 from support.planting import planted_here
 
@@ -67,7 +68,9 @@ def result(*judged: Judged) -> Result:
 
 @pytest.fixture(scope="module")
 def ran(warm: None) -> Result:
-    return campaign([*(by_id()[name] for name in FEW), IDLE], TRACES, jobs=2, text=False)
+    some = [*(by_id()[name] for name in FEW), IDLE]
+    (folder,) = {few_channels(fault.trace).path.parent for fault in some}
+    return campaign(some, folder, jobs=2, text=False)
 
 
 @pytest.mark.slow
@@ -95,7 +98,7 @@ def here(instep: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", FURTHER)
 def test_a_fault_of_another_family_is_found_named_and_located(name: str, tmp_path: Path) -> None:
     fault = by_id()[name]
-    trace = TRACES / f"{fault.trace}.jsonl"
+    trace = few_channels(fault.trace).path
     control = replayed(tmp_path, trace, fault.how, tmp_path / "control.json")
     with planted_here(*fault.edits):
         arm = replayed(tmp_path, trace, fault.how, tmp_path / "planted.json")
@@ -115,7 +118,7 @@ def test_a_fault_that_does_not_fire_is_void(ran: Result) -> None:
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("one", HARMLESS, ids=lambda one: one.id)
 def test_what_cannot_matter_is_not_reported(one: Harmless, tmp_path: Path) -> None:
-    trace, out = TRACES / f"{one.trace}.jsonl", tmp_path / "out.json"
+    trace, out = few_channels(one.trace, 2).path, tmp_path / "out.json"
     with planted_here(*one.edits):
         edited = replayed(tmp_path, trace, one.how, out)
     assert edited.clean, edited.message or edited.error
@@ -143,7 +146,7 @@ def test_what_is_told_is_what_was_judged(ran: Result) -> None:
 @pytest.mark.slow
 def test_a_faulty_engine_left_to_itself_says_something_else(warm: None, tmp_path: Path) -> None:
     fault = by_id()["commit-index-minus-one"]
-    folder, trace = plant.planted(tmp_path / "planted", *fault.edits), TRACES / f"{fault.trace}.jsonl"
+    folder, trace = plant.planted(tmp_path / "planted", *fault.edits), few_channels(fault.trace).path
     faulty = spoken(folder, trace, speaking(fault.how), tmp_path / "faulty.json")
     right = spoken(plant.planted(tmp_path / "control"), trace, speaking(fault.how), tmp_path / "right.json")
     assert not right.error and right.drafts > 0 and right.texts.keys() == faulty.texts.keys() == right.states.keys()

@@ -80,7 +80,7 @@ def test_the_caller_stride_is_found_and_its_trace_shows_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ops", "examples", "seed"), [("ledger", 4, 6), ("plain", 2, 2)])
+@pytest.mark.parametrize(("ops", "examples", "seed"), [("ledger", 4, 6), ("plain", 2, 10)])
 def test_nothing_is_found_without_a_fault(ops: str, examples: int, seed: int, model: Path, tmp_path: Path) -> None:
     result = campaign(Settings(Setting(ops), model, examples, seed, tmp_path / "found"))
     assert result.exit == Exit.AGREED, None if result.found is None else result.found.verdict.findings[0]

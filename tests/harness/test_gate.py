@@ -8,8 +8,6 @@ A against A may be called inconclusive, but never slower.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +21,11 @@ from instep.perf.arm import Source
 from instep.perf.clock import CLOCKS
 from instep.perf.gate import ARMS, ORDERS, gate, judge
 from instep.perf.pairs import FEWEST_PAIRS, Say
-from instep.perf.question import Question, Report
+from instep.perf.question import SAMPLES, Question, Report
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput, InstepError
 from support.checkpoints import write
+from support.command import Runner
 
 TOP = Path(__file__).resolve().parents[2]
 ALLOWED = 0.1
@@ -62,21 +61,16 @@ def run(before: str | Path, after: str | Path, model: Path, folder: Path) -> Rep
 
 
 @pytest.mark.timing
-def test_a_against_a_is_silent(model: Path, tmp_path: Path) -> None:
-    """As a user runs it: a name against the checkout that the name is served from."""
+def test_a_against_a_is_silent(model: Path, tmp_path: Path, instep: Runner) -> None:
+    """A name against the checkout that the name is served from; the arms are processes as a user's are."""
     file = tmp_path / "gate.json"
     small = ["--batch", "2", "--rounds", "1", "--checkpoint", str(model)]
-    command = ["gate", "plain", str(TOP), "--allowed", str(ALLOWED), *small, "--json", str(file),
-               "--html", str(tmp_path / "page.html")]
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", "from instep.cli import main; main()", *command],
-        capture_output=True, text=True, check=False, env={"PYTHONPATH": ":".join(sys.path), "COLUMNS": "150"},
-    )
-    assert done.returncode in (Exit.AGREED, Exit.INCONCLUSIVE), done.stdout + done.stderr
+    done = instep("gate", "plain", TOP, "--allowed", ALLOWED, *small, "--json", file, "--html", tmp_path / "page.html")
+    assert done.code in (Exit.AGREED, Exit.INCONCLUSIVE), done
     found = json.loads(file.read_text())
-    assert (found["exit"], found["refused"]) == (done.returncode, None)
+    assert (found["exit"], found["refused"]) == (done.code, None)
     for one in found["judged"]:
-        assert f"{one['case']}: " in done.stdout
+        assert f"{one['case']}: " in done.out
     assert {one["says"] for one in found["judged"]} <= {"held", "inconclusive"}
     assert all(one["change"]["pairs"] >= FEWEST_PAIRS for one in found["judged"])
     assert found["served"]["before"] == found["served"]["after"]
@@ -88,6 +82,7 @@ def test_a_against_a_is_silent(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.timing
+@pytest.mark.usefixtures("warm")
 def test_twice_the_time_is_found(model: Path, tmp_path: Path) -> None:
     report = run("plain", planted(tmp_path / "planted", *SLOWER_FORWARD), model, tmp_path)
     assert report.exit is Exit.DIVERGED, text(report)
@@ -188,6 +183,16 @@ def test_the_verdict_on_samples_that_are_too_few_or_too_noisy() -> None:
     assert says(FEWEST_PAIRS - 1, 0.01) is Exit.INCONCLUSIVE
     assert says(FEWEST_PAIRS - 1, 0.01, 0.2) is Exit.INCONCLUSIVE
     assert Report(setting).exit is Exit.INCONCLUSIVE  # nothing was timed
+
+
+def test_a_result_keeps_samples_of_pairs() -> None:
+    drawn = {arm: 0.25 * (1 + number + np.arange(3.0 * SAMPLES))[:, None, None] * np.ones((1, 2, len(CLOCKS)))
+             for number, arm in enumerate(ARMS)}  # fmt: skip
+    for one in judge(Question("plain", "plain", Path("model")), drawn, 4):
+        assert len(one.samples) == SAMPLES, "no more than so many"
+        first, second = (np.array(one.samples[at]) * 16 for at in (0, 1))
+        assert {*first} == {1.0, 2.0, 3.0} and (second - first == 3.0).all(), "in their order"
+        assert first[0] == 1.0 + ARMS.index("before") and first[1] == 1.0 + ARMS.index("after")
 
 
 def text(report: Report) -> str:

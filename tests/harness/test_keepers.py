@@ -16,19 +16,22 @@ from typing import Any
 import pytest
 
 from instep import adapters
+from instep.faults import TRACES
 from instep.localise import locate
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
-from instep.trace.file import Trace, read
+from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep_reference.contract.errors import BadInput
 from support.command import Runner, complaint
+from support.covering import each_value
+from support.few_channels import few_channels
 from support.traces import brief, recorded
 
 pytest_plugins = ["pytester"]
 TOP = Path(__file__).resolve().parents[2]
 PAGE = (TOP / "docs" / "keepers.md").read_text()
-RAGGED = TOP / "fixtures" / "traces" / "faults" / "ragged.jsonl"
+RAGGED = "ragged"  # the trace of the page
 TEXTS = dict(zip(("mine", "folded"), re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL), strict=True))
 OPTIONS = {
     "mine": {"ops": "mine:OPS", "strategy": "sglang", "conv": "sglang_conv"},
@@ -80,7 +83,7 @@ def test_the_files_of_the_page_agree_in_all_tiers_and_their_op_is_counted(
     name: str, op: str, write: Write, instep: Runner, tmp_path: Path
 ) -> None:
     words = typed(write(name))
-    ran = instep("replay", RAGGED, *words, "--json", tmp_path / "found.json")
+    ran = instep("replay", TRACES / f"{RAGGED}.jsonl", *words, "--json", tmp_path / "found.json")
     (run,) = json.loads((tmp_path / "found.json").read_text())["runs"]
     assert ran.code == 0 and {one["tier"] for one in run["tiers"]} == {tier.value for tier in Tier}, ran
     layers, commits = 3, 2
@@ -94,7 +97,7 @@ def test_what_the_page_breaks_is_found_where_it_says(
     old: str, new: str, says: str, write: Write, instep: Runner
 ) -> None:
     name = next(name for name, text in TEXTS.items() if old in text)
-    ran = instep("replay", RAGGED, *typed(write(name, (old, new))), "--no-ladder")
+    ran = instep("replay", few_channels(RAGGED, 2).path, *typed(write(name, (old, new))), "--no-ladder")
     more = next(edit[3:] for edit in BROKEN if edit[:2] == (old, new))
     assert ran.code == 1 and all(part in ran.out for part in (says, *more)), ran.out
 
@@ -103,7 +106,7 @@ def test_what_the_page_breaks_is_found_where_it_says(
 def test_the_page_breaks_five_things_and_says_the_same_of_the_states(write: Write, instep: Runner) -> None:
     assert len(BROKEN) == 5 and all(len(edit) > 3 for edit in BROKEN)
     words = typed({**write("mine", BROKEN[0][:2]), "conv": "windows"})
-    ran = instep("replay", RAGGED, *words)
+    ran = instep("replay", few_channels(RAGGED, 2).path, *words)
     said = re.search(r"With `--conv windows`.*?`(holds [^`]+)`", PAGE, re.DOTALL)[1]
     assert said in ran.out and re.search(r"`(caused here, in memory[^`]+)`", PAGE)[1] in ran.out, ran.out
 
@@ -149,13 +152,13 @@ OPS = replace(OPS, own={"scatter": late})
 def test_an_op_of_a_strategy_is_swapped_and_named_as_the_cause(write: Write, instep: Runner) -> None:
     """The op set has a kernel of its own in the place of the strategy's form, and it is wrong."""
     last = TEXTS["mine"].splitlines()[-1]
-    words = typed(write("mine", (last, last + OTHER)))
-    ran = instep("replay", RAGGED, *words)
+    words = (few_channels(RAGGED, 2).path, *typed(write("mine", (last, last + OTHER))))
+    ran = instep("replay", *words)
     said = re.search(r"`(caused by scatter: [^`]+)`", PAGE)[1]
     assert ran.code == 1 and said in ran.out and "--swap scatter=plain" in ran.out, ran.out
-    assert instep("replay", RAGGED, *words, "--swap", "scatter=plain").code == 0
-    assert "which has no such op" in complaint(instep("replay", RAGGED, *words, "--swap", "scatter=triton"))
-    assert "'scatter'" not in complaint(instep("replay", RAGGED, *words, "--swap", "gather=plain"))
+    assert instep("replay", *words, "--swap", "scatter=plain").code == 0
+    assert "which has no such op" in complaint(instep("replay", *words, "--swap", "scatter=triton"))
+    assert "'scatter'" not in complaint(instep("replay", *words, "--swap", "gather=plain"))
 
 
 @pytest.mark.slow
@@ -165,7 +168,7 @@ def test_an_op_of_a_strategy_is_swapped_and_named_as_the_cause(write: Write, ins
 ])  # fmt: skip
 def test_the_slots_of_an_op_are_looked_at(slots: str, says: str, write: Write) -> None:
     named = write("mine", ("slots=accepted.slots", f"slots={slots}"))
-    found = Replay(read(RAGGED), Setting(**named)).run(until=5).verdict.findings
+    found = Replay(few_channels(RAGGED, 2), Setting(**named)).run(until=5).verdict.findings
     assert any("scatter" in one.diagnosis and says in one.diagnosis for one in found if one.check == "contracts"), found
 
 
@@ -182,12 +185,13 @@ def test_every_command_knows_it_by_the_same_name(write: Write, instep: Runner, t
     assert alone.code == 0 and "mine:STATES  windows" in alone.out and "rerun" not in alone.out
     setting = Setting("mine:OPS")
     assert [setting.strategies(name)[-1] for name in ("strategy", "conv")] == ["sglang", "sglang_conv"], "fuzz draws"
-    words = typed(named)
-    ran = instep("fuzz", *words, "--examples", "1", "--seed", "1", "--out", tmp_path / "fuzz")
+    words, trace = typed(named), few_channels(RAGGED, 2).path
+    model = ("--checkpoint", trace.parents[2] / "tiny")
+    ran = instep("fuzz", *words, *model, "--examples", "1", "--seed", "1", "--out", tmp_path / "fuzz")
     assert ran.code == 0 and "nothing found" in ran.out, ran
-    ran = instep("relations", RAGGED, "strategies", *words, "--until", "5")
+    ran = instep("relations", trace, "strategies", *words, "--until", "5")
     assert ran.code == 0 and "sglang, sglang_conv" in ran.out, ran
-    ran = instep("streams", RAGGED, "--ops", "mine:OPS", "--level", "op", "--until", "5", "--conv", "sglang_conv")
+    ran = instep("streams", trace, "--ops", "mine:OPS", "--level", "op", "--until", "5", "--conv", "sglang_conv")
     assert ran.code == 0 and ran.out.count("agrees:") == 5, "every strategy, its own too"
 
 
@@ -195,7 +199,7 @@ def test_every_command_knows_it_by_the_same_name(write: Write, instep: Runner, t
 def test_the_plugin_knows_it(write: Write, pytester: pytest.Pytester) -> None:
     named = write("mine", BROKEN[0][:2])
     words = [f"--instep-{name}={value}" for name, value in named.items()]
-    ran = pytester.runpytest_inprocess("-p", "no:benchmark", f"--instep-traces={RAGGED}", *words)
+    ran = pytester.runpytest_inprocess("-p", "no:benchmark", f"--instep-traces={few_channels(RAGGED, 2).path}", *words)
     ran.assert_outcomes(failed=1)
     ran.stdout.fnmatch_lines(["*holds the window after 4 tokens; 3 were accepted*"])
 
@@ -244,7 +248,7 @@ REFUSED = [
 def test_what_is_no_strategy_is_refused_in_one_line(
     edit: tuple[str, str], says: str, write: Write, instep: Runner
 ) -> None:
-    assert says in complaint(instep("replay", RAGGED, *typed(write("mine", edit))))
+    assert says in complaint(instep("replay", few_channels(RAGGED, 2).path, *typed(write("mine", edit))))
 
 
 @pytest.mark.parametrize(("options", "says"), [
@@ -260,7 +264,7 @@ def test_a_name_that_is_none_is_refused_in_one_line(
     options: dict[str, str], says: str, write: Write, instep: Runner
 ) -> None:
     write("mine")
-    assert says in complaint(instep("replay", RAGGED, *typed({"ops": "mine:OPS", **options})))
+    assert says in complaint(instep("replay", few_channels(RAGGED, 2).path, *typed({"ops": "mine:OPS", **options})))
 
 
 FALLS = "raise ValueError('no')\n        "
@@ -281,11 +285,9 @@ FALLEN = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", FALLEN)
-@pytest.mark.parametrize(
-    "command", [("replay", "--no-ladder"), ("relations", "strategies", "unseen"), ("streams", "--level", "op")],
-    ids=lambda words: words[0],
-)
+@pytest.mark.parametrize(("method", "command"), each_value(FALLEN, (
+    ("replay", "--no-ladder"), ("relations", "strategies", "unseen"), ("streams", "--level", "op"),
+)), ids=lambda words: words if isinstance(words, str) else words[0])  # fmt: skip
 def test_what_it_raises_is_its_finding_under_every_command(
     command: tuple[str, ...], method: str, write: Write, instep: Runner, small: Trace
 ) -> None:

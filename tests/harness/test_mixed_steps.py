@@ -23,6 +23,7 @@ from instep_optimized.layout import StateLayout
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Event, Forward
 from support.checkpoints import write
+from support.covering import WHOLE
 from support.mixed import (
     CANDIDATES,
     CROWD,
@@ -89,7 +90,7 @@ def test_labels_agree_in_any_order(model: Path, num_steps: int, order: Sequence[
     ("num_steps", "order", "dtype", "layout"),
     [
         (3, (3, 0, 5, 1, 4, 2), "bfloat16", "KV"),
-        pytest.param(7, (4, 1, 3, 5, 0, 2), "float32", "VK", marks=pytest.mark.slow),
+        pytest.param(7, (4, 1, 3, 5, 0, 2), "float32", "VK", marks=WHOLE),
     ],
 )
 def test_numbers_agree_in_any_order(

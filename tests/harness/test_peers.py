@@ -63,7 +63,7 @@ def test_a_peer_is_told_right(code: str, verdict: str, finding: str, tmp_path: P
 def test_what_a_hanging_peer_started_ends_with_it(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     code = f"import subprocess as s, time; open('{file}', 'w').write(str(s.Popen(['sleep', '60']).pid)); time.sleep(60)"
-    assert row(entry(f'python -c "{code}"', seconds=4), tmp_path)["verdict"] == "hangs"
+    assert row(entry(f'python -c "{code}"', seconds=2), tmp_path)["verdict"] == "hangs"
     state = Path(f"/proc/{file.read_text()}/stat")
     assert not state.exists() or state.read_text().split()[2] == "Z"
 

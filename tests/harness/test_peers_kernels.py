@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 import torch
 
-from instep.carried import fixtures
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
-from instep.trace.file import Trace, read
+from instep.trace.file import Trace
 from instep.verdict import Exit, Tier, Verdict
 from instep_reference.contract.errors import Unsupported
 from support.fake_kernels import Kernels
+from support.few_channels import FIXTURES, few_channels
 from support.traces import brief, recorded
 
 OPS = "sglang.kernels.ops"
@@ -69,7 +69,7 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
 @pytest.fixture(scope="module")
 def wider() -> Trace:
     """Two requests in windows of 2, 4 and 2 tokens, in pools that are 4 wide: where a wrong stride shows."""
-    return read(fixtures() / "traces" / "faults" / "wider.jsonl")
+    return few_channels("wider", 2)
 
 
 def verdict(trace: Trace, ops: str, strategy: str) -> Verdict:
@@ -152,13 +152,16 @@ def test_vllms_columns_agree_and_other_strategies_are_refused(
 
 
 @pytest.mark.parametrize("slips", [False, True])
-def test_the_kit_for_somebodys_tree_says_which_step_counts_fail(slips: bool, put: Put) -> None:
+def test_the_kit_for_somebodys_tree_says_which_step_counts_fail(
+    slips: bool, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(Kernels(slip=slips))
     spec = spec_from_file_location("kit", Path(__file__).resolve().parents[2] / "docs" / "kit" / "test_gdn_kernels.py")
     assert spec is not None and spec.loader is not None
     kit: Any = module_from_spec(spec)
     spec.loader.exec_module(kit)
-    assert len(kit.KERNELS) == 5
+    assert len(kit.KERNELS) == 5 and all(few_channels(trace, 2) for trace in kit.TRACES.values())
+    monkeypatch.setattr(kit.kit, "fixtures", lambda: FIXTURES.with_name("2"))
     if slips:  # and so it is with a right kernel
         kit.test_a_kernel_computes_the_model("sglang:RECURRENT", "fixed")
     with pytest.raises(pytest.fail.Exception, match="where this event does not write") if slips else nullcontext():

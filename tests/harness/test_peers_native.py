@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from instep.adapters.pooled import Launch
-from instep.carried import fixtures
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
-from instep.trace.file import Trace, read
+from instep.trace.file import Trace
 from instep.verdict import Exit, Tier, Verdict
 from instep_reference.contract.errors import Unsupported
 from support.fake_kernels import FlashInfer, FlashQla
+from support.few_channels import few_channels
 from support.traces import brief, recorded
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 @pytest.fixture(scope="module")
 def wider() -> Trace:
     """Two requests in windows of 2, 4 and 2 tokens, in pools that are 4 wide: where a wrong stride shows."""
-    return read(fixtures() / "traces" / "faults" / "wider.jsonl")
+    return few_channels("wider", 2)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from instep_reference.contract.engine import Admit, Capacity, Commit, Forward, L
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.event_facts import tracks
 from instep_reference.ledger import LedgerEngine
+from support.covering import WHOLE
 from support.planting import planted_here
 from support.rounds import config
 from support.traces import PROMPTS, ROOM, header, policy, recorded
@@ -67,8 +68,10 @@ def test_a_policy_with_an_interval_tracks_every_multiple_and_shares_the_longest_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [
-    Setting("ledger", strategy="columns", conv="widened"), Setting("ledger", strategy="lazy_rerun", graphs=True),
-    Setting("plain", state_dtype="bfloat16"), Setting("plain", strategy="snapshot", kv_dtype="float8_e4m3fn"),
+    Setting("ledger", strategy="columns", conv="widened"),
+    pytest.param(Setting("ledger", strategy="lazy_rerun", graphs=True), marks=WHOLE),
+    pytest.param(Setting("plain", state_dtype="bfloat16"), marks=WHOLE),
+    Setting("plain", strategy="snapshot", kv_dtype="float8_e4m3fn"),
 ], ids=str)  # fmt: skip
 def test_right_prefixes_agree(trace: Trace, how: Setting) -> None:
     verdict = Replay(trace, how).run().verdict

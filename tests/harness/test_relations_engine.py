@@ -6,7 +6,6 @@ Leaves out: relations of our own engine (`test_relations.py`).
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -14,15 +13,13 @@ from instep.relations import held, relations
 from instep.relations.case import Case
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
-from instep.trace.file import read
 from instep.verdict import Exit
 from support.command import complaint
-
-KEPT = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults" / "kept.jsonl"
+from support.few_channels import few_channels
 
 
 def case(name: str) -> Case:
-    trace = read(KEPT)
+    trace = few_channels("kept")
     return Case.of(trace, Replay(trace, Setting(engine=f"support.{name}")).plan)
 
 
@@ -56,15 +53,14 @@ def test_each_finds_the_engine_that_is_wrong_in_it(relation, name, component):
 
 @pytest.mark.slow
 def test_an_engine_that_shows_nothing_is_inconclusive(instep):
-    ran = instep("relations", KEPT, "later-rows", "unseen", "--engine", "support.by_verbs:mute")
+    ran = instep("relations", few_channels("kept").path, "later-rows", "unseen", "--engine", "support.by_verbs:mute")
     assert ran.code == 3 and "shows nothing of what it computed" in ran.out
 
 
 @pytest.mark.slow
 def test_the_table_says_what_was_compared_and_what_was_played_otherwise(instep, tmp_path):
-    file = tmp_path / "r.json"
-    ran = instep("relations", KEPT, "slots", "later-rows", "--engine", "support.by_verbs:no_rollback",
-                 "--json", file)  # fmt: skip
+    file, trace = tmp_path / "r.json", few_channels("kept").path
+    ran = instep("relations", trace, "slots", "later-rows", "--engine", "support.by_verbs:no_rollback", "--json", file)
     out = " ".join(ran.out.split())
     assert ran.code == 1 and "kept [support.by_verbs:no_rollback, float32]" in out
     assert "slots has no meaning here: this engine chooses slots and pages itself" in out
@@ -84,7 +80,7 @@ def test_the_table_says_what_was_compared_and_what_was_played_otherwise(instep, 
     ("raises_state", 1, "asked for state, the engine raised LookupError"),
 ])  # fmt: skip
 def test_what_a_verb_raises_is_the_engines_finding(name, code, says, instep):
-    ran = instep("relations", KEPT, "later-rows", "--engine", f"support.by_verbs:{name}")
+    ran = instep("relations", few_channels("kept").path, "later-rows", "--engine", f"support.by_verbs:{name}")
     assert ran.code == code and says in " ".join(ran.out.split()), ran
 
 
@@ -95,4 +91,4 @@ def test_what_a_verb_raises_is_the_engines_finding(name, code, says, instep):
     (("--engine", "support.by_verbs:right", "--strategy", "mine:it"), "--strategy: found"),
 ])
 def test_what_is_no_engine_is_one_line(words, says, instep):
-    assert says in complaint(instep("relations", KEPT, "alone", *words))
+    assert says in complaint(instep("relations", few_channels("kept").path, "alone", *words))

@@ -29,6 +29,7 @@ from instep.verdict import Exit
 from instep_optimized.ops.around import tensors_of
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.rounds import Rounds
+from support.covering import each_value
 from support.planting import planted_here
 from support.traces import brief, recorded
 
@@ -80,8 +81,7 @@ def same(left: list[Side], right: list[Side]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draw", [None, 0, 1, -1])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("draw", "dtype"), each_value((None, 0, 1, -1), ("float32", "bfloat16")))
 def test_what_is_read_is_what_would_be_computed_wherever_runs_part(
     dtype: str, draw: int | None, small: Trace, shelf: Shelf[Served], computed: list[str]
 ) -> None:

@@ -125,7 +125,7 @@ def test_what_engines_keep_for_good_stays_bounded(
         whole.append(not example.rules.table.live if last else None)
 
     monkeypatch.setattr(soak.Example, "serve", watched)
-    soaking = soaked(model, tmp_path / "found", 40)
-    assert soaking.soaked.exit == Exit.AGREED and soaking.soaked.engines == 5
+    soaking = soaked(model, tmp_path / "found", 32)
+    assert soaking.soaked.exit == Exit.AGREED and soaking.soaked.engines == 4
     assert max(most) == 1 and {one for one in whole if one is not None} == {True}
     assert soaking.soaked.conditions["saved"] <= 5 and sum(soaking.soaked.conditions.values()) > 100

@@ -22,6 +22,7 @@ from instep.cli import calibrate, memory
 from instep.report import tables
 from instep.verdict import Tier
 from support.command import Runner
+from support.covering import each_value
 from support.traces import policy, recorded
 
 WIDTHS = (120, 80, 60, 20)
@@ -91,8 +92,9 @@ def trace(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [80, 60])
-@pytest.mark.parametrize("words", [("replay", "--ops", "support.subjects:right"), ("relations", "unseen")])
+@pytest.mark.parametrize(("words", "width"), each_value(
+    [("replay", "--ops", "support.subjects:right"), ("relations", "unseen")], (80, 60),
+))  # fmt: skip
 def test_what_commands_print_has_the_numbers_that_it_has_on_a_wide_console(
     instep: Runner, trace: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], width: int
 ) -> None:

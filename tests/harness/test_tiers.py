@@ -12,13 +12,14 @@ import pytest
 
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
-from instep.trace.file import Trace, read
+from instep.trace.file import Trace
 from instep.verdict import Exit, Tier, tiers_of
 from instep_reference.contract.errors import BadInput
 from support.command import Runner, complaint
+from support.few_channels import few_channels
 from support.traces import brief, recorded
 
-TRACE = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults" / "accepted.jsonl"
+TRACE = "accepted"
 LOUDER = "support.subjects:LOUDER"  # one percent too much in every gated norm: numeric, from the first prefill on
 STALE = "support.wrong_ops:LATE_AND_LOUD"
 
@@ -33,7 +34,7 @@ def test_names_are_read_with_commas_and_repeated() -> None:
 
 @pytest.mark.slow
 def test_a_numeric_finding_does_not_hide_the_rest() -> None:
-    replay = Replay(read(TRACE), Setting(LOUDER))
+    replay = Replay(few_channels(TRACE, 2), Setting(LOUDER))
     whole = replay.run()
     assert whole.verdict.exit is Exit.DIVERGED and whole.verdict.events < whole.of
     assert {found.tier for found in whole.verdict.findings} <= {Tier.DERIVED, Tier.PROPAGATED, Tier.DIRECTED}
@@ -46,7 +47,7 @@ def test_a_numeric_finding_does_not_hide_the_rest() -> None:
 @pytest.mark.slow
 def test_what_stands_behind_a_numeric_finding_is_found() -> None:
     """Two faults: every gated norm is too loud, and one commit leaves the state where it was."""
-    replay = Replay(read(TRACE), Setting(STALE, strategy="snapshot"))
+    replay = Replay(few_channels(TRACE, 2), Setting(STALE, strategy="snapshot"))
     assert replay.run().verdict.findings[0].place.component == "gated"
     found = replay.run(tiers=[Tier.DIRECTED]).verdict.findings[0]
     assert (found.kind, found.place.component) == ("commit", "state"), found
@@ -54,8 +55,8 @@ def test_what_stands_behind_a_numeric_finding_is_found() -> None:
 
 @pytest.mark.slow
 def test_an_exception_is_a_finding_whatever_was_asked() -> None:
-    found = Replay(read(TRACE), Setting("support.subjects:refusing")).run(tiers=[Tier.DECISIONS]).verdict.findings[0]
-    assert found.check == "serves"
+    replay = Replay(few_channels(TRACE, 2), Setting("support.subjects:refusing"))
+    assert replay.run(tiers=[Tier.DECISIONS]).verdict.findings[0].check == "serves"
 
 
 @pytest.fixture(scope="module")
@@ -71,24 +72,25 @@ def test_every_tier_stands_alone(tier: Tier, small: Trace) -> None:
 
 
 def test_tiers_that_compare_nothing_are_inconclusive(instep: Runner) -> None:
-    ran = instep("replay", TRACE, "--ops", "ledger", "--tiers", "T2,T3")
+    ran = instep("replay", few_channels(TRACE, 2).path, "--ops", "ledger", "--tiers", "T2,T3")
     assert ran.code == 3 and "inconclusive" in ran.out, ran
 
 
 @pytest.mark.slow
 def test_the_last_line_the_file_and_the_command_say_what_was_left_out(instep: Runner, tmp_path: Path) -> None:
-    ran = instep("replay", TRACE, "--ops", "plain", "--tiers", "T0", "--tiers", "T2d,T1", "--json", tmp_path / "a.json")
+    trace, file = few_channels(TRACE, 2).path, tmp_path / "a.json"
+    ran = instep("replay", trace, "--ops", "plain", "--tiers", "T0", "--tiers", "T2d,T1", "--json", file)
     assert ran.code == 0
     assert ran.out.strip().splitlines()[-1] == "only T0,T1,T2d judged; left out by --tiers: T2,T3,T4"
-    (run,) = json.loads((tmp_path / "a.json").read_text())["runs"]
+    (run,) = json.loads(file.read_text())["runs"]
     assert run["asked"] == ["T0", "T1", "T2d"] and run["left_out"] == ["T2", "T3", "T4"]
-    ran = instep("replay", TRACE, "--ops", LOUDER, "--tiers", "T3", "--no-ladder")
+    ran = instep("replay", trace, "--ops", LOUDER, "--tiers", "T3", "--no-ladder")
     assert ran.code == 1 and "--tiers T3" in ran.out.splitlines()[-2]
     assert "only T3 judged" in ran.out.strip().splitlines()[-1]
 
 
 def test_a_run_of_all_tiers_says_nothing_of_it(instep: Runner) -> None:
-    ran = instep("replay", TRACE, "--ops", "plain", "--until", 3)
+    ran = instep("replay", few_channels(TRACE, 2).path, "--ops", "plain", "--until", 3)
     assert "left out" not in ran.out
 
 
@@ -97,11 +99,11 @@ def test_the_ladder_climbs_with_the_same_tiers() -> None:
     """Without them another tier's finding would stay, and nothing would be confirmed."""
     from instep.localise import locate
 
-    replay = Replay(read(TRACE), Setting(STALE, strategy="snapshot"))
+    replay = Replay(few_channels(TRACE, 2), Setting(STALE, strategy="snapshot"))
     outcome = replay.run(tiers=[Tier.DIRECTED])
     assert locate(replay, outcome).cause != "unconfirmed"
 
 
 def test_an_unknown_tier_is_refused_in_a_line(instep: Runner) -> None:
-    said = complaint(instep("replay", TRACE, "--tiers", "T9"))
+    said = complaint(instep("replay", few_channels(TRACE, 2).path, "--tiers", "T9"))
     assert "--tiers: found 'T9', expected some of T0, T1, T2, T2d, T3, T4" in said

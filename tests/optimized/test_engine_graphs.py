@@ -32,6 +32,7 @@ from instep_reference.contract.engine import (
     SetNumSteps,
 )
 from support.checkpoints import write
+from support.covering import WHOLE
 from support.twins import Twins, eagerly, emulated
 from support.two_sides import scenario
 
@@ -63,8 +64,11 @@ def engine(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ops", "device"), OPS)
-@pytest.mark.parametrize("forced", [True, False], ids=["forced", "free"])
+@pytest.mark.parametrize(("forced", "ops", "device"), [
+    pytest.param(forced, *one.values, id=f"{name}-{one.id}", marks=(*one.marks, *few))
+    for forced, name in ((True, "forced"), (False, "free")) for one, few in zip(OPS, (
+        [WHOLE] * forced, [WHOLE] * (not forced), ()), strict=True)
+])  # fmt: skip
 def test_a_replay_is_the_eager_run_on_the_same_bucket(
     checkpoint: Checkpoint, ops: str, device: str, forced: bool
 ) -> None:

@@ -16,6 +16,7 @@ from instep_reference.contract.adaptive import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.ledger import LedgerEngine
 from support.checkpoints import Kind, write
+from support.covering import each_value
 from support.two_sides import CAPACITY, TwoSides, scenario
 
 STEPS = (3, 1, 7, 0, 3)
@@ -51,8 +52,7 @@ def test_every_label_is_where_a_right_engine_has_it(model: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["VK", "KV"])
-@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize(("layout", "guarded"), each_value(("VK", "KV"), (True, False)))
 def test_neither_layout_nor_guards_nor_poison_move_a_label(
     layout: StateLayout, guarded: bool, tmp_path: Path
 ) -> None:

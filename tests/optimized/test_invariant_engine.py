@@ -25,6 +25,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Event, Forward, RequestState, Row, SetNumSteps
 from instep_reference.contract.place import AFTER_LAYERS, Place
 from support.checkpoints import Kind, write
+from support.covering import WHOLE
 from support.two_sides import CAPACITY
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -262,7 +263,9 @@ TREES = {  # parents of the drafts, and which of them are right, in their order
 }
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES if NATIVE else ["columns", "lazy_rerun"])
+@pytest.mark.parametrize("strategy", STRATEGIES if NATIVE else [
+    pytest.param("columns", marks=WHOLE), "lazy_rerun",
+])  # fmt: skip
 @pytest.mark.parametrize("graphs", [False, True] if NATIVE else [False])
 def test_speculation_over_trees_is_plain_decoding_bit_for_bit(strategy: str, graphs: bool, given: Given) -> None:
     """Other tokens stand beside the right path. Trees differ in a batch; one round is beside a decode."""

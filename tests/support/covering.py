@@ -1,43 +1,61 @@
 """Of products that take long, the part that `make test` runs: few rows, in which all stands that stands in the whole.
 
-`make whole` runs the rest. Here: every recorded trace moves labels; through `plain` go the traces in which every
-condition is met, and every pair of events that follow each other, that any trace has.
+`make whole` runs the rest. Here: traces in which every condition is met, and every pair of events that follow each
+other, that any trace has, move labels and go through `plain`; those of the large model do on one of few channels.
 Leaves out: options of the engine (`combinations.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
+from itertools import product
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from instep.fuzz.coverage import Coverage
 from instep.plugin import TraceItem
 from instep.trace.event_rules import EventRules
-from instep.trace.file import read
+from instep.trace.file import Trace, read
 
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces"
-MAIN = "adaptive"  # `make replay` runs it through `plain`
-THROUGH_PLAIN = (
-    "lifecycle/leaving", "lifecycle/overlapped", "lifecycle/refused", "trees",
-    *(f"faults/{name}" for name in (
-        "drawn", "grown", "handed", "several", "shared", "tiers")),
-)  # fmt: skip
+MAIN = "adaptive"  # `make replay` runs it through `ledger` and `plain`
+WHOLE = pytest.mark.whole
+THROUGH_PLAIN = tuple(f"faults/{name}" for name in ("several", "shared", "tiers"))
+BY_TESTS = ("faults/handed",)  # that replay it through `plain` as a whole: `test_external_replay.py`
+ON_FEW_CHANNELS = ("leaving", "overlapped", "refused", "trees", "drawn", "grown")  # told again on a model of two layers
 
 
-def left_to_the_whole(item: object) -> bool:
-    """Whether a trace is to go through `plain` and is none of the few."""
-    if not isinstance(item, TraceItem) or item.name != "plain" or not item.path.is_relative_to(TRACES):
+def each_value(*values: Iterable[Any]) -> list[Any]:
+    """A product as parameters of a test: every value stands in a row of the few, the other rows are the whole's."""
+    factors = [tuple(each) for each in values]
+    few = {tuple(index % len(factor) for factor in factors) for index in range(max(map(len, factors)))}
+    rows = product(*(range(len(factor)) for factor in factors))
+    return [
+        pytest.param(*(factor[at] for factor, at in zip(factors, row, strict=True)), marks=() if row in few else WHOLE)
+        for row in rows
+    ]
+
+
+def left_to_the_whole(item: pytest.Item) -> bool:
+    """A row of a product, or a recorded trace, that is not among the few."""
+    if item.get_closest_marker(WHOLE.name) is not None:
+        return True
+    if not isinstance(item, TraceItem) or not item.path.is_relative_to(TRACES):
         return False
-    return str(item.path.relative_to(TRACES).with_suffix("")) not in THROUGH_PLAIN
+    name = str(item.path.relative_to(TRACES).with_suffix(""))
+    more = item.name == "ledger" and (name in BY_TESTS or item.path.stem in ON_FEW_CHANNELS)
+    return name not in THROUGH_PLAIN and not more
 
 
-def every_trace() -> list[str]:
-    return sorted(str(path.relative_to(TRACES).with_suffix("")) for path in TRACES.rglob("*.jsonl"))
+def every_trace() -> dict[str, Trace]:
+    return {str(path.relative_to(TRACES).with_suffix("")): read(path) for path in sorted(TRACES.rglob("*.jsonl"))}
 
 
-def met(name: str) -> set[Hashable]:
+def met(trace: Trace) -> set[Hashable]:
     """All that a trace meets: conditions, kinds of events by pairs, and what its header says of the run."""
-    trace, coverage = read(TRACES / f"{name}.jsonl"), Coverage()
+    coverage = Coverage()
     header, rules = trace.header, EventRules(trace.header)
     coverage.begin(overlap=header.recording.overlap, heads=header.heads)
     for index, event in enumerate(trace.events):

@@ -23,19 +23,20 @@ Draw = tuple[torch.Tensor, float]
 
 def judge(
     spot: Spot, truth: torch.Tensor, draws: Iterable[Draw], found: torch.Tensor | None, *, factor: float = 1.0,
-    stored: torch.dtype | None = None,
+    stored: torch.dtype | None = None, least_draws: int = 1,
 ) -> Comparison:
     """T3: an error is held to the largest that any draw makes; the next draw is made only before it is called wrong.
 
     An error of more than LUCK times its allowance is no bad luck of one draw, so it is called wrong at once.
-    factor: how many allowances are granted; stored: the dtype whose rounding is granted, None: the found tensor's own.
+    least_draws: how many are made before that. factor: how many allowances are granted; stored: the dtype whose
+    rounding is granted, None: the found tensor's own.
     """
     yardsticks, noise, result = list[torch.Tensor](), 0.0, None
     for yardstick, least in draws:
         yardsticks.append(yardstick)
         noise = max(noise, least)
         result = measured(spot, found, truth, yardsticks, noise, stored, factor)
-        if result.agrees or not result.used <= LUCK:
+        if result.agrees or (len(yardsticks) >= least_draws and not result.used <= LUCK):
             break
     assert result is not None, "there is a first draw"
     return result
@@ -80,7 +81,8 @@ def chosen(
     """
     margin = (logits.gather(1, right[:, None]) - logits.gather(1, own[:, None])).abs()[:, 0]
     most, differs = granted(logits.abs().amax(-1), torch.tensor(noise), stored, factor), right != own
-    return Chosen(margin, torch.where(differs, margin / most, 0.0), differs, factor * flips(logits, right, noise, rounded))
+    part = torch.where(differs, margin / most, 0.0)
+    return Chosen(margin, part, differs, factor * flips(logits, right, noise, rounded))
 
 
 def flips(logits: torch.Tensor, right: torch.Tensor, noise: float, rounded: torch.Tensor | None = None) -> float:

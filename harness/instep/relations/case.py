@@ -146,7 +146,8 @@ class Case:
             events, plan = as_traced(self.trace) if of is None else self._events[of], self.plan
             header = events.header
             if of is not None:
-                plan = replace(plan, capacity=header.room(), num_steps=header.num_steps, adaptive=self._adaptive(header))
+                adaptive = self._adaptive(header)
+                plan = replace(plan, capacity=header.room(), num_steps=header.num_steps, adaptive=adaptive)
             sampled = rounded_participant(plan, self.led or self.found, draw, asked=False)
             self._records[name] = PositionRecorder(name, sampled, events).run()
         return self._records[name]

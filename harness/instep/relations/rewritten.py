@@ -95,7 +95,8 @@ def rewritten(
                 yield from same(name, one, other)
             else:
                 yield from Yardstick(name, case.truth(), case.rounded, one, other, case.drawn).compare()
-        if exact in BY_ROWS and not apart and not exact(case) and case.row_by_row is not None and not brought_anew(case):
+        by_rows = exact in BY_ROWS and not apart and not exact(case) and not brought_anew(case)
+        if by_rows and case.row_by_row is not None:
             for one, other in runs(case.row_by_row):
                 yield from same(name, without_guesses(one), without_guesses(other))
 

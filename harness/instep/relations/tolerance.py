@@ -103,7 +103,7 @@ class Yardstick:
         x, y, o = (tensor.to("cpu", torch.float64) for tensor in (mine, theirs, right))
         spot = Spot(self.name, Tier.PROPAGATED, at.event, at.kind, at.place, at.request, None)
         draws = (sampled(draw) for draw in range(DRAWS * self.runs))
-        result = judge(spot, o, draws, o + (y - x), factor=ARMS, stored=mine.dtype)
+        result = judge(spot, o, draws, o + (y - x), factor=ARMS, stored=mine.dtype, least_draws=self.runs)
         if result.agrees:
             return result
         x, y, o = (blocks(at.place.component, tensor) for tensor in (x, y, o))

@@ -1,0 +1,40 @@
+"""Committed traces recorded anew, of a random model with the layers of `fixtures/tiny` and few channels.
+
+The policy says what happens, so that every event is the same one, at the same place in the same layer; a replay takes
+half the time. For tests of what is found and said. What a trained model computes is replayed by `make replay` and by
+the traces of `covering.py`. Leaves out: policies of a test's own (`traces.py`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from instep.faults import TRACES as FAULTS
+from instep.faults.retrace import retraced
+from instep.trace.file import Trace, read
+from support.checkpoints import write
+
+_FOLDER = TemporaryDirectory(prefix="few-channels-")  # until the process ends
+FIXTURES = Path(_FOLDER.name) / "4"  # as `fixtures`: has a trace once it was asked for
+TRACES = FAULTS.parent
+MAIN = "adaptive"
+
+
+@cache
+def few_channels(name: str, layers: int = 4) -> Trace:
+    """layers: 4, as in `fixtures/tiny` (three of GDN, one of attention); 2 where one of each is enough."""
+    (committed,) = TRACES.rglob(f"{name}.jsonl")
+    folder = FIXTURES.with_name(str(layers)) / "traces" / committed.parent.relative_to(TRACES)
+    folder.mkdir(parents=True, exist_ok=True)
+    return read(retraced(committed.parent, [name], _model(layers), folder) / committed.name)
+
+
+@cache
+def _model(layers: int) -> Path:
+    """Stored in bf16 and of 256 tokens, as `fixtures/tiny` is."""
+    folder = FIXTURES.with_name(str(layers)) / "tiny"
+    return write(folder, vocab_size=256, dtype=torch.bfloat16, num_hidden_layers=layers, full_attention_interval=layers)
