@@ -9,6 +9,7 @@ Leaves out: which launches do (`runtime.launch`).
 from __future__ import annotations
 
 import triton
+import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
@@ -21,3 +22,12 @@ def wait():
     """
     gdc_wait()
     gdc_launch_dependents()
+
+
+@triton.jit
+def prefetch(lines, inside):
+    """Have the lines [R, C] of memory brought into the cache of all."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l,r",
+        [lines, tl.broadcast_to(inside.to(tl.int32)[:, None], lines.shape)], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip

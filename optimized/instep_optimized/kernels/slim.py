@@ -14,11 +14,13 @@ import triton
 import triton.language as tl
 
 from .dot import dot
+from .early import gdc_launch_dependents, gdc_wait, prefetch
 from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 from .window import fetch
 
 SMALLEST_DOT = 16
 Shape = dict[str, int]
+KNOBS = {"PEEL": False, "AHEAD": 0, "TRIGGER": False}
 FEW, LOGITS = (1024, 8192), 65536  # columns: of a product that is called narrow; from how many on it is of logits
 LONG, TALL = {"NT": 32, "KT": 256, "warps": 4, "stages": 4}, {"NT": 64, "KT": 128, "warps": 4, "stages": 5}
 # On a GPU (LOG.md), by the rows of a tile and what is multiplied: columns and steps of K of a program.
@@ -55,6 +57,7 @@ def product(
     launch(
         _linear_slim, (ceil_div(columns, wide),), x, x.stride(0), weight, weight.stride(0), out, rows, columns, depth,
         WHOLE=columns % wide == 0 and depth % deep == 0, GATED=gated, MT=tall, NT=wide, KT=deep, WIDEN=INTERPRETED,
+        **KNOBS,
         warps=shape["warps"], stages=shape["stages"],
     )  # fmt: skip
     return out
@@ -64,14 +67,38 @@ def product(
 def _linear_slim(
     x, x_row, weight, weight_row, out, rows, columns, depth,
     WHOLE: tl.constexpr, GATED: tl.constexpr, MT: tl.constexpr, NT: tl.constexpr, KT: tl.constexpr,
-    WIDEN: tl.constexpr,
+    WIDEN: tl.constexpr, PEEL: tl.constexpr, AHEAD: tl.constexpr, TRIGGER: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """All rows, NT columns. Grid (column tiles)."""
     m, n, at = tl.arange(0, MT), tl.program_id(0).to(tl.int64) * NT + tl.arange(0, NT), tl.arange(0, KT)
     left, right = x + (m * x_row)[:, None], weight + (n * weight_row)[:, None]
     lower = weight + ((n + columns) * weight_row)[:, None]  # the up half stands behind the gate half
     total, other = tl.zeros((MT, NT), tl.float32), tl.zeros((MT, NT), tl.float32)
-    for start in range(0, depth, KT):
+    if EARLY:
+        if AHEAD > 0:
+            line = tl.arange(0, AHEAD) * 64
+            prefetch(tl.broadcast_to(right, (NT, AHEAD)) + line[None, :], n < columns)
+            if GATED:
+                prefetch(tl.broadcast_to(lower, (NT, AHEAD)) + line[None, :], n < columns)
+    begun = 0
+    if PEEL:
+        live, inside = (m < rows)[:, None], (n < columns)[:, None]
+        if not WHOLE:
+            live, inside = live & (at < depth)[None, :], inside & (at < depth)[None, :]
+        first = fetch(right + at[None, :], inside, WHOLE)
+        if GATED:
+            below = fetch(lower + at[None, :], inside, WHOLE)
+        if EARLY:
+            gdc_wait()
+        value = tl.load(left + at[None, :], mask=live, other=0.0)
+        total = dot(value, tl.trans(first), WIDEN, False, total)
+        if GATED:
+            other = dot(value, tl.trans(below), WIDEN, False, other)
+        begun = KT
+    else:
+        if EARLY:
+            gdc_wait()
+    for start in range(begun, depth, KT):
         k = start + at
         live, inside = (m < rows)[:, None], (n < columns)[:, None]
         if not WHOLE:
@@ -80,6 +107,8 @@ def _linear_slim(
         total = dot(value, tl.trans(fetch(right + k[None, :], inside, WHOLE)), WIDEN, False, total)
         if GATED:
             other = dot(value, tl.trans(fetch(lower + k[None, :], inside, WHOLE)), WIDEN, False, other)
+    if TRIGGER and EARLY:
+        gdc_launch_dependents()
     if GATED:
         total = total / (1.0 + tl.exp(-total)) * other
     tl.store(out + (m * columns)[:, None] + n[None, :], total.to(out.dtype.element_ty),

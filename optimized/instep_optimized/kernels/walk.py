@@ -35,11 +35,16 @@ def conv_walk(
     W: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr, QT: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """All rows of one request, at most RT; CT channels. Grid (1, channel tiles, B and those that `clear`)."""
-    if EARLY:
+    if EARLY == 1:
         wait()
     request = tl.program_id(2)
     c = tl.program_id(1) * CT + tl.arange(0, CT)
     in_c = c < channels
+    taps = ()
+    for tap in tl.static_range(W):
+        taps = taps + (fetch(weight + c * weight_row + tap, in_c, WHOLE).to(tl.float32),)
+    if EARLY == 2:
+        wait()
     if request >= requests:
         free = rows_of(request - requests, QT)
         if mixed is not None:
@@ -55,9 +60,6 @@ def conv_walk(
         goal, goal_column = tl.load(store_units + request), tl.load(store_columns + request)
     if each is not None:
         kept_unit = tl.load(each_units + request)
-    taps = ()
-    for tap in tl.static_range(W):
-        taps = taps + (fetch(weight + c * weight_row + tap, in_c, WHOLE).to(tl.float32),)
     if (unit < 0) | (rows <= 0):
         return
     # A fresh request must not read its history. Then the bound is 0; no channel index is below 0, so nothing is loaded.
