@@ -72,18 +72,20 @@ def conv_walk(
     for t in tl.static_range(RT):  # behind the last row that one again, which nobody uses
         inputs = inputs + (fetch(x + (start + tl.minimum(rows - 1, t)) * x_row + c, in_c, WHOLE),)
 
+    outs = ()
     for t in tl.static_range(RT):
-        if t < rows:
-            total = tl.zeros((CT,), tl.float32)
-            for tap in tl.static_range(W):
-                total += inputs[t + tap].to(tl.float32) * taps[tap]
-            out = total / (1.0 + tl.exp(-total))
-            if mixed is not None:
+        total = tl.zeros((CT,), tl.float32)
+        for tap in tl.static_range(W):
+            total += inputs[t + tap].to(tl.float32) * taps[tap]
+        out = total / (1.0 + tl.exp(-total))
+        if mixed is not None:
+            if t < rows:
                 put(mixed + (start + t) * mixed_row + c, out, in_c, WHOLE)
-            else:
-                row = start + t + tl.arange(0, 1)
-                stored = out.to(x.dtype.element_ty).to(tl.float32)
-                consume(stored[None, :], row, row >= 0, q, k, v, H, HV, scale, CT)
+        else:
+            outs = outs + (tl.expand_dims(out.to(x.dtype.element_ty).to(tl.float32), 1),)
+    if mixed is None:  # all rows at once: threads wait for each other once, not once a row
+        t = tl.arange(0, RT)
+        consume(tl.trans(side_by_side(outs, RT)), start + t, t < rows, q, k, v, H, HV, scale, CT)
 
     # Windows may be kept in the memory that the history was read from, and a thread may have read for another one.
     tl.debug_barrier()
@@ -99,3 +101,24 @@ def conv_walk(
             if (t + 1 == rows) & (goal >= 0):
                 for w in tl.static_range(W - 1):
                     put(target + w * store_w, inputs[t + 1 + w], in_c, WHOLE)
+
+
+@triton.jit
+def side_by_side(columns, COUNT: tl.constexpr):
+    """COUNT columns [CT, 1], at most 8, as [CT, COUNT]."""
+    if COUNT == 1:
+        return columns[0]
+    elif COUNT == 2:
+        return between(columns[0], columns[1])
+    elif COUNT == 4:
+        return between(between(columns[0], columns[2]), between(columns[1], columns[3]))
+    else:
+        even = between(between(columns[0], columns[4]), between(columns[2], columns[6]))
+        odd = between(between(columns[1], columns[5]), between(columns[3], columns[7]))
+        return between(even, odd)
+
+
+@triton.jit
+def between(even, odd):
+    """[CT, N] twice -> [CT, 2 N]: a column of one, then one of the other."""
+    return tl.reshape(tl.join(even, odd), (even.shape[0], 2 * even.shape[1]))
