@@ -6,6 +6,7 @@ Leaves out: figures, which need a card (`tests/on_gpu.sh`), and whole texts (`te
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,12 +22,13 @@ from rich.console import Console
 from instep.bench import KINDS, grid, kind, peers, plots, render, run
 from instep.bench.base import TOO, Arm
 from instep.bench.clock import Rates, Times, less, timed
-from instep.bench.kinds import pick, strategies
+from instep.bench.kinds import pick, rounds, strategies
 from instep.bench.run import Asked, Bench, bench
 from instep.bench.work import OTHER, kind_of
 from instep.verdict import Exit
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
+from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract.errors import BadInput, Unsupported
 from support.command import Runner, complaint
 
@@ -199,11 +201,25 @@ def test_beside_peers_a_second_arm_makes_its_inputs_in_every_layer(name: str, mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rounds", "decoding"])
-def test_whole_rounds_and_texts_are_checked_then_timed(name: str) -> None:
+def test_whole_rounds_and_texts_are_checked_then_timed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Counts are copied behind their round and read behind the next one's launch: else no round runs beside another."""
+    order = list[str]()
+
+    class Copied(HostCopy):
+        def __init__(self, *parts: torch.Tensor) -> None:
+            super().__init__(*parts)
+            order.append("c")
+
+        def list(self, part: int = 0) -> list[int]:
+            order.append("r")
+            return super().list(part)
+
+    monkeypatch.setattr(rounds, "HostCopy", Copied)
     found = bench(Asked({"plain": PLAIN}, "cpu", FP32, (name,), "tiny", peers=False))  # they take op sets by name
     assert found.exit is Exit.AGREED
     arms = [arm for row in found.rows for arm in row["arms"].values()]
     assert all(arm["us"] > 0 and arm["how"] == "rounds" for arm in arms)
+    assert name == "decoding" or re.fullmatch(r"(c(cr)+){2}", "".join(order)), order
     if name == "decoding":
         assert set(found.rows[0]["arms"]) == {"adaptive", "always 1", "always 3"}
         assert all(sum(arm["distribution"].values()) and arm["checked_events"] for arm in arms)
