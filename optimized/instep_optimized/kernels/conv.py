@@ -48,7 +48,7 @@ def conv_inputs(
     Where heads do not fit into a tile, and where there are several parts of a batch, conv and inputs serve.
     """
     found = results(x, key_heads, key_dim, len(A_log))
-    fits = len(parts) == 1 and key_dim <= _tiles(parts[0], *weight.shape)[2]
+    fits = len(parts) == 1 and len(parts[0].begin) and key_dim <= _tiles(parts[0], *weight.shape)[2]
     if not fits or not found.v.shape[2] == key_dim == power_of_2(key_dim):
         mixed = conv(x=x, weight=weight, parts=parts, to=to[0])
         return gdn_inputs(mixed=mixed, a=a, b=b, A_log=A_log, dt_bias=dt_bias, key_heads=key_heads, key_dim=key_dim,
@@ -75,10 +75,10 @@ def _over(
         wide, entries = columns or wide, max(width - 1, 1)  # a conv of width 1 has windows without entries
         if part.parents is None and part.most <= WALKED:
             launch(
-                conv_walk, (1, ceil_div(channels, wide), part.begin.numel() + beyond(look, 1)),
+                conv_walk, (1, ceil_div(channels, wide), part.begin.numel()),
                 x, x.stride(0), mixed, 0 if mixed is None else mixed.stride(0), weight, weight.stride(0),
-                part.begin, part.count, part.fresh, *read, *store, *each, channels, part.begin.numel(), look, *rule,
-                W=width, RT=power_of_2(part.most), CT=wide, QT=CLEARED, WHOLE=channels % wide == 0, warps=WARPS,
+                part.begin, part.count, part.fresh, *read, *store, *each, channels, look, *rule,
+                W=width, RT=power_of_2(part.most), CT=wide, WHOLE=channels % wide == 0, warps=WARPS,
             )  # fmt: skip
             continue
         for head, rows, blocks in ((True, ahead, 1), (False, ROWS, ceil_div(part.most - ahead, ROWS))):

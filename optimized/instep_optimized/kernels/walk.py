@@ -15,26 +15,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .cover import clear, rows_of
+from .cover import covering
 from .early import wait
-from .inputs import clear_inputs, consume
-from .window import fetch, put
+from .inputs import consume_all
+from .window import LANES, fetch, put
 
 ROWS = 8  # at most: all inputs of a channel stand in registers
 WARPS = 4
 
 
-@triton.jit(do_not_specialize=["requests", "look"])
+@triton.jit(do_not_specialize=["look"])
 def conv_walk(
     x, x_row, mixed, mixed_row, weight, weight_row, begin, count, fresh,
     read, read_units, read_columns, read_unit, read_column, read_c, read_w,
     store, store_units, store_columns, store_unit, store_column, store_c, store_w,
     each, each_units, each_unit, each_column, each_c, each_w,
-    channels, requests, look,
+    channels, look,
     a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
-    W: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr, QT: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
+    W: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """All rows of one request, at most RT; CT channels. Grid (1, channel tiles, B and those that `clear`)."""
+    """All rows of one request, at most RT; CT channels. Grid (1, channel tiles, B)."""
     if EARLY == 1:
         wait()
     request = tl.program_id(2)
@@ -45,21 +45,24 @@ def conv_walk(
         taps = taps + (fetch(weight + c * weight_row + tap, in_c, WHOLE).to(tl.float32),)
     if EARLY == 2:
         wait()
-    if request >= requests:
-        free = rows_of(request - requests, QT)
-        if mixed is not None:
-            clear(mixed, mixed_row, c, in_c, free, read_units, begin, count, requests, look)
-        else:
-            clear_inputs(c, in_c, free, read_units, begin, count, requests, look, a, a_row, b, b_row, A_log, dt_bias,
-                         q, k, v, log_decay, beta, H, HV, CT)
-        return
-    # All that says where things are is loaded at once, and the taps: a load that waits for none costs nothing here.
+    # All that says where things are is loaded at once: a load that waits for none costs nothing here.
     unit, rows, start = tl.load(read_units + request), tl.load(count + request), tl.load(begin + request)
     known, column = tl.load(fresh + request) == 0, tl.load(read_columns + request)
     if store is not None:
         goal, goal_column = tl.load(store_units + request), tl.load(store_columns + request)
     if each is not None:
         kept_unit = tl.load(each_units + request)
+    requests = tl.num_programs(2)
+    share = tl.cdiv(look, requests)
+    for other in range(request * share, tl.minimum((request + 1) * share, look)):
+        if (unit < 0) | (other < start) | (other >= start + rows):  # noqa: SIM102 (both tests of an `and` would run)
+            if covering(other, tl.arange(0, LANES), read_units, begin, count, requests) == 0:
+                if mixed is not None:
+                    put(mixed + (start * 0 + other) * mixed_row + c, tl.zeros((CT,), tl.float32), in_c, WHOLE)
+                else:  # of nobody's rows as well the gates are what a and b say
+                    row = start * 0 + other + tl.arange(0, 1)
+                    consume_all(tl.zeros((1, CT), tl.float32), row, row >= 0, a, a_row, b, b_row, A_log, dt_bias,
+                                q, k, v, log_decay, beta, H, HV, scale, CT)  # fmt: skip
     if (unit < 0) | (rows <= 0):
         return
     # A fresh request must not read its history. Then the bound is 0; no channel index is below 0, so nothing is loaded.
@@ -85,7 +88,8 @@ def conv_walk(
             outs = outs + (tl.expand_dims(out.to(x.dtype.element_ty).to(tl.float32), 1),)
     if mixed is None:  # all rows at once: threads wait for each other once, not once a row
         t = tl.arange(0, RT)
-        consume(tl.trans(side_by_side(outs, RT)), start + t, t < rows, q, k, v, H, HV, scale, CT)
+        consume_all(tl.trans(side_by_side(outs, RT)), start + t, t < rows, a, a_row, b, b_row, A_log, dt_bias,
+                    q, k, v, log_decay, beta, H, HV, scale, CT)  # fmt: skip
 
     # Windows may be kept in the memory that the history was read from, and a thread may have read for another one.
     tl.debug_barrier()
