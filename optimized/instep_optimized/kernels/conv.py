@@ -23,7 +23,7 @@ from .cover import beyond, clear, result, rows_of
 from .inputs import clear_inputs, consume, gdn_inputs, results
 from .runtime import ceil_div, launch, power_of_2, tile
 from .walk import ROWS as WALKED
-from .walk import WARPS, conv_walk
+from .walk import MANY, MANY_WARPS, WARPS, conv_walk
 
 ROWS = tile(16, 64)  # per block, fewer in a shorter window; no bit depends on it: every result is its own sum
 CHANNELS = 128  # channels per program on a GPU: 256 bytes of bf16
@@ -73,12 +73,14 @@ def _over(
         store = store if part.store is not None else (None, *store[1:])
         each = (each[0] if part.per_row is not None else None, each[1], *each[3:])  # row t is its column
         wide, entries = columns or wide, max(width - 1, 1)  # a conv of width 1 has windows without entries
-        if part.parents is None and part.most <= WALKED:
+        if part.parents is None and part.most <= WALKED and len(part.begin):
             launch(
                 conv_walk, (1, ceil_div(channels, wide), part.begin.numel()),
                 x, x.stride(0), mixed, 0 if mixed is None else mixed.stride(0), weight, weight.stride(0),
-                part.begin, part.count, part.fresh, *read, *store, *each, channels, look, *rule,
-                W=width, RT=power_of_2(part.most), CT=wide, WHOLE=channels % wide == 0, warps=WARPS,
+                part.begin, part.count, part.fresh, *read, *store, *each, channels, look, ceil_div(look, len(part.begin)),
+                *rule,
+                W=width, RT=power_of_2(part.most), CT=wide, WHOLE=channels % wide == 0,
+                warps=MANY_WARPS if part.per_row is None and len(part.begin) >= MANY else WARPS,
             )  # fmt: skip
             continue
         for head, rows, blocks in ((True, ahead, 1), (False, ROWS, ceil_div(part.most - ahead, ROWS))):

@@ -20,7 +20,7 @@ from .window import fetch
 
 SMALLEST_DOT = 16
 Shape = dict[str, int]
-KNOBS = {"PEEL": False, "AHEAD": 0, "TRIGGER": False}
+KNOBS = {"PEEL": False, "AHEAD": 0, "TRIGGER": False, "RUN": 0}
 FEW, LOGITS = (1024, 8192), 65536  # columns: of a product that is called narrow; from how many on it is of logits
 LONG, TALL = {"NT": 32, "KT": 256, "warps": 4, "stages": 4}, {"NT": 64, "KT": 128, "warps": 4, "stages": 5}
 # On a GPU (LOG.md), by the rows of a tile and what is multiplied: columns and steps of K of a program.
@@ -54,11 +54,15 @@ def product(
     assert shape is not None, "the library has other sizes"
     wide, deep = (min(tile(shape[name], 256), max(power_of_2(size), SMALLEST_DOT))
                   for name, size in (("NT", columns), ("KT", depth)))  # fmt: skip
+    knobs, tiles, kernel = dict(KNOBS), ceil_div(columns, wide), _linear_slim
+    lasting = knobs.pop("LASTING", 0)
+    if lasting:
+        knobs.pop("PEEL")
+        kernel, tiles = _linear_lasting, min(tiles, lasting)
     launch(
-        _linear_slim, (ceil_div(columns, wide),), x, x.stride(0), weight, weight.stride(0), out, rows, columns, depth,
+        kernel, (tiles,), x, x.stride(0), weight, weight.stride(0), out, rows, columns, depth,
         WHOLE=columns % wide == 0 and depth % deep == 0, GATED=gated, MT=tall, NT=wide, KT=deep, WIDEN=INTERPRETED,
-        **KNOBS,
-        warps=shape["warps"], stages=shape["stages"],
+        **knobs, warps=shape["warps"], stages=shape["stages"],
     )  # fmt: skip
     return out
 
@@ -67,7 +71,7 @@ def product(
 def _linear_slim(
     x, x_row, weight, weight_row, out, rows, columns, depth,
     WHOLE: tl.constexpr, GATED: tl.constexpr, MT: tl.constexpr, NT: tl.constexpr, KT: tl.constexpr,
-    WIDEN: tl.constexpr, PEEL: tl.constexpr, AHEAD: tl.constexpr, TRIGGER: tl.constexpr, EARLY: tl.constexpr,
+    WIDEN: tl.constexpr, RUN: tl.constexpr, PEEL: tl.constexpr, AHEAD: tl.constexpr, TRIGGER: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """All rows, NT columns. Grid (column tiles)."""
     m, n, at = tl.arange(0, MT), tl.program_id(0).to(tl.int64) * NT + tl.arange(0, NT), tl.arange(0, KT)
@@ -100,6 +104,12 @@ def _linear_slim(
             gdc_wait()
     for start in range(begun, depth, KT):
         k = start + at
+        if RUN > 0:
+            if start % 256 == 0:
+                far = start + RUN + tl.arange(0, 4) * 64
+                prefetch(right + far[None, :], (n < columns) & (start + RUN < depth))
+                if GATED:
+                    prefetch(lower + far[None, :], (n < columns) & (start + RUN < depth))
         live, inside = (m < rows)[:, None], (n < columns)[:, None]
         if not WHOLE:
             live, inside = live & (k < depth)[None, :], inside & (k < depth)[None, :]
@@ -113,3 +123,53 @@ def _linear_slim(
         total = total / (1.0 + tl.exp(-total)) * other
     tl.store(out + (m * columns)[:, None] + n[None, :], total.to(out.dtype.element_ty),
              mask=(m < rows)[:, None] & (n < columns)[None, :])  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _linear_lasting(
+    x, x_row, weight, weight_row, out, rows, columns, depth,
+    WHOLE: tl.constexpr, GATED: tl.constexpr, MT: tl.constexpr, NT: tl.constexpr, KT: tl.constexpr,
+    WIDEN: tl.constexpr, RUN: tl.constexpr, AHEAD: tl.constexpr, TRIGGER: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """All rows, NT columns at a time, one tile after the other in one loop: the next tile's weights come meanwhile."""
+    m, at = tl.arange(0, MT), tl.arange(0, KT)
+    tile, tiles, last = tl.program_id(0), tl.cdiv(columns, NT), tl.cdiv(depth, KT) - 1
+    left = x + (m * x_row)[:, None]
+    total, other = tl.zeros((MT, NT), tl.float32), tl.zeros((MT, NT), tl.float32)
+    if EARLY:
+        if AHEAD > 0:  # noqa: SIM102
+            n = tile.to(tl.int64) * NT + tl.arange(0, NT)
+            line = (tl.arange(0, AHEAD) * 64)[None, :]
+            prefetch(weight + (n * weight_row)[:, None] + line, n < columns)
+            if GATED:
+                prefetch(weight + ((n + columns) * weight_row)[:, None] + line, n < columns)
+        gdc_wait()
+    step = 0
+    for _ in range(0, tl.cdiv(tiles - tile, tl.num_programs(0)) * (last + 1)):
+        n, k = tile.to(tl.int64) * NT + tl.arange(0, NT), step * KT + at
+        live, inside = (m < rows)[:, None], (n < columns)[:, None]
+        if not WHOLE:
+            live, inside = live & (k < depth)[None, :], inside & (k < depth)[None, :]
+        if RUN > 0:
+            if step * KT % 256 == 0:
+                far = step * KT + RUN + tl.arange(0, 4) * 64
+                lines = weight + (n * weight_row)[:, None] + far[None, :]
+                prefetch(lines, (n < columns) & (step * KT + RUN < depth))
+                if GATED:
+                    prefetch(lines + columns * weight_row, (n < columns) & (step * KT + RUN < depth))
+        value = tl.load(left + k[None, :], mask=live, other=0.0)
+        right = weight + (n * weight_row)[:, None] + k[None, :]
+        total = dot(value, tl.trans(fetch(right, inside, WHOLE)), WIDEN, False, total)
+        if GATED:
+            other = dot(value, tl.trans(fetch(right + columns * weight_row, inside, WHOLE)), WIDEN, False, other)
+        if step == last:
+            made = total
+            if GATED:
+                made = total / (1.0 + tl.exp(-total)) * other
+            tl.store(out + (m * columns)[:, None] + n[None, :], made.to(out.dtype.element_ty),
+                     mask=(m < rows)[:, None] & (n < columns)[None, :])  # fmt: skip
+            total, other = tl.zeros((MT, NT), tl.float32), tl.zeros((MT, NT), tl.float32)
+        tile = tl.where(step == last, tile + tl.num_programs(0), tile)
+        step = tl.where(step == last, 0, step + 1)
+    if TRIGGER and EARLY:
+        gdc_launch_dependents()

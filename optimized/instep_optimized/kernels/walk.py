@@ -22,15 +22,16 @@ from .window import LANES, fetch, put
 
 ROWS = 8  # at most: all inputs of a channel stand in registers
 WARPS = 4
+MANY, MANY_WARPS = 16, 2  # from how many requests on, where no window is kept per row
 
 
-@triton.jit(do_not_specialize=["look"])
+@triton.jit(do_not_specialize=["look", "share"])
 def conv_walk(
-    x, x_row, mixed, mixed_row, weight, weight_row, begin, count, fresh,
+    x, x_row, mixed, mixed_row, weight, weight_row: tl.constexpr, begin, count, fresh,
     read, read_units, read_columns, read_unit, read_column, read_c, read_w,
     store, store_units, store_columns, store_unit, store_column, store_c, store_w,
     each, each_units, each_unit, each_column, each_c, each_w,
-    channels, look,
+    channels, look, share,
     a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
     W: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -41,27 +42,36 @@ def conv_walk(
     c = tl.program_id(1) * CT + tl.arange(0, CT)
     in_c = c < channels
     taps = ()
-    for tap in tl.static_range(W):
-        taps = taps + (fetch(weight + c * weight_row + tap, in_c, WHOLE).to(tl.float32),)
+    if W == 4:  # side by side in memory: one load
+        four = fetch(weight + (c * weight_row)[:, None] + tl.arange(0, 4)[None, :], in_c[:, None], WHOLE)
+        even, odd = tl.split(tl.reshape(four.to(tl.float32), (CT, 2, 2)))
+        first, third = tl.split(even)
+        second, fourth = tl.split(odd)
+        taps = (first, second, third, fourth)
+    else:
+        for tap in tl.static_range(W):
+            taps = taps + (fetch(weight + c * weight_row + tap, in_c, WHOLE).to(tl.float32),)
     if EARLY == 2:
         wait()
     # All that says where things are is loaded at once: a load that waits for none costs nothing here.
-    unit, rows, start = tl.load(read_units + request), tl.load(count + request), tl.load(begin + request)
+    unit, start = tl.load(read_units + request), tl.load(begin + request)
+    rows = tl.load(count + request).to(tl.int32)
     known, column = tl.load(fresh + request) == 0, tl.load(read_columns + request)
     if store is not None:
         goal, goal_column = tl.load(store_units + request), tl.load(store_columns + request)
     if each is not None:
         kept_unit = tl.load(each_units + request)
     requests = tl.num_programs(2)
-    share = tl.cdiv(look, requests)
-    for other in range(request * share, tl.minimum((request + 1) * share, look)):
+    behind = tl.minimum((request + 1) * share, look)
+    own = (unit >= 0) & (start <= request * share) & (start + rows >= behind)
+    for other in range(tl.where(own, behind, request * share), behind):
         if (unit < 0) | (other < start) | (other >= start + rows):  # noqa: SIM102 (both tests of an `and` would run)
             if covering(other, tl.arange(0, LANES), read_units, begin, count, requests) == 0:
                 if mixed is not None:
                     put(mixed + (start * 0 + other) * mixed_row + c, tl.zeros((CT,), tl.float32), in_c, WHOLE)
                 else:  # of nobody's rows as well the gates are what a and b say
-                    row = start * 0 + other + tl.arange(0, 1)
-                    consume_all(tl.zeros((1, CT), tl.float32), row, row >= 0, a, a_row, b, b_row, A_log, dt_bias,
+                    free = start * 0 + other + tl.arange(0, 1)
+                    consume_all(tl.zeros((1, CT), tl.float32), free, free >= 0, a, a_row, b, b_row, A_log, dt_bias,
                                 q, k, v, log_decay, beta, H, HV, scale, CT)  # fmt: skip
     if (unit < 0) | (rows <= 0):
         return
@@ -72,8 +82,9 @@ def conv_walk(
     inputs = ()
     for w in tl.static_range(W - 1):
         inputs = inputs + (tl.load(history + w * read_w, mask=c < remembered, other=0.0),)
+    row = x + start * x_row + c
     for t in tl.static_range(RT):  # behind the last row that one again, which nobody uses
-        inputs = inputs + (fetch(x + (start + tl.minimum(rows - 1, t)) * x_row + c, in_c, WHOLE),)
+        inputs = inputs + (fetch(row + tl.minimum(rows - 1, t) * x_row, in_c, WHOLE),)
 
     outs = ()
     for t in tl.static_range(RT):
@@ -83,7 +94,7 @@ def conv_walk(
         out = total / (1.0 + tl.exp(-total))
         if mixed is not None:
             if t < rows:
-                put(mixed + (start + t) * mixed_row + c, out, in_c, WHOLE)
+                put(mixed + start * mixed_row + (c + t * mixed_row), out, in_c, WHOLE)
         else:
             outs = outs + (tl.expand_dims(out.to(x.dtype.element_ty).to(tl.float32), 1),)
     if mixed is None:  # all rows at once: threads wait for each other once, not once a row
