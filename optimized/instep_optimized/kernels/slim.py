@@ -19,22 +19,23 @@ from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 from .window import fetch
 
 SMALLEST_DOT = 16
-Shape = dict[str, int]
 KNOBS = {"PEEL": False, "AHEAD": 0, "TRIGGER": False, "RUN": 0}
-FEW, LOGITS = (1024, 8192), 65536  # columns: of a product that is called narrow; from how many on it is of logits
+Shape = dict[str, int]
 LONG, TALL = {"NT": 32, "KT": 256, "warps": 4, "stages": 4}, {"NT": 64, "KT": 128, "warps": 4, "stages": 5}
-# On a GPU (LOG.md), by the rows of a tile and what is multiplied: columns and steps of K of a program.
-SHAPES: dict[tuple[int, str], Shape] = {
-    (16, "narrow"): LONG, (16, "gated"): LONG, (16, "logits"): TALL, (32, "gated"): TALL, (32, "logits"): TALL,
+MANY = {"NT": 128, "KT": 64, "warps": 8, "stages": 5}
+# On a GPU (LOG.md), by the rows of a tile and whether it is gated: from how many columns on, and what of them and of K
+# a program has. What is missing has fewer columns than the library needs to be slower.
+SHAPES: dict[tuple[int, bool], tuple[tuple[int, Shape], ...]] = {
+    (16, False): ((65536, TALL), (1024, LONG)), (16, True): ((0, LONG),),
+    (32, False): ((65536, TALL), (10240, LONG | {"stages": 3})), (32, True): ((0, TALL),),
+    (128, False): ((10240, MANY),), (128, True): ((0, {"NT": 32, "KT": 128, "warps": 8, "stages": 4}),),
 }  # fmt: skip
 
 
 def shape_for(rows: int, columns: int, gated: bool) -> Shape | None:
     """The shape of a launch; None where the library is as fast."""
-    kind = "wide" if columns < LOGITS else "logits"
-    if FEW[0] <= columns <= FEW[1] or gated:
-        kind = "gated" if gated else "narrow"
-    return SHAPES.get((max(power_of_2(rows), SMALLEST_DOT), kind)) if rows else None
+    known = SHAPES.get((max(power_of_2(rows), SMALLEST_DOT), gated), ()) if rows else ()
+    return next((shape for least, shape in known if columns >= least), None)
 
 
 def fits(x: torch.Tensor, weight: torch.Tensor, gated: bool = False) -> bool:
@@ -55,8 +56,8 @@ def product(
     wide, deep = (min(tile(shape[name], 256), max(power_of_2(size), SMALLEST_DOT))
                   for name, size in (("NT", columns), ("KT", depth)))  # fmt: skip
     knobs, tiles, kernel = dict(KNOBS), ceil_div(columns, wide), _linear_slim
-    lasting = knobs.pop("LASTING", 0)
-    if lasting:
+    lasting, every = knobs.pop("LASTING", 0), knobs.pop("EVERY", False)
+    if lasting and (every or gated):
         knobs.pop("PEEL")
         kernel, tiles = _linear_lasting, min(tiles, lasting)
     launch(

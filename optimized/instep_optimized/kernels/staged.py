@@ -47,7 +47,7 @@ TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one
 # heads and requests together, where this is used. The bits depend on none of them.
 SHAPES: tuple[tuple[int, int, int, int], ...] = ((2, 4, 128, 16384), (1, 4, 96, 0))
 
-FIRST = False
+FIRST, LATER = False, False
 again, overlap, step, covering = (gluon.jit(one.fn) for one in (body.again, body.overlap, body.step, cover.covering))
 
 
@@ -80,7 +80,7 @@ def staged(
         *held_at(part.read), *held_at(part.store), *held_at(part.settled), *held_at(part.per_row), *kept,
         heads // inputs.k.shape[1], look,
         VR=held, KT=keys, KI=KEY_PIECE, KEPT=power_of_2(ring.size) if ring is not None else 1,
-        MOST=power_of_2(part.most), FIRST=FIRST, warps=warps, registers=registers,
+        MOST=power_of_2(part.most), FIRST=FIRST, LATER=LATER, warps=warps, registers=registers,
     )  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def _staged_window(
     ring_u, ring_u_unit, ring_u_entry, ring_u_head,
     ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_u_size,
     group, look, VR: gl.constexpr, KT: gl.constexpr, KI: gl.constexpr, KEPT: gl.constexpr, MOST: gl.constexpr,
-    FIRST: gl.constexpr, EARLY: gl.constexpr,
+    FIRST: gl.constexpr, LATER: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """One program: one request, one value head, VL * VR rows of V. Grid (V tiles, HV, B).
 
@@ -156,8 +156,9 @@ def _staged_window(
     state = gl.full((VL, VR, P, KI), 0.0, gl.float32, TILE)
     source = place(read, unit, read_columns, request, read_unit, read_column) + head * read_h
     source = source + (lane_v * read_v + lane_k)
-    if known & (unit >= 0) & ((rows > 0) | (pending > 0)):
-        state = gl.load(source + (thread_v * read_v + thread_k), eviction_policy="evict_first")
+    if not LATER:
+        if known & (unit >= 0) & ((rows > 0) | (pending > 0)):
+            state = gl.load(source + (thread_v * read_v + thread_k), eviction_policy="evict_first")
 
     # What the tokens need is copied by lanes, or groups of lanes, one per token. A state is not read again before many
     # others were: what it leaves in the cache goes first.
@@ -196,6 +197,9 @@ def _staged_window(
     writes = gates(gl.load(beta + row * beta_row, mask=row < rows, other=0.0), MOST)
     decays = gates(decay, MOST)
     async_copy.commit_group()
+    if LATER:
+        if known:
+            state = gl.load(source + (thread_v * read_v + thread_k), eviction_policy="evict_first")
     if ring_units is not None:
         old_decays = gates(aged, KEPT)
         if keeps & (stripe == 0):
