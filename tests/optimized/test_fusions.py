@@ -61,6 +61,12 @@ def conv_inputs(case: Case) -> Case:
     return replace(case, op="conv_inputs", build=build, exact=True)
 
 
+def head_pick(draw: Draw, dtype: torch.dtype) -> Inputs:
+    weight = draw.normal(70, 32, dtype=dtype)
+    weight[40:] = weight[:30].clone()  # ties
+    return {"x": draw.normal(5, 32, dtype=dtype), "weight": weight, "to": (at("logits"), at("pick"))}
+
+
 def kv_inputs(device: str) -> Call:
     """Rows that are views on one product, into pools of several pages; one row has no place, and positions are far."""
     draw, heads = Draw(11, device), (2, 16)
@@ -102,7 +108,8 @@ def moves(layers: str) -> Callable[[str], Call]:
 EXACT = [
     Case("kv_inputs", "views", kv_inputs, exact=True),
     *(Case("moves", name, moves(name), exact=True) for name in ("alike", "apart")),
-    *(row_case("add_norm", "views", add_norm, dtype, 700, exact=True) for dtype in (FP32, BF16)),
+    *(row_case(op, "views", made, dtype, 700, exact=True) for op, made in (("add_norm", add_norm),
+      ("head_pick", head_pick)) for dtype in (FP32, BF16)),
     *(conv_inputs(case) for case in CASES if case.op == "conv"),
 ]
 NEAR = [row_case("linears", "blocks", linears, dtype, 701) for dtype in (FP32, BF16)]
@@ -121,7 +128,8 @@ def composed(ops: Ops, op: str) -> Any:
 
     def named(**given: Any) -> Any:
         found = call(**given)
-        return found if found is None or hasattr(found, "_fields") else Unnamed(found)
+        one = isinstance(found, torch.Tensor)
+        return found if found is None or hasattr(found, "_fields") else Unnamed((found,) if one else found)
 
     return SimpleNamespace(**{op: named})
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from instep.kit.cases.case import BF16, Draw
-from instep_optimized.kernels import slim
+from instep.kit.cases.case import BF16, Draw, at
+from instep_optimized.kernels import products, slim
+from instep_optimized.kernels.pick import pick
 from instep_optimized.kernels.slim import fits, product
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -46,6 +47,23 @@ def test_a_product_of_few_rows_is_right(
     x[: rows // 2] = torch.nan
     last = product(x, weight, gated)[rows // 2 :]
     assert torch.equal(last, found[rows // 2 :]), "a row is its own, whatever the others hold"
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("columns", [32, 300])
+def test_a_pick_without_logits_is_the_pick_of_the_logits(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """The lowest column on a tie, also of two tiles; a NaN, and a row of nothing else, as in `pick`."""
+    draw = Draw(columns, HERE)
+    monkeypatch.setattr(slim, "shape_for", lambda *_: {"NT": 32, "KT": 64, "warps": 4, "stages": 3})
+    monkeypatch.setattr(slim, "tile", lambda native, _: native)
+    monkeypatch.setattr(products, "fits", lambda *_: True)
+    x, weight = (draw.normal(n, 72, dtype=BF16) for n in (7, columns))
+    weight[columns // 2 :] = weight[: columns - columns // 2].clone()  # every largest one stands twice
+    weight[5], x[3] = torch.nan, torch.nan
+    found = products.head_pick(x=x, weight=weight, to=(at("logits"), at("pick")))
+    logits = product(x, weight, dtype=torch.float32)
+    assert logits[0].isnan().any() and logits[3].isnan().all() and len(set(found.tolist())) > 3
+    assert torch.equal(found, pick(logits=logits, to=at("pick"))) and bool((found < columns // 2).all())
 
 
 def test_what_it_is_not_meant_for_is_the_librarys() -> None:

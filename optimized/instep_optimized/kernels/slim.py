@@ -49,28 +49,46 @@ def product(
 ) -> torch.Tensor:
     """x [M, K], weight [N, K] -> x weight^T [M, N] in `dtype`, None: x's own. gated: of weight's first half and its
     second, silu(a) * b [M, N/2], a and b as they are summed."""
+    out = x.new_empty(len(x), len(weight) // (1 + gated), dtype=dtype or x.dtype)
+    _launched(x, weight, gated, out)
+    return out
+
+
+def largest(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each row of the product in fp32, and of each tile of its columns: the largest number, and its column, the
+    lowest on a tie; a NaN is never larger than anything. [M, tiles] fp32 and int64. The product is stored nowhere."""
+    return _launched(x, weight, False, None)
+
+
+def _launched(
+    x: torch.Tensor, weight: torch.Tensor, gated: bool, out: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     (rows, depth), columns = x.shape, len(weight) // (1 + gated)
-    out = x.new_empty(rows, columns, dtype=dtype or x.dtype)
     tall, shape = max(power_of_2(rows), SMALLEST_DOT), shape_for(rows, columns, gated)
     assert shape is not None, "the library has other sizes"
     wide, deep = (min(tile(shape[name], 256), max(power_of_2(size), SMALLEST_DOT))
                   for name, size in (("NT", columns), ("KT", depth)))  # fmt: skip
     knobs, tiles, kernel = dict(KNOBS), ceil_div(columns, wide), _linear_slim
     lasting, every = knobs.pop("LASTING", 0), knobs.pop("EVERY", False)
+    best = x.new_empty(rows if out is None else 0, tiles, dtype=torch.float32)
+    at = best.new_empty(best.shape, dtype=torch.int64)
+    sides = (best, at)
     if lasting and (every or gated):
         knobs.pop("PEEL")
-        kernel, tiles = _linear_lasting, min(tiles, lasting)
+        kernel, tiles, sides = _linear_lasting, min(tiles, lasting), ()
+    elif out is not None:
+        sides = (None, None)
     launch(
-        kernel, (tiles,), x, x.stride(0), weight, weight.stride(0), out, rows, columns, depth,
+        kernel, (tiles,), x, x.stride(0), weight, weight.stride(0), out, *sides, rows, columns, depth,
         WHOLE=columns % wide == 0 and depth % deep == 0, GATED=gated, MT=tall, NT=wide, KT=deep, WIDEN=INTERPRETED,
         **knobs, warps=shape["warps"], stages=shape["stages"],
     )  # fmt: skip
-    return out
+    return best, at
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _linear_slim(
-    x, x_row, weight, weight_row, out, rows, columns, depth,
+    x, x_row, weight, weight_row, out, best, picked, rows, columns, depth,
     WHOLE: tl.constexpr, GATED: tl.constexpr, MT: tl.constexpr, NT: tl.constexpr, KT: tl.constexpr,
     WIDEN: tl.constexpr, RUN: tl.constexpr, PEEL: tl.constexpr, AHEAD: tl.constexpr, TRIGGER: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -122,8 +140,16 @@ def _linear_slim(
         gdc_launch_dependents()
     if GATED:
         total = total / (1.0 + tl.exp(-total)) * other
-    tl.store(out + (m * columns)[:, None] + n[None, :], total.to(out.dtype.element_ty),
-             mask=(m < rows)[:, None] & (n < columns)[None, :])  # fmt: skip
+    if out is None:
+        value = tl.where((total == total) & (n < columns)[None, :], total, float("-inf"))
+        most = tl.max(value, axis=1)
+        least = tl.min(tl.where((n < columns)[None, :] & (value == most[:, None]), n[None, :], columns), axis=1)
+        spot = m * tl.num_programs(0) + tl.program_id(0)
+        tl.store(best + spot, most, mask=m < rows)
+        tl.store(picked + spot, least, mask=m < rows)
+    else:
+        tl.store(out + (m * columns)[:, None] + n[None, :], total.to(out.dtype.element_ty),
+                 mask=(m < rows)[:, None] & (n < columns)[None, :])  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows"])

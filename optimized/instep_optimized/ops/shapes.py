@@ -276,6 +276,7 @@ GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "attend": _like("query"), "output_gate": _like("attended"), "choose": _like("own"),
     "plan_tree": lambda g: (tuple(g["parents"].shape),) * 4,
     "plan_path": lambda g: (tuple(g["accept_index"].shape),) * 2,
+    "head_pick": lambda g: ((g["x"].shape[0],),),
     "lm_head": lambda g: ((g["x"].shape[0], g["weight"].shape[0]),), "pick": lambda g: ((g["logits"].shape[0],),),
     "draw": lambda g: ((g["logits"].shape[0],),),
     "topk_tokens": lambda g: ((g["logits"].shape[0], g["topk"]),) * 2,
