@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import pytest
@@ -28,7 +29,6 @@ from instep.bench.work import OTHER, kind_of
 from instep.verdict import Exit
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
-from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract.errors import BadInput, Unsupported
 from support.command import Runner, complaint
 
@@ -203,23 +203,13 @@ def test_beside_peers_a_second_arm_makes_its_inputs_in_every_layer(name: str, mo
 @pytest.mark.parametrize("name", ["rounds", "decoding"])
 def test_whole_rounds_and_texts_are_checked_then_timed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Counts are copied behind their round and read behind the next one's launch: else no round runs beside another."""
-    order = list[str]()
-
-    class Copied(HostCopy):
-        def __init__(self, *parts: torch.Tensor) -> None:
-            super().__init__(*parts)
-            order.append("c")
-
-        def list(self, part: int = 0) -> list[int]:
-            order.append("r")
-            return super().list(part)
-
-    monkeypatch.setattr(rounds, "HostCopy", Copied)
+    monkeypatch.setattr(rounds, "HostCopy", copied := Mock())
     found = bench(Asked({"plain": PLAIN}, "cpu", FP32, (name,), "tiny", peers=False))  # they take op sets by name
     assert found.exit is Exit.AGREED
     arms = [arm for row in found.rows for arm in row["arms"].values()]
     assert all(arm["us"] > 0 and arm["how"] == "rounds" for arm in arms)
-    assert name == "decoding" or re.fullmatch(r"(c(cr)+){2}", "".join(order)), order
+    order = "".join("r" if what else "c" for what, *_ in copied.mock_calls)
+    assert name == "decoding" or re.fullmatch(r"(c(cr)+){2}", order), order
     if name == "decoding":
         assert set(found.rows[0]["arms"]) == {"adaptive", "always 1", "always 3"}
         assert all(sum(arm["distribution"].values()) and arm["checked_events"] for arm in arms)
