@@ -74,13 +74,11 @@ def _norm(
     RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """RT rows. y: what is added first; where it is None, Triton leaves it out. Grid (row tiles)."""
-    if EARLY == 1:
-        wait()
     row = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     at = tl.arange(0, CT)
     inside = (row < rows)[:, None] & (at < width)[None, :]
     scale = 1.0 + tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
-    if EARLY == 2:
+    if EARLY:
         wait()
     value = tl.load(x + row[:, None] * x_row + at[None, :], mask=inside, other=0.0).to(tl.float32)
     if y is not None:
@@ -99,13 +97,11 @@ def _gated_norm(
     SILU: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """RT (row, head) pairs."""
-    if EARLY == 1:
-        wait()
     pair = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     row, head, at = pair // heads, pair % heads, tl.arange(0, CT)
     inside = (pair < rows)[:, None] & (at < width)[None, :]
     scale = tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
-    if EARLY == 2:
+    if EARLY:
         wait()
     value = tl.load(core + (row * core_row + head * core_head)[:, None] + at[None, :], mask=inside, other=0.0)
     gate = tl.load(z + (row * z_row + head * z_head)[:, None] + at[None, :], mask=inside, other=0.0).to(tl.float32)

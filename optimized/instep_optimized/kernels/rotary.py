@@ -32,7 +32,8 @@ def attention_inputs(
     k_norm: torch.Tensor, eps: float, rotary_dim: int, theta: float, to: tuple[Place, Place],
 ) -> AttentionInputs:  # fmt: skip
     """`MakeAttentionInputs` of the seam. Channel i of the first half turns by position * theta^(-2i/rotary_dim)."""
-    made = AttentionInputs(projected.new_empty(*projected.shape[:2], projected.shape[3]), key_raw.new_empty(key_raw.shape))
+    query = projected.new_empty(*projected.shape[:2], projected.shape[3])
+    made = AttentionInputs(query, key_raw.new_empty(key_raw.shape))
     _turned(projected, key_raw, positions, q_norm, k_norm, eps, rotary_dim, theta, made.query,
             (made.key, 0, *made.key.stride()[:2]))  # fmt: skip
     return made
@@ -98,12 +99,10 @@ def _rotary(
     turn + turn_rest. The angle is formed in fp64, and reduced to less than one turn there: in fp32 the angle at
     position 100 000 would have lost five digits.
     """
-    if EARLY == 1:
-        wait()
     row, at = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.arange(0, CT)
     channel = tl.where(at < half, at, at - half).to(tl.float64)
     pace = tl.exp2(channel * step + channel * step_rest)
-    if EARLY == 2:
+    if EARLY:
         wait()
     position = tl.load(positions + row, mask=row < rows, other=0).to(tl.float64)
     angle = position[:, None] * pace[None, :]

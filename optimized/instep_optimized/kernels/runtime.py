@@ -138,7 +138,8 @@ def launch(
 ) -> None:
     """Run `kernel` over `grid`; an empty grid returns at once. registers: the most that a thread may use; None: any.
 
-    A kernel with an argument EARLY is launched while the one before it ends, where a GPU can; it calls `wait` first.
+    A kernel with an argument EARLY is launched while the one before it ends, where a GPU can; it calls `wait` first, or
+    loads before what no launch writes: weights.
 
     Floating-point fusion is off. Where a fused multiply-add is meant the kernel says `tl.fma`. So the same source gives
     the same bits wherever it is inlined, and Triton's default, which changes between versions, does not matter.
@@ -153,7 +154,7 @@ def launch(
         )
     options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers, "enable_fp_fusion": False, **constants}
     if "EARLY" in kernel.arg_names and "EARLY" not in constants:
-        options["EARLY"] = LEVEL * (not INTERPRETED and launches_early(first.device))
+        options["EARLY"] = not INTERPRETED and launches_early(first.device)
         if options["EARLY"]:
             options["launch_pdl"] = True
     try:
@@ -166,9 +167,6 @@ def launch(
                 "Triton or numpy"
             ) from error
         raise
-
-
-LEVEL = 2
 
 
 @cache

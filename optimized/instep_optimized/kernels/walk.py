@@ -36,8 +36,6 @@ def conv_walk(
     W: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """All rows of one request, at most RT; CT channels. Grid (1, channel tiles, B)."""
-    if EARLY == 1:
-        wait()
     request = tl.program_id(2)
     c = tl.program_id(1) * CT + tl.arange(0, CT)
     in_c = c < channels
@@ -51,7 +49,7 @@ def conv_walk(
     else:
         for tap in tl.static_range(W):
             taps = taps + (fetch(weight + c * weight_row + tap, in_c, WHOLE).to(tl.float32),)
-    if EARLY == 2:
+    if EARLY:
         wait()
     # All that says where things are is loaded at once: a load that waits for none costs nothing here.
     unit, start = tl.load(read_units + request), tl.load(begin + request)

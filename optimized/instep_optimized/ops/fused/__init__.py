@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from ..base import Ops
 
 __all__ = [
-    "FUSIONS", "AddNorm", "ConvInputs", "FusedGdn", "Fusion", "HeadPick", "KvInputs", "Linears", "MakeAddNorm", "Moved", "Moves", "add_norm",
-    "conv_inputs", "exact_of", "fuses", "head_pick", "in_parts", "inside_of", "kv_inputs", "linears", "moves", "not_of", "wholes",
+    "FUSIONS", "AddNorm", "ConvInputs", "FusedGdn", "Fusion", "HeadPick", "KvInputs", "Linears", "MakeAddNorm",
+    "Moved", "Moves", "add_norm", "conv_inputs", "exact_of", "fuses", "head_pick", "in_parts", "inside_of",
+    "kv_inputs", "linears", "moves", "not_of", "wholes",
 ]
 
 
