@@ -22,8 +22,8 @@ from .cover import ROWS as CLEARED
 from .cover import beyond, clear, result, rows_of
 from .inputs import clear_inputs, consume, gdn_inputs, results
 from .runtime import ceil_div, launch, power_of_2, tile
+from .walk import MANY, WARPS, conv_walk
 from .walk import ROWS as WALKED
-from .walk import MANY, MANY_WARPS, WARPS, conv_walk
 
 ROWS = tile(16, 64)  # per block, fewer in a shorter window; no bit depends on it: every result is its own sum
 CHANNELS = 128  # channels per program on a GPU: 256 bytes of bf16
@@ -77,10 +77,10 @@ def _over(
             launch(
                 conv_walk, (1, ceil_div(channels, wide), part.begin.numel()),
                 x, x.stride(0), mixed, 0 if mixed is None else mixed.stride(0), weight, weight.stride(0),
-                part.begin, part.count, part.fresh, *read, *store, *each, channels, look, ceil_div(look, len(part.begin)),
-                *rule,
+                part.begin, part.count, part.fresh, *read, *store, *each, channels, look,
+                ceil_div(look, len(part.begin)), *rule,
                 W=width, RT=power_of_2(part.most), CT=wide, WHOLE=channels % wide == 0,
-                warps=MANY_WARPS if part.per_row is None and len(part.begin) >= MANY else WARPS,
+                warps=1 if mixed is None and part.per_row is None and len(part.begin) >= MANY else WARPS,
             )  # fmt: skip
             continue
         for head, rows, blocks in ((True, ahead, 1), (False, ROWS, ceil_div(part.most - ahead, ROWS))):

@@ -9,7 +9,6 @@ Leaves out: which launches do (`runtime.launch`).
 from __future__ import annotations
 
 import triton
-import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
@@ -25,9 +24,6 @@ def wait():
 
 
 @triton.jit
-def prefetch(lines, inside):
-    """Have the lines [R, C] of memory brought into the cache of all."""
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l,r",
-        [lines, tl.broadcast_to(inside.to(tl.int32)[:, None], lines.shape)], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+def wait_alone():
+    """`wait`; the next launch does not come before this one ends."""
+    gdc_wait()

@@ -55,7 +55,8 @@ def mix(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, de
     share = x.new_empty(rows, top_k, dtype=torch.float32)
     launch(
         _route, (rows,), x, x.stride(0), weights.router, weights.router.stride(0), chosen, share, experts, width,
-        NORM=norm_topk, TOP=top_k, TT=power_of_2(top_k), ET=power_of_2(experts), DT=min(power_of_2(width), tile(32, 512)),
+        NORM=norm_topk, TOP=top_k, TT=power_of_2(top_k), ET=power_of_2(experts),
+        DT=min(power_of_2(width), tile(32, 512)),
     )  # fmt: skip
     middle = x.new_empty(rows, top_k, inner, dtype=torch.float32)
     tall, wide = min(power_of_2(inner), tile(16, 128)), min(power_of_2(width), tile(256, 512))

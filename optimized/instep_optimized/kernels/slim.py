@@ -14,12 +14,11 @@ import triton
 import triton.language as tl
 
 from .dot import dot
-from .early import gdc_launch_dependents, gdc_wait, prefetch
+from .early import wait_alone
 from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 from .window import fetch
 
 SMALLEST_DOT = 16
-KNOBS = {"PEEL": False, "AHEAD": 0, "TRIGGER": False, "RUN": 0}
 Shape = dict[str, int]
 LONG, TALL = {"NT": 32, "KT": 256, "warps": 4, "stages": 4}, {"NT": 64, "KT": 128, "warps": 4, "stages": 5}
 MANY = {"NT": 128, "KT": 64, "warps": 8, "stages": 5}
@@ -68,20 +67,14 @@ def _launched(
     assert shape is not None, "the library has other sizes"
     wide, deep = (min(tile(shape[name], 256), max(power_of_2(size), SMALLEST_DOT))
                   for name, size in (("NT", columns), ("KT", depth)))  # fmt: skip
-    knobs, tiles, kernel = dict(KNOBS), ceil_div(columns, wide), _linear_slim
-    lasting, every = knobs.pop("LASTING", 0), knobs.pop("EVERY", False)
+    tiles = ceil_div(columns, wide)
     best = x.new_empty(rows if out is None else 0, tiles, dtype=torch.float32)
     at = best.new_empty(best.shape, dtype=torch.int64)
-    sides = (best, at)
-    if lasting and (every or gated):
-        knobs.pop("PEEL")
-        kernel, tiles, sides = _linear_lasting, min(tiles, lasting), ()
-    elif out is not None:
-        sides = (None, None)
     launch(
-        kernel, (tiles,), x, x.stride(0), weight, weight.stride(0), out, *sides, rows, columns, depth,
+        _linear_slim, (tiles,), x, x.stride(0), weight, weight.stride(0), out,
+        *((best, at) if out is None else (None, None)), rows, columns, depth,
         WHOLE=columns % wide == 0 and depth % deep == 0, GATED=gated, MT=tall, NT=wide, KT=deep, WIDEN=INTERPRETED,
-        **knobs, warps=shape["warps"], stages=shape["stages"],
+        warps=shape["warps"], stages=shape["stages"],
     )  # fmt: skip
     return best, at
 
@@ -90,45 +83,20 @@ def _launched(
 def _linear_slim(
     x, x_row, weight, weight_row, out, best, picked, rows, columns, depth,
     WHOLE: tl.constexpr, GATED: tl.constexpr, MT: tl.constexpr, NT: tl.constexpr, KT: tl.constexpr,
-    WIDEN: tl.constexpr, RUN: tl.constexpr, PEEL: tl.constexpr, AHEAD: tl.constexpr, TRIGGER: tl.constexpr, EARLY: tl.constexpr,
+    WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """All rows, NT columns. Grid (column tiles)."""
+    """All rows, NT columns: into `out`; where it is None, the largest of each row and its column. Grid (column tiles).
+
+    The launch behind this one begins when it ends: programs that came sooner would take the place of its own.
+    """
     m, n, at = tl.arange(0, MT), tl.program_id(0).to(tl.int64) * NT + tl.arange(0, NT), tl.arange(0, KT)
     left, right = x + (m * x_row)[:, None], weight + (n * weight_row)[:, None]
     lower = weight + ((n + columns) * weight_row)[:, None]  # the up half stands behind the gate half
     total, other = tl.zeros((MT, NT), tl.float32), tl.zeros((MT, NT), tl.float32)
     if EARLY:
-        if AHEAD > 0:
-            line = tl.arange(0, AHEAD) * 64
-            prefetch(tl.broadcast_to(right, (NT, AHEAD)) + line[None, :], n < columns)
-            if GATED:
-                prefetch(tl.broadcast_to(lower, (NT, AHEAD)) + line[None, :], n < columns)
-    begun = 0
-    if PEEL:
-        live, inside = (m < rows)[:, None], (n < columns)[:, None]
-        if not WHOLE:
-            live, inside = live & (at < depth)[None, :], inside & (at < depth)[None, :]
-        first = fetch(right + at[None, :], inside, WHOLE)
-        if GATED:
-            below = fetch(lower + at[None, :], inside, WHOLE)
-        if EARLY:
-            gdc_wait()
-        value = tl.load(left + at[None, :], mask=live, other=0.0)
-        total = dot(value, tl.trans(first), WIDEN, False, total)
-        if GATED:
-            other = dot(value, tl.trans(below), WIDEN, False, other)
-        begun = KT
-    else:
-        if EARLY:
-            gdc_wait()
-    for start in range(begun, depth, KT):
+        wait_alone()
+    for start in range(0, depth, KT):
         k = start + at
-        if RUN > 0:
-            if start % 256 == 0:
-                far = start + RUN + tl.arange(0, 4) * 64
-                prefetch(right + far[None, :], (n < columns) & (start + RUN < depth))
-                if GATED:
-                    prefetch(lower + far[None, :], (n < columns) & (start + RUN < depth))
         live, inside = (m < rows)[:, None], (n < columns)[:, None]
         if not WHOLE:
             live, inside = live & (k < depth)[None, :], inside & (k < depth)[None, :]
@@ -136,67 +104,16 @@ def _linear_slim(
         total = dot(value, tl.trans(fetch(right + k[None, :], inside, WHOLE)), WIDEN, False, total)
         if GATED:
             other = dot(value, tl.trans(fetch(lower + k[None, :], inside, WHOLE)), WIDEN, False, other)
-    if TRIGGER and EARLY:
-        gdc_launch_dependents()
     if GATED:
         total = total / (1.0 + tl.exp(-total)) * other
     if out is None:
-        value = tl.where((total == total) & (n < columns)[None, :], total, float("-inf"))
+        inside = (n < columns)[None, :]
+        value = tl.where((total == total) & inside, total, float("-inf"))
         most = tl.max(value, axis=1)
-        least = tl.min(tl.where((n < columns)[None, :] & (value == most[:, None]), n[None, :], columns), axis=1)
         spot = m * tl.num_programs(0) + tl.program_id(0)
         tl.store(best + spot, most, mask=m < rows)
-        tl.store(picked + spot, least, mask=m < rows)
+        lowest = tl.min(tl.where(inside & (value == most[:, None]), n[None, :], columns), axis=1)
+        tl.store(picked + spot, lowest, mask=m < rows)
     else:
         tl.store(out + (m * columns)[:, None] + n[None, :], total.to(out.dtype.element_ty),
                  mask=(m < rows)[:, None] & (n < columns)[None, :])  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _linear_lasting(
-    x, x_row, weight, weight_row, out, rows, columns, depth,
-    WHOLE: tl.constexpr, GATED: tl.constexpr, MT: tl.constexpr, NT: tl.constexpr, KT: tl.constexpr,
-    WIDEN: tl.constexpr, RUN: tl.constexpr, AHEAD: tl.constexpr, TRIGGER: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """All rows, NT columns at a time, one tile after the other in one loop: the next tile's weights come meanwhile."""
-    m, at = tl.arange(0, MT), tl.arange(0, KT)
-    tile, tiles, last = tl.program_id(0), tl.cdiv(columns, NT), tl.cdiv(depth, KT) - 1
-    left = x + (m * x_row)[:, None]
-    total, other = tl.zeros((MT, NT), tl.float32), tl.zeros((MT, NT), tl.float32)
-    if EARLY:
-        if AHEAD > 0:  # noqa: SIM102
-            n = tile.to(tl.int64) * NT + tl.arange(0, NT)
-            line = (tl.arange(0, AHEAD) * 64)[None, :]
-            prefetch(weight + (n * weight_row)[:, None] + line, n < columns)
-            if GATED:
-                prefetch(weight + ((n + columns) * weight_row)[:, None] + line, n < columns)
-        gdc_wait()
-    step = 0
-    for _ in range(0, tl.cdiv(tiles - tile, tl.num_programs(0)) * (last + 1)):
-        n, k = tile.to(tl.int64) * NT + tl.arange(0, NT), step * KT + at
-        live, inside = (m < rows)[:, None], (n < columns)[:, None]
-        if not WHOLE:
-            live, inside = live & (k < depth)[None, :], inside & (k < depth)[None, :]
-        if RUN > 0:
-            if step * KT % 256 == 0:
-                far = step * KT + RUN + tl.arange(0, 4) * 64
-                lines = weight + (n * weight_row)[:, None] + far[None, :]
-                prefetch(lines, (n < columns) & (step * KT + RUN < depth))
-                if GATED:
-                    prefetch(lines + columns * weight_row, (n < columns) & (step * KT + RUN < depth))
-        value = tl.load(left + k[None, :], mask=live, other=0.0)
-        right = weight + (n * weight_row)[:, None] + k[None, :]
-        total = dot(value, tl.trans(fetch(right, inside, WHOLE)), WIDEN, False, total)
-        if GATED:
-            other = dot(value, tl.trans(fetch(right + columns * weight_row, inside, WHOLE)), WIDEN, False, other)
-        if step == last:
-            made = total
-            if GATED:
-                made = total / (1.0 + tl.exp(-total)) * other
-            tl.store(out + (m * columns)[:, None] + n[None, :], made.to(out.dtype.element_ty),
-                     mask=(m < rows)[:, None] & (n < columns)[None, :])  # fmt: skip
-            total, other = tl.zeros((MT, NT), tl.float32), tl.zeros((MT, NT), tl.float32)
-        tile = tl.where(step == last, tile + tl.num_programs(0), tile)
-        step = tl.where(step == last, 0, step + 1)
-    if TRIGGER and EARLY:
-        gdc_launch_dependents()

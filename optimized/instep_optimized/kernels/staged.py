@@ -47,7 +47,6 @@ TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one
 # heads and requests together, where this is used. The bits depend on none of them.
 SHAPES: tuple[tuple[int, int, int, int], ...] = ((2, 4, 128, 16384), (1, 4, 96, 0))
 
-FIRST, LATER = False, False
 again, overlap, step, covering = (gluon.jit(one.fn) for one in (body.again, body.overlap, body.step, cover.covering))
 
 
@@ -80,7 +79,7 @@ def staged(
         *held_at(part.read), *held_at(part.store), *held_at(part.settled), *held_at(part.per_row), *kept,
         heads // inputs.k.shape[1], look,
         VR=held, KT=keys, KI=KEY_PIECE, KEPT=power_of_2(ring.size) if ring is not None else 1,
-        MOST=power_of_2(part.most), FIRST=FIRST, LATER=LATER, warps=warps, registers=registers,
+        MOST=power_of_2(part.most), warps=warps, registers=registers,
     )  # fmt: skip
 
 
@@ -110,7 +109,7 @@ def _staged_window(
     ring_u, ring_u_unit, ring_u_entry, ring_u_head,
     ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_u_size,
     group, look, VR: gl.constexpr, KT: gl.constexpr, KI: gl.constexpr, KEPT: gl.constexpr, MOST: gl.constexpr,
-    FIRST: gl.constexpr, LATER: gl.constexpr, EARLY: gl.constexpr,
+    EARLY: gl.constexpr,
 ):  # fmt: skip
     """One program: one request, one value head, VL * VR rows of V. Grid (V tiles, HV, B).
 
@@ -130,7 +129,7 @@ def _staged_window(
     ROWS: gl.constexpr = gl.BlockedLayout([1, 1, VEC], [8, 4, 1], [1, W, 1], [2, 1, 0])  # [tokens, VL, VR]
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [W], [0])  # [tokens]
 
-    if EARLY and not FIRST:  # what is before the wait may run while the launch before this one still does
+    if EARLY:  # what is before the wait may run while the launch before this one still does
         gdc_wait()
         gdc_launch_dependents()
     request, stripe, head = gl.program_id(2), gl.program_id(0), gl.program_id(1).to(gl.int64)
@@ -149,16 +148,24 @@ def _staged_window(
     if each is not None:
         each_to = gl.load(each_units + request)
     at_v = (stripe * VL + along(0, VL, OF_V)) * VR + along(1, VR, OF_V)  # [VL, VR]
-    pending = gl.where(unit < 0, 0, pending)
+    requests = gl.num_programs(2)
+    share = gl.cdiv(look, requests)
+    for other in range(request * share, gl.minimum((request + 1) * share, look)):
+        if (unit < 0) | (other < first) | (other >= first + rows):
+            if covering(other, gl.arange(0, 32, LANES), read_units, begin, count, requests) == 0:
+                nothing = gl.full((VL, VR), 0.0, core.dtype.element_ty, OF_V)
+                gl.store(core + (first * 0 + other) * core_row + head * core_head + at_v, nothing)
+    if (unit < 0) | ((rows <= 0) & (pending <= 0)):
+        return
+
     # Offsets in a tile, those of a lane and those of a register: the latter become part of an instruction.
     lane_v, lane_k = over_k((stripe * VL + along(0, VL, OF_V)) * VR), over_rows(along(1, KI, OF_K))
     thread_v, thread_k = over_k(along(1, VR, OF_V)), over_rows(along(0, P, OF_K) * KI)
     state = gl.full((VL, VR, P, KI), 0.0, gl.float32, TILE)
     source = place(read, unit, read_columns, request, read_unit, read_column) + head * read_h
     source = source + (lane_v * read_v + lane_k)
-    if not LATER:
-        if known & (unit >= 0) & ((rows > 0) | (pending > 0)):
-            state = gl.load(source + (thread_v * read_v + thread_k), eviction_policy="evict_first")
+    if known:
+        state = gl.load(source + (thread_v * read_v + thread_k), eviction_policy="evict_first")
 
     # What the tokens need is copied by lanes, or groups of lanes, one per token. A state is not read again before many
     # others were: what it leaves in the cache goes first.
@@ -175,18 +182,6 @@ def _staged_window(
         updates = copied(kept_u + entry_v * ring_u_entry + copied_v, old_v < pending, [KEPT, VL, VR])
         entry = wrapped(oldest + old, ring_size)
         aged = gl.load(kept_decay + entry * ring_decay_entry, mask=old < pending, other=0.0)
-    if EARLY and FIRST:
-        gdc_wait()
-        gdc_launch_dependents()
-    requests = gl.num_programs(2)
-    share = gl.cdiv(look, requests)
-    for other in range(request * share, gl.minimum((request + 1) * share, look)):
-        if (unit < 0) | (other < first) | (other >= first + rows):
-            if covering(other, gl.arange(0, 32, LANES), read_units, begin, count, requests) == 0:
-                nothing = gl.full((VL, VR), 0.0, core.dtype.element_ty, OF_V)
-                gl.store(core + (first * 0 + other) * core_row + head * core_head + at_v, nothing)
-    if (unit < 0) | ((rows <= 0) & (pending <= 0)):
-        return
     k, q = k + first * k_row + key_head * k_head, q + first * q_row + key_head * q_head
     v, beta = v + first * v_row + head * v_head, beta + first * beta_row + head * beta_head
     keys = copied(k + row_k * k_row + copied_k, row_k < rows, [MOST, P, KI])
@@ -197,9 +192,6 @@ def _staged_window(
     writes = gates(gl.load(beta + row * beta_row, mask=row < rows, other=0.0), MOST)
     decays = gates(decay, MOST)
     async_copy.commit_group()
-    if LATER:
-        if known:
-            state = gl.load(source + (thread_v * read_v + thread_k), eviction_policy="evict_first")
     if ring_units is not None:
         old_decays = gates(aged, KEPT)
         if keeps & (stripe == 0):

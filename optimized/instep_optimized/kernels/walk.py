@@ -21,8 +21,8 @@ from .inputs import consume_all
 from .window import LANES, fetch, put
 
 ROWS = 8  # at most: all inputs of a channel stand in registers
-WARPS = 4
-MANY, MANY_WARPS = 16, 2  # from how many requests on, where no window is kept per row
+# On a GPU (LOG.md). Many requests of which no window is kept per row have one warp, if rows are normed in it as well.
+WARPS, MANY = 4, 16
 
 
 @triton.jit(do_not_specialize=["look", "share"])
