@@ -6,12 +6,14 @@ Leaves out: figures, which need a card (`tests/on_gpu.sh`), and whole texts (`te
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import pytest
@@ -21,7 +23,7 @@ from rich.console import Console
 from instep.bench import KINDS, grid, kind, peers, plots, render, run
 from instep.bench.base import TOO, Arm
 from instep.bench.clock import Rates, Times, less, timed
-from instep.bench.kinds import pick, strategies
+from instep.bench.kinds import pick, rounds, strategies
 from instep.bench.run import Asked, Bench, bench
 from instep.bench.work import OTHER, kind_of
 from instep.verdict import Exit
@@ -199,11 +201,15 @@ def test_beside_peers_a_second_arm_makes_its_inputs_in_every_layer(name: str, mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rounds", "decoding"])
-def test_whole_rounds_and_texts_are_checked_then_timed(name: str) -> None:
+def test_whole_rounds_and_texts_are_checked_then_timed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Counts are copied behind their round and read behind the next one's launch: else no round runs beside another."""
+    monkeypatch.setattr(rounds, "HostCopy", copied := Mock())
     found = bench(Asked({"plain": PLAIN}, "cpu", FP32, (name,), "tiny", peers=False))  # they take op sets by name
     assert found.exit is Exit.AGREED
     arms = [arm for row in found.rows for arm in row["arms"].values()]
     assert all(arm["us"] > 0 and arm["how"] == "rounds" for arm in arms)
+    order = "".join("r" if what else "c" for what, *_ in copied.mock_calls)
+    assert name == "decoding" or re.fullmatch(r"(c(cr)+){2}", order), order
     if name == "decoding":
         assert set(found.rows[0]["arms"]) == {"adaptive", "always 1", "always 3"}
         assert all(sum(arm["distribution"].values()) and arm["checked_events"] for arm in arms)

@@ -20,6 +20,7 @@ from instep.kit.cases.pools import guarded
 from instep.kit.cases.rows import linear_blocks, norm, row_case
 from instep.replay.variant import swapped
 from instep_optimized.layout import Address
+from instep_optimized.memory.units import Units
 from instep_optimized.ops import fused
 from instep_optimized.ops.around import around
 from instep_optimized.ops.base import GdnInputs, Ops
@@ -60,6 +61,29 @@ def conv_inputs(case: Case) -> Case:
     return replace(case, op="conv_inputs", build=build, exact=True)
 
 
+def head_pick(draw: Draw, dtype: torch.dtype) -> Inputs:
+    weight = draw.normal(70, 32, dtype=dtype)
+    weight[40:] = weight[:30].clone()  # ties
+    return {"x": draw.normal(5, 32, dtype=dtype), "weight": weight, "to": (at("logits"), at("pick"))}
+
+
+def kv_inputs(device: str) -> Call:
+    """Rows that are views on one product, into pools of several pages; one row has no place, and positions are far."""
+    draw, heads = Draw(11, device), (2, 16)
+    pools = {name: guarded((5, 4), heads, BF16, device=device) for name in ("keys", "values")}
+    whole = draw.normal(5, 14 * 16, dtype=BF16)
+    for pool in pools.values():
+        for place in (7, 18, 4, 19):
+            pool.allow(place // 4, place % 4)
+    projected, key, value = (part.view(5, *shape) for part, shape in zip(
+        torch.split(whole, (160, 32, 32), dim=1), ((5, 2, 16), heads, heads), strict=True))  # fmt: skip
+    given = {"projected": projected, "key_raw": key, "value": value, "eps": 1e-6, "rotary_dim": 8,
+             "positions": draw.ints((7, 0, 100_000, 3, 250_000)), "q_norm": draw.normal(16, dtype=BF16),
+             "k_norm": draw.normal(16, dtype=BF16), "theta": 1e7, "locations": draw.ints((7, -1, 18, 4, 19)),
+             "pools": tuple(Units(pool.view) for pool in pools.values()), "to": (at("query"), at("key"))}  # fmt: skip
+    return Call(given, pools)
+
+
 def moves(layers: str) -> Callable[[str], Call]:
     """Columns of one pool into another, for three layers: of one allocation each, as pools are; or not alike."""
 
@@ -82,8 +106,10 @@ def moves(layers: str) -> Callable[[str], Call]:
 
 
 EXACT = [
+    Case("kv_inputs", "views", kv_inputs, exact=True),
     *(Case("moves", name, moves(name), exact=True) for name in ("alike", "apart")),
-    *(row_case("add_norm", "views", add_norm, dtype, 700, exact=True) for dtype in (FP32, BF16)),
+    *(row_case(op, "views", made, dtype, 700, exact=True) for op, made in (("add_norm", add_norm),
+      ("head_pick", head_pick)) for dtype in (FP32, BF16)),
     *(conv_inputs(case) for case in CASES if case.op == "conv"),
 ]
 NEAR = [row_case("linears", "blocks", linears, dtype, 701) for dtype in (FP32, BF16)]
@@ -102,7 +128,8 @@ def composed(ops: Ops, op: str) -> Any:
 
     def named(**given: Any) -> Any:
         found = call(**given)
-        return found if found is None or hasattr(found, "_fields") else Unnamed(found)
+        one = isinstance(found, torch.Tensor)
+        return found if found is None or hasattr(found, "_fields") else Unnamed((found,) if one else found)
 
     return SimpleNamespace(**{op: named})
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from instep.kit.cases.case import BF16, Draw
-from instep_optimized.kernels import slim
+from instep.kit.cases.case import BF16, Draw, at
+from instep_optimized.kernels import products, slim
+from instep_optimized.kernels.pick import pick
 from instep_optimized.kernels.slim import fits, product
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -48,12 +49,30 @@ def test_a_product_of_few_rows_is_right(
     assert torch.equal(last, found[rows // 2 :]), "a row is its own, whatever the others hold"
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("columns", [32, 300])
+def test_a_pick_without_logits_is_the_pick_of_the_logits(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """The lowest column on a tie, also of two tiles; a NaN, and a row of nothing else, as in `pick`."""
+    draw = Draw(columns, HERE)
+    monkeypatch.setattr(slim, "shape_for", lambda *_: {"NT": 32, "KT": 64, "warps": 4, "stages": 3})
+    monkeypatch.setattr(slim, "tile", lambda native, _: native)
+    monkeypatch.setattr(products, "fits", lambda *_: True)
+    x, weight = (draw.normal(n, 72, dtype=BF16) for n in (7, columns))
+    weight[columns // 2 :] = weight[: columns - columns // 2].clone()  # every largest one stands twice
+    weight[5], x[3] = torch.nan, torch.nan
+    found = products.head_pick(x=x, weight=weight, to=(at("logits"), at("pick")))
+    logits = product(x, weight, dtype=torch.float32)
+    assert logits[0].isnan().any() and logits[3].isnan().all() and len(set(found.tolist())) > 3
+    assert torch.equal(found, pick(logits=logits, to=at("pick"))) and bool((found < columns // 2).all())
+
+
 def test_what_it_is_not_meant_for_is_the_librarys() -> None:
     weight = torch.zeros(2048, 16, dtype=BF16, device=HERE)
     for x in (weight[:0], weight.float()[:4], weight.T[:4], torch.zeros(4096, 16, dtype=BF16, device=HERE)):
         assert not fits(x, weight)
     assert fits(weight[:4], weight) is NATIVE and not fits(weight[:4], weight[:32])
-    products = ((4096, False), (12288, False), (248320, False), (12288, True))
-    sizes = [(rows, columns, gated) for rows in (1, 32, 33) for columns, gated in products]
-    assert [size for size in sizes if slim.shape_for(*size) is not None] == [
-        (1, 4096, False), (1, 248320, False), (1, 12288, True), (32, 248320, False), (32, 12288, True)]
+    products = ((512, False), (4096, False), (12352, False), (248320, False), (12288, True))
+    sizes = [(rows, columns, gated) for rows in (1, 32, 33, 128) for columns, gated in products]
+    assert {size for size in sizes if slim.shape_for(*size) is None} == {
+        *((rows, 512, False) for rows in (1, 32, 128)), *((rows, 4096, False) for rows in (32, 128)),
+        *((33, columns, gated) for columns, gated in products)}  # fmt: skip

@@ -82,9 +82,14 @@ def test_every_shape_compiles_for_a_gpu_without_a_spill() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*determinis")
 @pytest.mark.parametrize("device", ["cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("by", ["window"] if INTERPRETED else ["staged", "window"])
 @pytest.mark.parametrize("requests", [3, 40])
-def test_windows_write_zeros_into_the_rows_of_nobody(device: str, requests: int) -> None:
+def test_windows_write_zeros_into_the_rows_of_nobody(
+    monkeypatch: pytest.MonkeyPatch, device: str, requests: int, by: str
+) -> None:
     """Memory is NaN before. Requests lie anywhere, some have no unit, some no rows; gaps are between them."""
+    if by == "window":
+        monkeypatch.setattr(sys.modules["instep_optimized.kernels.gdn"], "staged", None)
     heads = Heads(1, 2, 16, 16) if INTERPRETED else Heads(1, 2, 128, 128)
     draw, rows = Draw(7, device), 5 * requests + 2
     given = stream(heads, rows, 3, device)

@@ -32,9 +32,10 @@ H, HV, K, V = 2, 4, 128, 128
 
 
 def compiled(
-    kernel: Any, grid: Any, *arguments: Any, warps: int, registers: int, launch_pdl: bool, **constants: Any
+    kernel: Any, grid: Any, *arguments: Any, warps: int, registers: int, **constants: Any
 ) -> None:
     """In place of `launch`: the arguments make the signature, as Triton's own launcher would."""
+    constants["EARLY"] = True
     signature, known, sixteen = {}, {}, {}
     values = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
     for at, (name, parameter) in enumerate(zip(kernel.arg_names, kernel.params, strict=True)):
@@ -60,7 +61,6 @@ def main() -> None:
         return torch.zeros(2, dtype=torch.int64)
 
     staged_file.launch = compiled  # type: ignore[assignment]
-    staged_file.launches_early = lambda _: True  # type: ignore[assignment]
     q, v, gate = torch.zeros(8, H, K), torch.zeros(8, HV, V), torch.zeros(8, HV)
     pool = Address(torch.zeros(3, HV, V, K).transpose(2, 3), ints())
     kept = Updates(torch.zeros(3, 8, H, K), torch.zeros(3, 8, HV), torch.zeros(3, 8, HV, V))

@@ -22,8 +22,8 @@ from .cover import ROWS as CLEARED
 from .cover import beyond, clear, result, rows_of
 from .inputs import clear_inputs, consume, gdn_inputs, results
 from .runtime import ceil_div, launch, power_of_2, tile
+from .walk import MANY, WARPS, conv_walk
 from .walk import ROWS as WALKED
-from .walk import WARPS, conv_walk
 
 ROWS = tile(16, 64)  # per block, fewer in a shorter window; no bit depends on it: every result is its own sum
 CHANNELS = 128  # channels per program on a GPU: 256 bytes of bf16
@@ -48,7 +48,7 @@ def conv_inputs(
     Where heads do not fit into a tile, and where there are several parts of a batch, conv and inputs serve.
     """
     found = results(x, key_heads, key_dim, len(A_log))
-    fits = len(parts) == 1 and key_dim <= _tiles(parts[0], *weight.shape)[2]
+    fits = len(parts) == 1 and len(parts[0].begin) and key_dim <= _tiles(parts[0], *weight.shape)[2]
     if not fits or not found.v.shape[2] == key_dim == power_of_2(key_dim):
         mixed = conv(x=x, weight=weight, parts=parts, to=to[0])
         return gdn_inputs(mixed=mixed, a=a, b=b, A_log=A_log, dt_bias=dt_bias, key_heads=key_heads, key_dim=key_dim,
@@ -73,12 +73,14 @@ def _over(
         store = store if part.store is not None else (None, *store[1:])
         each = (each[0] if part.per_row is not None else None, each[1], *each[3:])  # row t is its column
         wide, entries = columns or wide, max(width - 1, 1)  # a conv of width 1 has windows without entries
-        if part.parents is None and part.most <= WALKED:
+        if part.parents is None and part.most <= WALKED and len(part.begin):
             launch(
-                conv_walk, (1, ceil_div(channels, wide), part.begin.numel() + beyond(look, 1)),
+                conv_walk, (1, ceil_div(channels, wide), part.begin.numel()),
                 x, x.stride(0), mixed, 0 if mixed is None else mixed.stride(0), weight, weight.stride(0),
-                part.begin, part.count, part.fresh, *read, *store, *each, channels, part.begin.numel(), look, *rule,
-                W=width, RT=power_of_2(part.most), CT=wide, QT=CLEARED, WHOLE=channels % wide == 0, warps=WARPS,
+                part.begin, part.count, part.fresh, *read, *store, *each, channels, look,
+                ceil_div(look, len(part.begin)), *rule,
+                W=width, RT=power_of_2(part.most), CT=wide, WHOLE=channels % wide == 0,
+                warps=1 if mixed is None and part.per_row is None and len(part.begin) >= MANY else WARPS,
             )  # fmt: skip
             continue
         for head, rows, blocks in ((True, ahead, 1), (False, ROWS, ceil_div(part.most - ahead, ROWS))):

@@ -17,15 +17,16 @@ import torch
 import triton
 import triton.language as tl
 
+from ..layout import Part
 from .runtime import ceil_div, tile
 
 ROWS = tile(16, 64)  # per program: so many that few programs are needed, so few that none is waited for
 REQUESTS = tl.constexpr(16)  # that every row compares itself with in one step
 
 
-def result(parts: tuple[object, ...], x: torch.Tensor, *shape: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+def result(parts: tuple[Part, ...], x: torch.Tensor, *shape: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
     """Memory for a result of packed rows, and for how many of these rows `clear` must look: 0 where it is filled."""
-    if len(parts) == 1:
+    if len(parts) == 1 and len(parts[0].begin):
         return x.new_empty(shape, dtype=dtype), shape[0]
     return x.new_zeros(shape, dtype=dtype), 0
 

@@ -16,8 +16,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def wait():
     """Until the launch before this one has written everything; the next one may come and wait likewise.
 
-    A kernel with EARLY calls this before it reads or writes anything. So everything before it is done, also what ran
-    before the launch before: that one waited, too.
+    A kernel with EARLY calls this before it reads or writes anything but weights. So everything before it is done, also
+    what ran before the launch before: that one waited, too.
     """
     gdc_wait()
     gdc_launch_dependents()
+
+
+@triton.jit
+def wait_alone():
+    """`wait`; the next launch does not come before this one ends."""
+    gdc_wait()

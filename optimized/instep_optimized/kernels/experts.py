@@ -126,19 +126,7 @@ def _moe_choose(
     block = tl.program_id(0) * BT + tl.arange(0, BT)
     tl.store(blocks + block, 0, mask=block < room)
     logit = tl.load(score + row * experts + e, mask=e < experts, other=float("-inf"))
-    likely = tl.exp(logit - tl.max(logit, axis=0))
-    likely = likely / tl.sum(likely, axis=0)
-    left, total = tl.where(e < experts, likely, -1.0), 0.0  # -1: padding, or chosen already
-    which, part = tl.zeros((TT,), tl.int32), tl.zeros((TT,), tl.float32)
-    for i in tl.static_range(TOP):
-        most = tl.max(left, axis=0)
-        # In a row of NaN nothing equals the maximum; the bound keeps the number among the experts.
-        expert = tl.minimum(tl.min(tl.where(left == most, e, ET), axis=0), experts - 1)
-        which, part = tl.where(rank == i, expert, which), tl.where(rank == i, most, part)
-        left = tl.where(e == expert, -1.0, left)
-        total += most
-    if NORM:
-        part = part / total
+    which, part = best(logit, experts, rank, NORM, TOP)
     each = TOP
     if opening is not None:
         each = TOP + 1
@@ -148,6 +136,27 @@ def _moe_choose(
         which, part = tl.where(rank == TOP, experts, which), tl.where(rank == TOP, 1.0 / (1.0 + tl.exp(-gate)), part)
     tl.store(chosen + row * each + rank, which, mask=rank < each)
     tl.store(share + row * each + rank, part, mask=rank < each)
+
+
+@triton.jit
+def best(logit, experts, rank, NORM: tl.constexpr, TOP: tl.constexpr):
+    """Logits [ET] of one row, -inf behind the experts: softmax, then the TOP largest in order, the lowest number on a
+    tie.  -> the expert of every rank [TT], and its share; NORM: of what the TOP have together"""
+    e = tl.arange(0, logit.shape[0])
+    likely = tl.exp(logit - tl.max(logit, axis=0))
+    likely = likely / tl.sum(likely, axis=0)
+    left, total = tl.where(e < experts, likely, -1.0), 0.0  # -1: padding, or chosen already
+    which, part = rank * 0, tl.zeros(rank.shape, tl.float32)
+    for i in tl.static_range(TOP):
+        most = tl.max(left, axis=0)
+        # In a row of NaN nothing equals the maximum; the bound keeps the number among the experts.
+        expert = tl.minimum(tl.min(tl.where(left == most, e, logit.shape[0]), axis=0), experts - 1)
+        which, part = tl.where(rank == i, expert, which), tl.where(rank == i, most, part)
+        left = tl.where(e == expert, -1.0, left)
+        total += most
+    if NORM:
+        part = part / total
+    return which, part
 
 
 @triton.jit(do_not_specialize=["room", "pairs"])

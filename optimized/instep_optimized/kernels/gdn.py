@@ -5,8 +5,7 @@ Leaves out: the kernels (`chunk.py`, `blocks.py`, `window.py`, and `staged.py`, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -21,23 +20,32 @@ from .chunk import chunk
 from .runtime import INTERPRETED
 from .window import window
 
-staged: Any = None
-if not INTERPRETED:
-    with suppress(ImportError, AttributeError):  # a Triton whose Gluon lacks what it needs: `window` serves everything
+
+def _staged() -> Any:
+    """The module; None where kernels are interpreted, and where this Triton's Gluon lacks what it needs.
+
+    What is wrong in a file of our own is raised.
+    """
+    if INTERPRETED:
+        return None
+    try:
         import_module(".layouts", __package__)
-        staged = True
-    if staged:  # what is wrong in our own file is raised
-        staged = import_module(".staged", __package__)
+    except (ImportError, AttributeError):
+        return None
+    return import_module(".staged", __package__)
+
+
+staged = _staged()
 
 
 def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
     """`Gdn` of the seam. Prefill multiplies in bf16 where activations have 16 bits."""
-    return _served(inputs, parts, dtype, {"chunk": blocks if dtype.itemsize == 2 else chunk, "window": windows})
+    return _served(inputs, parts, dtype, blocks if dtype.itemsize == 2 else chunk)
 
 
 def precise_gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
     """`Gdn` of the seam. Every product is fp32, whatever the activations."""
-    return _served(inputs, parts, dtype, {"chunk": chunk, "window": windows})
+    return _served(inputs, parts, dtype, chunk)
 
 
 def windows(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> None:
@@ -49,15 +57,17 @@ def windows(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) ->
 
 
 def _served(
-    inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype,
-    forms: Mapping[str, Callable[[GdnInputs, Part, torch.Tensor], None]],
-) -> torch.Tensor:  # fmt: skip
-    """Rows that no part covers, and rows of idle requests, are zero. Windows alone write these rows themselves."""
+    inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, prefill: Callable[..., None]
+) -> torch.Tensor:
+    """Rows that no part covers, and rows of idle requests, are zero; windows alone write them themselves.
+
+    prefill: the kernel of chunks
+    """
     if len(parts) == 1 and parts[0].form == "window" and len(parts[0].begin):
         core = torch.empty_like(inputs.v, dtype=dtype)
         windows(inputs, parts[0], core, len(core))
         return core
     core = torch.zeros_like(inputs.v, dtype=dtype)
     for part in parts:
-        forms[part.form](inputs, part, core)
+        (prefill if part.form == "chunk" else windows)(inputs, part, core)
     return core

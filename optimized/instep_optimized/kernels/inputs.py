@@ -102,6 +102,17 @@ def consume(mixed, row, live, q, k, v, H, HV, scale, CT: tl.constexpr):
 
 
 @triton.jit
+def consume_all(
+    mixed, row, live, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale, CT: tl.constexpr
+):
+    """`consume`; with a value head its gates."""
+    consume(mixed, row, live, q, k, v, H, HV, scale, CT)
+    head = tl.program_id(1) - 2 * H
+    if head >= 0:
+        gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, row * 0 + head, HV, live)
+
+
+@triton.jit
 def clear_inputs(
     c, in_c, row, units, begin, count, requests, rows, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta,
     H, HV, CT: tl.constexpr,

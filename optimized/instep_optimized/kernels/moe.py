@@ -18,7 +18,7 @@ from instep_reference.contract.place import Place
 
 from ..ops.base import ExpertWeights, LmHead, Mlp
 from . import products
-from .experts import grouped
+from .experts import best, grouped
 from .runtime import ceil_div, launch, power_of_2, tile
 
 
@@ -55,7 +55,8 @@ def mix(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, de
     share = x.new_empty(rows, top_k, dtype=torch.float32)
     launch(
         _route, (rows,), x, x.stride(0), weights.router, weights.router.stride(0), chosen, share, experts, width,
-        NORM=norm_topk, TOP=top_k, ET=power_of_2(experts), DT=min(power_of_2(width), tile(32, 512)),
+        NORM=norm_topk, TOP=top_k, TT=power_of_2(top_k), ET=power_of_2(experts),
+        DT=min(power_of_2(width), tile(32, 512)),
     )  # fmt: skip
     middle = x.new_empty(rows, top_k, inner, dtype=torch.float32)
     tall, wide = min(power_of_2(inner), tile(16, 128)), min(power_of_2(width), tile(256, 512))
@@ -84,9 +85,9 @@ def _shared(x: torch.Tensor, weights: ExpertWeights, dense: Dense, to: Place) ->
 @triton.jit
 def _route(
     x, x_row, router, router_row, chosen, share, experts, width,
-    NORM: tl.constexpr, TOP: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr,
+    NORM: tl.constexpr, TOP: tl.constexpr, TT: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """One row: softmax over all experts, then the TOP largest in order, the lowest index on a tie. Grid (N)."""
+    """One row: its logits, and its experts by them. Grid (N)."""
     row, e = tl.program_id(0).to(tl.int64), tl.arange(0, ET)
     logit = tl.zeros((ET,), tl.float32)
     for start in range(0, width, DT):
@@ -97,22 +98,10 @@ def _route(
         )
         logit += tl.sum(weight.to(tl.float32) * value[None, :], axis=1)
     logit = tl.where(e < experts, logit, float("-inf"))
-    likely = tl.exp(logit - tl.max(logit, axis=0))
-    likely = likely / tl.sum(likely, axis=0)
-    left, total = tl.where(e < experts, likely, -1.0), 0.0  # -1: padding, or chosen already
-    for i in tl.static_range(TOP):
-        most = tl.max(left, axis=0)
-        # In a row of NaN nothing equals the maximum; the bound keeps the index among the experts.
-        expert = tl.minimum(tl.min(tl.where(left == most, e, ET), axis=0), experts - 1)
-        tl.store(chosen + row * TOP + i, expert.to(tl.int64))
-        tl.store(share + row * TOP + i, most)
-        left = tl.where(e == expert, -1.0, left)
-        total += most
-    if NORM:
-        tl.debug_barrier()  # the choices are read again below, by other warps than the one that wrote them
-        i, left = tl.arange(0, ET), tl.where((left < 0.0) & (e < experts), likely / total, 0.0)
-        for n in tl.static_range(TOP):
-            tl.store(share + row * TOP + n, tl.sum(tl.where(i == tl.load(chosen + row * TOP + n), left, 0.0), axis=0))
+    rank = tl.arange(0, TT)
+    which, part = best(logit, experts, rank, NORM, TOP)
+    tl.store(chosen + row * TOP + rank, which.to(tl.int64), mask=rank < TOP)
+    tl.store(share + row * TOP + rank, part, mask=rank < TOP)
 
 
 @triton.jit

@@ -74,18 +74,18 @@ def _norm(
     RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """RT rows. y: what is added first; where it is None, Triton leaves it out. Grid (row tiles)."""
-    if EARLY:
-        wait()
     row = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     at = tl.arange(0, CT)
     inside = (row < rows)[:, None] & (at < width)[None, :]
+    scale = 1.0 + tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
+    if EARLY:
+        wait()
     value = tl.load(x + row[:, None] * x_row + at[None, :], mask=inside, other=0.0).to(tl.float32)
     if y is not None:
         value += tl.load(y + row[:, None] * y_row + at[None, :], mask=inside, other=0.0).to(tl.float32)
         rounded = value.to(total.dtype.element_ty)
         tl.store(total + row[:, None] * width + at[None, :], rounded, mask=inside)
         value = rounded.to(tl.float32)
-    scale = 1.0 + tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
     # Channels that pad the tile are 0, so they add nothing to the sum; the mean divides by the real width.
     value = value * tl.rsqrt(tl.sum(value * value, axis=1) / width + eps)[:, None] * scale[None, :]
     tl.store(out + row[:, None] * width + at[None, :], value.to(out.dtype.element_ty), mask=inside)
@@ -97,16 +97,17 @@ def _gated_norm(
     SILU: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """RT (row, head) pairs."""
-    if EARLY:
-        wait()
     pair = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     row, head, at = pair // heads, pair % heads, tl.arange(0, CT)
     inside = (pair < rows)[:, None] & (at < width)[None, :]
+    scale = tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
+    if EARLY:
+        wait()
     value = tl.load(core + (row * core_row + head * core_head)[:, None] + at[None, :], mask=inside, other=0.0)
     gate = tl.load(z + (row * z_row + head * z_head)[:, None] + at[None, :], mask=inside, other=0.0).to(tl.float32)
     value = value.to(tl.float32)
     value = value * tl.rsqrt(tl.sum(value * value, axis=1) / width + eps)[:, None]
-    value = value * tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)[None, :]
+    value = value * scale[None, :]
     opened = 1.0 / (1.0 + tl.exp(-gate))
     if SILU:
         opened = opened * gate

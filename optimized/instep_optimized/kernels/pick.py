@@ -19,7 +19,7 @@ from .early import wait
 from .runtime import ceil_div, launch, power_of_2, tile
 from .tree import accept_tree
 
-COLUMNS = 2048  # tokens of the vocabulary per program on a GPU
+COLUMNS, JOINED = 2048, 4096  # per program on a GPU: tokens of the vocabulary; blocks of them
 
 
 def pick(*, logits: torch.Tensor, to: Place) -> torch.Tensor:
@@ -29,10 +29,15 @@ def pick(*, logits: torch.Tensor, to: Place) -> torch.Tensor:
     does not depend on the order, so neither do the bits.
     """
     assert logits.stride(1) == 1, "rows are contiguous"
-    values, tokens, rows = logits, None, logits.shape[0]
+    return joined(logits, None)
+
+
+def joined(values: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
+    """The column of the largest value of each row, or its token: they rise along a row."""
+    rows = len(values)
     while True:
         width = values.shape[1]
-        tall, wide = tile(1, 8), min(power_of_2(width), tile(COLUMNS, 1 << 14))
+        tall, wide = tile(1, 8), min(power_of_2(width), tile(COLUMNS if tokens is None else JOINED, 1 << 14))
         blocks = ceil_div(width, wide)
         best = values.new_empty(rows, blocks, dtype=torch.float32)
         picked = values.new_empty(rows, blocks, dtype=torch.int64)

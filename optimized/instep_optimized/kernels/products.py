@@ -15,8 +15,9 @@ import torch
 from instep_reference.contract.place import Place
 
 from ..ops.fused import fuses
+from .pick import joined, pick
 from .pointwise import silu_mul
-from .slim import fits, product
+from .slim import fits, largest, product
 
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
@@ -55,3 +56,11 @@ def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor
     if x.is_cuda:
         return torch.mm(x, weight.t(), out_dtype=torch.float32)
     return x.float() @ weight.float().t()
+
+
+@fuses(lm_head=lm_head, pick=pick)
+def head_pick(*, x: torch.Tensor, weight: torch.Tensor, to: tuple[Place, Place]) -> torch.Tensor:
+    """`HeadPick` of the seam: of few rows no logit leaves the program that made it."""
+    if fits(x, weight):
+        return joined(*largest(x, weight))
+    return pick(logits=lm_head(x=x, weight=weight, to=to[0]), to=to[1])

@@ -18,7 +18,10 @@ import triton.language as tl
 from instep_reference.contract.place import Place
 
 from ..ops.base import AttentionInputs
+from ..ops.fused import fuses
 from .early import wait
+from .move import BITS
+from .rows import store_rows
 from .runtime import ceil_div, launch, power_of_2, tile
 
 HEADS = 4  # per program on a GPU: with all heads of a row in one, a batch of few rows would leave most of the card idle
@@ -29,20 +32,50 @@ def attention_inputs(
     k_norm: torch.Tensor, eps: float, rotary_dim: int, theta: float, to: tuple[Place, Place],
 ) -> AttentionInputs:  # fmt: skip
     """`MakeAttentionInputs` of the seam. Channel i of the first half turns by position * theta^(-2i/rotary_dim)."""
+    query = projected.new_empty(*projected.shape[:2], projected.shape[3])
+    made = AttentionInputs(query, key_raw.new_empty(key_raw.shape))
+    _turned(projected, key_raw, positions, q_norm, k_norm, eps, rotary_dim, theta, made.query,
+            (made.key, 0, *made.key.stride()[:2]))  # fmt: skip
+    return made
+
+
+@fuses(attention_inputs=attention_inputs, store_rows=store_rows)
+def kv_inputs(
+    *, projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, q_norm: torch.Tensor,
+    k_norm: torch.Tensor, eps: float, rotary_dim: int, theta: float, value: torch.Tensor,
+    pools: tuple[torch.Tensor, torch.Tensor], locations: torch.Tensor, to: tuple[Place, Place],
+) -> torch.Tensor:  # fmt: skip
+    """`KvInputs` of the seam: a program has heads of queries, of keys or of values."""
+    keys, values = pools
+    assert keys.dtype == key_raw.dtype and values.dtype == value.dtype, "equal dtypes"
+    query = projected.new_empty(*projected.shape[:2], projected.shape[3])
+    assert keys.stride(3) == values.stride(3) == value.stride(2) == 1 and value.shape == key_raw.shape, "heads alike"
+    assert locations.is_contiguous(), "locations are contiguous"
+    source, target = (x.view(BITS[x.element_size()]) for x in (value, values))
+    _turned(projected, key_raw, positions, q_norm, k_norm, eps, rotary_dim, theta, query, (keys, *keys.stride()[:3]),
+            (source, *source.stride()[:2], target, *target.stride()[:3], locations, keys.shape[1]))  # fmt: skip
+    return query
+
+
+def _turned(
+    projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor,
+    eps: float, rotary_dim: int, theta: float, made: torch.Tensor, keys: tuple[object, ...],
+    stored: tuple[object, ...] = (None,) * 9,
+) -> None:
+    """keys: memory, and its steps over pages, entries and heads. stored: values and their memory likewise, locations,
+    page size; without it row n of the keys is entry n."""
     query, (rows, heads, width) = projected[:, :, 0], key_raw.shape
     assert query.stride(2) == key_raw.stride(2) == 1, "heads are contiguous"
     assert positions.is_contiguous(), "positions are contiguous"
-    made = AttentionInputs(*(x.new_empty(x.shape) for x in (query, key_raw)))
     tall, high = tile(HEADS, 32), tile(1, 16)
-    blocks = [ceil_div(x.shape[1], tall) for x in made]
+    blocks, more = ceil_div(query.shape[1], tall), ceil_div(heads, tall)
     launch(
-        _rotary, (ceil_div(rows, high), sum(blocks)),
-        query, query.stride(0), query.stride(1), q_norm, made.query, query.shape[1],
-        key_raw, key_raw.stride(0), key_raw.stride(1), k_norm, made.key, heads, blocks[0], positions,
+        _rotary, (ceil_div(rows, high), blocks + more * (1 if stored[0] is None else 2)),
+        query, query.stride(0), query.stride(1), q_norm, made, query.shape[1],
+        key_raw, key_raw.stride(0), key_raw.stride(1), k_norm, *keys, heads, *stored, blocks, more, positions,
         rows, width, eps, rotary_dim // 2, *_halves(-2.0 / rotary_dim * math.log2(theta)), *_halves(math.tau),
         RT=high, HT=tall, CT=power_of_2(width),
     )  # fmt: skip
-    return made
 
 
 def _halves(x: float) -> tuple[float, float]:
@@ -53,36 +86,59 @@ def _halves(x: float) -> tuple[float, float]:
 
 @triton.jit
 def _rotary(
-    query, query_row, query_head, q_norm, query_out, query_heads, key, key_row, key_head, k_norm, key_out, key_heads,
-    blocks, positions, rows, width, eps, half, step, step_rest, turn, turn_rest,
+    query, query_row, query_head, q_norm, query_out, query_heads,
+    key, key_row, key_head, k_norm, key_out, key_page, key_entry, key_step, key_heads,
+    value, value_row, value_head, value_out, value_page, value_entry, value_step, locations, page_size,
+    blocks, more, positions, rows, width, eps, half, step, step_rest, turn, turn_rest,
     RT: tl.constexpr, HT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """HT heads of RT rows: of queries, and behind these `blocks` programs of keys. Grid (row tiles, head tiles).
+    """HT heads of RT rows: of queries, behind these `blocks` programs of keys, and behind `more` programs of values.
+    Grid (row tiles, head tiles).
 
     All heads of a row turn by the same angles. Channel i turns by 2^(i * (step + step_rest)) per position; 2 pi is
     turn + turn_rest. The angle is formed in fp64, and reduced to less than one turn there: in fp32 the angle at
     position 100 000 would have lost five digits.
     """
-    if EARLY:
-        wait()
     row, at = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.arange(0, CT)
     channel = tl.where(at < half, at, at - half).to(tl.float64)
+    pace = tl.exp2(channel * step + channel * step_rest)
+    if EARLY:
+        wait()
     position = tl.load(positions + row, mask=row < rows, other=0).to(tl.float64)
-    angle = position[:, None] * tl.exp2(channel * step + channel * step_rest)[None, :]
+    angle = position[:, None] * pace[None, :]
     whole = tl.floor(angle / turn)  # one more or less does not matter: sine and cosine stay the same
     angle = (angle - whole * turn - whole * turn_rest).to(tl.float32)
-    if tl.program_id(1) < blocks:
-        _turn(query, query_row, query_head, q_norm, query_out, row, tl.program_id(1) * HT + tl.arange(0, HT), at, rows,
-              query_heads, width, eps, half, angle)  # fmt: skip
+    number = tl.program_id(1)
+    if number < blocks:
+        _turn(query, query_row, query_head, q_norm, query_out, row * query_heads * width, width, row < rows, row,
+              number * HT + tl.arange(0, HT), at, rows, query_heads, width, eps, half, angle)  # fmt: skip
     else:
-        head = (tl.program_id(1) - blocks) * HT + tl.arange(0, HT)
-        _turn(key, key_row, key_head, k_norm, key_out, row, head, at, rows, key_heads, width, eps, half, angle)
+        place, live = row, row < rows
+        key_place = row * key_entry
+        if locations is not None:
+            # A location is page * page_size + offset, but a page's pitch in memory may be larger: pools have red zones.
+            place = tl.load(locations + row, mask=live, other=-1)
+            live = place >= 0
+            key_place = (place // page_size) * key_page + (place % page_size) * key_entry
+        if number < blocks + more:
+            _turn(key, key_row, key_head, k_norm, key_out, key_place, key_step, live, row,
+                  (number - blocks) * HT + tl.arange(0, HT), at, rows, key_heads, width, eps, half, angle)  # fmt: skip
+        elif value is not None:
+            head = (number - blocks - more) * HT + tl.arange(0, HT)
+            inside = (live[:, None] & (head < key_heads)[None, :])[:, :, None] & (at < width)[None, None, :]
+            source = value + (row[:, None] * value_row + head[None, :] * value_head)[:, :, None] + at[None, None, :]
+            goal = value_out + ((place // page_size) * value_page + (place % page_size) * value_entry)[:, None, None]
+            goal = goal + (head * value_step)[None, :, None] + at[None, None, :]
+            tl.store(goal, tl.load(source, mask=inside, other=0), mask=inside)
 
 
 @triton.jit
-def _turn(x, x_row, x_head, weight, out, row, head, at, rows, heads, width, eps, half, angle):
+def _turn(
+    x, x_row, x_head, weight, out, out_at, out_head, live, row, head, at, rows, heads, width, eps, half, angle
+):
     """[RT, HT, CT]: every lane norms its channel and the channel's partner, `half` channels away, and turns by `angle`
-    [RT, CT]. Channels behind the first 2 * half are normed only: they are their own partners."""
+    [RT, CT]. Channels behind the first 2 * half are normed only: they are their own partners. A row goes to its
+    `out_at` if it is `live`."""
     turns = at < 2 * half
     other = tl.where(turns, tl.where(at < half, at + half, at - half), at)
     inside = ((row < rows)[:, None] & (head < heads)[None, :])[:, :, None] & (at < width)[None, None, :]
@@ -97,5 +153,6 @@ def _turn(x, x_row, x_head, weight, out, row, head, at, rows, heads, width, eps,
     # first * cos - second * sin for the first half, second * cos + first * sin for the second
     sign = tl.where(at < half, -1.0, 1.0)[None, None, :]
     turned = value * tl.cos(angle)[:, None, :] + sign * partner * tl.sin(angle)[:, None, :]
-    goal = out + (row[:, None] * heads + head[None, :])[:, :, None] * width + at[None, None, :]
-    tl.store(goal, tl.where(turns[None, None, :], turned, value).to(out.dtype.element_ty), mask=inside)
+    goal = out + (out_at[:, None] + head[None, :] * out_head)[:, :, None] + at[None, None, :]
+    tl.store(goal, tl.where(turns[None, None, :], turned, value).to(out.dtype.element_ty),
+             mask=inside & live[:, None, None])  # fmt: skip

@@ -14,25 +14,27 @@ import triton
 import triton.language as tl
 
 from .dot import dot
+from .early import wait_alone
 from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 from .window import fetch
 
 SMALLEST_DOT = 16
 Shape = dict[str, int]
-FEW, LOGITS = (1024, 8192), 65536  # columns: of a product that is called narrow; from how many on it is of logits
 LONG, TALL = {"NT": 32, "KT": 256, "warps": 4, "stages": 4}, {"NT": 64, "KT": 128, "warps": 4, "stages": 5}
-# On a GPU (LOG.md), by the rows of a tile and what is multiplied: columns and steps of K of a program.
-SHAPES: dict[tuple[int, str], Shape] = {
-    (16, "narrow"): LONG, (16, "gated"): LONG, (16, "logits"): TALL, (32, "gated"): TALL, (32, "logits"): TALL,
+MANY = {"NT": 128, "KT": 64, "warps": 8, "stages": 5}
+# On a GPU (LOG.md), by the rows of a tile and whether it is gated: from how many columns on, and what of them and of K
+# a program has. What is missing has fewer columns than the library needs to be slower.
+SHAPES: dict[tuple[int, bool], tuple[tuple[int, Shape], ...]] = {
+    (16, False): ((65536, TALL), (1024, LONG)), (16, True): ((0, LONG),),
+    (32, False): ((65536, TALL), (10240, LONG | {"stages": 3})), (32, True): ((0, TALL),),
+    (128, False): ((10240, MANY),), (128, True): ((0, {"NT": 32, "KT": 128, "warps": 8, "stages": 4}),),
 }  # fmt: skip
 
 
 def shape_for(rows: int, columns: int, gated: bool) -> Shape | None:
     """The shape of a launch; None where the library is as fast."""
-    kind = "wide" if columns < LOGITS else "logits"
-    if FEW[0] <= columns <= FEW[1] or gated:
-        kind = "gated" if gated else "narrow"
-    return SHAPES.get((max(power_of_2(rows), SMALLEST_DOT), kind)) if rows else None
+    known = SHAPES.get((max(power_of_2(rows), SMALLEST_DOT), gated), ()) if rows else ()
+    return next((shape for least, shape in known if columns >= least), None)
 
 
 def fits(x: torch.Tensor, weight: torch.Tensor, gated: bool = False) -> bool:
@@ -46,31 +48,53 @@ def product(
 ) -> torch.Tensor:
     """x [M, K], weight [N, K] -> x weight^T [M, N] in `dtype`, None: x's own. gated: of weight's first half and its
     second, silu(a) * b [M, N/2], a and b as they are summed."""
+    out = x.new_empty(len(x), len(weight) // (1 + gated), dtype=dtype or x.dtype)
+    _launched(x, weight, gated, out)
+    return out
+
+
+def largest(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each row of the product in fp32, and of each tile of its columns: the largest number, and its column, the
+    lowest on a tie; a NaN is never larger than anything. [M, tiles] fp32 and int64. The product is stored nowhere."""
+    return _launched(x, weight, False, None)
+
+
+def _launched(
+    x: torch.Tensor, weight: torch.Tensor, gated: bool, out: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     (rows, depth), columns = x.shape, len(weight) // (1 + gated)
-    out = x.new_empty(rows, columns, dtype=dtype or x.dtype)
     tall, shape = max(power_of_2(rows), SMALLEST_DOT), shape_for(rows, columns, gated)
     assert shape is not None, "the library has other sizes"
     wide, deep = (min(tile(shape[name], 256), max(power_of_2(size), SMALLEST_DOT))
                   for name, size in (("NT", columns), ("KT", depth)))  # fmt: skip
+    tiles = ceil_div(columns, wide)
+    best = x.new_empty(rows if out is None else 0, tiles, dtype=torch.float32)
+    at = best.new_empty(best.shape, dtype=torch.int64)
     launch(
-        _linear_slim, (ceil_div(columns, wide),), x, x.stride(0), weight, weight.stride(0), out, rows, columns, depth,
+        _linear_slim, (tiles,), x, x.stride(0), weight, weight.stride(0), out,
+        *((best, at) if out is None else (None, None)), rows, columns, depth,
         WHOLE=columns % wide == 0 and depth % deep == 0, GATED=gated, MT=tall, NT=wide, KT=deep, WIDEN=INTERPRETED,
         warps=shape["warps"], stages=shape["stages"],
     )  # fmt: skip
-    return out
+    return best, at
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _linear_slim(
-    x, x_row, weight, weight_row, out, rows, columns, depth,
+    x, x_row, weight, weight_row, out, best, picked, rows, columns, depth,
     WHOLE: tl.constexpr, GATED: tl.constexpr, MT: tl.constexpr, NT: tl.constexpr, KT: tl.constexpr,
-    WIDEN: tl.constexpr,
+    WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """All rows, NT columns. Grid (column tiles)."""
+    """All rows, NT columns: into `out`; where it is None, the largest of each row and its column. Grid (column tiles).
+
+    The launch behind this one begins when it ends: programs that came sooner would take the place of its own.
+    """
     m, n, at = tl.arange(0, MT), tl.program_id(0).to(tl.int64) * NT + tl.arange(0, NT), tl.arange(0, KT)
     left, right = x + (m * x_row)[:, None], weight + (n * weight_row)[:, None]
     lower = weight + ((n + columns) * weight_row)[:, None]  # the up half stands behind the gate half
     total, other = tl.zeros((MT, NT), tl.float32), tl.zeros((MT, NT), tl.float32)
+    if EARLY:
+        wait_alone()
     for start in range(0, depth, KT):
         k = start + at
         live, inside = (m < rows)[:, None], (n < columns)[:, None]
@@ -82,5 +106,14 @@ def _linear_slim(
             other = dot(value, tl.trans(fetch(lower + k[None, :], inside, WHOLE)), WIDEN, False, other)
     if GATED:
         total = total / (1.0 + tl.exp(-total)) * other
-    tl.store(out + (m * columns)[:, None] + n[None, :], total.to(out.dtype.element_ty),
-             mask=(m < rows)[:, None] & (n < columns)[None, :])  # fmt: skip
+    if out is None:
+        inside = (n < columns)[None, :]
+        value = tl.where((total == total) & inside, total, float("-inf"))
+        most = tl.max(value, axis=1)
+        spot = m * tl.num_programs(0) + tl.program_id(0)
+        tl.store(best + spot, most, mask=m < rows)
+        lowest = tl.min(tl.where(inside & (value == most[:, None]), n[None, :], columns), axis=1)
+        tl.store(picked + spot, lowest, mask=m < rows)
+    else:
+        tl.store(out + (m * columns)[:, None] + n[None, :], total.to(out.dtype.element_ty),
+                 mask=(m < rows)[:, None] & (n < columns)[None, :])  # fmt: skip

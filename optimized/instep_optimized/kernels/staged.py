@@ -36,7 +36,7 @@ from .layouts import (
     whole,
     wrapped,
 )
-from .runtime import launch, launches_early, power_of_2
+from .runtime import launch, power_of_2
 from .window import KEY_PIECE, packed_rows, ring_of, rows_of
 
 # Each lane has 4 numbers of a key at least. Of a narrower key the compiler gives it fewer in `window`, which sums in
@@ -71,7 +71,6 @@ def staged(
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
     requests = part.begin.numel()
     held, warps, registers = shape or shape_for(requests * heads * values)
-    early = launches_early(core.device)
     ring = part.ring
     kept = 18 * (None,) if ring is None else ring_of(ring)
     launch(
@@ -80,7 +79,7 @@ def staged(
         *held_at(part.read), *held_at(part.store), *held_at(part.settled), *held_at(part.per_row), *kept,
         heads // inputs.k.shape[1], look,
         VR=held, KT=keys, KI=KEY_PIECE, KEPT=power_of_2(ring.size) if ring is not None else 1,
-        MOST=power_of_2(part.most), EARLY=early, warps=warps, registers=registers, launch_pdl=early,
+        MOST=power_of_2(part.most), warps=warps, registers=registers,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from .. import weights as w
 from ..batch import Batch
 from ..memory.units import Units
 from ..ops.base import Ops
-from ..ops.fused import linears
+from ..ops.fused import kv_inputs, linears
 from .mlp import Half
 from .residual import Residual
 
@@ -54,15 +54,12 @@ class AttentionLayer:
             ops, x=x, weight=weights.inputs, shapes=((config.heads, 2, config.head_dim), key_shape, key_shape),
             to=(at("projected"), at("key_raw"), at("value")),
         )  # [N, heads, 2, head_dim]: query, then gate; [N, kv_heads, head_dim] twice
-        query, key = ops.attention_inputs(
-            projected=projected, key_raw=key_raw, positions=batch.positions, q_norm=weights.q_norm,
-            k_norm=weights.k_norm, eps=config.eps, rotary_dim=config.rotary_dim, theta=config.rope_theta,
-            to=(at("query"), at("key")),
-        )  # [N, heads, head_dim], [N, kv_heads, head_dim]
         # Stored before `attend`: a row also attends to itself and to the rows before it in this launch.
-        for each, kept in ((key, self.keys), (value, self.values)):
-            scaled = {} if kept.scales is None else {"scales": kept.scales}
-            ops.store_rows(rows=each, pool=kept.pool, locations=batch.locations, **scaled)
+        query = kv_inputs(
+            ops, projected=projected, key_raw=key_raw, positions=batch.positions, q_norm=weights.q_norm,
+            k_norm=weights.k_norm, eps=config.eps, rotary_dim=config.rotary_dim, theta=config.rope_theta, value=value,
+            pools=(self.keys, self.values), locations=batch.locations, to=(at("query"), at("key")),
+        )  # [N, heads, head_dim]
         attended = ops.attend(query=query, pages=batch.pages(self.keys, self.values), to=at("attended"))
         opened = ops.output_gate(attended=attended, projected=projected, to=at("opened"))
         mixer = ops.linear(x=opened, weight=weights.o, shape=(config.hidden,), to=at("mixer"))  # [N, D]

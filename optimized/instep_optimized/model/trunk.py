@@ -18,6 +18,7 @@ from ..batch import Batch
 from ..commit.pair import BoundPair
 from ..memory import Memory
 from ..ops.base import Ops
+from ..ops.fused import head_pick
 from ..ops.placing import TopkTokens
 from ..sampling import Drawing
 from .attention import AttentionLayer
@@ -59,7 +60,8 @@ class Head:
 
     def pick(self, ops: Ops, rows: torch.Tensor, stage: str) -> torch.Tensor:
         """rows [M, D] after the final norm -> argmax [M] int64."""
-        return ops.pick(logits=self._logits(ops, rows, stage), to=Place(stage, AFTER_LAYERS, "pick"))
+        places = (Place(stage, AFTER_LAYERS, "logits"), Place(stage, AFTER_LAYERS, "pick"))
+        return head_pick(ops, x=rows, weight=self.lm_head, to=places)
 
     def best(self, ops: Ops, rows: torch.Tensor, stage: str, topk: int) -> TopkTokens:
         """rows [M, D] after the final norm -> the most probable tokens of each."""

@@ -87,7 +87,7 @@ def _before(given: dict[str, Any]) -> Iterator[str]:
     if isinstance(given.get("pages"), Pages):
         yield from _pages(given["pages"], rows)
     if "locations" in given:
-        pool, locations = given["pool"], given["locations"]
+        pool, locations = given["pools"][0] if "pools" in given else given["pool"], given["locations"]
         size = pool.shape[1]
         yield from within("locations", locations, pool.shape[0] * size)
         if bool(((locations >= 0) & (locations < size)).any()):

@@ -143,6 +143,12 @@ def _store_rows(given: Given) -> Iterator[Fit]:
     yield from _scales("pool", pool, scales)
 
 
+def _kv_inputs(given: Given) -> Iterator[Fit]:
+    yield from _attention_inputs(given)
+    for rows, pool in zip((given["key_raw"], given["value"]), given["pools"], strict=True):
+        yield from _store_rows({"rows": rows, "pool": pool})
+
+
 def _attend(given: Given) -> Iterator[Fit]:
     pages, heads = given["pages"], given["query"].shape[1]
     yield "values", tuple(pages.values.shape), tuple(pages.keys.shape)
@@ -231,7 +237,7 @@ FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "linear": _linear, "add": _same, "norm": _norm, "conv": _conv, "gdn_inputs": _gdn_inputs, "gdn": _gdn,
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
     "output_gate": _output_gate, "mlp": _mlp, "move": _move, "fused_gdn": _fused_gdn,
-    "add_norm": _add_norm, "conv_inputs": _conv_inputs, "linears": _linears,
+    "add_norm": _add_norm, "conv_inputs": _conv_inputs, "linears": _linears, "kv_inputs": _kv_inputs,
     "moves": _moves,
     "draw": _draw, "select_beams": _select_beams, "build_tree": _of_trees("tokens", "parents", "scores"),
 }  # fmt: skip
@@ -266,9 +272,11 @@ GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "linears": lambda g: tuple((g["x"].shape[0], *shape) for shape in g["shapes"]),
     "attention_inputs": lambda g: (
         (g["projected"].shape[0], g["projected"].shape[1], g["projected"].shape[3]), tuple(g["key_raw"].shape)),
+    "kv_inputs": lambda g: GIVES["attention_inputs"](g)[:1],
     "attend": _like("query"), "output_gate": _like("attended"), "choose": _like("own"),
     "plan_tree": lambda g: (tuple(g["parents"].shape),) * 4,
     "plan_path": lambda g: (tuple(g["accept_index"].shape),) * 2,
+    "head_pick": lambda g: ((g["x"].shape[0],),),
     "lm_head": lambda g: ((g["x"].shape[0], g["weight"].shape[0]),), "pick": lambda g: ((g["logits"].shape[0],),),
     "draw": lambda g: ((g["logits"].shape[0],),),
     "topk_tokens": lambda g: ((g["logits"].shape[0], g["topk"]),) * 2,

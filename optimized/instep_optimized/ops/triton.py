@@ -26,8 +26,8 @@ from ..kernels.norms import add_norm, gated_norm, norm
 from ..kernels.pick import accept, pick
 from ..kernels.plan import plan_ring
 from ..kernels.pointwise import add, output_gate
-from ..kernels.products import linear, linears, lm_head, mlp
-from ..kernels.rotary import attention_inputs
+from ..kernels.products import head_pick, linear, linears, lm_head, mlp
+from ..kernels.rotary import attention_inputs, kv_inputs
 from ..kernels.rows import concat, embed, select, store_rows
 from ..kernels.runtime import must_round
 from ..kernels.tree import plan_path, plan_tree
@@ -98,6 +98,8 @@ TRITON = Ops(
     keeps="update",
     add_norm=add_norm,
     conv_inputs=conv_inputs,
+    head_pick=head_pick,
+    kv_inputs=kv_inputs,
     linears=linears,
     moves=moves,
     products={

@@ -1,9 +1,11 @@
 """Whole rounds of a model in the 9B shape, weights drawn: draft, verify and commit, in graphs, rounds overlapping.
 
-A time is from one round's answer on the host to the next one's: the host is in it. Before, the same events are replayed
-with the checks that need no whole reference, as far as `CHECKED` rounds; there the timed engine must hold the very bits
-of the checked one. The floor is every weight once (the head once per draft and once for the verify), and every state
-read and written once. Leaves out: prompts, and accepting anything but what the course forces.
+A time is from one round's counts on the host to the next one's: the host is in it. They are copied behind their round,
+and read while the next one runs. Before, the same events are replayed with the checks that need no whole reference, as
+far as `CHECKED` rounds; there the timed engine must hold the very bits of the checked one. The floor is every weight
+once (the head once per draft and once for the verify), every state read and written once, and all keys and values of
+the middle round read once per layer and run of the draft head. Leaves out: prompts, and accepting anything but what the
+course forces.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 
 import torch
 
+from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Committed, Draft, Forward, Row
 from instep_reference.contract.engine import Path as Path_
@@ -115,19 +118,20 @@ class Run:
         """Serve all events -> digests of what the requests hold at event `until`."""
         events, header = self.trace.events, self.trace.header
         served = engine(self.checkpoint, self.setting, header.room(), num_steps=header.num_steps)
-        player, witness, answers = Player("timed", served), Witness(until), list[Committed]()
+        player, witness = Player("timed", served), Witness(until)
         drafts = [number for number, event in enumerate(events) if isinstance(event, Draft)]
-        profiled, begun, marks = drafts[-PROFILED], 0.0, list[float]()
+        profiled, begun, marks, counts = drafts[-PROFILED], 0.0, list[float](), list[HostCopy]()
         for number, event in enumerate(events[:profiled]):
             answer = player.serve(event).answer
             if number == until:
                 witness.living({name: served.state(name) for name in self._names})
                 _wait(self.setting.device)
-                begun, answers = time.perf_counter(), []
+                begun = time.perf_counter()
             elif begun and isinstance(answer, Committed):
-                answers.append(answer)
-                if len(answers) > 1:
-                    answers[-2].accept_lens.tolist()  # a server reads a round's counts while the next one runs
+                # To read the answer itself here would wait for the round that was launched behind it.
+                counts.append(HostCopy(answer.accept_lens))
+                if len(counts) > 1:
+                    counts[-2].list()
                     marks.append(time.perf_counter())
         self.seconds = [after - before for before, after in zip([begun, *marks], marks, strict=False)][2:]
         last = [number for number, event in enumerate(events) if isinstance(event, Commit)][-1]
@@ -152,7 +156,8 @@ def _wait(device: str) -> None:
 def make(ground: Ground, at: At) -> Cell:
     checkpoint = checkpoint_of(ground, at.get("layers"))
     rounds = CHECKED + PROFILED + 3 + TIMED["tiny" if ground.tiny else "card"]
-    trace, (read, written) = laid(checkpoint, at["batch"], rounds), least(checkpoint, at["batch"], ground)
+    length = PROMPT + rounds * (1 + sum(ACCEPTED) / len(ACCEPTED)) / 2
+    trace, (read, written) = laid(checkpoint, at["batch"], rounds), least(checkpoint, at["batch"], ground, length)
     cell = Cell([], read, written)
     for name in ground.sets:
         setting = Setting.of(ops=name, device=str(ground.device), dtype=str(ground.dtype).removeprefix("torch."),
@@ -166,8 +171,8 @@ def _arm(name: str, run: Run) -> Arm:
     return Arm(name, None, run.check, samples=samples, more=lambda: run.work)
 
 
-def least(checkpoint: Checkpoint, batch: int, ground: Ground) -> tuple[float, float]:
-    """Bytes that a round reads and writes at least."""
+def least(checkpoint: Checkpoint, batch: int, ground: Ground, length: float) -> tuple[float, float]:
+    """Bytes that a round of requests with so many tokens reads and writes at least."""
     config, each = checkpoint.config, {"trunk": 0, "draft": 0, "head": 0}
     for name, size in expected_shapes(config, FUSED).items():
         head = name == ("model.embed_tokens.weight" if config.tied else "lm_head.weight")
@@ -176,7 +181,9 @@ def least(checkpoint: Checkpoint, batch: int, ground: Ground) -> tuple[float, fl
             each[part] += math.prod(size) * ground.dtype.itemsize
     weights = each["trunk"] + NUM_STEPS * each["draft"] + (NUM_STEPS + 1) * each["head"]
     state = 4.0 * batch * config.value_heads * config.key_dim * config.value_dim * config.layer_kinds.count("gdn")
-    return weights + state, state
+    attending = config.layer_kinds.count("attention") + NUM_STEPS
+    kept = 2 * config.kv_heads * config.head_dim * ground.dtype.itemsize * batch * length * attending
+    return weights + state + kept, state
 
 
 KIND = Kind("a round", cells, make)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 from .add_norm import AddNorm, MakeAddNorm, add_norm
 from .conv_inputs import ConvInputs, conv_inputs
 from .gdn import FusedGdn
+from .head_pick import HeadPick, head_pick
+from .kv_inputs import KvInputs, kv_inputs
 from .linears import Linears, linears
 from .moves import Moved, Moves, moves
 
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
     from ..base import Ops
 
 __all__ = [
-    "FUSIONS", "AddNorm", "ConvInputs", "FusedGdn", "Fusion", "Linears", "MakeAddNorm", "Moved", "Moves", "add_norm",
-    "conv_inputs", "exact_of", "fuses", "in_parts", "inside_of", "linears", "moves", "not_of", "wholes",
+    "FUSIONS", "AddNorm", "ConvInputs", "FusedGdn", "Fusion", "HeadPick", "KvInputs", "Linears", "MakeAddNorm",
+    "Moved", "Moves", "add_norm", "conv_inputs", "exact_of", "fuses", "head_pick", "in_parts", "inside_of",
+    "kv_inputs", "linears", "moves", "not_of", "wholes",
 ]
 
 
@@ -45,6 +48,8 @@ class Fusion:
 FUSIONS: Mapping[str, Fusion] = {
     "add_norm": Fusion(("add", "norm")),
     "conv_inputs": Fusion(("conv", "gdn_inputs"), hides=frozenset({"mixed"})),
+    "head_pick": Fusion(("lm_head", "pick"), hides=frozenset({"logits"})),
+    "kv_inputs": Fusion(("attention_inputs", "store_rows"), hides=frozenset({"key"})),
     "linears": Fusion(("linear",), exact=False, shares=True),
     "moves": Fusion(("move",)),
     "fused_gdn": Fusion(

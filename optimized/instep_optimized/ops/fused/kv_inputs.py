@@ -1,0 +1,45 @@
+"""What attention consumes of a projection: queries as a result; keys and values into their pages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from instep_reference.contract.place import Place
+
+if TYPE_CHECKING:
+    from ...memory.units import Units
+    from ..base import Ops
+
+
+class KvInputs(Protocol):
+    """`attention_inputs`, then `store_rows` of its keys and of `value` [N, kv_heads, head_dim]  ->  query.
+
+    pools: of keys and of values, stored without scales. `to`: places of query and key; the keys stay inside.
+    """
+
+    def __call__(
+        self, *, projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, q_norm: torch.Tensor,
+        k_norm: torch.Tensor, eps: float, rotary_dim: int, theta: float, value: torch.Tensor,
+        pools: tuple[torch.Tensor, torch.Tensor], locations: torch.Tensor, to: tuple[Place, Place],
+    ) -> torch.Tensor: ...
+
+
+def kv_inputs(
+    ops: Ops, *, projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, q_norm: torch.Tensor,
+    k_norm: torch.Tensor, eps: float, rotary_dim: int, theta: float, value: torch.Tensor,
+    pools: tuple[Units, Units], locations: torch.Tensor, to: tuple[Place, Place],
+) -> torch.Tensor:  # fmt: skip
+    """`KvInputs`, or its parts; pools with scales have the parts."""
+    norms = {"q_norm": q_norm, "k_norm": k_norm, "eps": eps, "rotary_dim": rotary_dim, "theta": theta}
+    rows = {"projected": projected, "key_raw": key_raw, "positions": positions}
+    if ops.kv_inputs is not None and all(pool.scales is None for pool in pools):
+        return ops.kv_inputs(
+            **rows, **norms, value=value, pools=(pools[0].pool, pools[1].pool), locations=locations, to=to,  # type: ignore[arg-type]
+        )  # fmt: skip
+    query, key = ops.attention_inputs(**rows, **norms, to=to)  # type: ignore[arg-type]
+    for each, kept in zip((key, value), pools, strict=True):
+        scaled = {} if kept.scales is None else {"scales": kept.scales}
+        ops.store_rows(rows=each, pool=kept.pool, locations=locations, **scaled)
+    return query
