@@ -18,6 +18,12 @@ from .attend_chunk import read_chunk
 from .attend_parts import join_parts, read_parts
 from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 
+warps: Any = None
+if not INTERPRETED:
+    from . import attend_flow as flow
+    from . import attend_warps as warps
+APART: Any = (64, 2, 224)
+FLOW: Any = (3, 200, 64)
 SMALLEST_DOT, LOG2_E = 16, 1.4426950408889634
 ROWS_JOINED, UNROLLED = tile(1, 128), tile(8, 1)  # per program, and per step of the joining kernel
 LISTED = 32  # requests, at least: fewer do not make another compiled kernel
@@ -184,9 +190,24 @@ class Call(NamedTuple):
         """(rows, tokens) of a tile."""
         return height(shape, self.query.shape[1] // self.pages.keys.shape[2])
 
+    def fits(self, rows: int) -> bool:
+        """Whether `attend_warps` can run this."""
+        wide = self.query.shape[2]
+        return (rows == 128 and wide == self.constants["DT"] and wide in (64, 128, 256) and not self.constants["TILED"]
+                and self.query.dtype == self.pages.keys.dtype and self.query.element_size() == 2)
+
     def whole(self, shape: Shape, part: int) -> None:
         """Requests of many rows: a program reads all positions of its rows."""
         rows, tokens = self.height(shape)
+        if not part and APART is not None and warps is not None and self.fits(rows):
+            nt, stages, registers = APART
+            skip = {"WIDEN", "TILED"}
+            launch(
+                warps.read_chunk_apart, (self.pages.keys.shape[2], ceil_div(self.pages.most, tokens), self.pages.begin.numel()),
+                *self.common[:11], *self.common[15:25], *self.common[26:], self.attended, self.attended.stride(0), self.attended.stride(1), tokens,
+                MT=rows, NT=nt, STAGES=stages, REGISTERS=registers, COPYING=4, warps=4,
+                **{n: v for n, v in self.constants.items() if n not in skip})
+            return
         launch(
             read_chunk, (self.pages.keys.shape[2], ceil_div(self.pages.most, tokens), self.pages.begin.numel()),
             *self.common, self.attended, self.attended.stride(0), self.attended.stride(1), tokens,
@@ -211,8 +232,18 @@ class Call(NamedTuple):
         listed = max(power_of_2(requests), LISTED)
         items = requests * most_units * kv_heads * tiles
         programs = max(min(multiprocessors(self.query.device) * RESIDENT, items), 1)
+        apart = (FLOW is not None and not INTERPRETED and pages.ancestors is None and shape[:3] == (16, 64, 4) and listed <= 128
+                 and self.fits(128))
         for skipped in range(0, most, at_once):
-            launch(
+            if apart:
+                stages, registers, piece = FLOW
+                pairs = ceil_div(at_once, 2 * tokens)
+                launch(
+                    flow.read_parts_apart, (max(min(multiprocessors(self.query.device), requests * most_units * kv_heads * pairs), 1),),
+                    *self.common[:11], *self.common[15:23], *self.common[26:28], self.common[29], self.attended, *self.attended.stride()[:2], self.query.shape[0],
+                    means, sums, at_once, skipped, room, requests, kv_heads, tokens,
+                    MT=rows, NT=shape.positions, DT=self.constants["DT"], PT=part, EACH=each, BT=listed, PAGE=size, STAGES=stages, REGISTERS=registers, PIECE=piece, warps=4)
+            else: launch(
                 read_parts, (programs,), *self.common, self.attended, *self.attended.stride()[:2], self.query.shape[0],
                 means, sums, at_once, skipped, room, requests, kv_heads, tokens,
                 MT=rows, NT=shape.positions, PT=part, EACH=each, BT=listed, ORDERED=INTERPRETED,
