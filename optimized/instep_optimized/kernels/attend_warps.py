@@ -71,6 +71,7 @@ def compute(
     query, query_row, query_head, into, into_row, into_head, tokens, first, rows, known, group, width, scale, reach,
     line, table_column, query_tile, key_tiles, value_tiles, full_keys, full_values, free_keys, free_values,
     MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, PART: gl.constexpr,
+    FENCE: gl.constexpr = True,
 ):  # fmt: skip
     """MT rows of the tile, those behind PART * MT others. The next scores are made while these are weighed."""
     W: gl.constexpr = gl.num_warps()
@@ -102,7 +103,8 @@ def compute(
     mean = gl.full((MT, DT), 0.0, gl.float32, MEANS)
     steps = gl.cdiv(reach, NT)
     mbarrier.wait(full_keys.index(0), 0)
-    fence_async_shared()
+    if FENCE:
+        fence_async_shared()
     score = warpgroup_mma(query_tile, key_tiles.index(0).permute((1, 0)), none, use_acc=False, is_async=True)
     score = warpgroup_mma_wait(0, deps=[score])
     mbarrier.arrive(free_keys.index(0), count=1)
@@ -118,10 +120,12 @@ def compute(
             after = 0
             after_turn = turn ^ 1
         mbarrier.wait(full_keys.index(after), after_turn)
-        fence_async_shared()
+        if FENCE:
+            fence_async_shared()
         scores = warpgroup_mma(query_tile, key_tiles.index(after).permute((1, 0)), none, use_acc=False, is_async=True)
         mbarrier.wait(full_values.index(place), turn)
-        fence_async_shared()
+        if FENCE:
+            fence_async_shared()
         means = warpgroup_mma(weights, value_tiles.index(place), mean, is_async=True)
         score = warpgroup_mma_wait(1, deps=[scores])
         mbarrier.arrive(free_keys.index(after), count=1)
@@ -133,16 +137,17 @@ def compute(
             weight, kept, best, total = weigh(
                 score, best, total, scale, at + step * NT, last, reach, line, table_column, missing, PAGE, False
             )  # fmt: skip
-        mean = warpgroup_mma_wait(0, deps=[means])
+        mean, weights = warpgroup_mma_wait(0, deps=[means, weights])
         mbarrier.arrive(free_values.index(place), count=1)
         mean = mean * gl.expand_dims(gl.convert_layout(kept, OF_MEAN), 1)
         weights = gl.convert_layout(weight.to(value_tiles.dtype), WEIGHTS)
         place = after
         turn = after_turn
     mbarrier.wait(full_values.index(place), turn)
-    fence_async_shared()
+    if FENCE:
+        fence_async_shared()
     means = warpgroup_mma(weights, value_tiles.index(place), mean, is_async=True)
-    mean = warpgroup_mma_wait(0, deps=[means])
+    mean, weights = warpgroup_mma_wait(0, deps=[means, weights])
 
     total = gl.expand_dims(gl.convert_layout(total, OF_MEAN), 1)
     mean = mean / gl.where(total == 0.0, 1.0, total)
