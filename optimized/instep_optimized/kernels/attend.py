@@ -235,7 +235,15 @@ class Call(NamedTuple):
         apart = (FLOW is not None and not INTERPRETED and pages.ancestors is None and shape[:3] == (16, 64, 4) and listed <= 128
                  and self.fits(128))
         for skipped in range(0, most, at_once):
-            if apart:
+            if apart and FLOW[0] == "staged":
+                from .attend_parts_staged import read_parts_staged
+                pairs = ceil_div(at_once, 2 * tokens)
+                launch(
+                    read_parts_staged, (max(min(multiprocessors(self.query.device), requests * most_units * kv_heads * pairs), 1),),
+                    *self.common[:11], *self.common[15:23], *self.common[26:28], self.common[29], self.attended, *self.attended.stride()[:2], self.query.shape[0],
+                    means, sums, at_once, skipped, room, requests, kv_heads, tokens,
+                    MT=rows, NT=shape.positions, DT=self.constants["DT"], PT=part, EACH=each, BT=listed, PAGE=size, STAGES=FLOW[1], REGISTERS=FLOW[2], COPIER_REGISTERS=504-2*FLOW[2], warps=4)
+            elif apart:
                 stages, registers, piece = FLOW
                 pairs = ceil_div(at_once, 2 * tokens)
                 launch(
