@@ -5,7 +5,9 @@ Leaves out: the kernels (`attend_chunk.py`, `attend_parts.py`). The positions of
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -18,14 +20,19 @@ from .attend_chunk import read_chunk
 from .attend_parts import join_parts, read_parts
 from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 
-warps: Any = None
+staged: Any = None
 if not INTERPRETED:
-    from . import attend_flow as flow
-    from . import attend_warps as warps
-APART: Any = (64, 2, 224)
-FLOW: Any = (3, 200, 64)
+    with suppress(ImportError, AttributeError):  # a Triton whose Gluon lacks what they need: the others serve everything
+        import_module(".layouts", __package__)
+        staged = True
+    if staged:  # what is wrong in our own files is raised
+        staged = import_module(".attend_staged", __package__)
+        from .attend_chunk_staged import read_chunk_staged
+        from .attend_parts_staged import read_parts_staged
+
 SMALLEST_DOT, LOG2_E = 16, 1.4426950408889634
-ROWS_JOINED, UNROLLED = tile(1, 128), tile(8, 1)  # per program, and per step of the joining kernel
+ROWS_JOINED = tile(1, 128)  # per program of the joining kernel
+UNROLLED, ALONE_UNROLLED = tile(8, 1), tile(2, 1)  # groups per step of it: stored joined, or as parts
 LISTED = 32  # requests, at least: fewer do not make another compiled kernel
 RESIDENT = tile(8, 1)  # programs per multiprocessor that walk the list of parts; fewer run at a time
 SCRATCH = 2**28  # bytes of what is not joined yet, if one tile of rows fits; more rows wait for their turn
@@ -95,9 +102,11 @@ class Shape(NamedTuple):
 
 
 # By the bytes of an element; others are as the last.
-CHUNK = {2: Shape(128, 32, 8, 3), 4: Shape(16, 32, 8, 2)}
+CHUNK = {2: Shape(128, 64, 8, 2), 4: Shape(16, 32, 8, 2)}
 PARTS = {2: Shape(16, 64, 4, 2), 4: Shape(16, 32, 8, 2)}
 SMALL = Shape(16, 16, 4, 1)  # interpreted
+# Of the kernels with explicit layouts, which have the tiles above: stages, and registers of a thread that reads.
+CHUNK_STAGED, PARTS_STAGED = (2, 232), (3, 224)
 
 
 def shape_of(shapes: dict[int, Shape], query: torch.Tensor) -> Shape:
@@ -163,9 +172,11 @@ class Call(NamedTuple):
 
     query: torch.Tensor
     pages: Pages
+    queries: tuple[Any, ...]
+    pools: tuple[Any, ...]
+    beside: tuple[Any, ...]
     attended: torch.Tensor
     placed: tuple[Any, ...]
-    common: tuple[Any, ...]
     constants: dict[str, Any]
 
     @classmethod
@@ -175,44 +186,43 @@ class Call(NamedTuple):
         seen = (None,) * 3 if pages.ancestors is None else (pages.ancestors, pages.ancestors.stride(0), pages.nodes)
         held = pages.table.shape[1] * page_size
         placed = held, pages.slots, pages.begin, pages.count, pages.before, *seen, WINDOW
-        common = (
-            query, query.stride(0), query.stride(1),
+        pools = (
             pages.keys, *pages.keys.stride()[:3], pages.values, *pages.values.stride()[:3],
             *_beside(pages.keys, pages.key_scales), *_beside(pages.values, pages.value_scales),
-            pages.table, *pages.table.stride(), *placed,
-            query.shape[1] // pages.keys.shape[2], width, width**-0.5 * LOG2_E,
         )  # fmt: skip
+        beside = (pages.table, *pages.table.stride(), *placed, query.shape[1] // pages.keys.shape[2], width,
+                  width**-0.5 * LOG2_E, attended, *attended.stride()[:2])  # fmt: skip
         wide = max(power_of_2(width), SMALLEST_DOT)
         constants = {"DT": wide, "PAGE": page_size, "WIDEN": INTERPRETED, "TILED": pages.key_scales is not None}
-        return cls(query, pages, attended, placed, common, constants)
+        return cls(query, pages, (query, *query.stride()[:2]), pools, beside, attended, placed, constants)
 
     def height(self, shape: Shape) -> tuple[int, int]:
         """(rows, tokens) of a tile."""
         return height(shape, self.query.shape[1] // self.pages.keys.shape[2])
 
-    def fits(self, rows: int) -> bool:
-        """Whether `attend_warps` can run this."""
-        wide = self.query.shape[2]
-        return (rows == 128 and wide == self.constants["DT"] and wide in (64, 128, 256) and not self.constants["TILED"]
-                and self.query.dtype == self.pages.keys.dtype and self.query.element_size() == 2)
+    def staged(self, rows: int, shape: Shape, of: tuple[int, int]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The pools and constants of a kernel with explicit layouts, with tiles of so many rows. None: it does not fit."""
+        pools = (self.pages.keys, self.pages.values)
+        alike = {x.dtype for x in pools} == {self.query.dtype} and self.query.element_size() == 2
+        if staged is None or rows != shape.queries or not alike or not staged.fits(self.query, shape.positions):
+            return None
+        boxes = tuple(staged.boxes(pool, shape.positions) for pool in pools)
+        constants = {"DT": self.constants["DT"], "PAGE": self.constants["PAGE"], "MT": rows, "NT": shape.positions}
+        stages, registers = of
+        rest = staged.ALL_REGISTERS - 2 * registers
+        return None if None in boxes else (boxes, constants | {
+            "STAGES": stages, "REGISTERS": registers, "COPIER_REGISTERS": rest, "warps": 4})  # fmt: skip
 
     def whole(self, shape: Shape, part: int) -> None:
         """Requests of many rows: a program reads all positions of its rows."""
         rows, tokens = self.height(shape)
-        if not part and APART is not None and warps is not None and self.fits(rows):
-            nt, stages, registers = APART
-            skip = {"WIDEN", "TILED"}
-            launch(
-                warps.read_chunk_apart, (self.pages.keys.shape[2], ceil_div(self.pages.most, tokens), self.pages.begin.numel()),
-                *self.common[:11], *self.common[15:25], *self.common[26:], self.attended, self.attended.stride(0), self.attended.stride(1), tokens,
-                MT=rows, NT=nt, STAGES=stages, REGISTERS=registers, COPYING=4, warps=4,
-                **{n: v for n, v in self.constants.items() if n not in skip})
+        grid = self.pages.keys.shape[2], ceil_div(self.pages.most, tokens), self.pages.begin.numel()
+        if not part and (fit := self.staged(rows, shape, CHUNK_STAGED)):
+            launch(read_chunk_staged, grid, *self.queries, *fit[0], *self.beside, tokens, **fit[1])
             return
         launch(
-            read_chunk, (self.pages.keys.shape[2], ceil_div(self.pages.most, tokens), self.pages.begin.numel()),
-            *self.common, self.attended, self.attended.stride(0), self.attended.stride(1), tokens,
-            MT=rows, NT=shape.positions, PT=part, GROUP=GROUP,
-            ORDERED=part > 0 and INTERPRETED,
+            read_chunk, grid, *self.queries, *self.pools, *self.beside, tokens,
+            MT=rows, NT=shape.positions, PT=part, GROUP=GROUP, ORDERED=part > 0 and INTERPRETED,
             warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
         )  # fmt: skip
 
@@ -230,39 +240,28 @@ class Call(NamedTuple):
         sums = self.query.new_empty((room, at_once, heads, 2), dtype=torch.float32)
         tiles = ceil_div(at_once, tokens if pages.ancestors is None else 1)
         listed = max(power_of_2(requests), LISTED)
-        items = requests * most_units * kv_heads * tiles
-        programs = max(min(multiprocessors(self.query.device) * RESIDENT, items), 1)
-        apart = (FLOW is not None and not INTERPRETED and pages.ancestors is None and shape[:3] == (16, 64, 4) and listed <= 128
-                 and self.fits(128))
+        fit = None
+        if pages.ancestors is None and listed <= 128:
+            fit = self.staged(rows, shape, PARTS_STAGED)
+        items = requests * most_units * kv_heads * (ceil_div(tiles, 2) if fit else tiles)
+        programs = max(min(multiprocessors(self.query.device) * (1 if fit else RESIDENT), items), 1)
         for skipped in range(0, most, at_once):
-            if apart and FLOW[0] == "staged":
-                from .attend_parts_staged import read_parts_staged
-                pairs = ceil_div(at_once, 2 * tokens)
+            counts = (self.query.shape[0], means, sums, at_once, skipped, room, requests, kv_heads, tokens)
+            if fit:
+                launch(read_parts_staged, (programs,), *self.queries, *fit[0], *self.beside, *counts,
+                       PT=part, EACH=each, BT=listed, **fit[1])  # fmt: skip
+            else:
                 launch(
-                    read_parts_staged, (max(min(multiprocessors(self.query.device), requests * most_units * kv_heads * pairs), 1),),
-                    *self.common[:11], *self.common[15:23], *self.common[26:28], self.common[29], self.attended, *self.attended.stride()[:2], self.query.shape[0],
-                    means, sums, at_once, skipped, room, requests, kv_heads, tokens,
-                    MT=rows, NT=shape.positions, DT=self.constants["DT"], PT=part, EACH=each, BT=listed, PAGE=size, STAGES=FLOW[1], REGISTERS=FLOW[2], COPIER_REGISTERS=504-2*FLOW[2], warps=4)
-            elif apart:
-                stages, registers, piece = FLOW
-                pairs = ceil_div(at_once, 2 * tokens)
-                launch(
-                    flow.read_parts_apart, (max(min(multiprocessors(self.query.device), requests * most_units * kv_heads * pairs), 1),),
-                    *self.common[:11], *self.common[15:23], *self.common[26:28], self.common[29], self.attended, *self.attended.stride()[:2], self.query.shape[0],
-                    means, sums, at_once, skipped, room, requests, kv_heads, tokens,
-                    MT=rows, NT=shape.positions, DT=self.constants["DT"], PT=part, EACH=each, BT=listed, PAGE=size, STAGES=stages, REGISTERS=registers, PIECE=piece, warps=4)
-            else: launch(
-                read_parts, (programs,), *self.common, self.attended, *self.attended.stride()[:2], self.query.shape[0],
-                means, sums, at_once, skipped, room, requests, kv_heads, tokens,
-                MT=rows, NT=shape.positions, PT=part, EACH=each, BT=listed, ORDERED=INTERPRETED,
-                warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
-            )  # fmt: skip
+                    read_parts, (programs,), *self.queries, *self.pools, *self.beside, *counts,
+                    MT=rows, NT=shape.positions, PT=part, EACH=each, BT=listed, ORDERED=INTERPRETED,
+                    warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
+                )  # fmt: skip
             launch(
                 join_parts, (ceil_div(at_once * heads, ROWS_JOINED), requests),
                 self.attended, *self.attended.stride()[:2], means, sums, *self.placed,
                 at_once, skipped, room, requests, heads, width,
                 RT=ROWS_JOINED, DT=self.constants["DT"], PT=unit, BT=listed, GROUP=GROUP // each,
-                UNROLLED=max(UNROLLED * each // GROUP, 1), warps=2,
+                UNROLLED=ALONE_UNROLLED if each == 1 else UNROLLED, warps=2,
             )  # fmt: skip
 
 

@@ -10,10 +10,18 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
-from .attend_staged import copied, fence_async_shared, holes, mbarrier, over_columns, places, weighed, where
-from .layouts import along, async_copy, barrier, gdc_launch_dependents, gdc_wait
+from .attend_staged import copied, holes, over_columns, places, weighed, where
+from .layouts import (
+    along,
+    barrier,
+    fence_async_shared,
+    gdc_launch_dependents,
+    gdc_wait,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 
 @gluon.jit
@@ -21,7 +29,6 @@ def _scores(queries, keys, full, turn, MT: gl.constexpr, NT: gl.constexpr, SCORE
     """Begin a product of the queries with the keys of a place, once they are there."""
     none = gl.full((MT, NT), 0.0, gl.float32, SCORES)
     mbarrier.wait(full, turn)
-    fence_async_shared()
     return warpgroup_mma(queries, keys.permute((1, 0)), none, use_acc=False, is_async=True)
 
 
@@ -29,7 +36,6 @@ def _scores(queries, keys, full, turn, MT: gl.constexpr, NT: gl.constexpr, SCORE
 def _means(weights, values, mean, full, turn):
     """Begin to add the weighted values of a place, once they are there."""
     mbarrier.wait(full, turn)
-    fence_async_shared()
     return warpgroup_mma(weights, values, mean, is_async=True)
 
 
@@ -41,7 +47,7 @@ def _read(
     """MT rows, from row SIDE * MT of the tile on. The next scores and means are made while scores are weighed."""
     (query, query_row, query_head, into, into_row, into_head, tokens, first, rows, known, group, scale, reach, line,
      table_column) = given  # fmt: skip
-    key_tiles, value_tiles, full_keys, full_values, free_keys, free_values = tiles
+    key_tiles, value_tiles, full_keys, full_values, free_keys, free_values, _ = tiles
     W: gl.constexpr = gl.num_warps()
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, NT, 16])
     MEANS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, DT, 16])
@@ -100,18 +106,16 @@ def _read(
 
 
 @gluon.jit
-def _copy(keys, values, strides, reach, line, table_column, tiles,
+def _copy(keys, values, column, reach, line, table_column, tiles,
           NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    copied(0, 0, reach, keys, values, strides, line, table_column, tiles, NT, DT, PAGE, STAGES)
-    async_copy.wait_group(0)
+    copied(reach * 0, reach * 0, 0, reach, keys, values, column, line, table_column, tiles, NT, DT, PAGE, STAGES)
 
 
 @gluon.jit
 def read_chunk_staged(
-    query, query_row, query_head,
-    keys, keys_page, keys_entry, keys_head, values, values_page, values_entry, values_head,
-    table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, window,
-    group, scale, attended, attended_row, attended_head, tokens,
+    query, query_row, query_head, keys, values,
+    table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes, window,
+    group, width, scale, attended, attended_row, attended_head, tokens,
     MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
     REGISTERS: gl.constexpr, COPIER_REGISTERS: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
@@ -130,7 +134,7 @@ def read_chunk_staged(
     DTYPE: gl.constexpr = query.dtype.element_ty
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     query_tiles = gl.allocate_shared_memory(DTYPE, [2, MT // 2, DT], TILE)
-    tiles = places(DTYPE, NT, DT, STAGES, TILE)
+    tiles = places(DTYPE, NT, DT, STAGES)
     known = gl.load(before + request).to(gl.int32)
     reach = gl.minimum(known + gl.minimum(first + tokens, rows), held).to(gl.int32)
     line, head = table + slot * table_row, kv_head.to(gl.int64)
@@ -138,13 +142,11 @@ def read_chunk_staged(
     attended += row * attended_row + head * group * attended_head
     given = (query, query_row, query_head, attended, attended_row, attended_head, tokens, first, rows, known, group,
              scale, reach, line, table_column)  # fmt: skip
-    strides = (keys_page, keys_entry, values_page, values_entry)
     gl.warp_specialize(
         [
             (_read, (given, query_tiles.index(0), tiles, MT // 2, NT, DT, PAGE, STAGES, 0)),
             (_read, (given, query_tiles.index(1), tiles, MT // 2, NT, DT, PAGE, STAGES, 1)),
-            (_copy, (keys + head * keys_head, values + head * values_head, strides, reach, line, table_column, tiles,
-                     NT, DT, PAGE, STAGES)),
+            (_copy, (keys, values, kv_head * DT, reach, line, table_column, tiles, NT, DT, PAGE, STAGES)),
         ],
-        [4, 4], [REGISTERS, COPIER_REGISTERS],
+        [4, 1], [REGISTERS, COPIER_REGISTERS],
     )  # fmt: skip

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from .attend_staged import copied, holes, mbarrier, over_columns, places, weighed, where
+from .attend_staged import copied, holes, over_columns, places, weighed, where
 from .attend_steps import joined
-from .layouts import along, async_copy, barrier, gdc_launch_dependents, gdc_wait
+from .layouts import along, barrier, gdc_launch_dependents, gdc_wait, mbarrier, mma_v2
 
 PIECE = gl.constexpr(64)  # numbers of a key that are multiplied at a time: fewer registers
 joined = gluon.jit(joined.fn)
@@ -69,16 +68,15 @@ def _chosen(item, lists, work, UNIT: gl.constexpr):
 
 @gluon.jit
 def _copy(
-    keys, keys_head, values, values_head, strides, table, table_row, table_column, work, items, tiles,
+    keys, values, table, table_row, table_column, work, items, tiles,
     NT: gl.constexpr, DT: gl.constexpr, UNIT: gl.constexpr, BT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    lists, done = _listed(work, UNIT, BT), items * 0
+    lists, done, cleared = _listed(work, UNIT, BT), items * 0, items * 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         of, start, stop = _chosen(item, lists, work, UNIT)
-        line, head = table + gl.load(work[0] + of[0]) * table_row, of[1].to(gl.int64)
-        done = copied(done, start, stop, keys + head * keys_head, values + head * values_head, strides, line,
-                      table_column, tiles, NT, DT, PAGE, STAGES)  # fmt: skip
-    async_copy.wait_group(0)
+        line = table + gl.load(work[0] + of[0]) * table_row
+        done, cleared = copied(done, cleared, start, stop, keys, values, of[1] * DT, line, table_column, tiles,
+                               NT, DT, PAGE, STAGES)  # fmt: skip
 
 
 @gluon.jit
@@ -89,7 +87,7 @@ def _read(
 ):  # fmt: skip
     """The first or the second tile of every pair."""
     query, query_row, query_head, table, table_row, table_column, begin, group, scale, means, sums, room = given
-    key_tiles, value_tiles, full_keys, full_values, free_keys, free_values = tiles
+    key_tiles, value_tiles, full_keys, full_values, free_keys, free_values, _ = tiles
     W: gl.constexpr = gl.num_warps()
     TILE: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, W], [16, 8])
     OF_ROW: gl.constexpr = gl.SliceLayout(1, TILE)
@@ -162,10 +160,9 @@ def _read(
 
 @gluon.jit(do_not_specialize=["rows_of_all", "most", "skipped", "room", "requests", "tokens"])
 def read_parts_staged(
-    query, query_row, query_head,
-    keys, keys_page, keys_entry, keys_head, values, values_page, values_entry, values_head,
-    table, table_row, table_column, held, slots, begin, count, before, window,
-    group, scale, attended, attended_row, attended_head, rows_of_all, means, sums, most, skipped, room, requests,
+    query, query_row, query_head, keys, values,
+    table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes, window,
+    group, width, scale, attended, attended_row, attended_head, rows_of_all, means, sums, most, skipped, room, requests,
     kv_heads, tokens,
     MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, EACH: gl.constexpr, BT: gl.constexpr,
     PAGE: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, COPIER_REGISTERS: gl.constexpr,
@@ -184,7 +181,8 @@ def read_parts_staged(
     begins = gl.load(begin + b, mask=b < requests, other=0)
     served = gl.where(gl.load(slots + b, mask=b < requests, other=-1) < 0, 0, 1)
     behind = begins + served * gl.load(count + b, mask=b < requests, other=0)
-    for some_row in range(gl.program_id(0), rows_of_all, gl.num_programs(0)):
+    covered = gl.sum(gl.where(begins >= 0, behind - begins, 0), axis=0)
+    for some_row in range(gl.program_id(0), gl.where(covered == rows_of_all, 0, rows_of_all), gl.num_programs(0)):
         if gl.max(((begins <= some_row) & (some_row < behind)).to(gl.int32), axis=0) == 0:  # of no request
             d = gl.arange(0, DT, ALONG)
             for some_head in range(kv_heads * group):
@@ -194,15 +192,14 @@ def read_parts_staged(
     if gl.program_id(0) >= items:
         return
     query_tiles = gl.allocate_shared_memory(DTYPE, [2, MT, DT], SHARED)
-    tiles = places(DTYPE, NT, DT, STAGES, SHARED)
+    tiles = places(DTYPE, NT, DT, STAGES)
     given = (query, query_row, query_head, table, table_row, table_column, begin, group, scale, means, sums, room)
-    strides = (keys_page, keys_entry, values_page, values_entry)
     gl.warp_specialize(
         [
             (_read, (given, work, items, query_tiles.index(0), tiles, MT, NT, DT, PT, EACH, BT, PAGE, STAGES, 0)),
             (_read, (given, work, items, query_tiles.index(1), tiles, MT, NT, DT, PT, EACH, BT, PAGE, STAGES, 1)),
-            (_copy, (keys, keys_head, values, values_head, strides, table, table_row, table_column, work, items, tiles,
-                     NT, DT, PT * EACH, BT, PAGE, STAGES)),
+            (_copy, (keys, values, table, table_row, table_column, work, items, tiles, NT, DT, PT * EACH, BT, PAGE,
+                     STAGES)),
         ],
-        [4, 4], [REGISTERS, COPIER_REGISTERS],
+        [4, 1], [REGISTERS, COPIER_REGISTERS],
     )  # fmt: skip

@@ -9,21 +9,51 @@ are the same. Leaves out: which program reads which positions (`attend_chunk_sta
 
 from __future__ import annotations
 
+from functools import cache
+
+import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared as fence_async_shared
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier as mbarrier
 
-from .layouts import along, async_copy, barrier, begin_copy
+from .layouts import TensorDescriptor, along, barrier, fence_async_shared, load_box, mbarrier, seen_as
 
-READERS = gl.constexpr(2)  # groups of warps
-COPIERS = gl.constexpr(4)  # warps
+WIDTH = 256  # of a head: others were not measured
 ALL_REGISTERS = 504  # of a thread of each of the three groups together
+READERS = gl.constexpr(2)  # groups of warps
+BOX = gl.constexpr(64)  # numbers of a row that are copied at a time where a page has fewer positions than a step
+
+
+def fits(query: torch.Tensor, positions: int) -> bool:
+    """Whether a GPU runs these kernels for such rows: one with the tensor cores of Hopper."""
+    return query.shape[2] == WIDTH and positions % 64 == 0 and hopper(query.device)
+
+
+@cache
+def hopper(device: torch.device) -> bool:
+    """Only these have products of four warps together, and copies of boxes."""
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+def boxes(pool: torch.Tensor, positions: int) -> TensorDescriptor | None:
+    """What a GPU needs to copy boxes of a pool  ->  None if its pages or strides do not permit it"""
+    pages, size, heads, width = pool.shape
+    rows = min(size, positions)
+    if max(size, positions) % rows or rows % 8 or pool.stride() != (size * pool.stride(1), pool.stride(1), width, 1):
+        return None
+    if pool.stride(1) * pool.element_size() % 16 or pool.data_ptr() % 16:
+        return None
+    seen = pool.as_strided((pages * size, heads * width), (pool.stride(1), 1))
+    tile = gl.NVMMASharedLayout(128, 8 * pool.element_size(), rank=2)
+    return TensorDescriptor.from_tensor(seen, [rows, width if rows == positions else BOX.value], tile)
 
 
 @gluon.jit
-def places(DTYPE: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr, TILE: gl.constexpr):
-    """Shared memory for STAGES steps  ->  keys, values; for both what says that a place is full, and that it is free"""
+def places(DTYPE: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr):
+    """Shared memory for STAGES steps  ->  keys, values; for both what says that a place is full, and that it is free
+
+    The last one says that values were copied of which some must be cleared.
+    """
+    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     keys = gl.allocate_shared_memory(DTYPE, [STAGES, NT, DT], TILE)
     values = gl.allocate_shared_memory(DTYPE, [STAGES, NT, DT], TILE)
@@ -31,14 +61,16 @@ def places(DTYPE: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, STAGES: gl.c
     full_values = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     free_keys = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     free_values = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    copied_last = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
+    mbarrier.init(copied_last.index(0), count=1)
     for stage in gl.static_range(STAGES):
-        mbarrier.init(full_keys.index(stage), count=32 * COPIERS)
-        mbarrier.init(full_values.index(stage), count=32 * COPIERS)
+        mbarrier.init(full_keys.index(stage), count=1)
+        mbarrier.init(full_values.index(stage), count=1)
         mbarrier.init(free_keys.index(stage), count=READERS)
         mbarrier.init(free_values.index(stage), count=READERS)
     fence_async_shared()
     barrier()
-    return keys, values, full_keys, full_values, free_keys, free_values
+    return keys, values, full_keys, full_values, free_keys, free_values, copied_last
 
 
 @gluon.jit
@@ -48,30 +80,61 @@ def where(step, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def copied(done, start, stop, keys, values, strides, line, table_column, tiles,
-           NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    """Begin to copy positions start .. stop - 1, NT at a time. done: steps before these  ->  steps with these.
+def _begin(pool, column, line, table_column, step, stop, full, tile, NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr):
+    """Begin to copy the positions of a step. What has no page becomes 0."""
+    mbarrier.expect(full, NT * DT * 2)
+    if PAGE >= NT:
+        page = gl.load(line + step // PAGE * table_column)
+        load_box(pool, [gl.where(page < 0, -NT, page * PAGE + step % PAGE).to(gl.int32), column], full, tile)
+    else:
+        TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+        parts = seen_as(tile, [DT // BOX, NT, BOX], TILE, tile.dtype)
+        for piece in gl.static_range(NT // PAGE):
+            at = step + piece * PAGE
+            page = gl.load(line + at // PAGE * table_column, mask=at < stop, other=-1)
+            row = gl.where(page < 0, -NT, page * PAGE).to(gl.int32)
+            for part in gl.static_range(DT // BOX):
+                load_box(pool, [row, column + part * BOX], full, parts.index(part).slice(piece * PAGE, PAGE))
 
-    What has no page, and the rest of the last step, becomes 0.
+
+@gluon.jit
+def _clear(tile, some, NT: gl.constexpr, DT: gl.constexpr):
+    """The rows behind the first `some` become 0."""
+    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
+    parts = seen_as(tile, [DT // BOX, NT, BOX], TILE, tile.dtype)
+    row = along(0, 8, ROWS)
+    for piece in gl.static_range(NT // 8):
+        if piece * 8 + 8 > some:
+            for part in range(DT // BOX):
+                rows = parts.index(part).slice(piece * 8, 8)
+                rows.store(gl.where(piece * 8 + row < some, rows.load(ROWS), 0.0).to(tile.dtype))
+
+
+@gluon.jit
+def copied(done, cleared, start, stop, keys, values, column, line, table_column, tiles,
+           NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """Copy positions start .. stop - 1, NT at a time. Values behind the last become 0: they may be NaN.
+
+    done: steps before these;  cleared: how many of them were not full  ->  both, with these
     """
-    keys_page, keys_entry, values_page, values_entry = strides
-    key_tiles, value_tiles, full_keys, full_values, free_keys, free_values = tiles
-    ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DT, DT // 8], [gl.num_warps(), 1], [1, 0])
-    position, d = gl.arange(0, NT, gl.SliceLayout(1, ROWS)), along(1, DT, ROWS)
+    key_tiles, value_tiles, full_keys, full_values, free_keys, free_values, copied_last = tiles
     for step in range(start, stop, NT):
-        at = step + position
-        page = gl.load(line + at // PAGE * table_column, mask=at < stop, other=-1)
-        inside = gl.expand_dims(page >= 0, 1) & (d >= 0)
         place, turn = where(done + (step - start) // NT, STAGES)
         mbarrier.wait(free_keys.index(place), turn ^ 1)
-        source = keys + gl.expand_dims(page * keys_page + at % PAGE * keys_entry, 1) + d
-        begin_copy(key_tiles.index(place), source, mask=inside)
-        async_copy.mbarrier_arrive(full_keys.index(place), increment_count=False)
+        _begin(keys, column, line, table_column, step, stop, full_keys.index(place), key_tiles.index(place), NT, DT, PAGE)
         mbarrier.wait(free_values.index(place), turn ^ 1)
-        source = values + gl.expand_dims(page * values_page + at % PAGE * values_entry, 1) + d
-        begin_copy(value_tiles.index(place), source, mask=inside)
-        async_copy.mbarrier_arrive(full_values.index(place), increment_count=False)
-    return done + (stop - start + NT - 1) // NT
+        tile = value_tiles.index(place)
+        if step + NT <= stop:
+            _begin(values, column, line, table_column, step, stop, full_values.index(place), tile, NT, DT, PAGE)
+        else:
+            _begin(values, column, line, table_column, step, stop, copied_last.index(0), tile, NT, DT, PAGE)
+            mbarrier.wait(copied_last.index(0), cleared & 1)
+            _clear(tile, stop - step, NT, DT)
+            fence_async_shared()
+            mbarrier.arrive(full_values.index(place), count=1)
+            cleared += 1
+    return done + (stop - start + NT - 1) // NT, cleared
 
 
 @gluon.jit
