@@ -49,7 +49,7 @@ def _listed(work, UNIT: gl.constexpr, BT: gl.constexpr):
 def _chosen(item, lists, work, UNIT: gl.constexpr):
     """An item -> its request, KV head, first row, unit, the request's first unit; and the positions that it reads."""
     b, pairs, whole, first, whole_ends, ends = lists
-    slots, count, before, held, window, most, skipped, requests, kv_heads, tokens = work
+    _, count, before, held, _, most, skipped, _, kv_heads, tokens = work
     all_whole = gl.max(whole_ends, axis=0)
     broken = item >= all_whole
     behind = gl.where(broken, ends, whole_ends)
@@ -74,9 +74,10 @@ def _copy(
     lists, done, cleared = _listed(work, UNIT, BT), items * 0, items * 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         of, start, stop = _chosen(item, lists, work, UNIT)
-        line = table + gl.load(work[0] + of[0]) * table_row
-        done, cleared = copied(done, cleared, start, stop, keys, values, of[1] * DT, line, table_column, tiles,
-                               NT, DT, PAGE, STAGES)  # fmt: skip
+        pages = (table + gl.load(work[0] + of[0]) * table_row, table_column)
+        done, cleared = copied(
+            done, cleared, start, stop, keys, values, of[1] * DT, pages, tiles, NT, DT, PAGE, STAGES
+        )
 
 
 @gluon.jit

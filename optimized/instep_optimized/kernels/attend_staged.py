@@ -80,8 +80,9 @@ def where(step, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _begin(pool, column, line, table_column, step, stop, full, tile, NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr):
+def _begin(pool, column, pages, step, stop, full, tile, NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr):
     """Begin to copy the positions of a step. What has no page becomes 0."""
+    line, table_column = pages
     mbarrier.expect(full, NT * DT * 2)
     if PAGE >= NT:
         page = gl.load(line + step // PAGE * table_column)
@@ -112,7 +113,7 @@ def _clear(tile, some, NT: gl.constexpr, DT: gl.constexpr):
 
 
 @gluon.jit
-def copied(done, cleared, start, stop, keys, values, column, line, table_column, tiles,
+def copied(done, cleared, start, stop, keys, values, column, pages, tiles,
            NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """Copy positions start .. stop - 1, NT at a time. Values behind the last become 0: they may be NaN.
 
@@ -122,13 +123,13 @@ def copied(done, cleared, start, stop, keys, values, column, line, table_column,
     for step in range(start, stop, NT):
         place, turn = where(done + (step - start) // NT, STAGES)
         mbarrier.wait(free_keys.index(place), turn ^ 1)
-        _begin(keys, column, line, table_column, step, stop, full_keys.index(place), key_tiles.index(place), NT, DT, PAGE)
+        _begin(keys, column, pages, step, stop, full_keys.index(place), key_tiles.index(place), NT, DT, PAGE)
         mbarrier.wait(free_values.index(place), turn ^ 1)
         tile = value_tiles.index(place)
         if step + NT <= stop:
-            _begin(values, column, line, table_column, step, stop, full_values.index(place), tile, NT, DT, PAGE)
+            _begin(values, column, pages, step, stop, full_values.index(place), tile, NT, DT, PAGE)
         else:
-            _begin(values, column, line, table_column, step, stop, copied_last.index(0), tile, NT, DT, PAGE)
+            _begin(values, column, pages, step, stop, copied_last.index(0), tile, NT, DT, PAGE)
             mbarrier.wait(copied_last.index(0), cleared & 1)
             _clear(tile, stop - step, NT, DT)
             fence_async_shared()
