@@ -59,11 +59,12 @@ def _read(
     m = SIDE * MT + along(0, MT, LOADED)
     token, d = first + m // group, along(1, DT, LOADED)
     inside = (m // group < tokens) & (token < rows) & (d >= 0)
-    query_tile.store(gl.load(query + token * query_row + m % group * query_head + d, mask=inside, other=0.0))
+    loaded = gl.load(query + token * query_row + m % group * query_head + d, mask=inside, other=0.0)
+    missing = holes(line, table_column, 0, reach, PAGE)
+    query_tile.store(loaded)
     fence_async_shared()
     barrier()
     last = known + first + (SIDE * MT + gl.arange(0, MT, OF_ROW)) // group
-    missing = holes(line, table_column, 0, reach, PAGE)
     full = gl.where(missing != 0, 0, (known + first + 1) // NT * NT)  # all rows see the positions before it
 
     best, total = gl.full((MT,), float("-inf"), gl.float32, OF_ROW), gl.full((MT,), 0.0, gl.float32, OF_ROW)
@@ -98,7 +99,7 @@ def _read(
     means = _means(weights, value_tiles.index(place), mean, full_values.index(place), turn)
     mean, weights = warpgroup_mma_wait(0, deps=[means, weights])
 
-    mean = mean / over_columns(gl.where(total == 0.0, 1.0, total), OF_MEAN)
+    mean = mean * over_columns(1.0 / gl.where(total == 0.0, 1.0, total), OF_MEAN)
     m = SIDE * MT + along(0, MT, MEANS)
     token, d = first + m // group, along(1, DT, MEANS)
     inside = (m // group < tokens) & (token < rows) & (d >= 0)

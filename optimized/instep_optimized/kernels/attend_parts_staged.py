@@ -106,12 +106,12 @@ def _read(
         inside = (m // group < tokens) & (first + m // group < behind_last) & (d >= 0)
         source = query + (row + first + m // group) * query_row + (head + m % group) * query_head + d
         loaded = gl.load(source, mask=inside, other=0.0)
+        missing = holes(line, table_column, start, stop, PAGE)
         barrier()
         query_tile.store(loaded)
         barrier()
         m = gl.arange(0, MT, OF_ROW)
         last = known + first + m // group
-        missing = holes(line, table_column, start, stop, PAGE)
         full = gl.where(missing != 0, 0, gl.minimum(known + first + 1, stop))  # all rows see the positions before it
         none, nothing = gl.full((MT,), float("-inf"), gl.float32, OF_ROW), gl.full((MT,), 0.0, gl.float32, OF_ROW)
         best, total, mean = none, nothing, gl.full((MT, DT), 0.0, gl.float32, TILE)

@@ -141,9 +141,9 @@ def copied(done, cleared, start, stop, keys, values, column, pages, tiles,
 @gluon.jit
 def holes(line, table_column, start, stop, PAGE: gl.constexpr):
     """1 if some of the positions start .. stop - 1 have no page, else 0"""
-    lanes = gl.arange(0, 32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    lanes = gl.arange(0, 128, gl.BlockedLayout([4], [32], [gl.num_warps()], [0]))
     found = 0
-    for first in range(start // PAGE, (stop + PAGE - 1) // PAGE, 32):
+    for first in range(start // PAGE, (stop + PAGE - 1) // PAGE, 128):
         pages = gl.load(line + (first + lanes) * table_column, mask=(first + lanes) * PAGE < stop, other=0)
         found = gl.maximum(found, gl.max((pages < 0).to(gl.int32), axis=0))
     return found
