@@ -22,7 +22,7 @@ from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 
 staged: Any = None
 if not INTERPRETED:
-    with suppress(ImportError, AttributeError):  # a Triton whose Gluon lacks what they need: the others serve everything
+    with suppress(ImportError, AttributeError):  # a Triton whose Gluon lacks what they need
         import_module(".layouts", __package__)
         staged = True
     if staged:  # what is wrong in our own files is raised
@@ -200,18 +200,10 @@ class Call(NamedTuple):
         """(rows, tokens) of a tile."""
         return height(shape, self.query.shape[1] // self.pages.keys.shape[2])
 
-    def staged(self, rows: int, shape: Shape, of: tuple[int, int]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """The pools and constants of a kernel with explicit layouts, with tiles of so many rows. None: it does not fit."""
-        pools = (self.pages.keys, self.pages.values)
-        alike = {x.dtype for x in pools} == {self.query.dtype} and self.query.element_size() == 2
-        if staged is None or rows != shape.queries or not alike or not staged.fits(self.query, shape.positions):
-            return None
-        boxes = tuple(staged.boxes(pool, shape.positions) for pool in pools)
-        constants = {"DT": self.constants["DT"], "PAGE": self.constants["PAGE"], "MT": rows, "NT": shape.positions}
-        stages, registers = of
-        rest = staged.ALL_REGISTERS - 2 * registers
-        return None if None in boxes else (boxes, constants | {
-            "STAGES": stages, "REGISTERS": registers, "COPIER_REGISTERS": rest, "warps": 4})  # fmt: skip
+    def staged(self, rows: int, shape: Shape, of: tuple[int, int]) -> Any:
+        """What `attend_staged.fitted` says of such tiles; nothing if explicit layouts are not there."""
+        same = staged is not None and rows == shape.queries
+        return same and staged.fitted(self.query, self.pages, rows, shape.positions, *of)
 
     def whole(self, shape: Shape, part: int) -> None:
         """Requests of many rows: a program reads all positions of its rows."""
@@ -240,9 +232,7 @@ class Call(NamedTuple):
         sums = self.query.new_empty((room, at_once, heads, 2), dtype=torch.float32)
         tiles = ceil_div(at_once, tokens if pages.ancestors is None else 1)
         listed = max(power_of_2(requests), LISTED)
-        fit = None
-        if pages.ancestors is None and listed <= 128:
-            fit = self.staged(rows, shape, PARTS_STAGED)
+        fit = pages.ancestors is None and listed <= 128 and self.staged(rows, shape, PARTS_STAGED)
         items = requests * most_units * kv_heads * (ceil_div(tiles, 2) if fit else tiles)
         programs = max(min(multiprocessors(self.query.device) * (1 if fit else RESIDENT), items), 1)
         for skipped in range(0, most, at_once):

@@ -3,6 +3,8 @@
 Leaves out: the device functions (`attend_staged.py`).
 """
 
+# ruff: noqa: SIM102 (what is absent is not compiled: the test for it stands alone)
+
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # (device code: Triton's types are not Python's)
 
@@ -11,7 +13,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .attend_staged import copied, holes, over_columns, places, weighed, where
+from .attend_staged import copied, holes, over_columns, places, seen, weighed, where
 from .layouts import (
     along,
     barrier,
@@ -71,9 +73,8 @@ def _read(
     score = _scores(query_tile, key_tiles.index(0), full_keys.index(0), 0, MT, NT, SCORES)
     score = warpgroup_mma_wait(0, deps=[score])
     mbarrier.arrive(free_keys.index(0), count=1)
-    weight, _, best, total = weighed(
-        score, best, total, scale, 0, reach, last, line, table_column, missing, NT, PAGE, False
-    )  # fmt: skip
+    score = seen(score, 0, reach, last, (line, table_column), missing, NT, PAGE)
+    weight, _, best, total = weighed(score, best, total, scale)
     mean = gl.full((MT, DT), 0.0, gl.float32, MEANS)
     weights = gl.convert_layout(weight.to(value_tiles.dtype), WEIGHTS)
     for step in range(NT, reach, NT):
@@ -83,14 +84,9 @@ def _read(
         means = _means(weights, value_tiles.index(place), mean, full_values.index(place), turn)
         score = warpgroup_mma_wait(1, deps=[scores])
         mbarrier.arrive(free_keys.index(after), count=1)
-        if step + NT <= full:
-            weight, kept, best, total = weighed(
-                score, best, total, scale, step, reach, last, line, table_column, missing, NT, PAGE, True
-            )  # fmt: skip
-        else:
-            weight, kept, best, total = weighed(
-                score, best, total, scale, step, reach, last, line, table_column, missing, NT, PAGE, False
-            )  # fmt: skip
+        if step + NT > full:
+            score = seen(score, step, reach, last, (line, table_column), missing, NT, PAGE)
+        weight, kept, best, total = weighed(score, best, total, scale)
         mean, weights = warpgroup_mma_wait(0, deps=[means, weights])  # weights stay until they are read
         mbarrier.arrive(free_values.index(place), count=1)
         mean = mean * over_columns(kept, OF_MEAN)
@@ -130,7 +126,7 @@ def read_chunk_staged(
     if (first >= rows) | (slot < 0) | (rows <= window):
         return
     if ancestors is not None:
-        if gl.load(ancestors + row * ancestors_step) != 0:  # noqa: SIM102 (what is absent is not compiled)
+        if gl.load(ancestors + row * ancestors_step) != 0:
             return
     DTYPE: gl.constexpr = query.dtype.element_ty
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)

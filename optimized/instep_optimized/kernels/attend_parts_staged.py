@@ -11,7 +11,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .attend_staged import copied, holes, over_columns, places, weighed, where
+from .attend_staged import copied, holes, over_columns, places, seen, weighed, where
 from .attend_steps import joined
 from .layouts import along, barrier, gdc_launch_dependents, gdc_wait, mbarrier, mma_v2
 
@@ -126,25 +126,19 @@ def _read(
                     right = key_tiles.index(place).slice(piece * PIECE, PIECE, dim=1).permute((1, 0)).load(RIGHT)
                     score = mma_v2(left, right, score)
                 mbarrier.arrive(free_keys.index(place), count=1)
-                if step + NT <= full:
-                    weight, kept, more, sum_of_more = weighed(
-                        score, more, sum_of_more, scale, step, stop, last, line, table_column, missing, NT, PAGE, True
-                    )  # fmt: skip
-                else:  # a row is not changed by a step that lies behind its last position
-                    reached = step <= last
-                    weight, kept, higher, new = weighed(
-                        score, more, sum_of_more, scale, step, stop, last, line, table_column, missing, NT, PAGE, False
-                    )  # fmt: skip
-                    more, sum_of_more = gl.where(reached, higher, more), gl.where(reached, new, sum_of_more)
+                if step + NT > full:
+                    score = seen(score, step, stop, last, (line, table_column), missing, NT, PAGE)
+                weight, kept, higher, new = weighed(score, more, sum_of_more, scale)
                 weights = gl.convert_layout(weight.to(value_tiles.dtype), LEFT)
                 mbarrier.wait(full_values.index(place), turn)
                 mean_of_all = mean_of_more * over_columns(kept, OF_ROW)
                 mean_of_all = mma_v2(weights, value_tiles.index(place).load(RIGHT), mean_of_all)
                 mbarrier.arrive(free_values.index(place), count=1)
-                if step + NT <= full:
-                    mean_of_more = mean_of_all
-                else:
-                    mean_of_more = gl.where(gl.expand_dims(step <= last, 1), mean_of_all, mean_of_more)
+                if step + NT > full:  # a row is not changed by a step that lies behind its last position
+                    reached = step <= last
+                    higher, new = gl.where(reached, higher, more), gl.where(reached, new, sum_of_more)
+                    mean_of_all = gl.where(gl.expand_dims(reached, 1), mean_of_all, mean_of_more)
+                more, sum_of_more, mean_of_more = higher, new, mean_of_all
                 done += 1
             if EACH == 1:
                 best, total, mean = more, sum_of_more, mean_of_more
@@ -187,7 +181,7 @@ def read_parts_staged(
         if gl.max(((begins <= some_row) & (some_row < behind)).to(gl.int32), axis=0) == 0:  # of no request
             d = gl.arange(0, DT, ALONG)
             for some_head in range(kv_heads * group):
-                into = attended + some_row.to(gl.int64) * attended_row + some_head * attended_head
+                into = attended + gl.cast(some_row, gl.int64) * attended_row + some_head * attended_head
                 gl.store(into + d, gl.full((DT,), 0.0, attended.dtype.element_ty, ALONG))
     items = gl.max(_listed(work, PT * EACH, BT)[5], axis=0)
     if gl.program_id(0) >= items:

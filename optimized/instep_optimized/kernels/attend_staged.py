@@ -15,6 +15,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..layout import Pages
 from .layouts import TensorDescriptor, along, barrier, fence_async_shared, load_box, mbarrier, seen_as
 
 WIDTH = 256  # of a head: others were not measured
@@ -23,9 +24,24 @@ READERS = gl.constexpr(2)  # groups of warps
 BOX = gl.constexpr(64)  # numbers of a row that are copied at a time where a page has fewer positions than a step
 
 
-def fits(query: torch.Tensor, positions: int) -> bool:
-    """Whether a GPU runs these kernels for such rows: one with the tensor cores of Hopper."""
-    return query.shape[2] == WIDTH and positions % 64 == 0 and hopper(query.device)
+def fitted(
+    query: torch.Tensor, pages: Pages, rows: int, positions: int, stages: int, registers: int
+) -> tuple[tuple[TensorDescriptor, ...], dict[str, int]] | None:
+    """The pools and constants of a kernel with tiles of so many rows  ->  None if it does not fit
+
+    registers: of a thread that reads
+    """
+    pools, narrow = (pages.keys, pages.values), query.element_size() == 2
+    if not narrow or {pool.dtype for pool in pools} != {query.dtype} or pages.key_scales is not None:
+        return None
+    if query.shape[2] != WIDTH or positions % 64 or not hopper(query.device):
+        return None
+    boxes = [box for pool in pools if (box := _boxes(pool, positions)) is not None]
+    constants = {
+        "MT": rows, "NT": positions, "DT": WIDTH, "PAGE": pages.keys.shape[1], "STAGES": stages,
+        "REGISTERS": registers, "COPIER_REGISTERS": ALL_REGISTERS - 2 * registers, "warps": 4,
+    }  # fmt: skip
+    return (tuple(boxes), constants) if len(boxes) == len(pools) else None
 
 
 @cache
@@ -34,7 +50,7 @@ def hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] == 9
 
 
-def boxes(pool: torch.Tensor, positions: int) -> TensorDescriptor | None:
+def _boxes(pool: torch.Tensor, positions: int) -> TensorDescriptor | None:
     """What a GPU needs to copy boxes of a pool  ->  None if its pages or strides do not permit it"""
     pages, size, heads, width = pool.shape
     rows = min(size, positions)
@@ -150,19 +166,22 @@ def holes(line, table_column, start, stop, PAGE: gl.constexpr):
 
 
 @gluon.jit
-def weighed(
-    score, best, total, scale, step, stop, last, line, table_column, missing,
-    NT: gl.constexpr, PAGE: gl.constexpr, ALL: gl.constexpr,
-):  # fmt: skip
-    """Scores of a step -> weights, the factor of what was summed before, the new maximum and sum. ALL: all are seen."""
-    if not ALL:
-        SCORES: gl.constexpr = score.type.layout
-        at = step + along(1, NT, SCORES)
-        score = gl.where((at < stop) & (at <= gl.expand_dims(last, 1)), score, float("-inf"))
-        if missing != 0:
-            for page in range(step // PAGE, (gl.minimum(step + NT, stop) + PAGE - 1) // PAGE):
-                if gl.load(line + page * table_column) < 0:
-                    score = gl.where((at >= page * PAGE) & (at < page * PAGE + PAGE), float("-inf"), score)
+def seen(score, step, stop, last, pages, missing, NT: gl.constexpr, PAGE: gl.constexpr):
+    """Scores of a step without those of positions that a row does not see, or that have no page."""
+    line, table_column = pages
+    SCORES: gl.constexpr = score.type.layout
+    at = step + along(1, NT, SCORES)
+    score = gl.where((at < stop) & (at <= gl.expand_dims(last, 1)), score, float("-inf"))
+    if missing != 0:
+        for page in range(step // PAGE, (gl.minimum(step + NT, stop) + PAGE - 1) // PAGE):
+            if gl.load(line + page * table_column) < 0:
+                score = gl.where((at >= page * PAGE) & (at < page * PAGE + PAGE), float("-inf"), score)
+    return score
+
+
+@gluon.jit
+def weighed(score, best, total, scale):
+    """Scores of a step -> weights, the factor of what was summed before, the new maximum and sum."""
     higher = gl.maximum(best, gl.max(score, axis=1) * scale)
     shift = gl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: keep -inf - -inf out
     kept = gl.exp2(best - shift)
