@@ -6,6 +6,10 @@ requests that share pages. Every body runs interpreted on a CPU, native on a GPU
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -144,3 +148,51 @@ def test_requests_that_share_pages_beyond_the_room_are_not_read_silently() -> No
     pools = (Draw(6, HERE).normal(few, *pages.keys.shape[1:]) for _ in range(2))
     shared = replace(pages, **dict(zip(("keys", "values"), pools, strict=True)), table=pages.table % few)
     assert TRITON.attend(**inputs | {"pages": shared}).isnan().flatten(1).all(dim=1)[:2].tolist() == [False, True]
+
+
+@pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
+@pytest.mark.parametrize("ops", [TRITON, INVARIANT], ids=lambda ops: ops.name)
+@pytest.mark.parametrize("size", [8, 16, 64, 128])
+def test_explicit_layouts_give_the_bits_of_the_others(monkeypatch: pytest.MonkeyPatch, ops: Ops, size: int) -> None:
+    """Prompts, windows and decodes in one launch; an idle request, holes in the table, NaN where nobody reads."""
+    counts, before = (300, 1, 4, 0, 17, 16, 130, 7), (77, 1300, 4093, 5, 0, 1020, 640, 3000)
+    ends = [known + count for known, count in zip(before, counts, strict=True)]
+    needed = [-(-end // size) for end in ends]
+    draw, table = Draw(3, HERE), torch.full((len(counts), max(needed) + 1), -1)
+    keys, values = (draw.normal(sum(needed), size, 2, 256, dtype=BF16) for _ in range(2))
+    order = torch.randperm(sum(needed), generator=torch.Generator().manual_seed(4))
+    for line, (pages, end) in enumerate(zip(order.split(needed), ends, strict=True)):
+        table[line, : len(pages)] = pages
+        for pool in (keys, values):
+            pool[pages[-1:], end - size * (len(pages) - 1) :] = float("nan")
+    table[6, 1] = table[7, 2] = -1
+    begin = [3 + sum(counts[:i]) + 2 * i for i in range(len(counts))]
+    slots = draw.ints([-1 if i == 4 else i for i in range(len(counts))])
+    given = Pages(keys, values, table.to(HERE), slots, *map(draw.ints, (begin, counts, before)), max(counts))
+    query = draw.normal(begin[-1] + 9, 16, 256, dtype=BF16)
+    launched = list[str]()
+    real = attend_file.launch
+    monkeypatch.setattr(attend_file, "launch", lambda kernel, *rest, **more: (
+        launched.append(kernel.__name__), real(kernel, *rest, **more)))  # fmt: skip
+    found = ops.attend(query=query, pages=given, to=at("attended"))
+    assert launched[-2:] == ["read_parts_staged", "join_parts"] and found.isfinite().all()
+    assert launched[0] == ("read_chunk" if ops is INVARIANT else "read_chunk_staged")
+    for _ in range(20):
+        assert same_bits(ops.attend(query=query, pages=given, to=at("attended")), found)
+    monkeypatch.setattr(attend_file, "staged", None)
+    assert same_bits(ops.attend(query=query, pages=given, to=at("attended")), found)
+    assert not any("staged" in name for name in launched[-3:])
+
+
+@pytest.mark.slow
+def test_explicit_layouts_compile_for_a_gpu() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = ":".join(sys.path)
+    command = [sys.executable, "-m", "support.compiled", "attend"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["kernel"] for one in told] == ["read_chunk_staged", "read_parts_staged", "read_parts_staged"]
+    for one in told:
+        stack = int(one["usage"].split("STACK:")[1].split()[0])  # some numbers of the whole tile, read once a step
+        assert stack <= (64 if one["kernel"] == "read_chunk_staged" else 0) and one["shared"] <= 227 * 1024, one

@@ -1,7 +1,7 @@
-"""As a program: compile staged windows for a GPU on any machine, and print what every one of them takes, a line each.
+"""As a program: compile kernels with explicit layouts for a GPU on any machine, and print what each takes.
 
-Leaves out: what is allowed (`tests/optimized/test_staged.py`). It runs in a process of its own, in which kernels are
-not interpreted.
+Leaves out: what is allowed (`tests/optimized/test_staged.py`, `test_attend_parts.py`). It runs in a process of its own,
+in which kernels are not interpreted.
 """
 
 # ruff: noqa: E402 (what is imported asks for the device)
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from instep_optimized.kernels import attend as attend_file
 from instep_optimized.kernels import staged as staged_file
-from instep_optimized.layout import Address, Part, Ring, Updates
+from instep_optimized.layout import Address, Pages, Part, Ring, Updates
 from instep_optimized.ops.base import GdnInputs
+from instep_reference.contract.place import Place
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.bool: "*i1"}
@@ -32,15 +35,21 @@ H, HV, K, V = 2, 4, 128, 128
 
 
 def compiled(
-    kernel: Any, grid: Any, *arguments: Any, warps: int, registers: int, **constants: Any
+    kernel: Any, grid: Any, *arguments: Any, warps: int, registers: int | None = None, **constants: Any
 ) -> None:
     """In place of `launch`: the arguments make the signature, as Triton's own launcher would."""
-    constants["EARLY"] = True
+    if "stag" not in kernel.__name__:
+        return
     signature, known, sixteen = {}, {}, {}
-    values = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
+    values: dict[str, Any] = {"EARLY": True}
+    values |= dict(zip(kernel.arg_names, arguments, strict=False)) | constants
     for at, (name, parameter) in enumerate(zip(kernel.arg_names, kernel.params, strict=True)):
         x = values[name]
-        if isinstance(x, torch.Tensor) or not (x is None or x == 1 or parameter.is_constexpr):
+        if hasattr(x, "block_shape"):
+            signature[name] = f"tensordesc<{TYPES[x.base.dtype][1:]}{list(x.block_shape)},{x.layout!r}>"
+        elif isinstance(x, float):
+            signature[name] = "fp32"
+        elif isinstance(x, torch.Tensor) or not (x is None or x == 1 or parameter.is_constexpr):
             signature[name] = TYPES[x.dtype] if isinstance(x, torch.Tensor) else "i32"
             if isinstance(x, torch.Tensor) or x % 16 == 0:
                 sixteen[(at,)] = [["tt.divisibility", 16]]
@@ -53,10 +62,27 @@ def compiled(
         Path(file.name).write_bytes(made.asm["cubin"])
         command = [TOOLS / "cuobjdump", "-res-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    print(json.dumps({"usage": usage, "shared": made.metadata.shared, "copies": made.asm["ptx"].count("cp.async.c")}))
+    copies = made.asm["ptx"].count("cp.async.c")
+    print(json.dumps({"kernel": kernel.__name__, "usage": usage, "shared": made.metadata.shared, "copies": copies}))
+
+
+def attention() -> None:
+    """Prompts, and windows whose parts are stored alone or joined, on pages of a part of a step and of whole steps."""
+    attend_file.launch = compiled  # type: ignore[assignment]
+    attend_file.staged.hopper = lambda _: True
+    attend_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
+    for size, requests, rows in ((16, 1, 130), (64, 40, 4)):
+        pool, many = torch.zeros(9, size, 2, 256, dtype=torch.bfloat16), torch.zeros(requests, dtype=torch.int64)
+        pages = Pages(pool, pool, torch.zeros(requests, 8, dtype=torch.int64), many, many, many, many, rows)
+        query = torch.zeros(requests * rows, 16, 256, dtype=torch.bfloat16)
+        attend_file.attend(query=query, pages=pages, to=Place("trunk", 0, "attended"))
 
 
 def main() -> None:
+    if sys.argv[1:] == ["attend"]:
+        attention()
+        return
+
     def ints() -> torch.Tensor:
         return torch.zeros(2, dtype=torch.int64)
 

@@ -5,7 +5,9 @@ Leaves out: the kernels (`attend_chunk.py`, `attend_parts.py`). The positions of
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +20,19 @@ from .attend_chunk import read_chunk
 from .attend_parts import join_parts, read_parts
 from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 
+staged: Any = None
+if not INTERPRETED:
+    with suppress(ImportError, AttributeError):  # a Triton whose Gluon lacks what they need
+        import_module(".layouts", __package__)
+        staged = True
+    if staged:  # what is wrong in our own files is raised
+        staged = import_module(".attend_staged", __package__)
+        from .attend_chunk_staged import read_chunk_staged
+        from .attend_parts_staged import read_parts_staged
+
 SMALLEST_DOT, LOG2_E = 16, 1.4426950408889634
-ROWS_JOINED, UNROLLED = tile(1, 128), tile(8, 1)  # per program, and per step of the joining kernel
+ROWS_JOINED = tile(1, 128)  # per program of the joining kernel
+UNROLLED, ALONE_UNROLLED = tile(8, 1), tile(2, 1)  # groups per step of it: stored joined, or as parts
 LISTED = 32  # requests, at least: fewer do not make another compiled kernel
 RESIDENT = tile(8, 1)  # programs per multiprocessor that walk the list of parts; fewer run at a time
 SCRATCH = 2**28  # bytes of what is not joined yet, if one tile of rows fits; more rows wait for their turn
@@ -89,9 +102,11 @@ class Shape(NamedTuple):
 
 
 # By the bytes of an element; others are as the last.
-CHUNK = {2: Shape(128, 32, 8, 3), 4: Shape(16, 32, 8, 2)}
+CHUNK = {2: Shape(128, 64, 8, 2), 4: Shape(16, 32, 8, 2)}
 PARTS = {2: Shape(16, 64, 4, 2), 4: Shape(16, 32, 8, 2)}
 SMALL = Shape(16, 16, 4, 1)  # interpreted
+# Of the kernels with explicit layouts, which have the tiles above: stages, and registers of a thread that reads.
+CHUNK_STAGED, PARTS_STAGED = (2, 232), (3, 224)
 
 
 def shape_of(shapes: dict[int, Shape], query: torch.Tensor) -> Shape:
@@ -157,9 +172,11 @@ class Call(NamedTuple):
 
     query: torch.Tensor
     pages: Pages
+    queries: tuple[Any, ...]
+    pools: tuple[Any, ...]
+    beside: tuple[Any, ...]
     attended: torch.Tensor
     placed: tuple[Any, ...]
-    common: tuple[Any, ...]
     constants: dict[str, Any]
 
     @classmethod
@@ -169,29 +186,35 @@ class Call(NamedTuple):
         seen = (None,) * 3 if pages.ancestors is None else (pages.ancestors, pages.ancestors.stride(0), pages.nodes)
         held = pages.table.shape[1] * page_size
         placed = held, pages.slots, pages.begin, pages.count, pages.before, *seen, WINDOW
-        common = (
-            query, query.stride(0), query.stride(1),
+        pools = (
             pages.keys, *pages.keys.stride()[:3], pages.values, *pages.values.stride()[:3],
             *_beside(pages.keys, pages.key_scales), *_beside(pages.values, pages.value_scales),
-            pages.table, *pages.table.stride(), *placed,
-            query.shape[1] // pages.keys.shape[2], width, width**-0.5 * LOG2_E,
         )  # fmt: skip
+        beside = (pages.table, *pages.table.stride(), *placed, query.shape[1] // pages.keys.shape[2], width,
+                  width**-0.5 * LOG2_E, attended, *attended.stride()[:2])  # fmt: skip
         wide = max(power_of_2(width), SMALLEST_DOT)
         constants = {"DT": wide, "PAGE": page_size, "WIDEN": INTERPRETED, "TILED": pages.key_scales is not None}
-        return cls(query, pages, attended, placed, common, constants)
+        return cls(query, pages, (query, *query.stride()[:2]), pools, beside, attended, placed, constants)
 
     def height(self, shape: Shape) -> tuple[int, int]:
         """(rows, tokens) of a tile."""
         return height(shape, self.query.shape[1] // self.pages.keys.shape[2])
 
+    def staged(self, rows: int, shape: Shape, of: tuple[int, int]) -> Any:
+        """What `attend_staged.fitted` says of such tiles; nothing if explicit layouts are not there."""
+        same = staged is not None and rows == shape.queries
+        return same and staged.fitted(self.query, self.pages, rows, shape.positions, *of)
+
     def whole(self, shape: Shape, part: int) -> None:
         """Requests of many rows: a program reads all positions of its rows."""
         rows, tokens = self.height(shape)
+        grid = self.pages.keys.shape[2], ceil_div(self.pages.most, tokens), self.pages.begin.numel()
+        if not part and (fit := self.staged(rows, shape, CHUNK_STAGED)):
+            launch(read_chunk_staged, grid, *self.queries, *fit[0], *self.beside, tokens, **fit[1])
+            return
         launch(
-            read_chunk, (self.pages.keys.shape[2], ceil_div(self.pages.most, tokens), self.pages.begin.numel()),
-            *self.common, self.attended, self.attended.stride(0), self.attended.stride(1), tokens,
-            MT=rows, NT=shape.positions, PT=part, GROUP=GROUP,
-            ORDERED=part > 0 and INTERPRETED,
+            read_chunk, grid, *self.queries, *self.pools, *self.beside, tokens,
+            MT=rows, NT=shape.positions, PT=part, GROUP=GROUP, ORDERED=part > 0 and INTERPRETED,
             warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
         )  # fmt: skip
 
@@ -209,21 +232,26 @@ class Call(NamedTuple):
         sums = self.query.new_empty((room, at_once, heads, 2), dtype=torch.float32)
         tiles = ceil_div(at_once, tokens if pages.ancestors is None else 1)
         listed = max(power_of_2(requests), LISTED)
-        items = requests * most_units * kv_heads * tiles
-        programs = max(min(multiprocessors(self.query.device) * RESIDENT, items), 1)
+        fit = pages.ancestors is None and listed <= 128 and self.staged(rows, shape, PARTS_STAGED)
+        items = requests * most_units * kv_heads * (ceil_div(tiles, 2) if fit else tiles)
+        programs = max(min(multiprocessors(self.query.device) * (1 if fit else RESIDENT), items), 1)
         for skipped in range(0, most, at_once):
-            launch(
-                read_parts, (programs,), *self.common, self.attended, *self.attended.stride()[:2], self.query.shape[0],
-                means, sums, at_once, skipped, room, requests, kv_heads, tokens,
-                MT=rows, NT=shape.positions, PT=part, EACH=each, BT=listed, ORDERED=INTERPRETED,
-                warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
-            )  # fmt: skip
+            counts = (self.query.shape[0], means, sums, at_once, skipped, room, requests, kv_heads, tokens)
+            if fit:
+                launch(read_parts_staged, (programs,), *self.queries, *fit[0], *self.beside, *counts,
+                       PT=part, EACH=each, BT=listed, **fit[1])  # fmt: skip
+            else:
+                launch(
+                    read_parts, (programs,), *self.queries, *self.pools, *self.beside, *counts,
+                    MT=rows, NT=shape.positions, PT=part, EACH=each, BT=listed, ORDERED=INTERPRETED,
+                    warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
+                )  # fmt: skip
             launch(
                 join_parts, (ceil_div(at_once * heads, ROWS_JOINED), requests),
                 self.attended, *self.attended.stride()[:2], means, sums, *self.placed,
                 at_once, skipped, room, requests, heads, width,
                 RT=ROWS_JOINED, DT=self.constants["DT"], PT=unit, BT=listed, GROUP=GROUP // each,
-                UNROLLED=max(UNROLLED * each // GROUP, 1), warps=2,
+                UNROLLED=ALONE_UNROLLED if each == 1 else UNROLLED, warps=2,
             )  # fmt: skip
 
 

@@ -56,6 +56,7 @@ def read_chunk(
             queries, last, 0, full, reach, known, 0, 0, line, pools, kv_head, tl.num_programs(0), scale,
             MT, NT, DT, PAGE, False, WIDEN, False, ORDERED, TILED,
         )  # fmt: skip
+        mean *= (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
     else:
         best, total, mean = nothing(MT, DT)
         for begun in range(0, reach, PT * GROUP):
@@ -67,7 +68,7 @@ def read_chunk(
                 )  # fmt: skip
                 best_of, total_of, mean_of = joined(best_of, total_of, mean_of, more, sum_of_more, mean_of_more)
             best, total, mean = joined(best, total, mean, best_of, total_of, mean_of)
-    mean = mean / tl.where(total == 0.0, 1.0, total)[:, None]
+        mean = mean / tl.where(total == 0.0, 1.0, total)[:, None]  # as parts are, to the last bit
     tl.store(
         attended + ((row + token) * attended_row + head * attended_head)[:, None] + d[None, :],
         mean.to(attended.dtype.element_ty), mask=inside,

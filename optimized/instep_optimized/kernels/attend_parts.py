@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from .attend_steps import across, joined, nothing
+from .early import wait
 
 
 @triton.jit(do_not_specialize=["rows_of_all", "most", "skipped", "room", "requests", "tokens"])
@@ -139,9 +140,11 @@ def join_parts(
     held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, room, requests,
     heads, width,
     RT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, BT: tl.constexpr, GROUP: tl.constexpr,
-    UNROLLED: tl.constexpr,
+    UNROLLED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The parts of RT rows of heads of one request: those of a group in order, then the groups. Grid (such rows, B)."""
+    if EARLY:
+        wait()
     request = tl.program_id(1)
     b, d = tl.arange(0, BT), tl.arange(0, DT)
     first, known = tl.load(begin + request), tl.load(before + request)

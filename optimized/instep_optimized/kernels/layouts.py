@@ -13,11 +13,19 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy as async_copy
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2 as mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared as fence_async_shared
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier as mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma as warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as warpgroup_mma_wait
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents as gdc_launch_dependents
 from triton.language.extra.cuda import gdc_wait as gdc_wait
 
-# Two functions and a method have other names in newer versions of Triton (3.9) than in older ones (3.6).
+# Three functions and a method have other names in newer versions of Triton (3.9) than in older ones (3.6).
 begin_copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 NEWER = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 
@@ -61,12 +69,12 @@ def place(pool, unit, columns, request, unit_step, column_step):
 
 
 @gluon.jit
-def seen_as(memory, shape: gl.constexpr, layout: gl.constexpr):
+def seen_as(memory, shape: gl.constexpr, layout: gl.constexpr, dtype: gl.constexpr = gl.float32):
     """The same numbers in another shape and layout. A layout without the first axis is that of what `index` gives."""
     if NEWER:
-        return memory.reinterpret(gl.float32, shape, layout)
+        return memory.reinterpret(dtype, shape, layout)
     else:
-        return memory._reinterpret(gl.float32, shape, layout)
+        return memory._reinterpret(dtype, shape, layout)
 
 
 @gluon.jit

@@ -1,0 +1,196 @@
+"""Attention with explicit layouts: one group of warps copies keys and values, two others read them. Device functions.
+
+The steps are those of `attend_steps.py`, in its order and in the layouts that the compiler chooses there. So the bits
+are the same. Leaves out: which program reads which positions (`attend_chunk_staged.py`, `attend_parts_staged.py`).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ..layout import Pages
+from .layouts import TensorDescriptor, along, barrier, fence_async_shared, load_box, mbarrier, seen_as
+
+WIDTH = 256  # of a head: others were not measured
+ALL_REGISTERS = 504  # of a thread of each of the three groups together
+READERS = gl.constexpr(2)  # groups of warps
+BOX = gl.constexpr(64)  # numbers of a row that are copied at a time where a page has fewer positions than a step
+
+
+def fitted(
+    query: torch.Tensor, pages: Pages, rows: int, positions: int, stages: int, registers: int
+) -> tuple[tuple[TensorDescriptor, ...], dict[str, int]] | None:
+    """The pools and constants of a kernel with tiles of so many rows  ->  None if it does not fit
+
+    registers: of a thread that reads
+    """
+    pools, narrow = (pages.keys, pages.values), query.element_size() == 2
+    if not narrow or {pool.dtype for pool in pools} != {query.dtype} or pages.key_scales is not None:
+        return None
+    if query.shape[2] != WIDTH or positions % 64 or not hopper(query.device):
+        return None
+    boxes = [box for pool in pools if (box := _boxes(pool, positions)) is not None]
+    constants = {
+        "MT": rows, "NT": positions, "DT": WIDTH, "PAGE": pages.keys.shape[1], "STAGES": stages,
+        "REGISTERS": registers, "COPIER_REGISTERS": ALL_REGISTERS - 2 * registers, "warps": 4,
+    }  # fmt: skip
+    return (tuple(boxes), constants) if len(boxes) == len(pools) else None
+
+
+@cache
+def hopper(device: torch.device) -> bool:
+    """Only these have products of four warps together, and copies of boxes."""
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+def _boxes(pool: torch.Tensor, positions: int) -> TensorDescriptor | None:
+    """What a GPU needs to copy boxes of a pool  ->  None if its pages or strides do not permit it"""
+    pages, size, heads, width = pool.shape
+    rows = min(size, positions)
+    if max(size, positions) % rows or rows % 8 or pool.stride() != (size * pool.stride(1), pool.stride(1), width, 1):
+        return None
+    if pool.stride(1) * pool.element_size() % 16 or pool.data_ptr() % 16:
+        return None
+    seen = pool.as_strided((pages * size, heads * width), (pool.stride(1), 1))
+    tile = gl.NVMMASharedLayout(128, 8 * pool.element_size(), rank=2)
+    return TensorDescriptor.from_tensor(seen, [rows, width if rows == positions else BOX.value], tile)
+
+
+@gluon.jit
+def places(DTYPE: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr):
+    """Shared memory for STAGES steps  ->  keys, values; for both what says that a place is full, and that it is free
+
+    The last one says that values were copied of which some must be cleared.
+    """
+    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    keys = gl.allocate_shared_memory(DTYPE, [STAGES, NT, DT], TILE)
+    values = gl.allocate_shared_memory(DTYPE, [STAGES, NT, DT], TILE)
+    full_keys = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    full_values = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    free_keys = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    free_values = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    copied_last = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
+    mbarrier.init(copied_last.index(0), count=1)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full_keys.index(stage), count=1)
+        mbarrier.init(full_values.index(stage), count=1)
+        mbarrier.init(free_keys.index(stage), count=READERS)
+        mbarrier.init(free_values.index(stage), count=READERS)
+    fence_async_shared()
+    barrier()
+    return keys, values, full_keys, full_values, free_keys, free_values, copied_last
+
+
+@gluon.jit
+def where(step, STAGES: gl.constexpr):
+    """The place of a step, counted from the first, and the turn of it that fills the place: 0, 1, 0, ..."""
+    return step % STAGES, step // STAGES & 1
+
+
+@gluon.jit
+def _begin(pool, column, pages, step, stop, full, tile, NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr):
+    """Begin to copy the positions of a step. What has no page becomes 0."""
+    line, table_column = pages
+    mbarrier.expect(full, NT * DT * 2)
+    if PAGE >= NT:
+        page = gl.load(line + step // PAGE * table_column)
+        load_box(pool, [gl.where(page < 0, -NT, page * PAGE + step % PAGE).to(gl.int32), column], full, tile)
+    else:
+        TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+        parts = seen_as(tile, [DT // BOX, NT, BOX], TILE, tile.dtype)
+        for piece in gl.static_range(NT // PAGE):
+            at = step + piece * PAGE
+            page = gl.load(line + at // PAGE * table_column, mask=at < stop, other=-1)
+            row = gl.where(page < 0, -NT, page * PAGE).to(gl.int32)
+            for part in gl.static_range(DT // BOX):
+                load_box(pool, [row, column + part * BOX], full, parts.index(part).slice(piece * PAGE, PAGE))
+
+
+@gluon.jit
+def _clear(tile, some, NT: gl.constexpr, DT: gl.constexpr):
+    """The rows behind the first `some` become 0."""
+    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
+    parts = seen_as(tile, [DT // BOX, NT, BOX], TILE, tile.dtype)
+    row = along(0, 8, ROWS)
+    for piece in gl.static_range(NT // 8):
+        if piece * 8 + 8 > some:
+            for part in range(DT // BOX):
+                rows = parts.index(part).slice(piece * 8, 8)
+                rows.store(gl.where(piece * 8 + row < some, rows.load(ROWS), 0.0).to(tile.dtype))
+
+
+@gluon.jit
+def copied(done, cleared, start, stop, keys, values, column, pages, tiles,
+           NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """Copy positions start .. stop - 1, NT at a time. Values behind the last become 0: they may be NaN.
+
+    done: steps before these;  cleared: how many of them were not full  ->  both, with these
+    """
+    key_tiles, value_tiles, full_keys, full_values, free_keys, free_values, copied_last = tiles
+    for step in range(start, stop, NT):
+        place, turn = where(done + (step - start) // NT, STAGES)
+        mbarrier.wait(free_keys.index(place), turn ^ 1)
+        _begin(keys, column, pages, step, stop, full_keys.index(place), key_tiles.index(place), NT, DT, PAGE)
+        mbarrier.wait(free_values.index(place), turn ^ 1)
+        tile = value_tiles.index(place)
+        if step + NT <= stop:
+            _begin(values, column, pages, step, stop, full_values.index(place), tile, NT, DT, PAGE)
+        else:
+            _begin(values, column, pages, step, stop, copied_last.index(0), tile, NT, DT, PAGE)
+            mbarrier.wait(copied_last.index(0), cleared & 1)
+            _clear(tile, stop - step, NT, DT)
+            fence_async_shared()
+            mbarrier.arrive(full_values.index(place), count=1)
+            cleared += 1
+    return done + (stop - start + NT - 1) // NT, cleared
+
+
+@gluon.jit
+def holes(line, table_column, start, stop, PAGE: gl.constexpr):
+    """1 if some of the positions start .. stop - 1 have no page, else 0"""
+    lanes = gl.arange(0, 128, gl.BlockedLayout([4], [32], [gl.num_warps()], [0]))
+    found = 0
+    for first in range(start // PAGE, (stop + PAGE - 1) // PAGE, 128):
+        pages = gl.load(line + (first + lanes) * table_column, mask=(first + lanes) * PAGE < stop, other=0)
+        found = gl.maximum(found, gl.max((pages < 0).to(gl.int32), axis=0))
+    return found
+
+
+@gluon.jit
+def seen(score, step, stop, last, pages, missing, NT: gl.constexpr, PAGE: gl.constexpr):
+    """Scores of a step without those of positions that a row does not see, or that have no page."""
+    line, table_column = pages
+    SCORES: gl.constexpr = score.type.layout
+    at = step + along(1, NT, SCORES)
+    score = gl.where((at < stop) & (at <= gl.expand_dims(last, 1)), score, float("-inf"))
+    if missing != 0:
+        for page in range(step // PAGE, (gl.minimum(step + NT, stop) + PAGE - 1) // PAGE):
+            if gl.load(line + page * table_column) < 0:
+                score = gl.where((at >= page * PAGE) & (at < page * PAGE + PAGE), float("-inf"), score)
+    return score
+
+
+@gluon.jit
+def weighed(score, best, total, scale):
+    """Scores of a step -> weights, the factor of what was summed before, the new maximum and sum."""
+    higher = gl.maximum(best, gl.max(score, axis=1) * scale)
+    shift = gl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: keep -inf - -inf out
+    kept = gl.exp2(best - shift)
+    shift = gl.expand_dims(shift, 1)
+    weight = gl.exp2(gl.fma(score, gl.zeros_like(score) + scale, gl.zeros_like(score) - shift))
+    return weight, kept, higher, total * kept + gl.sum(weight, axis=1)
+
+
+@gluon.jit
+def over_columns(rows, OF_ROW: gl.constexpr):
+    """A number per row, as a factor of tiles in the layout of OF_ROW"""
+    return gl.expand_dims(gl.convert_layout(rows, OF_ROW), 1)
