@@ -106,8 +106,8 @@ def test_what_is_refused_is_refused_in_the_whole_product() -> None:
 def test_what_is_refused_is_refused_before_anything_runs(
     told: dict[str, tuple[Any, ...]], why: str, trace_of: Callable[[Row], Trace]
 ) -> None:
-    row = {**pairwise()[0], "state_dtype": None, "state_rounding": None, "dtype": "float32", "snapshot_layout": None, "trees": False,
-           "conv": "windows", **{name: values[-1] for name, values in told.items()}}  # fmt: skip
+    row = {**pairwise()[0], "state_dtype": None, "state_rounding": None, "dtype": "float32", "snapshot_layout": None,
+           "trees": False, "conv": "windows", **{name: values[-1] for name, values in told.items()}}  # fmt: skip
     assert refusals(row) == [why]
     served = list[int]()
     with pytest.raises(InstepError, match=why):

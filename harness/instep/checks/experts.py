@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from instep_reference.contract.engine import Admit, AnyEvent, Commit, Evict, Forward, Load, Save
+from instep_reference.contract.engine import Admit, Commit, Event, Evict, Forward, Load, Save
 from instep_reference.weights import MoeWeights
 
 from ..observe.context import EventContext
@@ -91,7 +91,7 @@ class Experts:
         return mlp.router if isinstance(mlp, MoeWeights) else None
 
 
-def _keeps(event: AnyEvent) -> list[tuple[str, str]]:
+def _keeps(event: Event) -> list[tuple[str, str]]:
     """Whose memory an event keeps, and under which name."""
     match event:
         case Save(request=request, name=name):
