@@ -51,7 +51,7 @@ again, overlap, step, covering = (gluon.jit(one.fn) for one in (body.again, body
 
 
 def fits(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
-    """Whether `staged` can run this part."""
+    """Whether `staged` can run this part. States are in fp32, so none is rounded here, to nearest or by chance."""
     addresses = [one for one in (part.read, part.store, part.settled, part.per_row) if one is not None]
     wide = all(one.pool.dtype == torch.float32 and one.pool.stride(-2) == 1 for one in addresses)
     wide &= all(x.dtype == torch.float32 for x in inputs)

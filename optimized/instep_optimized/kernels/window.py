@@ -47,7 +47,7 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
     Every part runs the same compiled code: whether an address is absent, and how many rows there are, are run-time
     values. So a window of T tokens gives the bits of T one-token decodes, and so do T tokens that are run again.
     This holds for a state in fp32. A narrower state is rounded where it is stored, and also once between the tokens
-    that are run again and row 0.
+    that are run again and row 0. What is rounded by chance is compiled apart; its sums are the same.
 
     A part whose windows are trees runs a second compiled form of the kernel, in the same tiles. Per token it has the
     same operations, so the rows of a path have the bits of that chain. It holds two states, so it has no bound of
