@@ -18,6 +18,7 @@ from instep.checks.experts import Experts
 from instep.checks.propagated import OTHER_EXPERTS
 from instep.faults import FAMILIES, TRACES, by_id
 from instep.faults.base import Edit, Fault
+from instep.faults.catalogue.experts import CHOSEN
 from instep.faults.retrace import retraced
 from instep.observe.routes import Route, Routes
 from instep.relations import held, relations
@@ -37,6 +38,9 @@ from support.covering import WHOLE
 MLP = "instep_optimized/ops/plain/mlp.py"
 RANKED = "chances.sort(dim=-1, descending=True, stable=True)"
 HERE = [fault for fault in FAMILIES["experts"] if fault.how.ops == "plain"]  # a kernel is planted in a copy
+ELSEWHERE = "    chosen[0, 0] = next(e for e in range(len(weights.router)) if e not in chosen[0])\n"
+HERE += [by_id()["grouped-shares-by-place"], replace(  # no catalogue's sentence: the bank fits it
+    HERE[0], id="one-row-elsewhere", says="row 0 goes to expert", edits=(Edit(MLP, CHOSEN, CHOSEN + ELSEWHERE),))]
 CONFIG = ModelConfig.from_dict(config_of("moe"))  # 2 of 4 experts to a row
 
 

@@ -1,0 +1,110 @@
+"""Results of `instep bench` that go on: a full grid where its file stands, and calls that become one file.
+
+Leaves out: answers and times (`test_bench.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from instep.bench.kinds import pick
+from instep.bench.run import Asked, Bench, bench
+from instep_optimized.ops.plain import PLAIN
+from instep_reference.contract.errors import BadInput
+from support.command import Runner, complaint
+
+FP32 = torch.float32
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The cells that were built; the full grid is small."""
+    cells, real = list[Any](), pick.KIND.make
+    monkeypatch.setitem(pick.ROWS, "full", (1, 2, 3))
+
+    def make(ground: Any, at: Any) -> Any:
+        if len(cells) == 2 and at["rows"] == 3 and sys.modules.get("interrupted") is not None:
+            raise KeyboardInterrupt
+        cells.append(at["rows"])
+        return real(ground, at)
+
+    monkeypatch.setattr(pick, "KIND", replace(pick.KIND, make=make))
+    return cells
+
+
+def full(file: Path, **more: Any) -> Bench:
+    asked: dict[str, Any] = {"sets": {"it": PLAIN}, "commit": "a1"} | more
+    return bench(Asked(device="cpu", dtype=FP32, kinds=("pick",), size="full", peers=False, **asked), file)
+
+
+def test_a_full_grid_goes_on_where_its_file_stands(
+    made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "full.json"
+    with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
+        interrupted.setitem(sys.modules, "interrupted", ModuleType("interrupted"))
+        full(file)
+    first = json.loads(file.read_text())["rows"]
+    assert made == [1, 2] and [row["cell"]["rows"] for row in first] == [1, 2]
+    assert [row["cell"]["rows"] for row in full(file).rows] == [1, 2, 3] and made == [1, 2, 3]
+    assert json.loads(file.read_text())["rows"][:2] == first
+    full(file)
+    assert made == [1, 2, 3], "a cell was computed twice"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("more", "says"), [
+    ({"sets": {"other": PLAIN}}, "op sets"), ({"commit": "b2"}, "commit b2"), ({}, "machine device_name"),
+])  # fmt: skip
+def test_what_was_begun_otherwise_does_not_go_on(
+    more: dict[str, Any], says: str, made: list[Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "full.json"
+    full(file)
+    data = json.loads(file.read_text())
+    if not more:
+        data["machine"]["device_name"] = "another"
+    file.write_text(json.dumps(data))
+    with pytest.raises(BadInput, match=says.replace("commit b2", "commit")):
+        full(file, **more)
+    file.write_text("[]")
+    with pytest.raises(BadInput, match="no result of `instep bench`"):
+        full(file)
+
+
+def test_results_of_several_calls_are_one_in_which_rows_keep_their_date(tmp_path: Path, instep: Runner) -> None:
+    def called(name: str, *kinds: str, **named: str) -> dict[str, Any]:
+        words = [word for option, value in named.items() for word in (f"--{option}", value)]
+        asked = [word for one in kinds for word in ("--kind", one)]
+        ran = instep("bench", "--device", "cpu", *asked, "--json", tmp_path / name, "--commit", name, *words)
+        assert ran.code == 0, ran.err
+        found: dict[str, Any] = json.loads((tmp_path / name).read_text())
+        return found
+
+    one, other = called("one", "pick", "conv"), called("other", "pick")
+    other["date"] = other["sessions"][0]["date"] = "2999-01-01T00:00:00+00:00"
+    other["machine"]["load"], other["left_out"] = "9", {"decode": 3}
+    (tmp_path / "other").write_text(json.dumps(other))
+    ran = instep("bench", "--json", tmp_path / "one", "--join", tmp_path / "other", "--commit", "joined")
+    found = json.loads((tmp_path / "one").read_text())
+    assert ran.code == 0 and found["commit"] == "joined" and "decode: 3 cells left out" in ran.out
+    of = {name: [row for row in found["rows"] if row["kind"] == name] for name in ("pick", "conv")}
+    assert [row["arms"] for row in of["pick"]] == [row["arms"] for row in other["rows"]], "the latest"
+    assert [row["arms"] for row in of["conv"]] == [row["arms"] for row in one["rows"] if row["kind"] == "conv"]
+    commits = {name: {found["sessions"][row["session"]]["commit"] for row in rows} for name, rows in of.items()}
+    assert commits == {"pick": {"other"}, "conv": {"one"}} and found["setting"] == one["setting"]
+    assert found["sessions"][0]["rates"] and len(found["rows"]) == len(one["rows"])
+    for change, says in (({"dtype": "bfloat16"}, "begun with dtype bfloat16"), ({"ops": ["a"]}, "begun with op sets")):
+        (tmp_path / "odd").write_text(json.dumps(other | {"setting": other["setting"] | change}))
+        refused = instep("bench", "--json", tmp_path / "one", "--join", tmp_path / "odd")
+        assert says in complaint(refused) and json.loads((tmp_path / "one").read_text()) == found
+    assert "no file" in complaint(instep("bench", "--json", tmp_path / "one", "--join", tmp_path / "none"))
+    assert "--json" in complaint(instep("bench", "--join", tmp_path / "one"))
