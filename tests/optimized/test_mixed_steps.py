@@ -312,7 +312,7 @@ def test_empty_steps_change_no_byte(model: Model, ops: str, strategy: str) -> No
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(FEW, max_examples=6)
+@settings(FEW, max_examples=4)
 @given(data=st.data())
 def test_labels_are_right_in_whatever_steps(model: Model, strategy: str, data: st.DataObject) -> None:
     both = labels(model, strategy)
