@@ -18,7 +18,7 @@ OPTIONS: Mapping[str, tuple[type[str] | type[bool], str]] = {
     "device": (str, "cpu or cuda."),
     "dtype": (str, "Activations: float32, bfloat16, float16 or float64."),
     "state_dtype": (str, "How states are stored: float32, bfloat16, float16, or float8_e4m3fn with scales."),
-    "state_rounding": (str, "How they are rounded to float8_e4m3fn: nearest, or by chance, as stochastic:7 of seed 7."),
+    "state_rounding": (str, "How they are rounded to 16 bits or 8: nearest, or by chance, as stochastic:7 of seed 7."),
     "kv_dtype": (str, "How KV is stored: as activations if left out, or float8_e4m3fn with scales."),
     "layout": (str, "Physical order of a state: VK or KV."),
     "snapshot_layout": (str, "The same in the pool of snapshots; left out: as --layout."),

@@ -30,7 +30,7 @@ class Address:
     column  [B] int64, the position within the unit, or None: the unit has no positions, or
             (for `per_row`) position t of the window goes to column t
     scales  of a pool that is stored in tiles (`Blocked`): their scales, with the leading axes of the pool
-    chance  where such a pool is rounded by chance
+    chance  where a pool is rounded by chance, with scales or without
     """
 
     pool: torch.Tensor

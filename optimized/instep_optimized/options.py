@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -16,7 +16,7 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.drafters import DRAFTERS
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.grown import MOST_BEAMS
-from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked, Storage
+from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked, Storage, scaled
 
 from .commit import known
 from .layout import StateLayout
@@ -30,7 +30,7 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class Options:
     """device      where weights, pools and rows stand
     activation  dtype of hidden rows, KV and conv windows, as far as the op set follows it
-    state       how the recurrent state is stored: a dtype, or `SCALED_STATE`, also with a seed
+    state       how the recurrent state is stored: a dtype, or `SCALED_STATE`; of 16 bits at most also `by_chance`
     kv          how KV and draft KV are stored; None: in the dtype of activations; or `SCALED_KV`
     layout      physical order of a state block: VK (K contiguous) or KV (V contiguous)
     snapshot_layout  the same in the pool of snapshots; None: as `layout`
@@ -65,7 +65,7 @@ LATE = tuple(("lazy_rerun", state) for state in (torch.bfloat16, torch.float16, 
 
 def nearest(state: Storage) -> Storage:
     """The same without chance."""
-    return replace(state, seed=None) if isinstance(state, Blocked) else state
+    return state.nearest if isinstance(state, Blocked) else state
 
 
 Rule = Callable[[Options, ModelConfig, int], bool]
@@ -82,6 +82,8 @@ REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
      "activations are float64, float32, bfloat16 or float16", ("activation",)),
     (lambda o, c, n: nearest(o.state) not in (*FLOATS, SCALED_STATE),
      "a state is stored in float64, float32, bfloat16, float16 or float8_e4m3fn with scales", ("state",)),
+    (lambda o, c, n: isinstance(o.state, Blocked) and o.state.dtype.itemsize > 2,
+     "what is rounded by chance has 16 bits at most", ("state",)),
     (lambda o, c, n: o.kv not in (None, o.activation, SCALED_KV),
      "KV is stored in the dtype of activations or in float8_e4m3fn with scales", ("kv",)),
     (lambda o, c, n: torch.device(o.device).type == "cuda" and not torch.cuda.is_available(),
@@ -141,13 +143,15 @@ def check(
         names = known(component, ops)
         if getattr(options, field) not in names:
             raise Unsupported(f"this {what} is not here; known: {', '.join(names)} ({field} {getattr(options, field)})")
-    scaled = [name for name in ("state", "kv") if isinstance(getattr(options, name), Blocked)]
-    if scaled and not (ops.tiled or moves_labels(ops)):
-        raise Unsupported(f"the ops of {ops.name} read no scales beside a pool ({', '.join(scaled)} float8_e4m3fn)")
-    if scaled and not {options.strategy, options.conv}.isdisjoint(ops.keepers):
-        raise Unsupported(f"a strategy that an op set brings knows no scales ({', '.join(scaled)} float8_e4m3fn)")
-    if isinstance(options.state, Blocked) and options.state.seed is not None and not (ops.chances or moves_labels(ops)):
+    tiled = [name for name in ("state", "kv") if scaled(getattr(options, name))]
+    falls = isinstance(options.state, Blocked) and options.state.seed is not None
+    if tiled and not (ops.tiled or moves_labels(ops)):
+        raise Unsupported(f"the ops of {ops.name} read no scales beside a pool ({', '.join(tiled)} float8_e4m3fn)")
+    if falls and not (ops.chances or moves_labels(ops)):
         raise Unsupported(f"the ops of {ops.name} round states to nearest alone (state {options.state})")
+    if (tiled or falls) and not {options.strategy, options.conv}.isdisjoint(ops.keepers):
+        knows, which = ("no scales", f"{', '.join(tiled)} float8_e4m3fn") if tiled else ("no chance", options.state)
+        raise Unsupported(f"a strategy that an op set brings knows {knows} ({which})")
     for refused, why, fields in REFUSED:
         if refused(options, config, steps):
             said = [f"{name} {str(getattr(options, name)).removeprefix('torch.')}" for name in fields]

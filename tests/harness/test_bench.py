@@ -318,6 +318,36 @@ def test_what_was_begun_otherwise_does_not_go_on(
         full(file)
 
 
+def test_results_of_several_calls_are_one_in_which_rows_keep_their_date(tmp_path: Path, instep: Runner) -> None:
+    def called(name: str, *kinds: str, **named: str) -> dict[str, Any]:
+        words = [word for option, value in named.items() for word in (f"--{option}", value)]
+        asked = [word for one in kinds for word in ("--kind", one)]
+        ran = instep("bench", "--device", "cpu", *asked, "--json", tmp_path / name, "--commit", name, *words)
+        assert ran.code == 0, ran.err
+        found: dict[str, Any] = json.loads((tmp_path / name).read_text())
+        return found
+
+    one, other = called("one", "pick", "conv"), called("other", "pick")
+    other["date"] = other["sessions"][0]["date"] = "2999-01-01T00:00:00+00:00"
+    other["machine"]["load"], other["left_out"] = "9", {"decode": 3}
+    (tmp_path / "other").write_text(json.dumps(other))
+    ran = instep("bench", "--json", tmp_path / "one", "--join", tmp_path / "other", "--commit", "joined")
+    found = json.loads((tmp_path / "one").read_text())
+    assert ran.code == 0 and found["commit"] == "joined" and "decode: 3 cells left out" in ran.out
+    of = {name: [row for row in found["rows"] if row["kind"] == name] for name in ("pick", "conv")}
+    assert [row["arms"] for row in of["pick"]] == [row["arms"] for row in other["rows"]], "the latest"
+    assert [row["arms"] for row in of["conv"]] == [row["arms"] for row in one["rows"] if row["kind"] == "conv"]
+    commits = {name: {found["sessions"][row["session"]]["commit"] for row in rows} for name, rows in of.items()}
+    assert commits == {"pick": {"other"}, "conv": {"one"}} and found["setting"] == one["setting"]
+    assert found["sessions"][0]["rates"] and len(found["rows"]) == len(one["rows"])
+    for change, says in (({"dtype": "bfloat16"}, "begun with dtype bfloat16"), ({"ops": ["a"]}, "begun with op sets")):
+        (tmp_path / "odd").write_text(json.dumps(other | {"setting": other["setting"] | change}))
+        refused = instep("bench", "--json", tmp_path / "one", "--join", tmp_path / "odd")
+        assert says in complaint(refused) and json.loads((tmp_path / "one").read_text()) == found
+    assert "no file" in complaint(instep("bench", "--json", tmp_path / "one", "--join", tmp_path / "none"))
+    assert "--json" in complaint(instep("bench", "--join", tmp_path / "one"))
+
+
 def test_what_there_is_no_time_for_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     found = ran(PLAIN, "conv", "pick", minutes=1e-9)
     assert found.left == {name: len(list(kind(name).cells(_ground(), "tiny"))) for name in ("conv", "pick")}

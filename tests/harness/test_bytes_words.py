@@ -16,7 +16,8 @@ import torch
 from instep.checks.bytes import Bytes, shifted
 from instep.checks.poison import poisoned
 from instep.observe.oracle import Oracle
-from instep.observe.rows import RowSpan, row_spans
+from instep.observe.row_span import RowSpan
+from instep.observe.rows import row_spans
 from instep.trace.policy import ScheduledAction
 from instep.verdict import Comparison
 from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume

@@ -20,7 +20,7 @@ from instep_optimized import load
 from instep_optimized.options import check
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Draft
-from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.errors import InstepError
 from support.checkpoints import config_of
 from support.combinations import (
     CONSTRAINED,
@@ -92,10 +92,11 @@ def test_what_is_refused_is_refused_in_the_whole_product() -> None:
         for kind in FACTORS["kind"] for drafter in FACTORS["drafter"]
     }
     for row in whole((*CONSTRAINED, "kind")):
-        options, said = setting(row).options(), ""
+        said = ""
         try:
+            options = setting(row).options()
             check(options, configs[row["kind"], row["drafter"]], steps, ops, NODES if row["trees"] else None)
-        except Unsupported as refused:
+        except InstepError as refused:
             said = str(refused)
         why = refusals(row)
         assert bool(said) == bool(why) and (not why or any(one in said for one in why)), (words(row), said)
@@ -105,11 +106,11 @@ def test_what_is_refused_is_refused_in_the_whole_product() -> None:
 def test_what_is_refused_is_refused_before_anything_runs(
     told: dict[str, tuple[Any, ...]], why: str, trace_of: Callable[[Row], Trace]
 ) -> None:
-    row = {**pairwise()[0], "state_dtype": None, "dtype": "float32", "snapshot_layout": None, "trees": False,
-           "conv": "windows", **{name: values[-1] for name, values in told.items()}}  # fmt: skip
+    row = {**pairwise()[0], "state_dtype": None, "state_rounding": None, "dtype": "float32", "snapshot_layout": None,
+           "trees": False, "conv": "windows", **{name: values[-1] for name, values in told.items()}}  # fmt: skip
     assert refusals(row) == [why]
     served = list[int]()
-    with pytest.raises(Unsupported, match=why):
+    with pytest.raises(InstepError, match=why):
         Replay(trace_of(row), setting(row)).run(progress=lambda index, event: served.append(index))
     assert not served
 

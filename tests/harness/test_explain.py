@@ -21,7 +21,8 @@ from instep.explain import UNEXPLAINED, Older, bank, explained
 from instep.explain.case import Case, Explanation
 from instep.explain.elsewhere import elsewhere
 from instep.explain.judge import best
-from instep.observe.rows import RowSpan, row_spans, rows
+from instep.observe.row_span import RowSpan
+from instep.observe.rows import row_spans, rows
 from instep.verdict import Comparison, Explained, Tier
 from instep_reference import gdn
 from instep_reference.attention import attend, rotate

@@ -63,7 +63,7 @@ def judged(arm: Arm, control: Arm = CONTROL, fault: Fault = FAULT) -> Judged:
 
 
 def result(*judged: Judged) -> Result:
-    return Result(judged, 1.0, 1.0, 1)
+    return Result(judged)
 
 
 @pytest.fixture(scope="module")

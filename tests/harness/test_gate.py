@@ -21,7 +21,7 @@ from instep.perf.arm import Source
 from instep.perf.clock import CLOCKS
 from instep.perf.gate import ARMS, ORDERS, gate, judge
 from instep.perf.pairs import FEWEST_PAIRS, Say
-from instep.perf.question import Question, Report
+from instep.perf.question import SAMPLES, Question, Report
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput, InstepError
 from support.checkpoints import write
@@ -183,6 +183,16 @@ def test_the_verdict_on_samples_that_are_too_few_or_too_noisy() -> None:
     assert says(FEWEST_PAIRS - 1, 0.01) is Exit.INCONCLUSIVE
     assert says(FEWEST_PAIRS - 1, 0.01, 0.2) is Exit.INCONCLUSIVE
     assert Report(setting).exit is Exit.INCONCLUSIVE  # nothing was timed
+
+
+def test_a_result_keeps_samples_of_pairs() -> None:
+    drawn = {arm: 0.25 * (1 + number + np.arange(3.0 * SAMPLES))[:, None, None] * np.ones((1, 2, len(CLOCKS)))
+             for number, arm in enumerate(ARMS)}  # fmt: skip
+    for one in judge(Question("plain", "plain", Path("model")), drawn, 4):
+        assert len(one.samples) == SAMPLES, "no more than so many"
+        first, second = (np.array(one.samples[at]) * 16 for at in (0, 1))
+        assert {*first} == {1.0, 2.0, 3.0} and (second - first == 3.0).all(), "in their order"
+        assert first[0] == 1.0 + ARMS.index("before") and first[1] == 1.0 + ARMS.index("after")
 
 
 def text(report: Report) -> str:

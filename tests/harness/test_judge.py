@@ -6,15 +6,21 @@ Leaves out: the callers (`test_checks.py`, `test_relations.py`, `test_generate.p
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from operator import ne
 
 import pytest
 import torch
 
 from instep.checks.allowance import LUCK, MARGIN_ERRORS, TIES_ALWAYS, allowed
-from instep.checks.judge import Chosen, Draw, Ties, chosen, judge
+from instep.checks.decisions import apart
+from instep.checks.judge import Chosen, Draw, Ties, chosen, flips, judge
 from instep.checks.measure import Spot
+from instep.checks.reach import Row
 from instep.verdict import Tier
 from instep_reference.contract.place import Place
+from instep_reference.contract.sampling import Sampling
+from instep_reference.sampling import Drawing
 
 PLACE = Place("trunk", 0, "hidden")
 SPOT = Spot("a check", Tier.PROPAGATED, 3, "commit", PLACE, "a", 5)
@@ -92,6 +98,33 @@ def test_so_many_ties_are_no_ties() -> None:
     (found,) = ties.too_many("ties", 4, "commit", PLACE)
     assert not found.agrees and found.diagnosis == "6 of 100 choices so far were ties: too many"
     assert (found.check, found.event, found.kind, found.undecided) == ("ties", 4, "commit", 6)
+
+
+@pytest.mark.parametrize(("gap", "error"), [(0.1, 0.02), (0.02, 0.02), (0.0, 1e-3)])
+def test_so_many_choices_fall_as_errors_of_that_size_make_fall(gap: float, error: float) -> None:
+    draw, vocab, many = torch.Generator().manual_seed(0), 32, 4000
+    logits = torch.randn(1, vocab, generator=draw, dtype=torch.float64).clamp(max=1.0)
+    logits[0, 5], logits[0, 9] = 2.0, 2.0 - gap
+    noisy = logits + error * torch.randn(many, vocab, generator=draw, dtype=torch.float64)
+    fell = float((noisy.argmax(-1) != 5).double().mean())
+    own = float(logits.square().mean().sqrt())
+    assert flips(logits, torch.tensor([5]), error / own) == pytest.approx(fell, abs=0.025)
+    assert flips(logits, torch.tensor([5]), 0.0) == (0.5 if gap == 0 else 0.0)
+    drawing = Drawing(Sampling(0.7, 20, 0.9), (0, 3, 7), (-1, 0, 0), (0.0,) * 4)
+    beside = [Row(row, drawing, 0) for row in (logits[0], noisy[0])]
+    drawing_at = [replace(drawing, uniforms=(u, u, u, u)) for u in torch.linspace(0, 1, 201)[:-1].tolist()]
+    parted = [replace(one, drawing=how).drawn for one in beside for how in drawing_at]
+    other = sum(map(ne, parted[:200], parted[200:])) / 200
+    assert 0 < apart(*beside[:1], noisy[0]) == pytest.approx(other, abs=0.02)
+
+
+def test_ties_that_rounding_is_expected_to_make_are_granted_as_often_as_it_may_err() -> None:
+    ties = Ties(made=24, ties=6, expected=1.0)
+    assert not list(ties.too_many("ties", 0, "commit", PLACE))
+    ties.ties += 1
+    assert list(ties.too_many("ties", 0, "commit", PLACE))
+    lost = torch.full((1, 4), torch.nan, dtype=torch.float64)
+    assert chosen(lost, torch.tensor([1]), torch.tensor([1]), 0.1, torch.float32).expected == 0
 
 
 def test_a_few_ties_are_always_allowed_and_all_choices_are_counted() -> None:

@@ -137,6 +137,27 @@ def test_it_answers_twice_without_forgetting_the_window(run):
     assert not oracle.flights
 
 
+@pytest.mark.slow
+def test_between_whole_events_states_alone_are_computed_and_none_is_left_out(run, pieces):
+    """Of a commit that is judged whole, every op of its window is there, whatever was asked when it was verified."""
+    oracle, opened = oracle_of(run[0]), 0
+    oracle.every = next(n for n, (context, _) in enumerate(pieces) if context.kind == "commit")
+    for context, all_of_them in pieces:
+        found = [piece for piece in oracle.at(context) if isinstance(piece, Recomputation)]
+        states, right = ([p for p in some if p.writes_state] for some in (found, all_of_them))
+        assert [(p.request, p.layer, p.span) for p in states] == [(p.request, p.layer, p.span) for p in right]
+        for mine, due_ in zip(states, right, strict=True):
+            assert torch.equal(mine.truth.state, due_.truth.state), (context.index, mine.request)
+            assert mine.yardsticks.state.shape == due_.yardsticks.state.shape
+        if context.index % oracle.every == 0:
+            assert len(found) == len(all_of_them) and not any(p.all_ops for p in found)
+            assert [p.near is None for p in found] == [p.near is None for p in all_of_them]
+            opened += context.kind == "commit"
+        else:
+            assert all(p.folding is not None for p in found)
+    assert opened
+
+
 @pytest.fixture(scope="module")
 def branched(run):
     """A tree and a chain in one batch: of the tree nodes 0, 2, 4 are accepted."""

@@ -70,7 +70,7 @@ def of_faults() -> Result:
         judged("commit-index-minus-one"), judged("row-for-slot", f"differs {HOSTILE}{ALONE}"),
         replace(judged("row-for-slot", layer=3)), judged("dirty-slot", void="it never fired"),
     )
-    return faults.of(Campaign(every, 12.0, 20.0, 2))
+    return faults.of(Campaign(every))
 
 
 def of_bench() -> Result:
@@ -91,7 +91,8 @@ def of_bench() -> Result:
 def of_gate(*says: tuple[str, str, Say]) -> Result:
     spread, same = Spread(0.0125, 0.012, 0.013), Ratio(1.0, 0.99, 1.01, 120)
     change = {Say.HELD: Ratio(1.01, 1.0, 1.02, 120), Say.SLOWER: Ratio(1.2, 1.1, 1.3, 120), Say.NOISY: same}
-    clocked = [Clocked(case, clock, spread, spread, change[said], same, said) for case, clock, said in says]
+    clocked = [Clocked(case, clock, spread, spread, change[said], same, said, ((1.0, 1.25, 0.5),))
+               for case, clock, said in says]  # fmt: skip
     question = Question("plain", f"mine:{HOSTILE}{ALONE}", Path("model"))
     return gate.of(Report(question, "" if says else f"after: {HOSTILE}{ALONE}", clocked, elements=12_345,
                           acceptance={"before": 1.5, "after": 1.25}, reference_acceptance=1.5))  # fmt: skip
@@ -159,6 +160,8 @@ def test_without_javascript_the_verdict_the_numbers_and_the_command_are_read(mad
     told = ["".join(cell) for cell in found.cells]
     assert not [cell for cell in cells if cell not in told], told[:40]
     assert result.data()["command"] in found.texts["pre"] and any("torch 2." in text for text in found.texts["p"])
+    if name == "gate":
+        assert [row["dots"] for row in found.data["plots"][0]["rows"]] == [[1.25], [0.5]] * 3, "a pair is a dot"
     assert page.count("</script>") == 3 and "img" not in found.tags and "script-src 'sha256-" in page
     assert ALONE not in page and page.encode(), "the half of a pair is written as its number"
 
@@ -235,7 +238,7 @@ def test_a_page_that_cannot_be_put_there_is_refused_before_any_work(
 def test_faults_write_the_page_that_their_result_makes(
     instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    campaign = Campaign((judged("stale-tile"),), 12.0, 20.0, 2)
+    campaign = Campaign((judged("stale-tile"),))
     monkeypatch.setattr("instep.faults.campaign.campaign", lambda *given, **named: campaign)
     ran = instep("faults", "stale-tile", "--html", tmp_path / "p.html")
     page = Read((tmp_path / "p.html").read_text())

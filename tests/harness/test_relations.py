@@ -36,7 +36,7 @@ from instep.relations.timeline import (
 )
 from instep.relations.tolerance import Yardstick
 from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.replay.setting import FP8, Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival
@@ -97,6 +97,7 @@ def test_all_relations_agree_where_nothing_is_wrong(trace: Trace, ops: str) -> N
     ({"dtype": "bfloat16", "strategy": "columns", "conv": "widened", "layout": "KV"}, ("alone", "rejected_is_plain")),
     ({"strategy": "lazy_rerun"}, ("rejected_is_plain", "decode_is_verify_1")),
     pytest.param({"dtype": "float64"}, ("draft_layout",), marks=WHOLE),
+    ({"state_dtype": FP8, "state_rounding": "stochastic:3"}, ("split", "schedule")),  # states are stored elsewhere
 ])  # fmt: skip
 def test_they_agree_in_other_settings(narrow: Trace, plan: dict[str, Any], names: tuple[str, ...]) -> None:
     for one in held(case(narrow, "plain", **plan), relations(names)):
@@ -138,7 +139,7 @@ FAULTS = [
     ("later_rows", "ONE_SCALE", {}, "mixer"),
     ("alone", "ONE_SCALE", {}, "conv"),
     ("split", "ALWAYS_FRESH", {}, "hidden"),
-    ("schedule", "FORGETFUL", {}, "state"),
+    ("split", "ALWAYS_FRESH", {"state_dtype": FP8}, "conv"), ("schedule", "FORGETFUL", {}, "state"),
     ("rejected_is_plain", "NEVER_THE_ROOT", {"strategy": "snapshot"}, "conv"),
     ("decode_is_verify_1", "COARSE_DECODE", {}, "core"),
     ("draft_layout", "LAST_OF_THE_LAYOUT", {}, "final"),
@@ -152,7 +153,7 @@ FAULTS = [
 def test_a_relation_meets_the_fault_that_it_exists_for(
     request: pytest.FixtureRequest, name: str, fault: str, plan: dict[str, Any], component: str
 ) -> None:
-    few_rounds = name not in ("split", "schedule")
+    few_rounds = name not in ("split", "schedule") or bool(plan)
     trace = request.getfixturevalue("trace" if few_rounds else "whole")
     found = hold(name, trace, f"support.parting:{fault}", **plan)
     assert found.verdict.exit is Exit.DIVERGED

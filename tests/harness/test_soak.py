@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def soaked(model: Path, folder: Path, rounds: int, ops: str = "ledger", every: int = 20, stretch: int = 4) -> soak.Soak:
     settings = Settings(Setting(ops), model, 0, 3, folder, command="soak")
     run = kept.Soaked(Setting(ops).data(), "", 3, every, stretch)
-    soaking = soak.Soak(settings, run, kept.session("cpu", None), soak.Ask(rounds, None))
+    soaking = soak.Soak(settings, run, kept.Session.now("cpu", None), soak.Ask(rounds, None))
     soaking.run()
     return soaking
 
@@ -102,7 +102,7 @@ def test_ops_are_recomputed_at_every_so_many_th_event(model: Path, tmp_path: Pat
     events = read(Path(found.trace)).events
     judged = [n for n, event in enumerate(events) if n % every == 0 and isinstance(event, Forward)]
     assert judged == [len(events) - 1]
-    further = soak.Soak(soaking.settings, soaking.soaked, kept.session("cpu", None), soak.Ask(120, None))
+    further = soak.Soak(soaking.settings, soaking.soaked, kept.Session.now("cpu", None), soak.Ask(120, None))
     further.run()
     first, second = (Path(one.trace) for one in soaking.soaked.found)
     assert first != second and first.is_file() and second.is_file(), "a second finding replaces no trace"

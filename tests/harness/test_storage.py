@@ -26,18 +26,18 @@ from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep_optimized import Options, load
 from instep_optimized.layout import Chance
-from instep_optimized.memory.units import Block
+from instep_optimized.memory.units import Block, Units, tensors
 from instep_optimized.ops.plain import tiles
-from instep_optimized.ops.plain.chance import uniforms
 from instep_optimized.options import check
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, Unsupported
-from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked
+from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked, Storage, by_chance
 from support.command import Runner, complaint
 from support.few_channels import few_channels
 from support.planting import planted_here
 from support.traces import brief, recorded
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 E4M3 = torch.float8_e4m3fn
 CHANCE = {"state_dtype": FP8, "state_rounding": "stochastic:7"}
 HERE = [fault for fault in FAMILIES["storage"] if fault.how.ops == "plain"]  # a kernel is planted in a copy
@@ -71,18 +71,26 @@ def test_both_sides_round_alike_and_what_was_read_is_stored_again_as_it_was(
     assert torch.equal(by_chance[0], x[0]) and bool(((by_chance - x).abs() <= 2**-2.9 * x.abs().amax()).all())
 
 
-@pytest.mark.parametrize("size", [1.0, 1e-3, 1e6, 1e-38, 1e-41])
-def test_both_sides_round_alike_by_chance_and_take_it_back(size: float) -> None:
-    how, x, state = replace(SCALED_STATE, seed=7), numbers(3, 8, 40, size=size), storage.State(2, 5)
-    u = uniforms(Chance(7, 2), torch.tensor([5]), (3, 8, 40))[0]
-    values, scales = tiles.packed(x, how.dtype, how.grid(3, 8, 40), u)
-    shown = tiles.opened(values, scales)
-    assert torch.equal(shown, storage.rounded(x, how, state)) and bool(shown.isfinite().all())
-    again = tiles.packed(shown, how.dtype, how.grid(3, 8, 40), u.roll(1))
-    assert torch.equal(again[0].view(torch.uint8), values.view(torch.uint8)) and torch.equal(again[1], scales)
-    right, other = (storage.before_rounding(shown, x.double(), how, one) - x.double() for one in (state, None))
-    limit = 1e-6 * x.double().abs().amax()
-    assert bool((right.abs() <= limit).all()) and bool((other.abs() > limit).any()), "of these bits, and not to nearest"
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e4, 1e-38, 1e-41])
+@pytest.mark.parametrize("stored", [SCALED_STATE, torch.bfloat16, torch.float16], ids=str)
+def test_both_sides_round_alike_by_chance_and_take_it_back(stored: Storage, size: float) -> None:
+    how, x, state = by_chance(stored, 7), numbers(3, 8, 40, size=size), storage.State(2, 5)
+    grid = how.grid(3, 8, 40) if how.tile else ()
+    pool = Units(torch.zeros(2, 3, 8, 40).to(how.dtype), torch.zeros(2, *grid) if grid else None, Chance(7, 2))
+    at, tokens = pool.at(torch.tensor([1])), torch.tensor([5])
+    tiles.put(at, (at.units,), x[None], tokens)
+    kept, shown = pool.taken(1), tiles.get(at, (at.units,))[0]
+    most = 65519 if stored is torch.float16 else torch.inf  # from half way behind the largest number on
+    assert torch.equal(shown, storage.rounded(x, how, state).to(shown)) and torch.equal(shown.isinf(), x.abs() > most)
+    assert torch.equal(tiles.as_stored(at, x[None], tokens)[0], shown.float())
+    tiles.put(at, (at.units,), shown[None].float(), tokens + 9)
+    again = [x.view(torch.uint8) for x in tensors(pool.taken(1))]
+    assert all(map(torch.equal, again, (x.view(torch.uint8) for x in tensors(kept))))
+    whole = shown.isfinite()
+    right, other = ((storage.before_rounding(shown, x.double(), how, one) - x.double())[whole] for one in (state, None))
+    limit = 1e-6 * x.double()[whole].abs().amax()
+    assert bool((right.abs() <= limit).all()), "of these bits"
+    assert bool((other.abs() > limit).any()) or (size < 1e-30 and stored is torch.float16), "and not to nearest"
 
 
 def test_a_number_that_is_not_finite_stays_one() -> None:
@@ -107,6 +115,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     ("rounds", {"state_dtype": FP8, "kv_dtype": FP8, "ops": "ledger"}),
     ("small", {**CHANCE, "strategy": "snapshot", "conv": "widened", "overlap": True}),
     ("small", {**CHANCE, "strategy": "rerun", "dtype": "bfloat16", "layout": "KV", "graphs": True}),
+    pytest.param("small", {**CHANCE, "state_dtype": "float16", "ops": "invariant", "overlap": True, "device": DEVICE},
+                 marks=pytest.mark.gpu if DEVICE == "cuda" else pytest.mark.interpreted),
 ], ids=str)  # fmt: skip
 def test_a_right_engine_agrees(small: Trace, trace: str, options: dict[str, Any]) -> None:
     outcome = Replay(small if trace == "small" else few_channels(trace, 2), Setting(**options)).run()
@@ -130,19 +140,22 @@ def test_a_fault_that_storage_makes_possible_is_found(fault: Fault) -> None:
     ({"strategy": "lazy_rerun", "state_dtype": FP8}, "where it is rounded would depend on the schedule"),
     ({"dtype": "float64", "kv_dtype": FP8}, "nothing would be left of the width"),
     ({"strategy": "rerun", "snapshot_layout": "KV"}, "only the strategy snapshot has a second pool"),
-    ({**CHANCE, "strategy": "lazy_rerun"}, "where it is rounded would depend on the schedule"),
-    ({**CHANCE, "ops": "triton"}, "the ops of triton round states to nearest alone"),
+    ({**CHANCE, "state_dtype": "float16", "strategy": "lazy_rerun"}, "where it is rounded would depend"),
 ])  # fmt: skip
 def test_what_is_not_served_is_refused_before_anything_runs(options: dict[str, Any], expected: str) -> None:
     with pytest.raises(Unsupported, match=expected):
         Replay(few_channels("rounds"), Setting(**options)).run(until=0)
 
 
-def test_ops_that_read_no_scales_are_refused() -> None:
-    config = Checkpoint.open(model()).config
-    for told in (Options(kv=SCALED_KV), Options(state=SCALED_STATE)):
-        with pytest.raises(Unsupported, match="read no scales beside a pool"):
-            check(told, config, 3, replace(load("plain"), tiled=False))
+@pytest.mark.parametrize(("told", "says"), [
+    (Options(kv=SCALED_KV), "read no scales beside a pool"), (Options(state=SCALED_STATE), "read no scales beside"),
+    (Options(state=by_chance(torch.float16, 7)), "round states to nearest alone"),
+    (Options(state=by_chance(torch.float32, 7)), "has 16 bits at most"),
+])  # fmt: skip
+def test_ops_that_do_not_store_so_are_refused(told: Options, says: str) -> None:
+    chances = told.state == by_chance(torch.float32, 7)
+    with pytest.raises(Unsupported, match=says):
+        check(told, Checkpoint.open(model()).config, 3, replace(load("plain"), tiled=False, chances=chances))
 
 
 def test_a_way_to_store_that_is_not_known_is_named_with_its_option() -> None:
@@ -155,8 +168,8 @@ def test_a_way_to_store_that_is_not_known_is_named_with_its_option() -> None:
     ({"state_rounding": "up"}, "nearest, stochastic or stochastic:N"),
     ({**CHANCE, "state_rounding": "stochastic:-1"}, "N below"),
     ({**CHANCE, "state_rounding": f"stochastic:{2**64}"}, "N below"),
-    ({"state_rounding": "stochastic"}, f"--state-dtype {FP8}"),
-    ({**CHANCE, "state_dtype": "bfloat16"}, "--state-dtype"),
+    ({"state_rounding": "stochastic"}, f"--state-dtype one of bfloat16, float16, {FP8}"),
+    ({**CHANCE, "state_dtype": "float32"}, "--state-dtype"),
 ])  # fmt: skip
 def test_a_chance_that_there_is_not_is_named_with_its_option(told: dict[str, Any], expected: str) -> None:
     with pytest.raises(BadInput, match="--state-rounding") as caught:

@@ -14,10 +14,16 @@ import torch
 import triton
 import triton.language as tl
 
-from instep_optimized.layout import Chance
-from instep_optimized.ops.plain import tiles
+from instep.kit.cases.case import Draw
+from instep_optimized.kernels.chance import counters, drawn
+from instep_optimized.layout import Address, Chance, Part, Ring, Updates
+from instep_optimized.memory.units import Units
+from instep_optimized.ops.base import GdnInputs, Ops
+from instep_optimized.ops.plain import PLAIN, tiles
 from instep_optimized.ops.plain.chance import uniforms
+from instep_optimized.ops.triton import TRITON
 from instep_reference import chance as reference
+from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import CHANCE_BITS, SCALED_STATE
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -37,35 +43,86 @@ def test_the_generator_is_philox_as_it_was_published() -> None:
 def test_both_sides_draw_the_same_bits(seed: int) -> None:
     tokens = torch.tensor([1, 5, 2**32 + 5, 4096])
     ours = uniforms(Chance(seed, 3), tokens, (2, 4, 6))
-    for drawn, count in zip(ours, tokens.tolist(), strict=True):
-        assert torch.equal(drawn.double(), reference.uniforms(seed, 3, count, 2, 4, 6))
+    for one, count in zip(ours, tokens.tolist(), strict=True):
+        assert torch.equal(one.double(), reference.uniforms(seed, 3, count, 2, 4, 6))
     assert torch.equal(ours[1], ours[2]), "tokens count as a word of 32 bits"
     others = uniforms(Chance(seed, 2), tokens, (2, 4, 6)), uniforms(Chance(seed + 1, 3), tokens, (2, 4, 6))
     assert all(float((other == ours).float().mean()) < 0.05 for other in others)
 
 
-@triton.jit
-def _words(out, seed, tokens, layer, N: tl.constexpr):
+@triton.jit(do_not_specialize=["layer", "low", "high"])
+def _words(out, tokens, layer, low, high, N: tl.constexpr):
     at = tl.arange(0, N)
-    zero = tl.zeros_like(at)
-    word, _, _, _ = tl.philox(seed, at, zero + tokens, zero + layer, zero)
-    tl.store(out + at, (word >> 8).to(tl.int64))
+    tl.store(out + at, drawn(at, tl.load(tokens), layer, low, high).to(tl.int64))
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("seed", SEEDS[:3])
-def test_a_kernel_s_own_generator_gives_the_same_bits_for_the_same_counters(seed: int) -> None:
-    """So a kernel can do it: until one does, `triton` refuses a seed."""
-    out = torch.zeros(64, dtype=torch.int64, device=HERE)
-    _words[(1,)](out, seed, 17, 3, N=64)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_kernels_draw_the_same_bits(seed: int) -> None:
+    out, tokens = (torch.full((n,), 2**32 + 17, dtype=torch.int64, device=HERE) for n in (64, 1))
+    own = Address(out, tokens, chance=Chance(seed, 3))
+    part = Part("window", tokens, tokens, 1, own, tokens.bool(), before=tokens)
+    _words[(1,)](out, *counters(part), N=64)
     assert torch.equal(out.cpu() * 2.0**-CHANCE_BITS, reference.uniforms(seed, 3, 17, 64))
+
+
+def stored(ops: Ops, form: str, dtype: torch.dtype, layout: str, activation: torch.dtype) -> list[torch.Tensor]:
+    """Two requests of which one is fresh, and a fold. Keys are apart and nothing is forgotten: no sum rounds.
+
+    form: chunk; window; snapshots, of a chain; tree, the same of a tree; again, kept tokens and then rows
+    -> the bytes of all states and scales
+    """
+    H, HV, K, V = 1, 2, 16, 40
+    draw, chance = Draw(7, HERE), Chance(2**32 + 5, 3)
+    keys = torch.eye(K, device=HERE)
+    k = keys[[0, 1, 2, 0, 1, 2]][:, None].contiguous()
+    ones, v = torch.ones(6, HV, device=HERE), draw.normal(6, HV, V).to(activation).float()
+    inputs = GdnInputs(draw.normal(6, H, K), k, v, 0 * ones, ones)
+    block = draw.normal(4, HV, K, V)
+    block[:, :, :5] = 0
+
+    def pool(*leading: int) -> Units:
+        x = block[0].expand(*leading, HV, K, V)
+        grid = SCALED_STATE.grid(*x.shape)
+        values, scales = tiles.packed(x, E4M3, grid) if dtype == E4M3 else (x.to(dtype), None)
+        return Units(values.mT.contiguous().mT if layout == "VK" else values.contiguous(), scales, chance)
+
+    slots, rows = pool(4), pool(3, 4)
+    own, ring = slots.at(draw.ints([2, 1, 3])), None
+    if form == "again":
+        kept = Updates(keys[[3, 4]].view(1, 2, 1, K).repeat(3, 1, 1, 1), torch.ones(3, 2, HV, device=HERE),
+                       draw.normal(3, 2, HV, V))  # fmt: skip
+        ring = Ring(kept, draw.ints([0, 1, 2]), draw.ints([0, 1, 1]), draw.ints([2, 2, 1]), draw.ints([-1, -1, -1]))
+    aside = form in ("snapshots", "tree", "again")
+    part = Part(
+        "chunk" if form == "chunk" else "window", draw.ints([0, 3, 6]), draw.ints([3, 3, 0]), 3, own,
+        draw.ints([0, 1, 0]).bool(), store=None if aside else own, settled=own if form == "again" else None,
+        per_row=rows.at(draw.ints([0, 1, 2])) if aside else None, ring=ring,
+        parents=draw.ints([-1, 0, 0, -1, 0, 1]) if form == "tree" else None, before=draw.ints([5, 0, 4096]),
+    )  # fmt: skip
+    ops.gdn(inputs=inputs, parts=(part,), dtype=activation, to=Place("trunk", 0, "core"))
+    return [x.cpu().contiguous().view(torch.uint8) for units in (slots, rows)
+            for x in (units.pool, units.scales) if x is not None]
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("dtype", [E4M3, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("form", "layout", "activation"), [
+    ("window", "VK", torch.float32), ("snapshots", "KV", torch.float32), ("tree", "VK", torch.float32),
+    ("again", "KV", torch.float32), ("chunk", "VK", torch.float32), ("chunk", "KV", torch.bfloat16),
+], ids=str)  # fmt: skip
+def test_kernels_store_the_bits_of_plain(
+    form: str, layout: str, activation: torch.dtype, dtype: torch.dtype
+) -> None:
+    right, found = (stored(ops, form, dtype, layout, activation) for ops in (PLAIN, TRITON))
+    assert all(map(torch.equal, found, right))
 
 
 def test_a_number_falls_to_its_neighbours_at_the_odds_of_where_it_stands() -> None:
     x = torch.tensor([1.0, 1.03125, -1.09375, 300.0, 447.9999, 448.0, 2.0**-9 * 1.25, 0.0, -(2.0**-12)])
     many = 4096
     u = uniforms(Chance(1, 0), torch.arange(many), x.shape)
-    fallen = tiles._fallen(x.expand(many, -1), E4M3, u)
+    fallen = tiles._narrow(x.expand(many, -1), E4M3, u, 1 - 2.0**-19).float()
     exact = x != 447.9999
     assert torch.equal(fallen[:, exact], fallen[:, exact].to(E4M3).float()), "each is a number of the dtype"
     fallen = fallen.to(E4M3).float()

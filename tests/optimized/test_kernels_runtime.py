@@ -8,6 +8,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +17,7 @@ import pytest
 import torch
 
 from instep_optimized import load
-from instep_optimized.kernels import runtime
+from instep_optimized.kernels import quick_operators, runtime
 from instep_optimized.ops.interpreter import wanted_on
 from instep_reference.contract.errors import InstepError
 
@@ -94,6 +96,10 @@ def test_the_interpreter_rounds_to_bf16_as_a_card_does() -> None:
     assert found.dtype == "uint16"
     rounded = torch.from_numpy(found.view("int16")).view(torch.bfloat16)
     assert torch.equal(rounded.nan_to_num(7.0).view(torch.int16), exact.bfloat16().nan_to_num(7.0).view(torch.int16))
+    every = np.arange(1 << 16, dtype=np.uint16)
+    handle = interpreter.TensorHandle(every, tl.bfloat16)
+    wide = interpreter.InterpreterBuilder().create_fp_ext(handle, tl.float32).data
+    assert (wide.view("uint32") == every.astype("uint32") << 16).all()
 
 
 def test_an_interpreter_that_cuts_off_is_refused_for_bf16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,3 +181,57 @@ def test_a_quick_interpreter_broadcasts_and_refuses_as_the_slow_one(monkeypatch:
     monkeypatch.setattr(builder, "options", replace(builder.options, debug=True))
     with pytest.raises(Exception, match="int32 overflow detected for operation add"):  # by whoever debugs
         runtime.launch(_outer, (1,), left, right, into, N=4, M=2)
+
+
+def operand(kind: str, shape: tuple[int, ...], seed: int) -> object:
+    """A tensor of the interpreter, or a number; of floats among them what compares and adds otherwise than others."""
+    from triton.runtime.interpreter import TensorHandle, _get_np_dtype
+
+    if kind in ("int", "float", "bool"):
+        return {"int": 3 + seed, "float": -0.5 * seed, "bool": bool(seed)}[kind]
+    scalar = tl.pointer_type(tl.float32) if kind == "pointer" else getattr(tl, kind)
+    numbers = np.random.default_rng(seed).integers(1, 100, shape or (1,))
+    data = numbers.astype(_get_np_dtype(scalar))
+    if kind in ("float32", "float64"):
+        data.flat[:4] = [np.nan, -0.0, np.inf, -1e-30][: data.size]
+    return tl.tensor(TensorHandle(data, scalar), tl.block_type(scalar, [*shape]) if shape else scalar)
+
+
+def said(name: str, call: object, *given: object) -> object:
+    """All that an operator gives: bits, and what the tensor says of itself; or what it complains of."""
+    try:
+        found = call(*given)  # type: ignore[operator]
+    except Exception as error:
+        return type(error)
+    data = found.handle.data
+    return (data.tobytes(), data.dtype, data.shape, found.handle.dtype, found.type, found.dtype, found.shape,
+            found.numel.value)  # fmt: skip
+
+
+@pytest.mark.skipif(not runtime.INTERPRETED, reason="kernels are native")
+def test_quick_operators_say_what_those_of_triton_say() -> None:
+    """Of whatever two operands: the first time, and when the short way was learnt from other numbers."""
+    from triton.runtime import interpreter
+
+    quick = quick_operators.Quick(interpreter, tl.core)
+    kinds = ("float32", "float16", "bfloat16", "int1", "uint32", "int32", "int64", "pointer")
+    several = [(kind, shape) for kind in kinds for shape in ((), (4,), (4, 1))[: 2 + (kind in ("float32", "int64"))]]
+    numbers: list[tuple[str, tuple[int, ...]]] = [("int", ()), ("float", ()), ("bool", ())]
+    short = 0
+    for name in (*list(quick_operators.OPERATORS)[::2], *quick_operators.REVERSED):
+        inner = getattr(vars(tl.tensor)[name], "__wrapped__", vars(tl.tensor)[name])
+        made = quick.of(name, inner)
+        assert made is not None
+        with np.errstate(all="ignore"):
+            for one, other in product(several, several + numbers):
+                for seed in (1, 2):
+                    given = operand(*one, seed), operand(*other, seed + 5)
+                    right = said(name, partial(inner, _semantic=interpreter.interpreter_semantic), *given)
+                    assert said(name, made, *given) == right, (name, one, other, seed)
+        known = [cell.cell_contents for cell in made.__closure__ or () if isinstance(cell.cell_contents, dict)]
+        short += sum(getattr(plan, "func", None) is not inner for plan in known[0].values())
+    assert short > 200, "hardly any operator is quick"
+    rows, cut = operand("int64", (4,), 1), (None, slice(None))
+    getitem = quick.of("__getitem__", getattr(tl.tensor.__getitem__, "__wrapped__", tl.tensor.__getitem__))
+    shapes_ = {said("", getitem, rows, cut)[2] for _ in range(3)}  # type: ignore[index]
+    assert shapes_ == {(1, 4)}

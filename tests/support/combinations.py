@@ -16,8 +16,8 @@ import torch
 from msgspec.structs import replace
 
 from instep.cli.record import make
-from instep.options import LAYOUTS
-from instep.replay.setting import FP8, KVS, STATES, WIDTHS, Setting
+from instep.options import LAYOUTS, either
+from instep.replay.setting import FALLING, FP8, KVS, STATES, STOCHASTIC, WIDTHS, Setting
 from instep.trace.file import Trace
 from instep.trace.header import Room
 from instep.trace.policy import Arrival, Policy, ScheduledAction
@@ -30,10 +30,12 @@ Row = Mapping[str, Any]
 Cell = tuple[str, Any]  # a factor and its value
 
 NARROW = tuple(name for name in STATES if name not in ("float64", "float32"))  # states; None: in the width
+BY_CHANCE = f"{STOCHASTIC}:7"
 # The names are those of `Setting`, but for the kind of model, trees and tracked prefixes, which a trace decides.
 FACTORS: Mapping[str, tuple[Any, ...]] = {
     "kind": tuple(MODEL_TYPES), "strategy": tuple(OURS["state"]), "conv": tuple(OURS["conv"]), "layout": LAYOUTS,
     "snapshot_layout": (None, *LAYOUTS), "dtype": tuple(WIDTHS), "state_dtype": (None, *NARROW),
+    "state_rounding": (None, BY_CHANCE),
     "kv_dtype": (None, *KVS), "drafter": tuple(MODES), "trees": (False, True), "tracked": (False, True),
     "graphs": (False, True), "overlap": (False, True), "guarded": (True, False),
 }
@@ -43,6 +45,7 @@ NO_SNAPSHOTS = tuple(name for name in FACTORS["strategy"] if name != "snapshot")
 REFUSED: tuple[tuple[Mapping[str, tuple[Any, ...]], str], ...] = (
     ({"strategy": ("lazy_rerun",), "state_dtype": NARROW}, "lazy_rerun with a state narrower than float32"),
     ({"dtype": ("float64",), "state_dtype": NARROW}, "float64 activations with a narrower state or KV"),
+    ({"state_dtype": (None,), "state_rounding": (BY_CHANCE,)}, f"--state-dtype {either(FALLING)}"),
     ({"dtype": ("float64",), "kv_dtype": (FP8,)}, "float64 activations with a narrower state or KV"),
     ({"trees": (True,), "conv": ("widened",)},
      "in a widened line of inputs the conv windows of siblings would overlap"),

@@ -15,7 +15,8 @@ from instep.checks.derived import Derived
 from instep.explain import Older, explained
 from instep.observe.context import EventContext
 from instep.observe.oracle import Oracle
-from instep.observe.rows import RowSpan, row_spans, rows
+from instep.observe.row_span import RowSpan
+from instep.observe.rows import row_spans, rows
 from instep.verdict import Comparison
 from instep_reference.contract.engine import Forward
 from instep_reference.contract.place import STAGE_LEVEL, Place

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from instep.faults.render import took
+
 Results = Mapping[str, Any]
 JUDGED = ("found", "named", "located")
 MOST, LONGEST = 12, 110  # rows of each kind, and letters of a diagnosis
@@ -23,8 +25,7 @@ def score(result: Results) -> str:
         mine = [one for one in result["results"] if one["family"] == family]
         first = dict.fromkeys(one["first"]["check"] for one in mine if one["first"])
         lines.append(_line(family, mine, namers, ", ".join(f"`{check}`" for check in sorted(first))))
-    took = f"{result['seconds'] / 60:.0f} min, {result['jobs']} processes"
-    lines.append(_line("all", result["results"], namers, took))
+    lines.append(_line("all", result["results"], namers, took(result)))
     return "\n".join(lines)
 
 

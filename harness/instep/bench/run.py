@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,19 @@ from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupporte
 
 from ..perf.fingerprint import fingerprint
 from ..report.result import Result
+from ..report.session import Session as Called
 from ..verdict import Exit
 from . import KINDS, kind
 from .base import SEED, Arm, At, Cell, Ground, Size
 from .clock import SAMPLES, Rates, Times, less, of_one, rates, timed
 
 Row = dict[str, Any]
-LOAD = "load"  # of the fingerprint, what changes from minute to minute
+
+
+class Session(Called):
+    """One call of the command, and the rates of its machine: the floors of its rows follow from them."""
+
+    rates: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 @dataclass
@@ -60,12 +66,16 @@ class Asked:
 
 @dataclass
 class Bench:
-    """What was found: rows by cell, the rates of the machine, and how many cells of each kind were left out."""
+    """What was found: rows by cell, the rates of the machine, and how many cells of each kind were left out.
+
+    sessions  of which rows are here: a row has the number of its own
+    """
 
     asked: Asked
     rates: Rates
     rows: list[Row] = field(default_factory=list)
     left: dict[str, int] = field(default_factory=dict)
+    sessions: list[Session] = field(default_factory=list)
 
     @property
     def exit(self) -> Exit:
@@ -79,10 +89,11 @@ class Bench:
         asked = self.asked
         setting = {"ops": list(asked.sets), "device": asked.device, "dtype": str(asked.dtype).removeprefix("torch."),
                    "grid": asked.size, "minutes": asked.minutes}  # fmt: skip
-        rates = {"copy": self.rates.copy, "read": self.rates.read, "product": self.rates.product}
-        found = {"machine": fingerprint(asked.device), "setting": setting, "rates": rates, "left_out": self.left,
-                 "rows": self.rows}  # fmt: skip
-        return Result(self.exit, asked.device, found, asked.commit)
+        last = max(self.sessions, key=lambda one: one.date, default=None)
+        machine = fingerprint(asked.device) if last is None else last.machine
+        found = {"machine": machine, "setting": setting, "rates": asdict(self.rates),
+                 "left_out": self.left, "sessions": msgspec.to_builtins(self.sessions), "rows": self.rows}  # fmt: skip
+        return Result(self.exit, "cpu", found, asked.commit)  # the machine stands in `found`
 
 
 Told = Callable[[str, int, int | None], None]
@@ -96,29 +107,39 @@ def bench(
     torch.manual_seed(SEED)
     told("measuring the machine", 0, None)
     found = Bench(asked, rates(device, asked.dtype))
-    if keep is not None:
-        found.rows = _kept(keep, asked)
-    there = {(row["kind"], _key(row["cell"])) for row in found.rows}
+    if keep is not None and keep.exists():
+        from .kept import going_on  # which reads what is written here
+
+        found.rows, found.sessions = going_on(keep, asked)
+    there, begun = {key(row) for row in found.rows}, time.monotonic()
+    session = Session.now(asked.device, asked.commit)
+    session.machine, session.rates = fingerprint(asked.device), asdict(found.rates)
+    found.sessions.append(session)
     ground = Ground(device, asked.dtype, asked.sets, found.rates, _past(device), asked.peers)
     end = time.monotonic() + 60 * asked.minutes
     for number, name in enumerate(asked.kinds):
         until = time.monotonic() + (end - time.monotonic()) / (len(asked.kinds) - number)
         every = list(kind(name).cells(ground, asked.size))
         for done, at in enumerate(every):
-            if (name, _key(at)) in there:
+            if key({"kind": name, "cell": at}) in there:
                 continue
             if time.monotonic() > until:
                 found.left[name] = found.left.get(name, 0) + 1
                 continue
             told(name, done, len(every))
-            row = _row(name, ground, at)
-            found.rows.append(row)
+            found.rows.append(_row(name, ground, at) | {"session": len(found.sessions) - 1})
+            session.seconds = round(time.monotonic() - begun, 1)
             if keep is not None:
                 found.result().write(keep)
             gc.collect()
             if ground.card:
                 torch.cuda.empty_cache()
     return found
+
+
+def key(row: Row) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    """Which cell of which kind."""
+    return row["kind"], tuple(sorted(row["cell"].items()))
 
 
 def _row(name: str, ground: Ground, at: At) -> Row:
@@ -186,33 +207,3 @@ def _works(arms: Collection[Arm]) -> Iterator[tuple[str, Callable[[], object]]]:
 def _past(device: torch.device) -> int:
     """Twice the last cache of the card."""
     return 2 * torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 0
-
-
-def _key(at: At) -> tuple[tuple[str, Any], ...]:
-    return tuple(sorted(at.items()))
-
-
-def _kept(file: Path, asked: Asked) -> list[Row]:
-    """The rows of a file that was begun with the same op sets, dtype, machine and revision."""
-    if not file.exists():
-        return []
-    try:
-        data = msgspec.json.decode(file.read_bytes())
-        rows: list[Row] = data["rows"]
-        begun = (data["setting"]["ops"], data["setting"]["dtype"], data["setting"]["grid"], data["commit"],
-                 {name: value for name, value in data["machine"].items() if name != LOAD})  # fmt: skip
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
-        raise BadInput(str(file), found="no result of `instep bench`", expected="one, or no file") from None
-    machine = {name: value for name, value in fingerprint(asked.device).items() if name != LOAD}
-    now = (list(asked.sets), str(asked.dtype).removeprefix("torch."), asked.size, asked.commit, machine)
-    for what, was, wants in zip(("op sets", "dtype", "grid", "commit", "machine"), begun, now, strict=True):
-        if was != wants:
-            raise BadInput(str(file), found=f"begun with {what} {_told(was, wants)}", expected=_told(wants, was),
-                           hint="another --json file begins anew")  # fmt: skip
-    return rows
-
-
-def _told(one: Any, other: Any) -> str:
-    if not isinstance(one, dict):
-        return str(one)
-    return ", ".join(f"{name} {value}" for name, value in one.items() if other.get(name) != value)

@@ -22,7 +22,8 @@ from ..observe.earlier import last_forward
 from ..observe.memory import Trespass, bits
 from ..observe.oracle import Oracle
 from ..observe.pools import stands
-from ..observe.rows import RowSpan, row_spans, rows
+from ..observe.row_span import RowSpan
+from ..observe.rows import row_spans, rows
 from ..observe.storage import entries, narrower
 from ..verdict import Comparison, Sides, Skipped, Tier
 from .base import counted, exact, held, slot_of

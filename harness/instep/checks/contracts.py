@@ -16,7 +16,8 @@ from ..observe.calls import linked, seen
 from ..observe.context import EventContext
 from ..observe.event_log import EventLog, Served
 from ..observe.growth import grown_of
-from ..observe.rows import RowSpan, row_spans
+from ..observe.row_span import RowSpan
+from ..observe.rows import row_spans
 from ..observe.tree_forms import lines
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, counted, op_at, slot_of

@@ -12,9 +12,11 @@ import torch
 
 from instep_reference.contract.engine import Commit, Committed, Draft, Drafted
 from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.sampling import probabilities
 
 from ..observe.context import EventContext
-from ..observe.rows import RowSpan, parted, row_spans, rows
+from ..observe.row_span import RowSpan
+from ..observe.rows import parted, row_spans, rows
 from ..verdict import Comparison, Skipped, Tier
 from .allowance import MARGIN_ERRORS
 from .base import exact, slot_of
@@ -25,14 +27,32 @@ from .reach import Row
 
 
 def drawn_choices(
-    drawn_from: Sequence[Row], right: torch.Tensor, own: torch.Tensor, noise: float, stored: torch.dtype
+    drawn_from: Sequence[Row], right: torch.Tensor, own: torch.Tensor, noise: float, stored: torch.dtype,
+    rounded: torch.Tensor | None = None,
 ) -> Chosen:
-    """T4 of drawn tokens: another one only where logits that are off as T3 grants would draw it (`reach.py`)."""
+    """T4 of drawn tokens: another one only where logits that are off as T3 grants would draw it (`reach.py`).
+
+    rounded: the logits of the rounded run
+    """
     largest = torch.stack([row.logits.abs().amax() for row in drawn_from])
     most = granted(largest, torch.tensor(noise), stored)
     errors = (most / MARGIN_ERRORS).tolist()  # of one logit
     part = torch.tensor(against(drawn_from, right.tolist(), own.tolist(), errors, stored))
-    return Chosen(part * most, part, right != own)
+    pairs = () if rounded is None else zip(drawn_from, rounded, strict=True)
+    return Chosen(part * most, part, right != own, sum(apart(row, theirs) for row, theirs in pairs))
+
+
+def apart(row: Row, rounded: torch.Tensor) -> float:
+    """How much of the uniforms draws another token from the rounded run's logits: what no two equal parts share."""
+    first = row.children
+    others = torch.ones(len(row.logits), dtype=torch.bool)
+    others[first] = False
+    order = torch.tensor([*first, *others.nonzero()[:, 0].tolist()])
+    both = torch.stack([row.logits, rounded.to(row.logits)])
+    until = probabilities(both, row.drawing.sampling)[:, order].cumsum(-1)
+    since = until.roll(1, -1)
+    since[:, 0] = 0
+    return float((1 - (until.amin(0) - since.amax(0)).clamp_min(0).sum()).nan_to_num())
 
 
 class Decisions:
@@ -80,10 +100,11 @@ class Decisions:
             return exact(self, context, place, 0 if own is None else own.shape[0], right.shape[0], "has {} choices")
         own, largest, noise = own.to(right.device), seen.to(right.device).argmax(-1), self.noise[family(place, span)]
         drawing = drawing_of(context, span) if place == PICK else None
+        beside = None if context.rounded is None else rows(context.rounded, place._replace(component="logits"), span)
         if drawing is not None:  # whether it follows from its own logits was asked before (`draws.py`)
-            choices = drawn_choices(Row.every(logits, drawing), right, own, noise, seen.dtype)
+            choices = drawn_choices(Row.every(logits, drawing), right, own, noise, seen.dtype, beside)
         elif torch.equal(own, largest):
-            choices = chosen(logits, right, own, noise, seen.dtype)
+            choices = chosen(logits, right, own, noise, seen.dtype, rounded=beside)
         else:
             says = "chose {} against its own logits"
             return exact(self, context, place, own.tolist(), largest.tolist(), says, span.request)

@@ -20,12 +20,14 @@ from ..observe.folding import Run
 from ..observe.oracle import Oracle
 from ..observe.recomputation import Recomputation
 from ..observe.rows import rows
-from ..observe.storage import State, before_rounding, narrower
+from ..observe.storage import CUT, HEADS, TURNED, State, before_rounding, narrower
 from ..observe.updates import UPDATE, due
 from ..verdict import Comparison, Explained, Skipped, Tier
 from .base import counted, slot_of
 from .measure import Spot, measured
 from .prefixes import of_prefix
+
+WORD = 0xFFFFFFFF
 
 
 class Derived:
@@ -83,7 +85,8 @@ class Derived:
                     x = before_rounding(found, truth, stored, state)
             result = measured(self._spot(context, piece, "state"), x, truth, sampled, stored=grants)
             if isinstance(stored, Blocked) and found is not None and fits and not result.agrees:
-                for says, other in fell(piece, self.oracle.config.layer_kinds) if stored.seed is not None else ():
+                slot, kinds = slot_of(context, piece.request), self.oracle.config.layer_kinds
+                for says, other in fell(piece, kinds, stored.seed, slot) if stored.seed is not None else ():
                     x = before_rounding(found, truth, stored, other)
                     if measured(self._spot(context, piece, "state"), x, truth, sampled, stored=grants).agrees:
                         result = replace(result, diagnosis=f"{says}; {result.diagnosis}",
@@ -105,17 +108,24 @@ def state_of(piece: Recomputation) -> State:
     return State(piece.layer, piece.span.start + piece.span.count)
 
 
-def fell(piece: Recomputation, layers: Sequence[object]) -> Iterator[tuple[str, State | None]]:
+def fell(
+    piece: Recomputation, layers: Sequence[object], seed: int, slot: int | None
+) -> Iterator[tuple[str, State | None]]:
     """By what else the numbers of a state may have fallen, where chance is declared; None: to nearest."""
-    right = state_of(piece)
+    right, of = state_of(piece), "is rounded by the chances of"
     yield "is rounded to nearest, not by chance", None
+    yield "is cut off, not rounded by chance", right._replace(order=CUT)
+    yield f"{of} its first head in every head", right._replace(order=HEADS)
+    yield f"{of} a state that lies the other way round", right._replace(order=TURNED)
+    yield f"{of} the seed {seed & WORD}, the lower word of {seed}", right._replace(seed=seed & WORD)
     for tokens in range(right.tokens + piece.span.count + 8):
         if tokens != right.tokens:
-            of = "is rounded by the chances of a state of"
-            yield f"{of} {counted(tokens, 'token')}; it has {right.tokens}", right._replace(tokens=tokens)
+            its = ", the number of its slot" * (tokens == slot)
+            has = f"{counted(tokens, 'token')}{its}; it has {right.tokens}"
+            yield f"{of} a state of {has}", right._replace(tokens=tokens)
     for layer in range(len(layers)):
         if layer != right.layer:
-            yield f"is rounded by the chances of layer {layer}", right._replace(layer=layer)
+            yield f"{of} layer {layer}", right._replace(layer=layer)
 
 
 def scale_of(piece: Recomputation, place: Place) -> torch.Tensor | None:

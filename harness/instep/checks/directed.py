@@ -118,7 +118,7 @@ def look(
     """
     right = scene.right
     wrong = wrong_states(scene)
-    towards = grouped(torch.stack([w.state for w in wrong]) - right)  # [hypotheses, HV, groups, K * 8]
+    towards = grouped(torch.stack([w.state for w in wrong]).sub_(right))  # [hypotheses, HV, groups, K * 8]
     error = grouped(found.to(right.dtype) - right)
     length = towards.square().sum(-1)
     alpha = (error * towards).sum(-1) / length
@@ -156,7 +156,7 @@ def look(
 def grouped(state: torch.Tensor) -> torch.Tensor:
     """[..., HV, K, V] -> [..., HV, groups, K * 8]: a block is 8 columns of V; a last, narrower one is padded with 0."""
     key_dim, value_dim = state.shape[-2:]
-    padded = F.pad(state, (0, -value_dim % COLUMNS))
+    padded = F.pad(state, (0, -value_dim % COLUMNS)) if value_dim % COLUMNS else state
     tiles = padded.reshape(*padded.shape[:-1], -1, COLUMNS)
     return tiles.movedim(-2, -3).reshape(*state.shape[:-2], -1, key_dim * COLUMNS)
 

@@ -18,7 +18,8 @@ from instep_reference.contract.sampling import Sampling
 from instep_reference.sampling import Drawing, drawn, fp32, probabilities
 
 from ..observe.context import EventContext
-from ..observe.rows import RowSpan, row_spans, rows
+from ..observe.row_span import RowSpan
+from ..observe.rows import row_spans, rows
 from ..observe.tree_forms import depths
 from ..verdict import Comparison, Explained, Tier
 from .base import slot_of

@@ -1,7 +1,8 @@
 """T4 of routers: the experts that rows go to; others than the truth's only where its router hardly chose.
 
 What a row of the subject chooses follows from its own rows in front of the router (T2 holds what it makes of them).
-Behind such a tie the two runs compute different things: T3 and T4 leave the request out until it is admitted again.
+Behind such a tie the two runs compute different things: T3 and T4 leave the request out until it is admitted again, and
+whoever goes on from what was kept of it.
 Leaves out: rows that hardly choose from the subject's own rows, where T2 follows the subject (`observe/routes.py`).
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from instep_reference.contract.engine import Admit
+from instep_reference.contract.engine import Admit, Commit, Event, Evict, Forward, Load, Save
 from instep_reference.weights import MoeWeights
 
 from ..observe.context import EventContext
@@ -35,11 +36,16 @@ class Experts:
     def __init__(self, oracle: Oracle) -> None:
         self.oracle = oracle
         self.ties = Ties("choices of experts so far")
-        self.parted = set[str]()  # requests
+        self.parted, self.kept = set[str](), set[str]()  # requests; names under which copies and prefixes of them are
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
-        if isinstance(context.event, Admit):
-            self.parted.discard(context.event.request)
+        match context.event:
+            case Admit(request=request):
+                self.parted.discard(request)
+            case Load(request=request, name=name) if name in self.kept:
+                self.parted.add(request)
+            case Evict(name=name):
+                self.kept.discard(name)
         if context.rounded is None or not self.oracle.config.experts:
             return
         noise = carried(context)
@@ -48,6 +54,7 @@ class Experts:
                 continue
             if piece.request not in self.parted and not parted(context, piece.stage, piece.span):
                 yield from self._piece(context, piece, piece.near.truth.route, noise)
+        self.kept.update(name for request, name in _keeps(context.event) if request in self.parted)
         yield from self.ties.too_many(self.name, context.index, context.kind, PICK)
 
     def _piece(
@@ -82,3 +89,15 @@ class Experts:
         layers = weights.layers if piece.stage == "trunk" else weights.draft.layers if weights.draft else ()
         mlp = layers[piece.layer].mlp
         return mlp.router if isinstance(mlp, MoeWeights) else None
+
+
+def _keeps(event: Event) -> list[tuple[str, str]]:
+    """Whose memory an event keeps, and under which name."""
+    match event:
+        case Save(request=request, name=name):
+            return [(request, name)]
+        case Forward(rows=rows):
+            return [(row.request, row.track) for row in rows]
+        case Commit(requests=requests, track=track):
+            return list(zip(requests, track, strict=False))
+    return []

@@ -21,7 +21,8 @@ import torch
 from instep_reference.contract.place import Place
 
 from ..observe.context import EventContext
-from ..observe.rows import RowSpan, parted, row_spans, rows
+from ..observe.row_span import RowSpan
+from ..observe.rows import parted, row_spans, rows
 from ..observe.shown import PROPAGATED
 from ..player import Side
 from ..verdict import Comparison, Explained, Skipped, Tier

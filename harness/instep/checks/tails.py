@@ -16,7 +16,8 @@ from instep_reference.contract.meaning import Positions
 from ..observe.context import EventContext
 from ..observe.memory import Looked
 from ..observe.pools import stands
-from ..observe.rows import RowSpan, row_spans
+from ..observe.row_span import RowSpan
+from ..observe.rows import row_spans
 from ..verdict import Comparison, Skipped, Tier
 
 Writes = dict[int, set[int] | None]  # unit -> positions; None: one of them, and the engine knows which

@@ -6,7 +6,7 @@ Leaves out: how (`instep.bench`), and comparing two versions (`instep gate`).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -37,6 +37,9 @@ def bench(
     plots: Annotated[Path | None, typer.Option(help="A folder for pictures, SVG.")] = None,
     html: Html = None,
     json: Json = None,
+    join: Annotated[list[Path] | None, typer.Option(help="A result of another call, as of other kinds, that goes into "
+                                                         "--json; may be repeated. Of a cell the latest row counts, "
+                                                         "which keeps date, revision and machine.")] = None,
     commit: Commit = None,
 ) -> None:
     """Check every answer, then time it; exit 0: all right, 1: an answer of ours is wrong, 3: nothing was timed."""
@@ -60,7 +63,9 @@ def bench(
         raise BadInput("--grid", found="full without a file", expected="--json FILE beside it, which keeps every cell")
     if plots is not None and plots.exists() and not plots.is_dir():
         raise BadInput("--plots", found="a file", expected="a folder, or nothing yet")
-    must_be_free((json, html))
+    must_be_free((json, html), *join or ())
+    if join:
+        _join(join, json, plots, html, commit)
     card = torch.cuda.is_available() and given.named.get("device", "cuda") != "cpu"
     usual = {"device": "cuda" if card else "cpu", "dtype": "bfloat16" if card else "float32"}
     names = given.several("ops", "triton" if card else "plain")
@@ -74,6 +79,23 @@ def bench(
     )
     with progress("bench") as told:
         found = run(asked, json if grid == "full" else None, told)
+    if plots is not None:
+        pictures.write(found, plots)
+    finish(found.result(), json, lambda console: render.show(found, console), html=html)
+
+
+def _join(
+    others: list[Path], json: Path | None, plots: Path | None, html: Path | None, commit: str | None
+) -> NoReturn:
+    """Nothing is measured: rows of files become one file."""
+    from instep_reference.contract.errors import BadInput
+
+    from ..bench import kept, render
+    from ..bench import plots as pictures
+
+    if json is None:
+        raise BadInput("--join", found="no --json", expected="the file that takes the others in")
+    found = kept.joined([json] * json.is_file() + others, commit)
     if plots is not None:
         pictures.write(found, plots)
     finish(found.result(), json, lambda console: render.show(found, console), html=html)

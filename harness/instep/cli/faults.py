@@ -30,8 +30,15 @@ def faults(
         "--checkpoint", "--model", help="Record the traces anew with this model, as one with experts; "
                                                          "left out: as they come with instep.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes at a time; left out: as many as cores.", min=1)] = None,
+    part: Annotated[str | None, typer.Option(help="Of so many parts of them one, as 3/16: as many processes or "
+                                                  "machines plant all.")] = None,
+    missing: Annotated[bool, typer.Option("--missing", help="Plant only what the --json file lacks or has as void; its "
+                                                            "other rows stay.")] = False,
     no_text: Annotated[bool, typer.Option("--no-text", help="Leave out what accuracy would see of them.")] = False,
     json: Json = None,
+    join: Annotated[list[Path] | None, typer.Option(help="A result of another process or machine that goes into "
+                                                         "--json; may be repeated. Of a fault's rows one that is not "
+                                                         "void counts, and of those the latest.")] = None,
     html: Html = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the matrix of faults and checks there, as SVG.")] = None,
     commit: Commit = None,
@@ -43,19 +50,35 @@ def faults(
 
     from rich.console import Console
 
+    from instep_reference.contract.errors import BadInput
+
     from ..atomic_write import write_atomically
-    from ..faults import render
+    from ..faults import kept, render
     from ..faults.matrix import Matrix
     from ..faults.picture import picture_of
 
-    must_be_free((json, html, picture))
-    chosen = _chosen(names, family, ops)
+    must_be_free((json, html, picture), *join or ())
+    for option, asked in (("--missing", missing), ("--join", join)):
+        if asked and json is None:
+            raise BadInput(option, found="no --json", expected="the file that holds the other rows")
+    there = [kept.read(json)] if (missing or join) and json is not None and json.is_file() else []
+    chosen = [] if join else _chosen(names, family, ops)
+    if join and (names or family or ops or part or missing):
+        raise BadInput("--join", found="faults to plant, too", expected="one of them: to join plants nothing")
+    if missing:
+        here = {one.fault.id for result in there for one in result.fired}
+        chosen = [fault for fault in chosen if fault.id not in here]
+    if part is not None:
+        chosen = _part(chosen, part)
     if list_only:
         _list(chosen, Console())
         raise typer.Exit(0)
-    _traces_here()
-    chosen = [replace(fault, how=replace(fault.how, **given.named)) for fault in chosen]
-    result = _run(chosen, jobs or os.cpu_count() or 1, not no_text, checkpoint)
+    results = there + [kept.read(path) for path in join or ()]
+    if chosen or not results:
+        _traces_here()
+        chosen = [replace(fault, how=replace(fault.how, **given.named)) for fault in chosen]
+        results.append(_run(chosen, jobs or os.cpu_count() or 1, not no_text, checkpoint, commit))
+    result = kept.joined(*results) if len(results) > 1 else results[0]
     if picture is not None:
         write_atomically({picture: picture_of(Matrix.of(result)).encode()})
     finish(render.of(result, commit), json, lambda console: render.show(result, console), html=html)
@@ -89,6 +112,25 @@ def _chosen(names: list[str] | None, families: list[str] | None, ops: list[str] 
     return found
 
 
+def _part(chosen: list[Fault], part: str) -> list[Fault]:
+    """Groups that share a control, the largest first, each to the part that has least so far."""
+    from instep_reference.contract.errors import BadInput
+
+    from ..faults.campaign import SLOW
+
+    number, _, parts = part.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise BadInput("--part", found=part, expected="a part and how many there are, as 3/16")
+    groups: dict[tuple[str, ...], list[Fault]] = {}
+    for fault in chosen:
+        groups.setdefault((fault.trace, *fault.how.words()), []).append(fault)
+    dealt: list[list[Fault]] = [[] for _ in range(int(parts))]
+    for group in sorted(groups.values(), key=len, reverse=True):
+        min(dealt, key=lambda faults: sum(5 if fault.how.ops == SLOW else 1 for fault in faults)).extend(group)
+    mine = {fault.id for fault in dealt[int(number) - 1]}
+    return [fault for fault in chosen if fault.id in mine]
+
+
 def _traces_here() -> None:
     from instep_reference.contract.errors import BadInput
 
@@ -112,16 +154,18 @@ def _near(name: str, known: list[str]) -> str:
     return ", ".join(get_close_matches(name, known, n=5, cutoff=0.4) or known)
 
 
-def _run(chosen: list[Fault], jobs: int, text: bool, checkpoint: Path | None) -> Result:
+def _run(chosen: list[Fault], jobs: int, text: bool, checkpoint: Path | None, commit: str | None) -> Result:
     from tempfile import TemporaryDirectory
 
     from ..faults import TRACES
     from ..faults.campaign import campaign
+    from ..faults.forks import warm
     from ..faults.retrace import retraced
     from .progress import progress
 
     name, traces = f"{len(chosen)} faults", TRACES
-    with TemporaryDirectory(prefix="instep-traces-") as folder, progress(name) as said:
+    with TemporaryDirectory(prefix="instep-traces-") as folder, progress(name) as said, warm():
         if checkpoint is not None:
             traces = retraced(TRACES, (fault.trace for fault in chosen), checkpoint, Path(folder))
-        return campaign(chosen, traces, jobs=jobs, text=text, progress=lambda ended, of: said(name, ended, of))
+        return campaign(chosen, traces, jobs=jobs, text=text, commit=commit,
+                        progress=lambda ended, of: said(name, ended, of))  # fmt: skip

@@ -76,7 +76,7 @@ def soak(
         settings = Settings(given.setting(ops=name), directory, 0, seed, out, sampled=sampled, command="soak")
         settled = settings.setting.data() | dict.fromkeys(sampled)
         run = kept.going_on(runs, kept.Soaked(settled, digest, seed, every, stretch), json)
-        soaking = _session(Soak(settings, run, kept.session(device, commit), ask), keep)
+        soaking = _session(Soak(settings, run, kept.Session.now(device, commit), ask), keep)
         found = soaking.found
         if found is not None or soaking.interrupted:
             break

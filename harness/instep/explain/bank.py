@@ -27,7 +27,7 @@ from .appearance import appearance
 from .case import NUMERIC, Case, Explanation, case_of
 from .constants import constants
 from .elsewhere import elsewhere
-from .experts import experts
+from .experts import experts, other_experts
 from .fitted import fitted
 from .inputs import inputs
 from .judge import agrees, best
@@ -66,7 +66,7 @@ BANK: tuple[tuple[Family, ...], ...] = (
         result_rows, read_rows, inputs, mixing, norms, products, constants, recurrence, positions, shares, memory,
         states, tokens, windows, labels, addresses, trees, experts,
     ),
-    (fitted,),
+    (fitted, other_experts),
 )
 NOT_FINITE: tuple[Family, ...] = (recurrence, addresses)  # what would not be finite at the same places
 

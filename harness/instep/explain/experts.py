@@ -6,7 +6,7 @@ All of them are sums of the same experts' rows, computed once. Leaves out: rows 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -22,6 +22,7 @@ from .weights import layer_of
 NARROW = (torch.bfloat16, torch.float16)
 MOST = 4  # experts to a row of which every subset is tried
 SHOWN = 4  # rows that are written out
+ANY = 1 << 12  # choices of a row's experts of which every one is tried; where there are more, one expert is another
 ROOM = 1 << 26  # numbers that all experts may make together; beyond that a finding stays unexplained
 
 
@@ -63,29 +64,37 @@ class Mixture:
 
 
 def experts(case: Case) -> Iterator[Explanation]:
-    piece = case.piece
-    if case.component != "mlp" or piece is None:
+    mix = _mixture(case)
+    if mix is None:
         return
-    layer, x = layer_of(case), case.own("post_normed")
-    if layer is None or not isinstance(layer.mlp, MoeWeights) or x is None:
-        return
-    route = (piece.from_own_inputs or piece).truth.route
-    if route is None or len(route.scores) != len(x) or x.numel() * len(layer.mlp.experts) > ROOM:
-        return
-    mix = Mixture(case.weights.config, layer.mlp, x, route.scores, route.ranking)
-    made, shared = mix.made(layer.mlp.experts), mix.shared()
+    made, shared = mix.made(mix.mlp.experts), mix.shared()
     for says, weights in _weights(mix):
         yield Explanation(says, _sum(weights, made) + shared)
     right = mix.weighed(mix.shares(mix.top, mix.config.norm_topk))
     for says, rows in (
         ("lacks the shared expert", torch.zeros_like(shared)), ("the shared expert is not gated", mix.shared(1.0)),
         ("the shared expert is gated by the gate itself, not by a sigmoid of it",
-         mix.shared(x @ layer.mlp.shared_gate.T)),
+         mix.shared(mix.x @ mix.mlp.shared_gate.T)),
     ):  # fmt: skip
         yield Explanation(says, _sum(right, made) + rows)
     for says, others in _experts(mix.mlp.experts):
         yield Explanation(says, _sum(right, mix.made(others)) + shared)
     yield from _left_out(case, mix, right, made, shared)
+    yield from _grouped(case)
+
+
+def _mixture(case: Case) -> Mixture | None:
+    """The experts of the finding's rows."""
+    piece = case.piece
+    if case.component != "mlp" or piece is None:
+        return None
+    layer, x = layer_of(case), case.own("post_normed")
+    if layer is None or not isinstance(layer.mlp, MoeWeights) or x is None:
+        return None
+    route = (piece.from_own_inputs or piece).truth.route
+    if route is None or len(route.scores) != len(x) or x.numel() * len(layer.mlp.experts) > ROOM:
+        return None
+    return Mixture(case.weights.config, layer.mlp, x, route.scores, route.ranking)
 
 
 def _sum(weights: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
@@ -157,3 +166,73 @@ def _left_out(
         told = [f"{listed('expert', numbers)} in row {row}" for row, numbers in lost.items()]
         says = f"lacks {', '.join(told[:SHOWN])}" + (f", and in {len(told) - SHOWN} more" if len(told) > SHOWN else "")
     yield Explanation(says, wrong, float(len(keeps)) ** len(lost))
+
+
+def _grouped(case: Case) -> Iterator[Explanation]:
+    """Mistakes of rows that are grouped by expert: pairs of a row and an expert, by expert, then by row.
+
+    The rows are those of all requests of the launch.
+    """
+    place, own = case.finding.place, case.piece
+    pieces = [one for one in case.pieces if place in one.truth.places]
+    pieces.sort(key=lambda one: one.span.begin)
+    parts = [mix for one in pieces if (mix := _mixture(replace(case, piece=one))) is not None]
+    if own is None or len(parts) < len(pieces):
+        return
+    x, scores, ranking = (torch.cat([getattr(one, name) for one in parts]) for name in ("x", "scores", "ranking"))
+    mix, begin = Mixture(parts[0].config, parts[0].mlp, x, scores, ranking), own.span.begin - pieces[0].span.begin
+    mine, (made, share, chosen) = slice(begin, begin + len(case.found)), _pairs(mix)
+    order = chosen.flatten().argsort(stable=True)
+    yield Explanation("has shares in the order of experts, not of rows",
+                      _mixed(made, share.flatten()[order].view_as(share), chosen)[mine])  # fmt: skip
+    before = chosen.flatten()[order].roll(1)
+    before[0] = before[1]
+    late = torch.empty_like(before).scatter(0, order, before).view_as(chosen)
+    yield Explanation("the first row of every expert goes to the expert before it", _mixed(made, share, late)[mine])
+
+
+def other_experts(case: Case) -> Iterator[Explanation]:
+    """Of each row other experts in the place of its own, with the same shares, where that is much nearer."""
+    mix = _mixture(case)
+    if mix is None:
+        return
+    made, share, chosen = _pairs(mix)
+    count, each = len(made), chosen.shape[1]
+    every = count**each <= ANY
+    tries = count**each if every else count * each
+    if tries * chosen.numel() * made.shape[-1] > ROOM:
+        return
+    ways = torch.tensor(list(product(range(count), repeat=each))) if every else None
+    right = _mixed(made, share, chosen)
+    found, wrong, told = case.found.to("cpu", torch.float64), chosen.clone(), []
+    for row, own in enumerate(chosen):
+        tried = ways if ways is not None else own.repeat(tries, 1).scatter(
+            1, torch.arange(tries)[:, None] // count, torch.arange(tries)[:, None] % count)
+        off = (torch.einsum("n,wnd->wd", share[row], made[tried, row]) - found[row]).norm(dim=-1)
+        best = tried[off.argmin()]
+        if off.min() < (right[row] - found[row]).norm() / 4:
+            wrong[row] = best
+            there, lost = (sorted({int(n) for n in one[best != own]}) for one in (best, own))
+            told.append(f"row {row} goes to {_named(there, count)} in the place of {_named(lost, count)}")
+    if told:
+        more = f", and {len(told) - SHOWN} more go elsewhere" if len(told) > SHOWN else ""
+        yield Explanation(", ".join(told[:SHOWN]) + more, _mixed(made, share, wrong), float(tries) ** len(told))
+
+
+def _pairs(mix: Mixture) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """made [E + 1, T, D]; share, chosen [T, top + 1]: the shared expert is every row's last, its share is its gate."""
+    made, opened = mix.made((*mix.mlp.experts, mix.mlp.shared)), torch.sigmoid(mix.x @ mix.mlp.shared_gate.T)
+    chosen = torch.cat([mix.ranking[:, : mix.top], torch.full_like(mix.ranking[:, :1], len(made) - 1)], 1)
+    return made, torch.cat([mix.shares(mix.top, mix.config.norm_topk), opened], 1), chosen
+
+
+def _mixed(made: torch.Tensor, share: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """made [E, T, D] of every row; its experts chosen [T, n], with these shares -> [T, D]"""
+    return torch.einsum("tn,tnd->td", share, made[chosen, torch.arange(len(chosen))[:, None]])
+
+
+def _named(numbers: list[int], count: int) -> str:
+    """expert 2 and the shared expert"""
+    routed = [number for number in numbers if number < count - 1]
+    words = ([listed("expert", routed)] if routed else []) + ["the shared expert"] * (len(routed) < len(numbers))
+    return " and ".join(words)

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from ..replay.setting import Setting
 from . import plant
 from .arms import Arm, Said, both, related, replayed, spoken
 from .base import Fault, speaking
-from .judge import Judged, Result, judge
+from .judge import Judged, Result, Session, judge
 
 T = TypeVar("T")
 SLOW = "triton"  # interpreted, it takes longest: what is begun first holds nobody up in the end
@@ -26,7 +27,7 @@ CONTROL = "control"
 
 def campaign(
     faults: Sequence[Fault], traces: Path, *, jobs: int = 1, text: bool = True,
-    progress: Callable[[int, int], None] = lambda ended, of: None,
+    progress: Callable[[int, int], None] = lambda ended, of: None, commit: str | None = None,
 ) -> Result:
     """Every fault beside its control, which faults of the same trace and setting share.
 
@@ -34,7 +35,8 @@ def campaign(
     text      whether each also speaks freely: what a test of accuracy would see
     progress  is told how many processes have ended, and of how many
     """
-    begun, spent = time.perf_counter(), _spent()
+    session, begun, spent = Session.now("cpu", commit), time.perf_counter(), _spent()
+    session.jobs = jobs
     with tempfile.TemporaryDirectory(prefix="instep-faults-") as scratch, ThreadPoolExecutor(jobs) as pool:
         runs = _Runs(Path(scratch), faults, traces, pool)
         for fault in sorted(faults, key=lambda fault: fault.how.ops != SLOW):
@@ -42,13 +44,14 @@ def campaign(
         for ended, _ in enumerate(as_completed(runs.asked.values()), start=1):
             progress(ended, len(runs.asked))
         judged = tuple(runs.judged(fault, text) for fault in faults)
-    return Result(judged, time.perf_counter() - begun, _spent() - spent, jobs)
+    session.seconds, session.processor_seconds = round(time.perf_counter() - begun, 1), round(_spent() - spent, 1)
+    return Result(tuple(replace(one, session=session) for one in judged))
 
 
 def _spent() -> float:
     """Seconds of processors that ended processes have taken: what a campaign costs, however busy the machine is."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return used.ru_utime + used.ru_stime + (0.0 if plant.forks is None else plant.forks.spent)
 
 
 class _Runs:

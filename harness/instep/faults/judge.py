@@ -10,10 +10,11 @@ Leaves out: running them (`arms.py`, `campaign.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..checks.experts import Experts
 from ..checks.grown import Grown
+from ..report.session import Session as Called
 from ..verdict import Exit, Tier
 from .arms import Arm, Said
 from .base import Fault
@@ -53,15 +54,26 @@ class Heard:
         return not self.error and (self.acceptance or 0) > (1 if self.usual is None else self.usual)
 
 
+class Session(Called):
+    """One call of the command: processes at a time, and seconds of processors."""
+
+    jobs: int = 1
+    processor_seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class Judged:
-    """A fault with its arms; void: why nothing can be said of it, or empty; heard: None where no text was asked for."""
+    """A fault with its arms; void: why nothing can be said of it, or empty; heard: None where no text was asked for.
+
+    session  in which it was planted
+    """
 
     fault: Fault
     control: Arm
     arm: Arm
     void: str
     heard: Heard | None = None
+    session: Session = field(default_factory=lambda: Session("", None, {}))
 
     @property
     def seen(self) -> dict[str, str]:
@@ -103,12 +115,18 @@ class Judged:
 
 @dataclass(frozen=True)
 class Result:
-    """A whole campaign: seconds on the clock, and of processors; processes at a time."""
+    """A campaign, or several joined."""
 
     judged: tuple[Judged, ...]
-    seconds: float
-    processor_seconds: float
-    jobs: int
+
+    @property
+    def sessions(self) -> list[Session]:
+        """Every one of which a fault is here, once."""
+        found: list[Session] = []
+        for one in self.judged:
+            if one.session not in found:
+                found.append(one.session)
+        return found
 
     @property
     def fired(self) -> tuple[Judged, ...]:

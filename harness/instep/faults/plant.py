@@ -12,13 +12,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .base import Edit, Wrap
 from .syntax import replaced
 from .wrapping import wrapped
 
+if TYPE_CHECKING:
+    from .forks import Forks
+
 PACKAGES = ("instep_reference", "instep_optimized", "instep")
 TIMEOUT_S = 300.0
+forks: Forks | None = None  # who makes the processes of runs (`forks.warm`); None: each is a new Python
 
 
 def source(package: str) -> Path:
@@ -59,12 +64,19 @@ def run(folder: Path, *args: str, cwd: Path | None = None) -> subprocess.Complet
 
 def run_python(folder: Path, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """`python ARGS` with the packages of that folder first (`-P`: not the working directory)."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
-    environment = kept | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    env = environment() | {"PYTHONPATH": str(folder)}
+    if forks is not None:
+        return forks.run(args, cwd or folder, env, TIMEOUT_S)
     return subprocess.run(
-        [sys.executable, "-P", *args], capture_output=True, text=True, check=False, cwd=cwd or folder,
-        env=environment, timeout=TIMEOUT_S,
+        [sys.executable, "-P", *args], capture_output=True, text=True, check=False, cwd=cwd or folder, env=env,
+        timeout=TIMEOUT_S,
     )
+
+
+def environment() -> dict[str, str]:
+    """Of a run: the user's, without what says how this process runs."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
+    return kept | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
 
 def _digest(root: Path) -> str:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
 from rich.console import Console
 from rich.text import Text
 
@@ -92,20 +93,26 @@ def said(found: Mapping[str, Any]) -> str:
     """Of a result: 18 of 18 faults found, 17 located, 16 named (9 by check, 5 by bank, 2 by hypothesis); 0 void; ..."""
     by = ", ".join(f"{count} by {who}" for who, count in found.get("named_by", {}).items())
     return (f"{found['found']} of {found['fired']} faults found, {found['located']} located, {found['named']} named "
-            f"({by}); {found['void']} void; {found['seconds']:.0f} s, {found['jobs']} processes "
-            f"({found['processor_seconds']:.0f} processor seconds)")  # fmt: skip
+            f"({by}); {found['void']} void; {took(found)}")  # fmt: skip
+
+
+def took(found: Mapping[str, Any]) -> str:
+    """What it cost, however busy the machines were: 3621 processor seconds, in 2 sessions"""
+    sessions = found["sessions"]
+    several = f", in {len(sessions)} sessions" if len(sessions) > 1 else ""
+    return f"{sum(one['processor_seconds'] for one in sessions):.0f} processor seconds{several}"
 
 
 def of(result: Result, commit: str | None = None) -> File:
     """What the campaign found."""
-    fired = result.fired
+    fired, sessions = result.fired, result.sessions
     found = {
-        "seconds": round(result.seconds, 1), "processor_seconds": round(result.processor_seconds, 1),
-        "jobs": result.jobs,
+        "sessions": to_builtins(sessions),
         "faults": len(result.judged), "fired": len(fired), "void": len(result.judged) - len(fired),
         **{what: sum(getattr(one, what) for one in fired) for what in ("found", "named", "located")},
         "named_by": result.named_by,
-        "failures": list(result.failures), "results": [_data(one) for one in result.judged],
+        "failures": list(result.failures),
+        "results": [_data(one) | {"session": sessions.index(one.session)} for one in result.judged],
     }  # fmt: skip
     return File(result.exit, "cpu", found, commit)
 
@@ -118,7 +125,7 @@ def _data(one: Judged) -> dict[str, Any]:
         "expected": {"event": fault.event, **fault.place._asdict(), "says": fault.says,
                      "seen_by": list(fault.seen_by), "blind": list(fault.blind)},
         "void": one.void, "found": one.found, "named": one.named, "named_by": one.named_by, "located": one.located,
-        "seen": dict(one.seen), "looked": dict(one.arm.looked),
+        "code": one.arm.code, "seen": dict(one.seen), "looked": dict(one.arm.looked),
         "first": first, "message": one.arm.message.replace(f"{TOP}/", ""), "cause": one.arm.cause,
         "error": one.arm.error,
         "served": dict(one.arm.served),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from instep_reference.contract import engine as e
@@ -17,49 +16,7 @@ from ..trace.request_table import RequestTable
 from . import drafter_coverage
 from .prefix_coverage import PREFIXES
 from .tree_coverage import TREES
-
-
-@dataclass
-class Past:
-    """What is remembered of the events before.
-
-    accepted  drafts accepted last; owned: slots that had an owner; lost: slots that a preemption took
-    behind    requests that decoded while there were no steps; switched: the step count changed
-    missed    how many commits of others there were since a request was last in a batch, while its accepted drafts may
-              still be folded in; batch: requests of the last two commits
-    kept      what is kept, by name -> slot and step count that it was made in; loads: how often it was loaded
-    hits      live requests that have loaded a prefix; accepted_in: prefixes that end with accepted tokens
-    fetched   what came back from the host; evicted: names under which something was kept
-    """
-
-    accepted: dict[str, int] = field(default_factory=dict)
-    owned: set[int] = field(default_factory=set)
-    lost: dict[str, int | None] = field(default_factory=dict)
-    behind: set[str] = field(default_factory=set)
-    switched: bool = False
-    missed: dict[str, int] = field(default_factory=dict)
-    batch: tuple[int, int] = (0, 0)
-    kept: dict[str, tuple[int | None, int]] = field(default_factory=dict)
-    loads: Counter[str] = field(default_factory=Counter)
-    hits: set[str] = field(default_factory=set)
-    accepted_in: set[str] = field(default_factory=set)
-    fetched: set[str] = field(default_factory=set)
-    evicted: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One event, and the request table before and after it."""
-
-    before: RequestTable
-    event: e.AnyEvent
-    after: RequestTable
-    past: Past
-    overlap: bool = False  # whether rounds overlap
-    heads: int = 1  # how many MTP layers are in use
-
-
-Condition = Callable[[Turn], bool]
+from .turn import Condition, Past, Turn
 
 
 class Coverage:

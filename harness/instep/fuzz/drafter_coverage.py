@@ -5,16 +5,12 @@ Leaves out: every other condition, and the counting (`coverage.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from instep_reference.contract import engine as e
 from instep_reference.contract.event_facts import tracks
 
-if TYPE_CHECKING:
-    from .coverage import Turn
-
-Condition = Callable[["Turn"], bool]
+from .turn import Condition, Turn
 
 
 def _ragged(turn: Turn) -> bool:

@@ -35,13 +35,14 @@ class Diverged(AssertionError):
 class Example:
     """Built per drawn run; `serve` takes one legal event.
 
-    chosen: the checks that run, of all that have a meaning here
+    chosen: the checks that run, of all that have a meaning here; every: of so many events at one every op is computed
+    again, at the others the states alone (`Oracle`)
     refuses: whether the subject is offered illegal events
     elements: numbers compared so far; verdict: the verdict of the event on which the sides differed
     """
 
     def __init__(
-        self, plan: Plan, header: Header, chosen: Callable[[Sequence[Check]], Sequence[Check]] = tuple
+        self, plan: Plan, header: Header, chosen: Callable[[Sequence[Check]], Sequence[Check]] = tuple, every: int = 1
     ) -> None:
         self.header, self.setting, self.elements = header, plan.setting, 0
         self.events: tuple[AnyEvent, ...] = ()
@@ -56,6 +57,8 @@ class Example:
         # Where rounds overlap the room hangs on how far the engine has waited, so what is refused is not the trace's.
         self.refuses = participants.shown.refuses and not participants.overlap
         self._oracle, self._older = oracle_for(plan, participants), Older(plan.adaptive, plan.num_steps)
+        if isinstance(self._oracle, PatchedOracle):
+            self._oracle.every = every
         self._checks = (self._answers, *chosen(checks_for(self._oracle)), self._older)
         if not BY_ROUNDED & {check.tier for check in self._checks}:
             participants.rounded = participants.rounded_draw = None
@@ -74,8 +77,10 @@ class Example:
         verdict = run(self._lockstep, self._checks)
         self.elements += verdict.elements
         if verdict.findings:
-            pieces = self._oracle if isinstance(self._oracle, PatchedOracle) else None
-            verdict.compared = explained(verdict.compared, self._lockstep.last, pieces, self._older)
+            at, oracle = self._lockstep.last, self._oracle
+            whole = at is not None and isinstance(oracle, PatchedOracle) and oracle.whole(at)  # else a replay says more
+            pieces = oracle if whole and isinstance(oracle, PatchedOracle) else None
+            verdict.compared = explained(verdict.compared, at, pieces, self._older)
             self.verdict = verdict
             raise Diverged(verdict.findings[0].diagnosis)
 

@@ -6,18 +6,15 @@ Leaves out: every other condition, and the counting (`coverage.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from instep_reference.contract import engine as e
 from instep_reference.contract.event_facts import tracks
 
 from ..trace.request_table import Standing
-
-if TYPE_CHECKING:
-    from .coverage import Turn
+from .turn import Condition, Turn
 
 
-def _tracked(holds: Callable[[Turn, str, int], bool], kind: type[e.Event]) -> Callable[[Turn], bool]:
+def _tracked(holds: Callable[[Turn, str, int], bool], kind: type[e.Event]) -> Condition:
     """Of an event of this kind: whether it holds for some request and the tokens of its prefix."""
 
     def condition(turn: Turn) -> bool:
@@ -28,7 +25,7 @@ def _tracked(holds: Callable[[Turn, str, int], bool], kind: type[e.Event]) -> Ca
     return condition
 
 
-def _hit(holds: Callable[[Turn, Standing], bool]) -> Callable[[Turn], bool]:
+def _hit(holds: Callable[[Turn, Standing], bool]) -> Condition:
     def condition(turn: Turn) -> bool:
         kept = turn.after.saved[turn.event.name] if isinstance(turn.event, e.Load) else None
         return kept is not None and kept.prefix and holds(turn, kept)
@@ -46,7 +43,7 @@ def _not_reached(turn: Turn) -> bool:
 
 def _of(
     kind: type[e.Event], holds: Callable[[Turn, Standing], bool] = lambda turn, kept: True
-) -> Callable[[Turn], bool]:
+) -> Condition:
     """Of an event that moves or evicts a prefix, which is as it was before."""
 
     def condition(turn: Turn) -> bool:
@@ -60,7 +57,7 @@ def _again(turn: Turn) -> bool:
     return any(under in turn.past.evicted and under in turn.after.saved for under in tracks(turn.event).values())
 
 
-PREFIXES: dict[str, Callable[[Turn], bool]] = {
+PREFIXES: dict[str, Condition] = {
     "a prefix tracked at the end of a chunk": _tracked(_ends, e.Forward),
     "a prefix tracked inside an accepted path": _tracked(lambda *at: not _ends(*at), e.Commit),
     "a prefix tracked at the end of an accepted path": _tracked(_ends, e.Commit),

@@ -6,14 +6,11 @@ Leaves out: every other condition, and the counting (`coverage.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from instep_reference.contract import engine as e
 
 from ..trace.request_table import Standing
-
-if TYPE_CHECKING:
-    from .coverage import Turn
+from .turn import Condition, Turn
 
 
 def _windows(turn: Turn) -> list[Standing]:
@@ -39,7 +36,7 @@ def _beside_prompt(turn: Turn) -> bool:
     return prompts and any(map(branches, _windows(turn)))
 
 
-def _accepted(holds: Callable[[tuple[int, ...], int], bool]) -> Callable[[Turn], bool]:
+def _accepted(holds: Callable[[tuple[int, ...], int], bool]) -> Condition:
     """Of a commit: whether it holds for the accepted drafts and the number of nodes of some tree."""
 
     def trees(turn: Turn) -> Iterator[tuple[tuple[int, ...], int]]:
@@ -51,7 +48,7 @@ def _accepted(holds: Callable[[tuple[int, ...], int], bool]) -> Callable[[Turn],
     return lambda turn: any(holds(nodes, count) for nodes, count in trees(turn))
 
 
-def _grown(holds: Callable[[e.Draft, int], bool]) -> Callable[[Turn], bool]:
+def _grown(holds: Callable[[e.Draft, int], bool]) -> Condition:
     """Of a draft that grows trees: whether it holds for the event and the number of drafts of a grown tree."""
 
     def drafted(turn: Turn) -> bool:
@@ -61,7 +58,7 @@ def _grown(holds: Callable[[e.Draft, int], bool]) -> Callable[[Turn], bool]:
     return drafted
 
 
-TREES: dict[str, Callable[[Turn], bool]] = {
+TREES: dict[str, Condition] = {
     "trees of different shapes in one batch": _shapes_differ,
     "a tree beside a chain": _beside_chain,
     "a tree beside a prompt": _beside_prompt,

@@ -19,7 +19,8 @@ from instep_reference.contract.engine import AnyEvent, Finish, RequestState
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.sampling import Sampling
 
-from ..observe.observers import LastStates, on_host
+from ..observe.observers import LastStates
+from ..observe.to_host import on_host
 from ..replay.participants import candidates
 from ..replay.setting import Setting
 from ..replay.single import engine, header_of

@@ -13,6 +13,7 @@ from instep_reference.contract.engine import Event
 from instep_reference.contract.place import Place
 
 from ..player import Observer, Side
+from .to_host import brought
 
 
 class Activations(Observer):
@@ -32,6 +33,7 @@ class Activations(Observer):
 
     def take(self) -> dict[Place, torch.Tensor]:
         """Place -> all rows of the event, packed in batch order, on the host."""
-        places = {place: torch.cat(parts).cpu() for place, parts in self._kept.items()}
+        whole = [parts[0].contiguous() if len(parts) == 1 else torch.cat(parts) for parts in self._kept.values()]
+        places = dict(zip(self._kept, brought(whole), strict=True))
         self._kept, self.last = {}, None
         return places

@@ -24,6 +24,7 @@ from .event_log import Broken, FailedOp, Served
 from .exercised import Exercised, Tally, counted_in
 from .pools import Pools, stands
 from .reads import Reads
+from .to_host import indices_on_host
 
 SCALES = " scales"  # behind the name of their pool
 OURS = "instep_optimized"  # the package whose own ops need no count
@@ -75,9 +76,10 @@ class Calls:
                 self._captured += 1
                 return self._run(name, op, given)
             with self._reads.paused():
-                self._note(name, given, chain(before(name, given), self._views(name, given)))
-                self._served += _served(name, given) if name in OPS else ()
-                for form, lengths in () if ours or name not in OPS else _lengths(name, given):
+                told = indices_on_host(given) if self._reads.cuda else given
+                self._note(name, given, chain(before(name, told), self._views(name, given)))
+                self._served += _served(name, told) if name in OPS else ()
+                for form, lengths in () if ours or name not in OPS else _lengths(name, told):
                     self.tally.ops[form] = self.tally.ops.get(form, Exercised()).with_call(lengths)
                 result = None if self._captures else self._run(name, op, given)
             if self._captures:

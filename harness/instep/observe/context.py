@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from instep_reference.contract.copies import Copy
 from instep_reference.contract.engine import Event, Region, RequestState
@@ -17,10 +16,8 @@ from instep_reference.contract.sampling import Sampling
 from ..player import Side
 from .event_log import NOTHING, EventLog
 from .memory import Changes
+from .row_span import RowSpan
 from .shown import WHOLE, Shown
-
-if TYPE_CHECKING:
-    from .rows import RowSpan
 
 # Rows of a place are packed in batch order. Which requests have rows at a stage, and how many:
 #   trunk    forward: every row of the event;  logits and pick: all nodes of a verify row, one row for a

@@ -17,7 +17,8 @@ from instep_reference.weights import Weights
 from .context import EventContext
 from .growth import step_of
 from .layer_work import Work, draft_of
-from .rows import RowSpan, row_spans, rows
+from .row_span import RowSpan
+from .rows import row_spans, rows
 
 
 def one_row(row: torch.Tensor | None) -> torch.Tensor | None:

@@ -11,10 +11,12 @@ from typing import Any, cast
 
 import torch
 
-from instep_reference import trunk
-from instep_reference.contract.place import See
+from instep_reference import gdn, trunk
+from instep_reference.contract.engine import RequestState
+from instep_reference.contract.place import Place, See
 from instep_reference.gdn import GdnMemory
-from instep_reference.weights import DraftWeights, Weights
+from instep_reference.norms import rms_norm
+from instep_reference.weights import DraftWeights, GdnWeights, Weights
 
 from .tree_forms import depths, forms
 
@@ -49,6 +51,29 @@ class LayerWork:
         _, after = trunk.layer(
             config, layers[self.layer], self.layer, self.stage, hidden, memory, positions, see, forms)
         return after.state if isinstance(after, GdnMemory) else None
+
+
+def to_state(
+    hidden: torch.Tensor, before: RequestState, layer: int, number: int, start: int,
+    tree: tuple[int, ...] | None = None,
+) -> Work:
+    """A GDN layer from its rows to the state, and nothing behind it; `number`: where the weights have the layer."""
+
+    def work(weights: Weights, see: See) -> torch.Tensor:
+        like, mine = weights.embedding, weights.layers[number]
+        assert isinstance(mine.mixer, GdnWeights), "asked of GDN layers alone"
+        memory = gdn.empty(weights.config, like.dtype, like.device)
+        if start:
+            memory = GdnMemory(before.conv[layer].to(like), before.state[layer].to(like))
+
+        def at(component: str, tensor: torch.Tensor) -> torch.Tensor:
+            return see(Place("trunk", layer, component), tensor)
+
+        normed = at("normed", rms_norm(hidden.to(like), mine.input_norm, weights.config.eps))
+        positions, forms = positions_of(start, hidden.shape[0], tree, like.device)
+        return gdn.mix(weights.config, mine.mixer, normed, memory, positions, at, **forms.get("gdn", {}))[1].state
+
+    return work
 
 
 def positions_of(

@@ -151,7 +151,7 @@ class Watch:
             )
             guarded = len(kept.live) - sum(unit < len(kept.live) for unit in free)
             units, size = units + guarded, size + guarded * kept.live[0].numel() * kept.live.element_size()
-            changed = seen.changed().any(1).nonzero()[:, 0].tolist()
+            changed = [] if now is kept.digests else seen.changed().any(1).nonzero()[:, 0].tolist()
             trespasses += [kept.trespass(unit) for unit in changed if unit not in free]
             written[region.name, region.layer].append((kept, changed, seen.after))
         trespasses = [replace(one, strides=self._strides(one.region, may, written)) for one in trespasses]

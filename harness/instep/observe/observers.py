@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, Generic, TypeVar, cast
-
-import torch
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 from instep_reference.contract.engine import Admit, Answer, Engine, Event, Evict, Fetch, Finish, Offload, RequestState
 from instep_reference.contract.event_facts import facts, named, tracks
@@ -19,20 +17,10 @@ from instep_reference.contract.event_facts import facts, named, tracks
 from ..player import Observer, Side
 from ..trace.bounds import Bound
 from .memory import Watch
+from .to_host import on_host
 
 T = TypeVar("T")
 Answered = Callable[[Event, Answer | None], None]
-
-
-def on_host(value: T) -> T:
-    """The same answer or state with every tensor on the host."""
-    if isinstance(value, torch.Tensor):
-        return cast(T, value.cpu())
-    if isinstance(value, dict):
-        return cast(T, {key: on_host(inner) for key, inner in value.items()})
-    if is_dataclass(value) and not isinstance(value, type):
-        return cast(T, replace(value, **{each.name: on_host(getattr(value, each.name)) for each in fields(value)}))
-    return value
 
 
 class OnHost(Observer):
@@ -81,7 +69,7 @@ class States(Observer):
             self._live[event.request] = None
         for name in named(event) if facts(event).ends else ():
             self._live.pop(name, None)
-        before, self.now = self.now, {name: on_host(self._engine.state(name)) for name in self._live}
+        before, self.now = self.now, on_host({name: self._engine.state(name) for name in self._live})
         made = getattr(side.answer, "tracked", {})
         prefixes: Any = self._engine  # one that tracks any shows them, too (`Tracks`)
         names = {under for name, under in tracks(event).items() if name in made}
@@ -89,7 +77,7 @@ class States(Observer):
         if isinstance(event, Evict):
             self._prefixes.discard(event.name)
         names |= self._prefixes & ({event.name} if isinstance(event, Offload | Fetch) else set())
-        tracked = {under: on_host(prefixes.prefix(under)) for under in names}
+        tracked = on_host({under: prefixes.prefix(under) for under in names})
         wish = self._engine.next_num_steps()
         return replace(side, before=before, after=self.now, tracked=tracked, wanted_num_steps=wish)
 

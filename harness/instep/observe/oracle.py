@@ -15,7 +15,7 @@ from typing import cast
 
 import torch
 
-from instep_reference import gdn, trunk
+from instep_reference import trunk
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Drafted, Forward, Load, RequestState
@@ -24,7 +24,7 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, Se
 from instep_reference.contract.rounding import Product, Storage
 from instep_reference.gdn import GdnMemory
 from instep_reference.norms import rms_norm
-from instep_reference.weights import GdnWeights, Weights
+from instep_reference.weights import Weights
 
 from ..verdict import Skipped
 from .context import EventContext
@@ -32,11 +32,12 @@ from .folding import Folding, PreviousStep, Run, Runs
 from .growth import head_tree
 from .handed_over import handed_over
 from .head_rows import of_node, reading, row_of_parent, wrong_rows
-from .layer_work import LayerWork, Work, draft_of, positions_of
+from .layer_work import LayerWork, Work, draft_of, to_state
 from .own_inputs import shown
 from .products import NONE
 from .recomputation import REMEMBERED, Recomputation, Runner, only
-from .rows import RowSpan, paths, row_spans, rows
+from .row_span import RowSpan
+from .rows import paths, row_spans, rows
 from .same_piece import Remembering
 from .storage import entries
 from .tree_forms import lines
@@ -47,9 +48,11 @@ class Oracle:
     """Serves one run: it remembers what it computed of windows until their commit, and of the step before.
 
     every_op: whether pieces are computed from the subject's own rows at every place, too.
+    every: at every so many-th event all pieces are asked for; at the others those alone that end in a state, for T2d.
     """
 
     every_op = True
+    every = 1
     _remembering: Remembering | None = None
 
     def __init__(
@@ -78,13 +81,15 @@ class Oracle:
         elif isinstance(event, Forward):
             for span in row_spans(context, "trunk"):
                 yield from self._trunk(context, span)
-            for span in row_spans(context, "extend") if self.config.mtp_layers else ():
+            for span in row_spans(context, "extend") if self.config.mtp_layers and self.whole(context) else ():
                 yield from self._extend(context, span)
         elif isinstance(event, Commit):
             for span in row_spans(context, "extend"):
                 verified = self.flights.pop(span.request, None)
                 if verified is not None:
                     yield from self._commit(context, span, verified)
+        elif not self.whole(context):
+            return
         elif isinstance(event, Load):
             for span in row_spans(context, "extend") if self.config.mtp_layers else ():
                 yield from self._loaded(context, span, event.name)
@@ -93,34 +98,45 @@ class Oracle:
         elif isinstance(event, Draft) and not self.config.mtp_layers and self.every_op:
             yield Skipped("derived", context.index, "no draft head is in use: drafts are handed in")
 
+    def whole(self, context: EventContext) -> bool:
+        """Whether all pieces of this event are asked for."""
+        return context.index % self.every == 0
+
     # -- the target --------------------------------------------------------------------------------------
 
     def _trunk(self, context: EventContext, span: RowSpan) -> Iterator[Recomputation | Skipped]:
-        name, side = span.request, context.subject
+        name, side, whole = span.request, context.subject, self.whole(context)
         before = side.before[name]
         tree = tree_of(context, span)
         tokens = self._tokens(context, span)
-        yield self._piece(context, span, "trunk", STAGE_LEVEL, lambda w, see: _embedded(w, tokens, "trunk", see))
+        if whole:
+            yield self._piece(context, span, "trunk", STAGE_LEVEL, lambda w, see: _embedded(w, tokens, "trunk", see))
         layers: dict[int, Recomputation] = {}
         for layer, kind in enumerate(self.config.layer_kinds):
+            if not whole and kind != "gdn":
+                continue
             place = Place("trunk", layer - 1, "hidden") if layer else Place("trunk", STAGE_LEVEL, "embedding")
             hidden = rows(side, place, span)
             if hidden is None or hidden.shape[0] != span.count:
                 continue  # T0 has said so
             work = self._layer(hidden, before, layer, kind == "gdn", span.start, tree)
             base = _base(before, layer, span.start) if kind == "gdn" else None
-            piece = self._piece(context, span, "trunk", layer, work, base if span.kind == "prefill" else None)
-            if base is not None:
-                dithered = self._dithered(span, to_state(hidden, before, layer, layer, span.start, tree), base)
+            state = to_state(hidden, before, layer, layer, span.start, tree) if base is not None else None
+            made = partial(self._piece, context, span, "trunk", layer, base=base if span.kind == "prefill" else None)
+            piece = made(work) if whole or state is None else made(state, alone=True)
+            if base is not None and state is not None:
+                dithered = self._dithered(span, state, base)
                 folding = self._folding(context, piece, base, span.count, tree)
                 piece = replace(
                     piece, folding=folding, dithered=dithered, narrow=self.runner.narrow(span.kind == "prefill"),
                     leans=self.runner.leans(span.kind == "prefill"),
                     wrongs=self._begun(hidden, before, layer, span.start, folding, tree),
+                    all_ops=None if whole else partial(made, work),
                 )
             layers[layer] = piece
             yield piece
-        yield from self._answers(context, span, "trunk", len(self.config.layer_kinds) - 1)
+        if whole:
+            yield from self._answers(context, span, "trunk", len(self.config.layer_kinds) - 1)
         if span.kind == "verify":
             self.flights[name] = layers
         else:
@@ -193,8 +209,8 @@ class Oracle:
         self, context: EventContext, span: RowSpan, layers: Mapping[int, Recomputation]
     ) -> Iterator[Recomputation | Skipped]:
         """The state at the accepted length, restarted from before the verify."""
-        name, forward = span.request, context.earlier.forward
-        for verified in layers.values():
+        name, forward, whole = span.request, context.earlier.forward, self.whole(context)
+        for verified in [piece.with_all_ops() if whole else piece for piece in layers.values()]:
             if verified.folding is not None:
                 tree = verified.folding.parents
                 folding = self._folding(context, verified, verified.folding.base, span.count, tree)
@@ -208,7 +224,7 @@ class Oracle:
         self._remember(span, layers)
         at = Place("trunk", AFTER_LAYERS, "final")
         final = None if forward is None else rows(forward.subject, at, forward.spans[name])
-        if self.config.mtp_layers and forward is not None and final is not None:
+        if self.config.mtp_layers and forward is not None and final is not None and whole:
             event = cast(Commit, context.event)
             path = paths(context, event)[event.requests.index(name)]
             tokens = [forward.windows[name][node] for node in path.nodes] + [path.bonus]
@@ -316,9 +332,10 @@ class Oracle:
 
     def _piece(
         self, context: EventContext, span: RowSpan, stage: str, layer: int, work: Work,
-        base: torch.Tensor | None = None,
+        base: torch.Tensor | None = None, *, alone: bool = False,
     ) -> Recomputation:
-        own = shown(context, span, stage, layer) if self.every_op else {}
+        """alone: without the runs on the subject's own rows."""
+        own = shown(context, span, stage, layer) if self.every_op and not alone else {}
         runs, near = self._ran(work, span.count, base, own)
         return Recomputation(span, stage, layer, *runs, work, own, near)
 
@@ -358,29 +375,6 @@ class Oracle:
 def tree_of(context: EventContext, span: RowSpan) -> tuple[int, ...] | None:
     """The parents of a window's nodes; None where each row follows the row before it."""
     return context.expected.tree(span.request) if span.kind == "verify" else None
-
-
-def to_state(
-    hidden: torch.Tensor, before: RequestState, layer: int, number: int, start: int,
-    tree: tuple[int, ...] | None = None,
-) -> Work:
-    """A GDN layer from its rows to the state, and nothing behind it; `number`: where the weights have the layer."""
-
-    def work(weights: Weights, see: See) -> torch.Tensor:
-        like, mine = weights.embedding, weights.layers[number]
-        assert isinstance(mine.mixer, GdnWeights), "asked of GDN layers alone"
-        memory = gdn.empty(weights.config, like.dtype, like.device)
-        if start:
-            memory = GdnMemory(before.conv[layer].to(like), before.state[layer].to(like))
-
-        def at(component: str, tensor: torch.Tensor) -> torch.Tensor:
-            return see(Place("trunk", layer, component), tensor)
-
-        normed = at("normed", rms_norm(hidden.to(like), mine.input_norm, weights.config.eps))
-        positions, forms = positions_of(start, hidden.shape[0], tree, like.device)
-        return gdn.mix(weights.config, mine.mixer, normed, memory, positions, at, **forms.get("gdn", {}))[1].state
-
-    return work
 
 
 def _base(before: RequestState, layer: int, start: int) -> torch.Tensor:

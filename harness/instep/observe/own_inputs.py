@@ -19,7 +19,8 @@ from instep_reference.weights import Weights
 from .context import EventContext
 from .folding import Run
 from .recomputation import Recomputation, settled, true
-from .rows import RowSpan, rows
+from .row_span import RowSpan
+from .rows import rows
 from .updates import due
 
 Changes = Mapping[str, torch.Tensor]  # component of the piece -> the rows that go on from there

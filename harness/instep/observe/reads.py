@@ -36,7 +36,7 @@ class Reads:
     """Armed while a `with` lasts, but for what runs `paused`; `inside` says which op is at work."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self.cuda = device.type == "cuda"
         self._trap = _Trap(self)
         self._stack = ExitStack()
         self.found: list[HostRead] = []
@@ -45,7 +45,7 @@ class Reads:
     def __enter__(self) -> None:
         self.found, self._armed, self._op = [], True, ""
         self._stack = ExitStack()
-        if self._cuda:
+        if self.cuda:
             caught: list[warnings.WarningMessage] = []
             self._stack.callback(self._sort, caught)  # after the filters are what they were
             recorded = self._stack.enter_context(warnings.catch_warnings(record=True))
@@ -85,19 +85,22 @@ class Reads:
 
     def _set(self, armed: bool) -> bool:
         before, self._armed = self._armed, armed
-        if self._cuda:
+        if self.cuda:
             torch.cuda.set_sync_debug_mode(WARN if armed else OFF)
         return before
 
     def _sort(self, caught: list[warnings.WarningMessage]) -> None:
         """Warnings about a wait are host reads; the others are given again."""
+        modules: dict[str, str] = {}  # by file: there are thousands of modules to look through
         for warning in caught:
-            module = _module(warning.filename)
             if PROTOTYPE in str(warning.message):
                 continue
             if "synchronizing CUDA operation" not in str(warning.message):
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-            elif not module.startswith(CAPTURE):
+                continue
+            if warning.filename not in modules:
+                modules[warning.filename] = _module(warning.filename)
+            if not (module := modules[warning.filename]).startswith(CAPTURE):
                 self.found.append(HostRead(f"{module} line {warning.lineno}", ""))
 
 

@@ -24,7 +24,7 @@ from .layer_work import Work
 from .products import CUTS, FOLDED, InChunks, Operands, Squares
 from .reorder import Reordered, by_a_unit, up_or_down
 from .routes import ROUTER, Routes
-from .rows import RowSpan
+from .row_span import RowSpan
 from .second_form import in_chunks, must_be_one_rule
 from .storage import entries, narrower, rounded
 
@@ -55,6 +55,7 @@ class Recomputation:
     narrow      whether something is stored or multiplied narrower than it is summed: yardsticks share those roundings
     leans       whether every second yardstick cuts operands off (`products.py`)
     prefix      of a state that is tracked: the name under which it is kept; the span ends with its last token
+    all_ops     of a piece that was run to its state alone: the same with every op of the layer; None: it has them
     """
 
     span: RowSpan
@@ -71,6 +72,15 @@ class Recomputation:
     narrow: bool = False
     leans: bool = False
     prefix: str = ""
+    all_ops: Callable[[], Recomputation] | None = None
+
+    def with_all_ops(self) -> Recomputation:
+        """The same piece, not to its state alone."""
+        if self.all_ops is None:
+            return self
+        ran = self.all_ops()
+        return replace(self, truth=ran.truth, yardsticks=ran.yardsticks, work=ran.work, own=ran.own, near=ran.near,
+                       all_ops=None)  # fmt: skip
 
     def left(self, side: Side) -> RequestState:
         """What a side holds that this piece ends in."""

@@ -17,6 +17,7 @@ from instep_reference.contract.copies import Copy
 
 from .digests import bits
 from .event_log import Copies
+from .to_host import brought
 
 StorageWeakRef: Any = reductions.StorageWeakRef  # it has no types
 SMALL = 1 << 10  # numbers of a tensor that is compared together with others: it takes longer to ask than to answer
@@ -25,12 +26,17 @@ MOST = 1 << 28  # bytes of answers that are held, so that their memory serves no
 
 
 class _Given(NamedTuple):
-    """An answer's name and tensor, its bytes, and the event at which they were last compared."""
+    """An answer's name and tensor; line: its bytes where they stand, in one line; was: the same as they were."""
 
     name: str
     tensor: torch.Tensor
+    line: torch.Tensor
     was: torch.Tensor
-    looked: int
+
+    def now(self) -> torch.Tensor:
+        """The bytes of the tensor, wherever it has them now. To make a view takes longer than to ask where it is."""
+        same = self.tensor.data_ptr() == self.line.data_ptr() and self.tensor.numel() == self.line.numel()
+        return self.line if same else _in_line(self.tensor)
 
 
 class Answers:
@@ -43,13 +49,16 @@ class Answers:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._held: list[list[_Given]] = []  # by event
+        self._looked: list[int] = []  # by event: at which one they were last compared
         self._storages: dict[int, list[int]] = {}  # where a storage begins -> its bytes, and how many answers lie in it
         self._begin = self.let_go = self._size = 0
 
     def add(self, names: Sequence[tuple[str, torch.Tensor]]) -> None:
         """What one event answered."""
         now = len(self._held)
-        self._held.append([_Given(name, tensor, bits(tensor).clone(), now) for name, tensor in names])
+        lines = [_in_line(tensor) for _, tensor in names]
+        self._held.append([_Given(*named, line, line.clone()) for named, line in zip(names, lines, strict=True)])
+        self._looked.append(now)
         for _, tensor in names:
             self._count(tensor, 1)
         while self._size > self._most and self._begin < now:
@@ -72,19 +81,18 @@ class Answers:
         changed = []
         for numbers in groups.values():
             many = [self._held[event][number] for event, number in numbers]
-            here, then = (torch.cat(parts) for parts in zip(*(
-                (bits(given.tensor).reshape(-1), given.was.reshape(-1)) for given in many
-            ), strict=True))  # fmt: skip
-            if not torch.equal(here, then):
-                changed += [at for at, given in zip(numbers, many, strict=True) if not _same(given.tensor, given.was)]
+            if not torch.equal(torch.cat([given.now() for given in many]), torch.cat([given.was for given in many])):
+                changed += [at for at, given in zip(numbers, many, strict=True)
+                            if not torch.equal(given.now(), given.was)]  # fmt: skip
         told = []
         for event, number in sorted(changed):
             given = self._held[event][number]
-            given.was.copy_(bits(given.tensor))
-            since = "" if now - given.looked <= 1 else f" (at some event behind {given.looked - 1})"
+            given.was.copy_(given.now())
+            looked = self._looked[event]
+            since = "" if now - looked <= 1 else f" (at some event behind {looked - 1})"
             told.append(f"{given.name}{since}")
         for event in due:
-            self._held[event] = [given._replace(looked=now) for given in self._held[event]]
+            self._looked[event] = now
         return tuple(told)
 
     def _due(self, now: int) -> list[int]:
@@ -115,11 +123,13 @@ class KeptCopies:
     def look(self, shown: Mapping[Copy, Mapping[str, torch.Tensor]]) -> Copies:
         """After an event."""
         changed, again = [], dict[Copy, _Were]()
+        tensors = [tensor for parts in shown.values() for tensor in parts.values()]
+        here = iter(brought(tensors))
         for copy, parts in shown.items():
-            were = self._were.get(copy) or self._were.get(_before(copy))
-            wrong = () if were is None else were.differing(parts)
+            were, now = self._were.get(copy) or self._were.get(_before(copy)), {name: next(here) for name in parts}
+            wrong = () if were is None else were.differing(now)
             changed += [(copy, part) for part in wrong]
-            again[copy] = _Were(parts) if copy not in self._were or wrong else self._were[copy]
+            again[copy] = _Were(parts, now) if copy not in self._were or wrong else self._were[copy]
         held = [copy for copy, were in self._were.items() if copy not in shown and were.held()]
         self._were = again
         stayed = [copy for copy, parts in shown.items() if copy[0] == "offload"
@@ -137,8 +147,9 @@ def _before(copy: Copy) -> Copy:
 class _Were:
     """The parts of a copy when it was first shown. What is the whole of its memory is given back with the copy."""
 
-    def __init__(self, parts: Mapping[str, torch.Tensor]) -> None:
-        self._parts = {name: bits(tensor).cpu().clone() for name, tensor in parts.items()}
+    def __init__(self, parts: Mapping[str, torch.Tensor], here: Mapping[str, torch.Tensor]) -> None:
+        """here: the same on the host."""
+        self._parts = {name: bits(tensor).clone() for name, tensor in here.items()}
         whole = [tensor.untyped_storage() for tensor in parts.values() if tensor.numel()
                  and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()]  # fmt: skip
         self._memory = [StorageWeakRef(storage) for storage in whole]
@@ -158,6 +169,11 @@ class _Were:
         if not all(memory.expired() for memory in self._memory):
             gc.collect()  # it may hang on a cycle that nobody reaches any more
         return not all(memory.expired() for memory in self._memory)
+
+
+def _in_line(tensor: torch.Tensor) -> torch.Tensor:
+    """[n]: a view, if it stands in one line; else a copy."""
+    return bits(tensor).reshape(-1)
 
 
 def _same(tensor: torch.Tensor, was: torch.Tensor) -> bool:

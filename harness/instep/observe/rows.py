@@ -6,7 +6,6 @@ by whoever checks it.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -16,33 +15,8 @@ from instep_reference.contract.place import AFTER_LAYERS, Place, draft_stage
 
 from ..player import Side
 from .context import EventContext
-
-LOGIT_COMPONENTS = ("logits", "pick")  # components with rows only where an answer is asked for
-
-
-@dataclass(frozen=True)
-class RowSpan:
-    """One request's rows of a stage: `count` from `begin`, the first of them at position `start`.
-
-    logit_begin, logit_rows: where its rows begin among those whose logits are asked for, and how many they are.
-    nodes: of a commit, the window's nodes behind the rows, root first; of a draft that grows trees, which of the head's
-    rows it is, 1 for the first beam of the first step (every one has a span of its own).
-    """
-
-    request: str
-    kind: Literal["prefill", "verify", "decode", "commit", "draft"]
-    begin: int
-    count: int
-    start: int
-    logit_begin: int
-    logit_rows: int
-    nodes: tuple[int, ...] = ()
-
-    def at(self, place: Place) -> tuple[int, int]:
-        """Where its rows of a place begin, and how many they are."""
-        if place.component in LOGIT_COMPONENTS and place.layer == AFTER_LAYERS:
-            return self.logit_begin, self.logit_rows
-        return self.begin, self.count
+from .growth import grown_of
+from .row_span import RowSpan
 
 
 def row_spans(context: EventContext, stage: str) -> list[RowSpan]:
@@ -123,8 +97,6 @@ def parted(context: EventContext, stage: str, span: RowSpan) -> bool:
 
 def _other_beams(context: EventContext, span: RowSpan) -> bool:
     """Whether the sides that there are run a row of a grown tree behind different tokens."""
-    from .growth import grown_of  # which stands on contexts, as this file does
-
     sides = (side for side in (context.subject, context.truth, context.rounded) if side is not None)
     growths = [grown_of(context, side, span.request) for side in sides]
     paths = {None if one is None or any(node >= len(one.parents) for node in span.nodes)

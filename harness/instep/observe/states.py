@@ -22,10 +22,12 @@ from instep_reference.weights import Weights
 from ..verdict import Skipped
 from .context import EventContext
 from .folding import PreviousStep
-from .oracle import Oracle, to_state, tree_of
+from .layer_work import to_state
+from .oracle import Oracle, tree_of
 from .products import NONE
 from .recomputation import Recomputation, Runner
-from .rows import RowSpan, rows
+from .row_span import RowSpan
+from .rows import rows
 
 
 class StateOracle(Oracle):

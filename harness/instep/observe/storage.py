@@ -28,10 +28,19 @@ def narrower(stored: Storage, width: Storage) -> bool:
 
 
 class State(NamedTuple):
-    """Which state it is, for what is rounded by chance."""
+    """Which state it is, for what is rounded by chance; the last two are of mistakes.
+
+    tokens  that are in it;  seed: another than is declared
+    order   how its elements are counted: HEADS, in every head anew; TURNED, K fastest; CUT, not at all: towards zero
+    """
 
     layer: int
-    tokens: int  # that are in it
+    tokens: int
+    seed: int | None = None
+    order: str = ""
+
+
+HEADS, TURNED, CUT = "heads", "turned", "cut"
 
 
 def rounded(x: torch.Tensor, storage: Storage, state: State | None = None) -> torch.Tensor:
@@ -44,7 +53,8 @@ def rounded(x: torch.Tensor, storage: Storage, state: State | None = None) -> to
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if storage.seed is None or state is None:
         return _in_tiles(wide, storage, lambda units, scaled: units.round())  # ties go to even numbers of units
-    chance, top = chances(x, storage, state), torch.finfo(storage.dtype).max * (1 - 2.0 ** (1 - SCALE_BITS))
+    chance, most = chances(x, storage, state), torch.finfo(storage.dtype).max
+    top = most if storage.tile is None else most * (1 - 2.0 ** (1 - SCALE_BITS))
 
     def fallen(units: torch.Tensor, scaled: torch.Tensor) -> torch.Tensor:
         size = units.abs()
@@ -57,7 +67,13 @@ def rounded(x: torch.Tensor, storage: Storage, state: State | None = None) -> to
 def chances(like: torch.Tensor, storage: Blocked, state: State) -> torch.Tensor:
     """What decides where the elements of a state [..., HV, K, V] fall, in its own width."""
     assert storage.seed is not None, "they fall to nearest"
-    return uniforms(storage.seed, *state, *like.shape[-3:]).to(like)
+    of = storage.seed if state.seed is None else state.seed, state.layer, state.tokens
+    HV, K, V = like.shape[-3:]
+    if state.order == CUT:
+        return torch.ones_like(like)
+    if state.order == HEADS:
+        return uniforms(*of, 1, K, V).to(like).expand(HV, K, V)
+    return (uniforms(*of, HV, V, K).mT if state.order == TURNED else uniforms(*of, HV, K, V)).to(like)
 
 
 def by_chance(x: torch.Tensor, storage: Blocked, generator: torch.Generator) -> torch.Tensor:
@@ -77,8 +93,10 @@ def before_rounding(
     right = found.to(truth)
     off, larger = right - truth, torch.maximum(right.abs(), truth.abs())
     if storage is not None:
-        scale = _spread(torch.maximum(*(_scales(x, storage) for x in (right, truth))), storage, truth)
-        half = scale * _unit(larger / scale, storage.dtype) / 2
+        half = _unit(larger, storage.dtype) / 2
+        if storage.tile is not None:
+            scale = _spread(torch.maximum(*(_scales(x, storage) for x in (right, truth))), storage, truth)
+            half = scale * _unit(larger / scale, storage.dtype) / 2
         if storage.seed is not None and state is not None:
             sign = torch.where(right == 0, truth, right).sign()
             off = off + sign * (2 * chances(truth, storage, state) - 1) * half
@@ -104,14 +122,20 @@ def _in_tiles(
     x: torch.Tensor, storage: Blocked, whole: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     """whole: numbers of units, and these numbers themselves -> whole numbers of units."""
+    most = torch.finfo(storage.dtype).max
+    if storage.tile is None:
+        wide = x.double()  # which has every unit of a 16-bit dtype, and what it is divided by
+        unit = _unit(wide, storage.dtype)
+        return torch.where(x.abs() < most, (whole(wide / unit, wide) * unit).to(x.dtype), x.to(storage.dtype).to(x))
     scale = _spread(_scales(x, storage), storage, x)
-    scaled, most = x / scale, torch.finfo(storage.dtype).max
+    scaled = x / scale
     unit = _unit(scaled, storage.dtype)
     return (whole(scaled / unit, scaled) * unit).clamp(-most, most) * scale
 
 
 def _scales(x: torch.Tensor, storage: Blocked) -> torch.Tensor:
     """One per tile of the last two axes, as `Blocked` says; x's own width, numbers of fp32 with SCALE_BITS bits."""
+    assert storage.tile is not None, "there are scales"
     largest = x.abs()
     for axis, tile in zip((-2, -1), storage.tile, strict=True):
         size = x.shape[axis]
@@ -125,6 +149,7 @@ def _scales(x: torch.Tensor, storage: Blocked) -> torch.Tensor:
 
 
 def _spread(scales: torch.Tensor, storage: Blocked, like: torch.Tensor) -> torch.Tensor:
+    assert storage.tile is not None, "there are scales"
     for axis, tile in zip((-2, -1), storage.tile, strict=True):
         size = like.shape[axis]
         scales = scales.repeat_interleave(tile or size, axis).narrow(axis, 0, size)

@@ -18,7 +18,8 @@ from instep_reference.contract.place import Place
 
 from ..player import Side
 from .context import EventContext
-from .rows import RowSpan, row_spans
+from .row_span import RowSpan
+from .rows import row_spans
 
 UPDATE = "update"  # the component
 

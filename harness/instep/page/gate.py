@@ -54,15 +54,21 @@ def _ratio(one: Data) -> str:
 
 
 def _plot(setting: Data, judged: list[Data]) -> dict[str, Any]:
-    """A row for each case and clock, and one for A/A under it; the band is what is allowed, in both directions."""
+    """A row for each case and clock, and one for A/A under it; the band is what is allowed, in both directions.
+
+    Pairs that lie outside of all intervals and of the band stand at the edge.
+    """
     rows = []
     for one in judged:
         name = f"{one['case']}, {one['clock']}"
         told = {"title": name, "lines": [
             f"after / before {_ratio(one['change'])}: {one['says']}", f"A/A {_ratio(one['same'])}",
             f"before {_spread(one['before'])} ms, after {_spread(one['after'])} ms"]}  # fmt: skip
-        rows += [{"name": name, **one["change"], "color": COLORS[one["says"]], "told": told},
-                 {"name": "before again / before", **one["same"], "color": "hatch", "thin": True, "told": told}]
+        pairs = [tuple(map(float, pair)) for pair in one.get("samples", ()) if float(pair[0])]
+        rows += [{"name": name, **one["change"], "color": COLORS[one["says"]], "told": told,
+                  "dots": [after / before for before, after, _ in pairs]},
+                 {"name": "before again / before", **one["same"], "color": "hatch", "thin": True, "told": told,
+                  "dots": [again / before for before, _, again in pairs]}]  # fmt: skip
     allowed = 1 + setting["allowed"]
-    return {"form": "intervals", "title": "How much longer it takes: medians of paired ratios, 98% intervals",
+    return {"form": "intervals", "title": "How much longer it takes: medians of pairs, 98% intervals; a dot is a pair",
             "x": "after / before; the band is allowed", "band": [1 / allowed, allowed], "rows": rows}  # fmt: skip

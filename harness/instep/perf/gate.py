@@ -27,7 +27,7 @@ from .cases import Shown
 from .clock import CLOCKS, judged
 from .course import Course, lay
 from .pairs import Samples, Spread, ratio, resolves, say
-from .question import Judged, Question, Report
+from .question import SAMPLES, Judged, Question, Report
 from .yardstick import Yardstick
 
 ARMS = ("before", "after", "again")
@@ -86,7 +86,9 @@ def judge(question: Question, samples: Mapping[str, Samples], events: int) -> li
             before, after, again = (samples[arm][:, number, CLOCKS.index(clock)] / events for arm in ARMS)
             change, same = ratio(before, after, generator), ratio(before, again, generator)
             says = say(change, same, question.allowed)
-            found.append(Judged(case, clock, Spread.of(before), Spread.of(after), change, same, says))
+            every = np.stack((before, after, again), 1)[:: -(-len(before) // SAMPLES)].tolist()
+            few = tuple(tuple(float(f"{one:.4g}") for one in pair) for pair in every)
+            found.append(Judged(case, clock, Spread.of(before), Spread.of(after), change, same, says, few))
     return found
 
 

@@ -16,6 +16,7 @@ from .cases import CASES
 from .pairs import FEWEST_PAIRS, Ratio, Say, Spread
 
 PLAIN = Setting()
+SAMPLES = 100
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Judged:
-    """One case by one clock. Spreads in seconds per event."""
+    """One case by one clock. Spreads in seconds per event.
+
+    samples  of pairs, at most SAMPLES of them in the order in which they were taken: before, after, before again
+    """
 
     case: str
     clock: str
@@ -66,6 +70,7 @@ class Judged:
     change: Ratio
     same: Ratio
     says: Say
+    samples: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass

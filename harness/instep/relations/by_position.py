@@ -23,9 +23,10 @@ from ..engines.derived import DerivedEngine
 from ..observe.context import EventContext
 from ..observe.growth import head_tree
 from ..observe.memory import UNWATCHED
-from ..observe.observers import on_host
-from ..observe.rows import RowSpan, row_spans
+from ..observe.row_span import RowSpan
+from ..observe.rows import row_spans
 from ..observe.shown import WHOLE, Shown
+from ..observe.to_host import on_host
 from ..observe.tree_forms import lines
 from ..observe.updates import UPDATE
 from ..player import Player

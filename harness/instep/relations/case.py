@@ -15,6 +15,7 @@ from msgspec.structs import replace as with_fields
 from instep_optimized import OptimizedEngine
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.by_row import BY_ROW
+from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.engine import Admit
 from instep_reference.contract.errors import Unsupported
 
@@ -23,7 +24,7 @@ from ..engines.derived import DerivedEngine
 from ..engines.verbs import ByVerbs
 from ..replay.guard import MAKES, calling
 from ..replay.participant import Participant
-from ..replay.participants import Plan, bare, enough_memory, rounded_participant, truth_participant
+from ..replay.participants import Plan, bare, declares, enough_memory, rounded_participant, truth_participant
 from ..replay.setting import moves_labels
 from ..trace.file import Trace
 from ..trace.header import Header
@@ -50,6 +51,7 @@ class Case:
     tokens: int = 2048
     by_rows: bool = False
     _records: dict[str, PositionRecord] = field(default_factory=dict)
+    _events: dict[str, RewrittenTrace] = field(default_factory=dict)  # of these records
 
     @classmethod
     def of(
@@ -103,7 +105,7 @@ class Case:
     def engine(self, header: Header, ops: Ops | None = None, **options: Any) -> Subject:
         """A new engine with the room and the step counts of a header; `options`: fields of `Options` that differ."""
         plan, setting, found = self.plan, self.plan.setting, ops or self.found
-        room, adaptive = header.room(), header.adaptive_file(f"{self.trace.path.name} line 1")
+        room, adaptive = header.room(), self._adaptive(header)
         if not isinstance(found, Ops):
             if options.keys() - {"layout"}:
                 raise Unsupported("an engine of somebody else has no such options")
@@ -121,7 +123,7 @@ class Case:
         """What the subject says to these events; `through`: what stands between the events and the engine."""
         name += ", row by row" * self.by_rows
         if name not in self._records:
-            events = recorded()
+            events = self._events[name] = recorded()
             engine = through(self.engine(events.header, **(options or {})))
             self._records[name] = PositionRecorder(name, Participant(name, engine, asked=False), events).run()
         return self._records[name]
@@ -137,11 +139,25 @@ class Case:
             self._records["truth"] = PositionRecorder("truth", truth, as_traced(self.trace)).run()
         return self._records["truth"]
 
-    def rounded(self, draw: int = 0) -> PositionRecord:
-        """A draw of the reference in the declared width (`replay/participants.py`)."""
-        name = f"rounded {draw}"
+    def rounded(self, draw: int = 0, of: str | None = None) -> PositionRecord:
+        """A draw of the reference in the declared width (`replay/participants.py`). of: on the events of that record"""
+        name = f"rounded {draw}{'' if of is None else f' of {of}'}"
         if name not in self._records:
-            sampled = rounded_participant(self.plan, self.led or self.found, draw, asked=False)
-            self._records[name] = PositionRecorder(name, sampled, as_traced(self.trace)).run()
+            events, plan = as_traced(self.trace) if of is None else self._events[of], self.plan
+            header = events.header
+            if of is not None:
+                adaptive = self._adaptive(header)
+                plan = replace(plan, capacity=header.room(), num_steps=header.num_steps, adaptive=adaptive)
+            sampled = rounded_participant(plan, self.led or self.found, draw, asked=False)
+            self._records[name] = PositionRecorder(name, sampled, events).run()
         return self._records[name]
+
+    @cached_property
+    def stores_narrow(self) -> bool:
+        """Whether states lose bits where they are stored: then they hang on where rounds and chunks end."""
+        declared = declares(self.plan, self.led or self.found)
+        return not self.labels and "state" in declared.narrow(self.plan.setting.width)
+
+    def _adaptive(self, header: Header) -> AdaptiveFile | None:
+        return header.adaptive_file(f"{self.trace.path.name} line 1")
 

@@ -206,9 +206,9 @@ def _pool(case: Case, storage: Storage, layer: int) -> Units:
     """Two states of which the second is used, in the layout of the plan."""
     config, device = case.plan.checkpoint.config, case.plan.setting.device
     HV, K, V = config.value_heads, config.key_dim, config.value_dim
-    dtype, scales = (storage.dtype, storage.grid(HV, K, V)) if isinstance(storage, Blocked) else (storage, None)
-    beside = None if scales is None else torch.zeros(2, *scales, device=device)
-    seed = storage.seed if isinstance(storage, Blocked) else None
+    dtype, seed = (storage.dtype, storage.seed) if isinstance(storage, Blocked) else (storage, None)
+    grid = storage.grid(HV, K, V) if isinstance(storage, Blocked) and storage.tile is not None else None
+    beside = None if grid is None else torch.zeros(2, *grid, device=device)
     chance, turned = None if seed is None else Chance(seed, layer), case.plan.setting.layout == "VK"
     states = torch.zeros(2, HV, *((V, K) if turned else (K, V)), dtype=dtype, device=device)
     return Units(states.transpose(-1, -2) if turned else states, beside, chance)

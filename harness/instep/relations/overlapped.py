@@ -22,7 +22,7 @@ from instep_reference.contract.event_facts import facts, kind_of, named
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..adapters import Subject
-from ..observe.observers import on_host
+from ..observe.to_host import on_host
 from ..player import Observer, Player
 from ..verdict import Comparison, Tier
 from .base import Case, Relation, Results, our_own

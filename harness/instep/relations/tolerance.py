@@ -29,6 +29,11 @@ DRAWS = 3  # of the rounded run; fewer than T3's, because correct pairs of runs 
 class Yardstick:
     """What two correct runs may differ by: ARMS times T3's allowance, by the rounded reference's own error.
 
+    runs: how many runs take turns in `rounded`. Two, where states are stored narrower than they run, and the one run
+    stores them after other tokens than the other: then each run x is held to the error e of the rounded reference on
+    its own events, |x - o| <= 3 e + 4 ulp, so that both are apart by the sum of these; the larger one counts twice.
+    A state that is rounded after every token errs more than one that is rounded after every round.
+
     At one place its error may be small by luck; so what counts is the largest that it makes in hidden rows, final rows
     and logits at the same positions, for memory at any position up to there (memory sums up all of them). Before
     anything is called wrong the rounded run is drawn again, as in T3.
@@ -39,6 +44,7 @@ class Yardstick:
     rounded: Callable[[int], PositionRecord]
     one: PositionRecord
     other: PositionRecord
+    runs: int = field(default=1, kw_only=True)
     drawn: frozenset[str] = frozenset()  # whose choices hang on more than a margin (`checks/draws.py` has them)
     ties: Ties = field(default_factory=Ties)
     _noise: dict[tuple[int, str, bool, tuple[Key, ...]], float] = field(default_factory=dict)
@@ -96,8 +102,8 @@ class Yardstick:
             return in_bytes(self.name, at, mine, theirs, keys, self.one, self.other)
         x, y, o = (tensor.to("cpu", torch.float64) for tensor in (mine, theirs, right))
         spot = Spot(self.name, Tier.PROPAGATED, at.event, at.kind, at.place, at.request, None)
-        draws = (sampled(draw) for draw in range(DRAWS))
-        result = judge(spot, o, draws, o + (y - x), factor=ARMS, stored=mine.dtype)
+        draws = (sampled(draw) for draw in range(DRAWS * self.runs))
+        result = judge(spot, o, draws, o + (y - x), factor=ARMS, stored=mine.dtype, least_draws=self.runs)
         if result.agrees:
             return result
         x, y, o = (blocks(at.place.component, tensor) for tensor in (x, y, o))
@@ -131,12 +137,12 @@ class Yardstick:
         return torch.stack([record.rows[block.request, block.place, key] for key in keys])
 
     def _carried(self, draw: int, at: Block, keys: tuple[Key, ...]) -> float:
-        """The largest error of the rounded run at these positions, in the target or in its head."""
-        trunk = at.place.stage == "trunk"
-        known = draw, at.request, trunk, keys
+        """The largest error of the rounded run at these positions, in the target or in its head; of all in turn."""
+        trunk, first = at.place.stage == "trunk", draw - draw % self.runs
+        known = first, at.request, trunk, keys
         if known not in self._noise:
-            errors = self._errors(draw).get((at.request, trunk), {})
-            self._noise[known] = max((errors.get(key, 0.0) for key in keys), default=0.0)
+            errors = [self._errors(one).get((at.request, trunk), {}) for one in range(first, first + self.runs)]
+            self._noise[known] = max((each.get(key, 0.0) for each in errors for key in keys), default=0.0)
         return max(self._noise[known], TRUTH_ERROR)
 
     def _errors(self, draw: int) -> dict[tuple[str, bool], dict[Key, float]]:

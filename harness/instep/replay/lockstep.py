@@ -81,7 +81,7 @@ class Lockstep:
         self.participants.patching.end(index, kind_of(event))
         expected = expect(before, self.rules.table)
         resampled = cache(partial(self._resampled, index)) if self.participants.rounded_draw else None
-        regions = self.participants.shown.regions
+        regions = cache(self.participants.shown.regions)  # views on its memory, wherever a check of this event looks
         instrumentation = self.participants.instrumentation
         last = index in (self.end, len(self.trace.events) - 1) and not self.goes_on
         log = NOTHING if instrumentation is None else instrumentation.take(last=last)

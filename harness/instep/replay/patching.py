@@ -24,7 +24,8 @@ from ..observe.folding import Run
 from ..observe.layer_work import Work
 from ..observe.oracle import Oracle
 from ..observe.recomputation import Recomputation
-from ..observe.rows import RowSpan, rows
+from ..observe.row_span import RowSpan
+from ..observe.rows import rows
 from ..observe.updates import due
 from ..verdict import Comparison
 from .variant import Patch, in_memory, spelled
@@ -133,9 +134,9 @@ class PatchedOracle(Oracle):
 
     def _piece(
         self, context: EventContext, span: RowSpan, stage: str, layer: int, work: Work,
-        base: torch.Tensor | None = None,
+        base: torch.Tensor | None = None, *, alone: bool = False,
     ) -> Recomputation:
-        return super()._piece(context, span, stage, layer, self._with(span, work), base)
+        return super()._piece(context, span, stage, layer, self._with(span, work), base, alone=alone)
 
     def _dithered(self, span: RowSpan, work: Work, base: torch.Tensor) -> Callable[[int], Run]:
         return super()._dithered(span, self._with(span, work), base)

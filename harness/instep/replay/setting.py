@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -17,7 +17,7 @@ from instep_optimized.layout import StateLayout
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.interpreter import wanted_on
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked, Storage
+from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Storage, by_chance
 
 from ..adapters import Maker, find
 from ..adapters.keepers import OPTIONS, with_keeper
@@ -37,6 +37,7 @@ UNTOLD = ("ops", "state_dtype", "state_rounding", "kv_dtype", "snapshot_layout",
           "overlap", "guarded")  # fmt: skip
 NEAREST, STOCHASTIC = "nearest", "stochastic"
 STATES: Mapping[str, Storage] = {**WIDTHS, FP8: SCALED_STATE}
+FALLING = ("bfloat16", "float16", FP8)  # of states that may be rounded by chance
 KVS: Mapping[str, Storage] = {FP8: SCALED_KV}
 
 
@@ -48,8 +49,8 @@ class Setting:
     device    cpu or cuda, where the subject runs
     dtype     activations
     state_dtype  how states are stored; None: in fp32, under float64 activations in fp64
-    state_rounding  how numbers are rounded to a state_dtype with scales; None or nearest: to nearest. stochastic: by
-              chance, of the seed 0; stochastic:N of the seed N, from 0 to 2**64 - 1
+    state_rounding  how states are rounded to a state_dtype of 16 bits at most; None or nearest: to nearest.
+              stochastic: by chance, of the seed 0; stochastic:N of the seed N, from 0 to 2**64 - 1
     kv_dtype  how KV and draft KV are stored; None: in the dtype of activations
     layout    physical order of a state block: VK or KV
     snapshot_layout  the same in the pool of snapshots; None: as `layout`
@@ -114,7 +115,7 @@ class Setting:
     def state(self) -> Storage:
         """How states are stored."""
         state = self.width if self.state_dtype is None else STATES[self.state_dtype]
-        return state if self._seed is None else replace(cast(Blocked, state), seed=self._seed)
+        return state if self._seed is None else by_chance(state, self._seed)
 
     @property
     def _seed(self) -> int | None:
@@ -123,8 +124,9 @@ class Setting:
         if how == NEAREST and not seed:
             return None
         wrong = how != STOCHASTIC or not (seed or "0").isdecimal() or int(seed or 0) >= 1 << 64
-        if wrong or self.state_dtype != FP8:
-            expected = f"{NEAREST}, {STOCHASTIC} or {STOCHASTIC}:N, N below 2**64" if wrong else f"--state-dtype {FP8}"
+        if wrong or self.state_dtype not in FALLING:
+            expected = f"{NEAREST}, {STOCHASTIC} or {STOCHASTIC}:N, N below 2**64"
+            expected = expected if wrong else f"--state-dtype {either(FALLING)}"
             raise BadInput("--state-rounding", found=self.state_rounding, expected=expected)
         return int(seed or 0)
 

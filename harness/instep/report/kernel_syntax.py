@@ -11,6 +11,7 @@ from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 PACKAGE = "instep_optimized"
 KERNELS, LAUNCHES = "kernels", "ops/triton.py"  # inside the package: a folder, and the op set that calls it
@@ -18,8 +19,8 @@ KERNELS, LAUNCHES = "kernels", "ops/triton.py"  # inside the package: a folder, 
 
 def digest(sources: Mapping[str, str]) -> str:
     """The digest of source texts by path. Names and the order of statements count; docstrings and comments do not."""
-    trees = sorted((path, _as_tuples(ast.parse(text))) for path, text in sources.items())
-    return sha256(repr(trees).encode()).hexdigest()
+    trees = [f"({path!r}, {_as_tuples(ast.parse(text))})" for path, text in sorted(sources.items())]
+    return sha256(f"[{', '.join(trees)}]".encode()).hexdigest()
 
 
 @cache
@@ -33,15 +34,26 @@ def kernels_syntax() -> str | None:
     return digest({path.relative_to(top).as_posix(): path.read_text(encoding="utf-8") for path in files})
 
 
-def _as_tuples(node: object) -> object:
-    """A tree as nested tuples. `ast.dump` is not used: the empty fields that it writes depend on Python's version."""
+def _as_tuples(node: Any) -> str:
+    """How a tree is printed as nested tuples, written at once, since a command that ends with a result waits for it.
+
+    `ast.dump` is not used: the empty fields that it writes depend on Python's version.
+    """
     if isinstance(node, list):
-        return tuple(_as_tuples(item) for item in node if not _is_text_alone(item))
+        return _tuple([_as_tuples(item) for item in node if not _is_text_alone(item)])
+    name = type(node).__name__
     if not isinstance(node, ast.AST):
-        return type(node).__name__, repr(node)
-    fields = ((name, value) for name, value in ast.iter_fields(node) if value is not None and value != [])
-    found = tuple((name, _as_tuples(value)) for name, value in fields)
-    return type(node).__name__, tuple((name, value) for name, value in found if value != ())
+        return repr((name, repr(node)))
+    inside = []
+    for field in node._fields:
+        value = getattr(node, field, None)
+        if value is not None and value != [] and (said := _as_tuples(value)) != "()":
+            inside.append(f"({field!r}, {said})")
+    return f"({name!r}, {_tuple(inside)})"
+
+
+def _tuple(parts: list[str]) -> str:
+    return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
 
 
 def _is_text_alone(node: object) -> bool:

@@ -6,7 +6,6 @@ Leaves out: running it (`soak.py`).
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +13,20 @@ import msgspec
 
 from instep_reference.contract.errors import BadInput
 
-from ..report.machine import machine
 from ..report.result import Result
+from ..report.session import Session as Called
 from ..verdict import Exit
 
 
-class Session(msgspec.Struct, forbid_unknown_fields=True):
-    """One call of the command: when, on which source and machine, and what it added.
+class Session(Called):
+    """One call of the command, and what it added.
 
     memory_mib  what the process held behind its first stretch and at its end: a soak must not grow
     """
 
-    date: str
-    commit: str | None
-    machine: dict[str, str | None]
     rounds: int = 0
     events: int = 0
     elements: int = 0
-    seconds: float = 0.0
     memory_mib: tuple[int, ...] = ()
 
 
@@ -129,11 +124,6 @@ def join(runs: list[Soaked], path: Path) -> None:
             raise BadInput(f"--join {path}", found=f"a soak of {run.name} with seed {run.seed}, which is there already",
                            expected="op sets or seeds of its own: the same ones draw the same rounds")  # fmt: skip
         runs.append(run)
-
-
-def session(device: str, commit: str | None) -> Session:
-    """One that begins now."""
-    return Session(datetime.now(UTC).isoformat(timespec="seconds"), commit, machine(device))
 
 
 def result(runs: list[Soaked], device: str, commit: str | None) -> Result:

@@ -104,7 +104,7 @@ class Soak:
         self.soaked.engines += 1
         plan, header = drawn_plan(data.draw, self.settings, self.opened, self.model)
         self.coverage.begin(overlap=plan.setting.overlap, heads=header.heads)
-        example = Example(plan, header, sparing(self.soaked.every))
+        example = Example(plan, header, sparing(self.soaked.every), self.soaked.every)
         turns, self._begins = Turns(self, example, data), [0]
         try:
             for _ in range(STRETCHES):

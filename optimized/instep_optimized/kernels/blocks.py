@@ -15,6 +15,7 @@ import triton.language as tl
 from ..layout import Part
 from ..ops.base import GdnInputs
 from .address import flat, given
+from .chance import counters
 from .dot import dot
 from .runtime import INTERPRETED, ceil_div, launch, power_of_2
 from .state import state_before, store_state
@@ -76,7 +77,7 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
         _carry, (ceil_div(values, tall), heads, requests if most else 0), *rows[6:9], *between,
         core, core.stride(0), core.stride(1), *spans, part.fresh, *flat(part.read, 3, part.read),
         *flat(part.store, 3, part.read), given(part.store),
-        *beside(part.read, part.read), *beside(part.store, part.read), values, keys, group,
+        *beside(part.read, part.read), *beside(part.store, part.read), *counters(part, part.store), values, keys, group,
         TILED=part.read.scales is not None, C=TOKENS, KT=wide, VT=tall, WIDEN=INTERPRETED, **CARRY,
     )  # fmt: skip
 
@@ -162,13 +163,13 @@ def _substituted(overlap, lower, C: tl.constexpr):
     return tl.reshape(spread, (C, C))
 
 
-@triton.jit(do_not_specialize=["has_store"])
+@triton.jit(do_not_specialize=["has_store", "layer", "seed_low", "seed_high"])
 def _carry(
     v, v_row, v_head, q16, k16, solved, mixed, gates, core, core_row, core_head, begin, count, units, fresh,
     read, read_units, read_columns, read_unit, read_column, read_h, read_k, read_v,
     store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store,
     read_scales, read_scales_unit, read_scales_column, store_scales, store_scales_unit, store_scales_column,
-    V, K, group,
+    before, layer, seed_low, seed_high, V, K, group,
     C: tl.constexpr, KT: tl.constexpr, VT: tl.constexpr, WIDEN: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
     """One request, one value head, VT columns of V, all blocks in order. Grid (V tiles, HV, B)."""
@@ -211,4 +212,5 @@ def _carry(
         state, store, tl.load(store_units + request), tl.load(store_columns + request), head,
         store_unit, store_column, store_h, store_k, store_v,
         store_scales, store_scales_unit, store_scales_column, has_store, at_k, at_v, K, V, TILED,
+        before, request, rows, layer, seed_low, seed_high,
     )  # fmt: skip

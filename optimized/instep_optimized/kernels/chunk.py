@@ -16,6 +16,7 @@ import triton.language as tl
 from ..layout import Part
 from ..ops.base import GdnInputs
 from .address import flat, given
+from .chance import counters
 from .runtime import ceil_div, launch, power_of_2, tile
 from .state import state_before, store_state
 from .tiles import ROWS, beside
@@ -62,7 +63,8 @@ def chunk(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
         _carry, (ceil_div(values, columns), heads, requests if blocks else 0), *rows, *gates, solved, mixed,
         core, core.stride(0), core.stride(1), *spans, part.fresh, *flat(part.read, 3, part.read),
         *flat(part.store, 3, part.read), given(part.store),
-        *beside(part.read, part.read), *beside(part.store, part.read), solved.stride(0), values, keys, group,
+        *beside(part.read, part.read), *beside(part.store, part.read), *counters(part, part.store),
+        solved.stride(0), values, keys, group,
         TILED=part.read.scales is not None,
         TOKENS=TOKENS, KT=wide, VT=columns, PRECISION=PRECISION, warps=WARPS["carry"],
     )  # fmt: skip
@@ -110,7 +112,7 @@ def _solve(
     tl.store(mixed + row[None, :] * work_row + at[:, None], seen, mask=live[None, :])
 
 
-@triton.jit(do_not_specialize=["has_store"])
+@triton.jit(do_not_specialize=["has_store", "layer", "seed_low", "seed_high"])
 def _carry(
     q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
     log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, solved, mixed,
@@ -118,7 +120,7 @@ def _carry(
     read, read_units, read_columns, read_unit, read_column, read_h, read_k, read_v,
     store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store,
     read_scales, read_scales_unit, read_scales_column, store_scales, store_scales_unit, store_scales_column,
-    work_row, V, K, group,
+    before, layer, seed_low, seed_high, work_row, V, K, group,
     TOKENS: tl.constexpr, KT: tl.constexpr, VT: tl.constexpr, PRECISION: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
     """One request, one value head, VT columns of V, all blocks of C = TOKENS in order. Grid (V tiles, HV, B)."""
@@ -166,4 +168,5 @@ def _carry(
         state, store, tl.load(store_units + request), tl.load(store_columns + request), head,
         store_unit, store_column, store_h, store_k, store_v,
         store_scales, store_scales_unit, store_scales_column, has_store, at_k, at_v, K, V, TILED,
+        before, request, rows, layer, seed_low, seed_high,
     )  # fmt: skip

@@ -10,8 +10,11 @@ kernels compute and round (`runtime.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
+
+from .quick_operators import Quick
 
 
 class Patches:
@@ -21,9 +24,11 @@ class Patches:
         self.patch, self.scope, self.languages = patch, scope, languages
         self.named: dict[Any, tuple[int, ...]] = {}  # function -> the languages that its module names
         self.found: dict[tuple[int, ...], list[tuple[Any, str, Any]]] = {}
+        self.were: dict[tuple[int, ...], list[tuple[Any, str, Any]] | None] = {}  # what stood there before
         self.holds: set[int] = set()  # the languages that a launch has changed now; none: no kernel runs
         self.left: set[int] = set()  # those that a call within a launch has changed, which nobody puts back
         self.outer: Any = None
+        self.nothing = scope()
 
     def __call__(self, function: Any) -> Any:
         if function not in self.named:
@@ -35,14 +40,20 @@ class Patches:
             if not (self.holds | self.left).issuperset(mine):
                 self.patch(function)
                 self.left.update({*mine} - self.holds)
-            return self.scope()  # with nothing to put back, as a call within a launch has it
+            return self.nothing  # to put back, as a call within a launch has it
         if mine not in self.found:
             self.outer = self.patch(function)
             self.found[mine] = [(obj, name, vars(obj)[name]) for obj, name, _ in self.outer._changes]
+            self.were[mine] = None if self.left else [*self.outer._changes]
         else:
             self.outer = self.scope()
-            for change in self.found[mine]:
-                self.outer.set_attr(*change)
+            if self.left or (were := self.were[mine]) is None:
+                for change in self.found[mine]:
+                    self.outer.set_attr(*change)
+            else:  # nothing but launches changes them: what the first one found stands there again
+                self.outer._changes = [*were]
+                for obj, name, value in self.found[mine]:
+                    setattr(obj, name, value)
         self.holds.update(mine)
         return self
 
@@ -52,11 +63,30 @@ class Patches:
         self.outer.restore()
 
 
+class Asked:
+    """`inspect` for the interpreter, which asks at every launch what a kernel's arguments are called."""
+
+    def __init__(self, inspect: Any) -> None:
+        self.inspect = inspect
+        self.getfullargspec, self.get_annotations = cache(inspect.getfullargspec), cache(inspect.get_annotations)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inspect, name)
+
+    def getcallargs(self, function: Any, *given: Any, **named: Any) -> dict[str, Any]:
+        spec = self.getfullargspec(function)
+        values, ends = dict(zip(spec.args, given, strict=False)), spec.defaults or ()
+        found: dict[str, Any] = dict(zip(spec.args[len(spec.args) - len(ends) :], ends, strict=True)) | values | named
+        if len(given) > len(spec.args) or values.keys() & named.keys() or found.keys() != {*spec.args}:
+            found = self.inspect.getcallargs(function, *given, **named)  # or its complaint
+        return found
+
+
 def quicken() -> None:
     """Do so from now on, in this process; an interpreter with other internals stays as it is."""
     interpreter: Any = import_module("triton.runtime.interpreter")
     language: Any = import_module("triton.language")
-    for part in (_patches, _kinds, _types, _calls, _operators):
+    for part in (_patches, _launches, _kinds, _types, _calls, _operators):
         try:
             part(interpreter, language)
         except AttributeError:  # this part stands elsewhere in this version
@@ -66,6 +96,10 @@ def quicken() -> None:
 def _patches(interpreter: Any, language: Any) -> None:
     languages = language, language.core
     interpreter._patch_lang = Patches(interpreter._patch_lang, interpreter._LangPatchScope, languages)
+
+
+def _launches(interpreter: Any, language: Any) -> None:
+    interpreter.inspect = Asked(interpreter.inspect)
 
 
 def _kinds(interpreter: Any, language: Any) -> None:
@@ -118,6 +152,7 @@ def _types(interpreter: Any, language: Any) -> None:
 def _calls(interpreter: Any, language: Any) -> None:
     """A function of the language is called at once: what stands around it only asks for what is given here."""
     semantic, _ = interpreter.interpreter_semantic, interpreter._LangPatchScope
+    tensor, quick = language.core.tensor, Quick(interpreter, language.core)
 
     def patch(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         inner = getattr(member, "__wrapped__", member)
@@ -126,7 +161,7 @@ def _calls(interpreter: Any, language: Any) -> None:
             named["_semantic"] = semantic
             return inner(*given, **named)
 
-        scope.set_attr(obj, name, call)
+        scope.set_attr(obj, name, (quick.of(name, inner) if obj is tensor else None) or call)
 
     interpreter._patch_attr = patch
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .chance import fallen
 from .tiles import ROWS, packed, scale_of, scales_at
 
 
@@ -35,16 +36,23 @@ def state_before(
 def store_state(
     state, pool, unit, column, head, unit_step, column_step, head_step, k_step, v_step,
     scales, scales_unit, scales_column, has_store, at_k, at_v, K, V, TILED: tl.constexpr,
+    before, request, rows, layer, seed_low, seed_high,
 ):  # fmt: skip
-    """state [KT, VT]; a unit of -1 stores nothing."""
+    """state [KT, VT]; a unit of -1 stores nothing. before, seed, layer: of `counters`"""
     kept = at_v < tl.where((has_store != 0) & (unit >= 0), V, 0)
     target = pool + unit * unit_step + column * column_step + head * head_step
     target = target + at_k[:, None] * k_step + at_v[None, :] * v_step
     stays = (at_k < K)[:, None] & kept[None, :]
+    by = None
+    if before is not None:
+        element = (head.to(tl.int32) * K + at_k[:, None]) * V + at_v[None, :]
+        by = (element, tl.load(before + request) + rows, layer, seed_low, seed_high)
     if TILED:
         scale = scale_of(tl.max(tl.abs(state), axis=0))  # [VT]
         places = scales_at(scales, scales_unit, scales_column, unit, column, head, at_v, V)
-        tl.store(target, packed(state, tl.broadcast_to(scale[None, :], state.shape)), mask=stays)
+        tl.store(target, packed(state, tl.broadcast_to(scale[None, :], state.shape), by), mask=stays)
         tl.store(places, scale, mask=kept & (at_v % ROWS == 0))
     else:
+        if by is not None:
+            state = fallen(state, by, pool.dtype.element_ty)
         tl.store(target, state.to(pool.dtype.element_ty), mask=stays)

@@ -17,6 +17,7 @@ import triton.language as tl
 from instep_reference.contract.rounding import SCALE_BITS, STATE_ROWS
 
 from ..layout import Address
+from .chance import fallen
 from .runtime import launch, power_of_2
 
 ROWS = tl.constexpr(STATE_ROWS)
@@ -57,9 +58,12 @@ def rounded_up(largest):
 
 
 @triton.jit
-def packed(x, scale):
-    """x / scale as 8-bit numbers; both of one shape."""
-    return tl.div_rn(x, scale).to(tl.float8e4nv)
+def packed(x, scale, by=None):
+    """x / scale as 8-bit numbers; both of one shape. by: as in `fallen`"""
+    scaled = tl.div_rn(x, scale)
+    if by is not None:
+        scaled = fallen(scaled, by, tl.float8e4nv)
+    return scaled.to(tl.float8e4nv)
 
 
 def store_packed(rows: torch.Tensor, pool: torch.Tensor, locations: torch.Tensor, scales: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ Leaves out: prefill chunks (`chunk.py`), and the choice of addresses (the commit
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: disable-error-code="assignment"
 # (device code: Triton's types are not Python's)
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ..layout import Part, Ring, Updates
 from ..ops.base import GdnInputs
 from .address import flat, given
 from .body import again, overlap, step
+from .chance import counters, fallen
 from .cover import covering
 from .runtime import ceil_div, launch, power_of_2, tile
 from .tiles import ROWS, beside, packed, scale_of, scales_at
@@ -60,6 +62,8 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
     tree = part.parents is not None
     assert part.parents is None or (part.most <= MOST_NODES and part.parents.is_contiguous()), "trees of few nodes"
     assert part.read.scales is None or rows % ROWS.value == 0 or rows >= values, "a program has whole tiles of a state"
+    by = counters(part, part.store, part.per_row)
+    plain = part.read.scales is None and by[0] is None  # states go to memory as a dtype rounds them
     # Of a tree the update of every row is kept until the launch ends: rows that go back run it again.
     did = core.new_empty(core.shape, dtype=torch.float32) if tree else None
     launch(
@@ -74,11 +78,11 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
         *_ring(inputs, part),
         part.parents, did, *(did.stride()[:2] if did is not None else (None, None)),
         *beside(part.read, part.read), *beside(part.store, part.read), *beside(part.settled, part.read),
-        *beside(part.per_row, part.read),
+        *beside(part.per_row, part.read), *by,
         values, keys, heads // inputs.k.shape[1], look,
         VL=across, VR=rows // across, KT=padded, KI=piece, WHOLE=values % rows == 0 and padded == keys,
         TREE=tree, TILED=part.read.scales is not None, warps=WARPS,
-        registers=None if tree or part.read.scales is not None else REGISTERS,
+        registers=REGISTERS if plain and not tree else None,
     )  # fmt: skip
 
 
@@ -120,7 +124,8 @@ def ring_of(ring: Ring) -> tuple[Any, ...]:
     return (*flattened, ring.units, ring.begin, ring.pending, ring.keep, ring.size, ring.own.shape[1])
 
 
-@triton.jit(do_not_specialize=["has_store", "has_settled", "has_each", "ring_size", "ring_u_size", "has_ring", "look"])
+@triton.jit(do_not_specialize=["has_store", "has_settled", "has_each", "ring_size", "ring_u_size", "has_ring", "look",
+                             "layer", "seed_low", "seed_high"])
 def _window(
     q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
     log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, core, core_row, core_head,
@@ -135,7 +140,7 @@ def _window(
     parents, did, did_row, did_head,
     read_scales, read_scales_unit, read_scales_column, store_scales, store_scales_unit, store_scales_column,
     settled_scales, settled_scales_unit, settled_scales_column, each_scales, each_scales_unit, each_scales_column,
-    V, K, group, look,
+    before, layer, seed_low, seed_high, V, K, group, look,
     VL: tl.constexpr, VR: tl.constexpr, KT: tl.constexpr, KI: tl.constexpr, WHOLE: tl.constexpr, TREE: tl.constexpr,
     TILED: tl.constexpr,
 ):  # fmt: skip
@@ -198,11 +203,14 @@ def _window(
             fetch(kept_u + (entry % ring_u_size) * ring_u_entry, in_v, WHOLE),  # [VL, VR]
         )
         entry = tl.where(entry + 1 == ring_size, 0, entry + 1)
-    if TILED:  # rounds as a store and a load would
-        scale = tile_scale(state)
-        state = packed(state, scale).to(tl.float32) * scale
+    if before is not None:
+        tokens, piece = tl.load(before + request), KI * V
+        element = (head.to(tl.int32) * K + tl.arange(0, KI)[None, None, None, :]) * V + tile_v  # [VL, VR, 1, KI]
+        if pending > 0:  # what was read and nothing more is rounded already
+            by = (element, tokens, layer, seed_low, seed_high, piece)
+            state = as_stored(state, by, read.dtype.element_ty, TILED)
     else:
-        state = state.to(read.dtype.element_ty).to(tl.float32)
+        state = as_stored(state, None, read.dtype.element_ty, TILED)
     tl.debug_barrier()  # a store below may go to memory that another warp still reads above
 
     goal = tl.load(settled_units + request)
@@ -256,8 +264,12 @@ def _window(
             put(did + t * did_row, update, in_v, WHOLE)
         if aside:
             scales = scales_at(each_scales, each_scales_unit, each_scales_column, each_to, t, head, at_v, V)
+            by = None
+            if before is not None:
+                depth = depth_of(parents, t) if TREE else t + 1
+                by = (element, tokens + depth, layer, seed_low, seed_high, piece)
             put_tile(column + t * each_column + (tile_v * each_v + tile_k * each_k), scales, state, inside, at_v, V,
-                     WHOLE, TILED)  # fmt: skip
+                     WHOLE, TILED, by)  # fmt: skip
         if keeps:
             if keeps_k:
                 once = in_k & (tl.arange(0, VL)[:, None, None, None] == 0)
@@ -274,7 +286,10 @@ def _window(
         target = store + goal * store_unit + tl.load(store_columns + request) * store_column + head * store_h
         place = tl.load(store_columns + request)
         scales = scales_at(store_scales, store_scales_unit, store_scales_column, goal, place, head, at_v, V)
-        put_tile(target + (tile_v * store_v + tile_k * store_k), scales, state, inside, at_v, V, WHOLE, TILED)
+        by = None
+        if before is not None:
+            by = (element, tokens + rows, layer, seed_low, seed_high, piece)
+        put_tile(target + (tile_v * store_v + tile_k * store_k), scales, state, inside, at_v, V, WHOLE, TILED, by)
 
 
 @triton.jit
@@ -286,6 +301,16 @@ def ancestry(parents, node, t):
         path = path | ((path * 0 + 1) << at)
         at = tl.minimum(tl.load(parents + at), at - 1)  # falls, so the loop ends whatever the numbers are
     return path
+
+
+@triton.jit
+def depth_of(parents, t):
+    """How many nodes lead from the memory before the window to row t, that one included."""
+    depth, at = t * 0 + 1, tl.minimum(tl.load(parents + t), t - 1)
+    while at >= 0:
+        depth += 1
+        at = tl.minimum(tl.load(parents + at), at - 1)  # falls, so the loop ends whatever the numbers are
+    return depth
 
 
 @triton.jit
@@ -306,13 +331,27 @@ def tile_scale(state):
 
 
 @triton.jit
-def put_tile(target, scales, state, inside, at_v, V, WHOLE: tl.constexpr, TILED: tl.constexpr):
+def as_stored(state, by, DTYPE: tl.constexpr, TILED: tl.constexpr):
+    """A tile of a state as a store and a load would leave it."""
+    if TILED:
+        scale = tile_scale(state)
+        return packed(state, scale, by).to(tl.float32) * scale
+    else:
+        if by is not None:
+            state = fallen(state, by, DTYPE)
+        return state.to(DTYPE).to(tl.float32)
+
+
+@triton.jit
+def put_tile(target, scales, state, inside, at_v, V, WHOLE: tl.constexpr, TILED: tl.constexpr, by=None):
     """Store a tile of a state [VL, VR, P, KI]; if it is stored in tiles, with its scales, one per ROWS rows."""
     if TILED:
         scale = tile_scale(state)
-        put(target, packed(state, scale), inside, WHOLE)
+        put(target, packed(state, scale, by), inside, WHOLE)
         tl.store(scales, tl.max(tl.max(scale, axis=3), axis=2), mask=(at_v < V) & (at_v % ROWS == 0))
     else:
+        if by is not None:
+            state = fallen(state, by, target.dtype.element_ty)
         put(target, state, inside, WHOLE)
 
 

@@ -16,7 +16,7 @@ from instep_reference.contract.config import LayerKind, ModelConfig
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.meaning import Meaning, Positions
-from instep_reference.contract.rounding import Blocked, Storage
+from instep_reference.contract.rounding import Blocked, Storage, scaled
 
 from ..layout import KEPT, OWN, Keeps, StateLayout
 from ..ops.base import Types
@@ -98,7 +98,7 @@ def with_scales(wanted: Iterable[Demand]) -> tuple[Demand, ...]:
     pools = list[Demand]()
     for demand in wanted:
         pools.append(demand)
-        if demand.tiles is not None:
+        if demand.tiles is not None and scaled(demand.tiles):
             pools.append(replace(demand, name=demand.name + SCALES, shape=demand.tiles.grid(*demand.shape),
                                  dtype=torch.float32, transposed=False, tiles=None))  # fmt: skip
     return tuple(pools)

@@ -35,7 +35,7 @@ class Demand:
     by          what a unit is: a request's slot, a batch row of a snapshot, or a KV page
     transposed  the last two axes of `shape` are exchanged in memory (the `VK` layout of a state)
     means       what a unit holds, and what its positions are
-    tiles       the pool is stored so; the scales of its tiles have a pool of their own (`budget.with_scales`)
+    tiles       the pool is stored so; the scales of its tiles, if any, have a pool of their own (`budget.with_scales`)
     """
 
     name: str

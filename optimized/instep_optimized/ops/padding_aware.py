@@ -62,6 +62,7 @@ class _Covered:
     def __init__(self, see: See) -> None:
         self._see = see
         self._rows = torch.ones(0, dtype=torch.bool)
+        self._count: int | None = None  # how many rows of the launch are covered; read once, for it waits
 
     def note(self, name: str, op: Op) -> Op:
         if name != "place_rows":
@@ -70,19 +71,24 @@ class _Covered:
         def call(**given: Any) -> Any:
             row = torch.arange(given["rows"], device=given["begin"].device)[:, None]
             count = torch.where(given["slots"] >= 0, given["count"], 0)
-            self._rows = ((row >= given["begin"]) & (row < given["begin"] + count)).any(dim=1)
+            self._rows, self._count = ((row >= given["begin"]) & (row < given["begin"] + count)).any(dim=1), None
             return op(**given)
 
         return call
 
     def see(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
-        if place.stage == "chain.0" or len(tensor) != len(self._rows) or bool(self._rows.all()):
+        if place.stage == "chain.0" or len(tensor) != len(self._rows) or self._covered() == len(tensor):
             # Behind the root no row is launched: what was launched before says nothing about these.
             return self._see(place, tensor)
-        if not bool(self._rows.any()):  # in a draft of trees: no request has a child behind this node
+        if not self._covered():  # in a draft of trees: no request has a child behind this node
             return tensor
         # What `see` gives goes back among the padding rows, because the next op expects all rows of the launch.
         shown = self._see(place, tensor[self._rows])
         whole = tensor.clone()
         whole[self._rows] = shown
         return whole
+
+    def _covered(self) -> int:
+        if self._count is None:
+            self._count = int(self._rows.sum())
+        return self._count

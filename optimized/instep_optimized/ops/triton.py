@@ -107,6 +107,7 @@ TRITON = Ops(
     captures=True,
     trees=True,
     tiled=True,
+    chances=True,
     scratch=scratch,
     row_invariant=frozenset(BY_ROW) - {"linear", "mlp", "moe", "lm_head", "attend"},
 )

@@ -7,7 +7,7 @@ the yardstick uses both.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -98,11 +98,13 @@ class Blocked:
     scale is rounded up to SCALE_BITS bits. A number of at most 4 bits times it is then exact in fp32. So what was read
     is stored again as the same bytes: a state that nothing was added to does not change, however often it is stored.
 
-    tile   how many numbers of the last two axes share a scale; None: all of that axis. A last tile may be narrower
+    tile   how many numbers of the last two axes share a scale; None: all of that axis. A last tile may be narrower.
+           None in place of both: there are no scales, and what is read is what is stored (bf16 and fp16 by chance)
     seed   of a recurrent state alone: numbers are rounded by chance, and not to nearest. Let a <= y < b, y = |x| /
            scale, be neighbours in `dtype`: b is stored where u < (y - a) / (b - a), and a elsewhere; the sign stays.
            A y that is the largest number of `dtype` but for 2 ** (1 - SCALE_BITS) of it is that number, as it is to
-           nearest; so here, too, what was read is stored again as the same bytes.
+           nearest; so here, too, what was read is stored again as the same bytes. Without scales a y from the largest
+           number on, and a NaN, are stored as to nearest.
            u is a number of CHANCE_BITS bits: the upper ones of the first word of Philox4x32-10, over 2 ** CHANCE_BITS.
            Its key is the seed, of 64 bits, the lower word first; its counter is (element, tokens, layer, 0): the number
            of the element in [HV, K, V], V fastest; how many tokens are in the state; the layer of the model. No slot,
@@ -110,21 +112,37 @@ class Blocked:
            its request would have made, a request that moved has the state that it had, and every commit strategy stores
            the same. Requests share these numbers where they have equal lengths. Of one state none is used twice, which
            is what keeps its errors from adding up
+
+    Engines round so, too: fp16 states of Mamba in vLLM (35753), SGLang (26929), FlashInfer (2645) and TensorRT-LLM
+    (`mamba_ssm_stochastic_rounding`); for states of a gated delta net, in fp16 and bf16, SGLang 27975 proposed it,
+    without speculation. There a seed is drawn for every call, and FlashInfer and vLLM count numbers by their address in
+    the pool: a state hangs on its slot and on the calls before it, and no two runs store the same.
     """
 
     dtype: torch.dtype
-    tile: tuple[int | None, int | None]
+    tile: tuple[int | None, int | None] | None
     seed: int | None = None
 
     is_floating_point = True
-    shown = torch.float32  # what is read is a product, and no number of `dtype`
+
+    @property
+    def shown(self) -> torch.dtype:
+        """Of what is read. With scales that is a product, and no number of `dtype`."""
+        return self.dtype if self.tile is None else torch.float32
+
+    @property
+    def nearest(self) -> Storage:
+        """The same without chance."""
+        return self.dtype if self.tile is None else replace(self, seed=None)
 
     def __str__(self) -> str:
-        tiles = f"{str(self.dtype).removeprefix('torch.')} in tiles of {' x '.join(str(n or 'all') for n in self.tile)}"
-        return tiles if self.seed is None else f"{tiles}, by chance of the seed {self.seed}"
+        tiles = "" if self.tile is None else f" in tiles of {' x '.join(str(n or 'all') for n in self.tile)}"
+        chance = "" if self.seed is None else f", by chance of the seed {self.seed}"
+        return f"{str(self.dtype).removeprefix('torch.')}{tiles}{chance}"
 
     def grid(self, *shape: int) -> tuple[int, ...]:
         """The shape of the scales of a block."""
+        assert self.tile is not None, "there are scales"
         return *shape[:-2], *(1 if n is None else -(-size // n) for n, size in zip(self.tile, shape[-2:], strict=True))
 
 
@@ -134,6 +152,16 @@ SCALED_STATE = Blocked(torch.float8_e4m3fn, (None, STATE_ROWS))  # [HV, K, V]
 # [positions, kv_heads, head_dim]: a scale per position and head. One per page would grow when a larger row comes to a
 # page that is part full: rows that are committed would change their bytes, and read otherwise than when they were used.
 SCALED_KV = Blocked(torch.float8_e4m3fn, (1, None))
+
+
+def by_chance(storage: Storage, seed: int) -> Blocked:
+    """The same, rounded by chance."""
+    return replace(storage, seed=seed) if isinstance(storage, Blocked) else Blocked(storage, None, seed)
+
+
+def scaled(storage: Storage | None) -> bool:
+    """Whether scales stand beside what is stored so."""
+    return isinstance(storage, Blocked) and storage.tile is not None
 
 
 def read_as(storage: Storage) -> torch.dtype:

@@ -63,7 +63,7 @@ def make(ground: Ground, at: At) -> Cell:
                 flops=4.0 * batch * rows * seen * heads * width)  # fmt: skip
     linear = (table[:, :, None] * PAGE + ground.ints(range(PAGE))).flatten(1)[:, :rows].flatten()
     packed = {name: pool.flatten(0, 1)[linear] for name, pool in (("key", every[0].keys), ("value", every[0].values))}
-    return peers("attend", ground, at, cell, query=query, truth=truth, plain=plain, **packed)
+    return peers("attend", ground, at, cell, query=query, pages=every, truth=truth, plain=plain, **packed)
 
 
 KIND = Kind("a layer", cells, make)

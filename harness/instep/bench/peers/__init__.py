@@ -19,6 +19,7 @@ PEERS: dict[str, dict[str, str]] = {
         "sglang verify + scatter": "instep.bench.peers.sglang:verify_and_scatter",
         "sglang ReplaySSM": "instep.bench.peers.sglang:replay",
         "flashinfer verify + copy": "instep.bench.peers.flashinfer:verify",
+        "vllm columns": "instep.bench.peers.vllm:verify",
     },
     "decode": {
         "sglang sigmoid": "instep.bench.peers.sglang:decode",
@@ -33,7 +34,11 @@ PEERS: dict[str, dict[str, str]] = {
         "flashinfer prefill": "instep.bench.peers.flashinfer:prefill",
         "flashqla": "instep.bench.peers.flashinfer:flashqla",
     },
-    "attend": {"torch sdpa": "instep.bench.peers.torch_own:attend"},
+    "attend": {
+        "torch sdpa": "instep.bench.peers.torch_own:attend",
+        "flashinfer, FA2": "instep.bench.peers.flashinfer:attend_2",
+        "flashinfer, FA3": "instep.bench.peers.flashinfer:attend_3",
+    },
     "pick": {"torch argmax": "instep.bench.peers.torch_own:pick"},
 }
 

@@ -1,18 +1,21 @@
-"""FlashInfer's and FlashQLA's gated delta rule as arms, called as their adapters call them.
+"""FlashInfer's and FlashQLA's gated delta rule as arms, called as their adapters call them; FlashInfer's attention.
 
 Both want K = V = 128, bf16 rows, fp32 states and a card from Hopper on. FlashInfer's verify keeps snapshots and leaves
-the commit to its caller: here it is torch's indexed copy. Mirrors: flashinfer-python 0.7.2.post1, flash-qla 0.1.3.
+the commit to its caller: here it is torch's indexed copy; its ReplaySSM refuses a Hopper card. Its attention is planned
+once for a batch, outside of what is timed, and reads our pages.
+Mirrors: flashinfer-python 0.7.2.post1, flash-qla 0.1.3.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from instep_optimized.layout import Part
+from instep_optimized.layout import Pages, Part
 from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.config import ModelConfig
@@ -22,8 +25,11 @@ from ...report.machine import installed
 from ..base import Arm, At, Ground
 from ..grid import state_dtype
 from ..kinds.strategies import accepted_of
+from ..right import off
 from ..rows import Rows, off_from_plain
 from .snapshots import committed, pools
+
+WORKSPACE = 256 << 20  # bytes, for what FlashInfer's attention keeps between the parts of a sequence
 
 
 def _adapter(name: str, ground: Ground, at: At) -> Any:
@@ -116,6 +122,31 @@ def flashqla(
 
     return Arm(name, lambda: [call(dense) for _ in parts], lambda: judge(run), len(parts),
                peer=f"flash-qla {installed('flash-qla') or 'unpacked'}")  # fmt: skip
+
+
+def _attend(
+    ground: Ground, at: At, name: str, backend: str, query: torch.Tensor, pages: list[Pages], **judged: torch.Tensor
+) -> Arm:
+    if ground.dtype not in (torch.bfloat16, torch.float16):
+        raise Unsupported("it takes bf16 and fp16")
+    batch, rows, form = at["batch"], at["rows"], pages[0]
+    page, heads, width = form.keys.shape[1:]
+    each = torch.arange(batch + 1, dtype=torch.int32, device=ground.device)
+    last = torch.full((batch,), (at["behind"] + rows - 1) % page + 1, dtype=torch.int32, device=ground.device)
+    room = torch.empty(WORKSPACE, dtype=torch.uint8, device=ground.device)
+    planned = import_module("flashinfer").BatchPrefillWithPagedKVCacheWrapper(room, "NHD", backend=backend)
+    planned.plan(each * rows, each * form.table.shape[1], form.table.flatten().int(), last, query.shape[1], heads,
+                 width, page, causal=True, q_data_type=ground.dtype, kv_data_type=ground.dtype)  # fmt: skip
+
+    def run(one: Pages) -> torch.Tensor:
+        return torch.as_tensor(planned.run(query, (one.keys, one.values)))
+
+    return Arm(name, lambda: [run(one) for one in pages],
+               lambda: off("attended", run(form), judged["truth"], judged["plain"], 1), len(pages),
+               peer=f"flashinfer {installed('flashinfer-python') or 'unpacked'}")  # fmt: skip
+
+
+attend_2, attend_3 = (partial(_attend, backend=f"fa{number}") for number in (2, 3))
 
 
 def _starts(ground: Ground, at: At) -> torch.Tensor:

@@ -5,6 +5,8 @@ Leaves out: everything that is paged.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from instep_reference.contract.errors import Unsupported
@@ -13,7 +15,7 @@ from ..base import Arm, At, Ground
 from ..right import off, same
 
 
-def attend(ground: Ground, at: At, name: str, **drawn: torch.Tensor) -> Arm:
+def attend(ground: Ground, at: At, name: str, **drawn: Any) -> Arm:
     """Rows of a prompt; keys and values side by side, which a paged pool has not."""
     if at["behind"]:
         raise Unsupported("torch's attention reads no pages")

@@ -5,6 +5,8 @@ Leaves out: memory that is stored narrower than declared (`numerics.py`).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from instep_reference.contract.place import Place
 
 from ...options import FP8
@@ -12,6 +14,7 @@ from ...replay.setting import Setting
 from ..base import Edit, Fault
 
 TILES, MOVE = "instep_optimized/ops/plain/tiles.py", "instep_optimized/ops/plain/move.py"
+WINDOW = "instep_optimized/kernels/window.py"
 GDN, UNITS = "instep_optimized/ops/plain/gdn.py", "instep_optimized/memory/units.py"
 SNAPSHOT, BUDGET = "instep_optimized/commit/snapshot.py", "instep_optimized/memory/budget.py"
 STATE, CORE = Place("trunk", 0, "state"), Place("trunk", 0, "core")
@@ -31,7 +34,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "scale-of-neighbour-kernel", "scale-mixed", "The kernel reads a state with the scale of the next head.",
-        "", (Edit("instep_optimized/kernels/window.py",
+        "", (Edit(WINDOW,
                   "scales_at(read_scales, read_scales_unit, read_scales_column, unit, place, head, at_v, V)",
                   "scales_at(read_scales, read_scales_unit, read_scales_column, unit, place, head ^ 1, at_v, V)"),),
         "short", Setting(ops="triton", state_dtype=FP8), 4, CORE,
@@ -73,7 +76,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "chance-to-nearest", "chance-other", "States are rounded to nearest, where chance is declared.",
-        "", (Edit(TILES, "scaled if chance is None else _fallen(scaled, dtype, chance)", "scaled"),),
+        "", (Edit(TILES, "    info, size = torch.finfo(dtype), x.abs()\n",
+                  "    if x.ndim:\n        return x.to(dtype)\n    info, size = torch.finfo(dtype), x.abs()\n"),),
         "rounds", CHANCE, 2, STATE,
         "is rounded to nearest, not by chance", ("derived",), ("identity", "bytes", "directed"),
     ),
@@ -96,6 +100,38 @@ FAULTS: tuple[Fault, ...] = (
         "A snapshot falls by how many nodes stand before its own, where siblings stand beside each other.",
         "", (Edit(GDN, "trail.depth(row, alive)", "row + 1"),),
         "branching", SNAPSHOTS_BY_CHANCE, 6, STATE,
+        "is rounded by the chances of a state of", ("derived",), ("identity", "bytes"),
+    ),
+    Fault(
+        "chance-cut-off", "chance-other", "States in bf16 are cut off towards zero, where chance is declared.",
+        "", (Edit(TILES, "steps.floor() + (chance < steps - steps.floor())", "steps.floor()"),),
+        "rounds", replace(CHANCE, state_dtype="bfloat16"), 2, STATE,
+        "is cut off, not rounded by chance", ("derived", "directed"), ("identity", "bytes"),
+    ),
+    Fault(
+        "chance-of-every-head", "chance-other", "The kernel counts the elements of a state in every head anew.",
+        "", (Edit(WINDOW, "(head.to(tl.int32) * K + tl.arange(0, KI)[None, None, None, :]) * V + tile_v",
+                  "tl.arange(0, KI)[None, None, None, :] * V + tile_v"),),
+        "short", replace(CHANCE, ops="triton"), 5, STATE,
+        "is rounded by the chances of its first head in every head", ("derived",), ("identity", "bytes", "directed"),
+    ),
+    Fault(
+        "chance-of-the-slot", "chance-other", "What a state falls by after a prefill hangs on its slot.",
+        "flashinfer 2645, vllm 35753 (as made)",
+        (Edit("instep_optimized/kernels/state.py", "tl.load(before + request) + rows", "unit"),),
+        "short", replace(CHANCE, ops="triton", state_dtype="bfloat16"), 2, STATE,
+        "the number of its slot", ("derived",), ("identity", "bytes", "directed"),
+    ),
+    Fault(
+        "chance-of-half-a-seed", "chance-other", "The kernel takes the lower word of a seed.",
+        "", (Edit("instep_optimized/kernels/chance.py", "_word(chance.seed >> 32)", "0"),),
+        "short", replace(CHANCE, ops="triton", state_rounding=f"stochastic:{(1 << 32) + 7}"), 2, STATE,
+        "is rounded by the chances of the seed 7", ("derived",), ("identity", "bytes", "directed"),
+    ),
+    Fault(
+        "chance-of-the-depth-kernel", "chance-other", "The same in a kernel: it counts rows for nodes.",
+        "", (Edit(WINDOW, "depth_of(parents, t) if TREE else t + 1", "t + 1"),),
+        "branching", replace(SNAPSHOTS_BY_CHANCE, ops="triton"), 6, STATE,
         "is rounded by the chances of a state of", ("derived",), ("identity", "bytes"),
     ),
     Fault(

@@ -90,7 +90,7 @@ drawn("plots", (section) => {
       const row = plot.rows[params.dataIndex], [x, y] = api.coord([row.value, params.dataIndex]), [from] = api.coord([row.low, params.dataIndex]), [to] = api.coord([row.high, params.dataIndex]);
       const stroke = color(row.color), style = { stroke, lineWidth: row.thin ? 2 : 4 }, cap = (at) => ({ type: "line", shape: { x1: at, x2: at, y1: y - 6, y2: y + 6 }, style });
       return { type: "group", children: [{ type: "rect", shape: { x: Math.min(from, to) - 6, y: y - 10, width: Math.abs(to - from) + 12, height: 20 }, style: { fill: "transparent" } },
-        { type: "line", shape: { x1: from, x2: to, y1: y, y2: y }, style }, cap(from), cap(to), { type: "circle", shape: { cx: x, cy: y, r: row.thin ? 4 : 6 }, style: { fill: stroke } }] };
+        { type: "line", shape: { x1: from, x2: to, y1: y, y2: y }, style }, cap(from), cap(to), ...(row.dots ?? []).map((at) => ({ type: "circle", shape: { cx: api.coord([Math.min(Math.max(at, low - room), high + room), 0])[0], cy: y + 9, r: 1.5 }, style: { fill: stroke, opacity: 0.4 } })), { type: "circle", shape: { cx: x, cy: y, r: row.thin ? 4 : 6 }, style: { fill: stroke } }] };
     };
     const band = (params, api) => {
       const [x] = api.coord([begin, 0]), [to] = api.coord([end, 0]), [one] = api.coord([1, 0]), { y, height } = params.coordSys;

@@ -28,8 +28,7 @@ def packed(
     # Divided by a tensor: on a card torch multiplies by the reciprocal of a number, which rounds otherwise.
     scales = (largest / torch.full_like(largest, torch.finfo(dtype).max)).clamp_min(LEAST)
     scales = ((scales.view(torch.int32) + CUT) & ~CUT).view(torch.float32)  # rounded up, so nothing overflows
-    scaled = x.float() / _spread(scales, x)
-    return (scaled if chance is None else _fallen(scaled, dtype, chance)).to(dtype), scales
+    return _narrow(x.float() / _spread(scales, x), dtype, chance, 1 - 2.0 ** (1 - SCALE_BITS)), scales
 
 
 def opened(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -40,7 +39,7 @@ def opened(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 def as_stored(address: Address, x: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
     """x as a store to this address and a load would leave it, in x's own width. tokens: as in `put`."""
     if address.scales is None:
-        return x.to(address.pool.dtype).to(x.dtype)
+        return _narrow(x, address.pool.dtype, _chance(address, x, tokens)).to(x.dtype)
     return opened(*packed(x, address.pool.dtype, address.scales.shape[-2:], _chance(address, x, tokens))).to(x.dtype)
 
 
@@ -53,11 +52,11 @@ def put(
     address: Address, at: tuple[torch.Tensor | int, ...], x: torch.Tensor, tokens: torch.Tensor | None = None
 ) -> None:
     """Store x at these leading indices. tokens [n]: how many there are in each, for what is rounded by chance."""
+    dtype, chance = address.pool.dtype, _chance(address, x, tokens)
     if address.scales is None:
-        address.pool[at] = x.to(address.pool.dtype)
+        address.pool[at] = _narrow(x, dtype, chance)
     else:
-        grid, chance = address.scales.shape[-2:], _chance(address, x, tokens)
-        address.pool[at], address.scales[at] = packed(x, address.pool.dtype, grid, chance)
+        address.pool[at], address.scales[at] = packed(x, dtype, address.scales.shape[-2:], chance)
 
 
 def _chance(address: Address, x: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor | None:
@@ -67,14 +66,16 @@ def _chance(address: Address, x: torch.Tensor, tokens: torch.Tensor | None) -> t
     return uniforms(address.chance, tokens, tuple(x.shape[1:]))
 
 
-def _fallen(x: torch.Tensor, dtype: torch.dtype, chance: torch.Tensor) -> torch.Tensor:
-    """Numbers of dtype, to which x falls: multiples of the distance of its neighbours, by whole-number steps."""
+def _narrow(x: torch.Tensor, dtype: torch.dtype, chance: torch.Tensor | None, below: float = 1.0) -> torch.Tensor:
+    """x in dtype: to nearest, or to where it falls. below: up to which part of the largest number it falls."""
+    if chance is None:
+        return x.to(dtype)
     info, size = torch.finfo(dtype), x.abs()
     exponent = torch.frexp(size.clamp_min(info.smallest_normal)).exponent - 1
-    steps = torch.ldexp(size, -exponent) / info.eps  # exact: powers of 2
+    steps = torch.ldexp(size, -exponent) / info.eps  # multiples of the distance of its neighbours; powers of 2: exact
     steps = steps.floor() + (chance < steps - steps.floor())
     fallen = torch.ldexp(steps * info.eps, exponent)
-    return torch.where(size < info.max * (1 - 2.0 ** (1 - SCALE_BITS)), fallen, size).copysign(x)
+    return torch.where(size < info.max * below, fallen, size).copysign(x).to(dtype)
 
 
 def _largest(x: torch.Tensor, axis: int, scales: int) -> torch.Tensor:

@@ -1,0 +1,94 @@
+"""The file of a benchmark, read again: a grid that goes on, and results of several calls that become one.
+
+Leaves out: measuring (`run.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from instep_optimized.ops.plain import PLAIN
+from instep_reference.contract.errors import BadInput
+
+from ..perf.fingerprint import fingerprint
+from ..report.result import read
+from . import KINDS
+from .clock import Rates
+from .run import Asked, Bench, Row, Session, key
+
+LOAD = "load"  # of the fingerprint, what changes from minute to minute
+
+
+def going_on(file: Path, asked: Asked) -> tuple[list[Row], list[Session]]:
+    """The rows of a file that was begun with the same op sets, dtype, grid, revision and machine."""
+    data = _read(file)
+    begun = {**_setting(data), "commit": data["commit"], "machine": _still(data["machine"])}
+    now = {"op sets": list(asked.sets), "dtype": str(asked.dtype).removeprefix("torch."), "grid": asked.size,
+           "commit": asked.commit, "machine": _still(fingerprint(asked.device))}  # fmt: skip
+    _same(file, begun, now, "another --json file begins anew")
+    return data["rows"], msgspec.convert(data["sessions"], list[Session])
+
+
+def joined(files: Sequence[Path], commit: str | None) -> Bench:
+    """All rows; of a cell that several files have, the latest. Op sets, dtype, grid and card are the same in all."""
+    every = [_read(file) for file in files]
+    last = max(every, key=lambda data: str(data["date"]))
+    for file, data in zip(files, every, strict=True):
+        here, there = ({**_setting(one), "machine": {"device_name": one["machine"]["device_name"]}}
+                       for one in (data, every[0]))  # fmt: skip
+        _same(file, here, there, "it has a file of its own")
+    found, left = dict[Any, tuple[Session, Row]](), dict[str, int]()
+    for data in sorted(every, key=lambda data: str(data["date"])):
+        sessions = msgspec.convert(data["sessions"], list[Session])
+        found |= {key(row): (sessions[row["session"]], row) for row in data["rows"]}
+        left = {name: count for name, count in left.items() if name not in {row["kind"] for row in data["rows"]}}
+        left |= data["left_out"]
+    chosen = sorted(found.values(), key=lambda one: list(KINDS).index(one[1]["kind"]))
+    numbers = {msgspec.json.encode(session): session for session, _ in chosen}
+    setting, order = last["setting"], list(numbers)
+    asked = Asked(dict.fromkeys(setting["ops"], PLAIN), setting["device"], getattr(torch, setting["dtype"]),  # by name
+                  tuple(name for name in KINDS if name in left or any(row["kind"] == name for _, row in chosen)),
+                  setting["grid"], setting["minutes"], commit=commit)  # fmt: skip
+    rows = [row | {"session": order.index(msgspec.json.encode(session))} for session, row in chosen]
+    return Bench(asked, Rates(**last["rates"]), rows, left, list(numbers.values()))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    wrong = BadInput(str(file), found="no result of `instep bench`", expected="one, or no file")
+    if not file.is_file():
+        raise BadInput("--join", found=f"no file {file}", expected="a file that `instep bench` wrote")
+    try:
+        data = read(file)
+        msgspec.convert(data["sessions"], list[Session])
+        needed = _setting(data), data["commit"], data["machine"]["device_name"], dict(data["left_out"])
+        assert needed and all(map(key, data["rows"]))
+    except (BadInput, KeyError, TypeError, AttributeError, msgspec.ValidationError):
+        raise wrong from None
+    return data
+
+
+def _setting(data: dict[str, Any]) -> dict[str, Any]:
+    setting = data["setting"]
+    return {"op sets": setting["ops"], "dtype": setting["dtype"], "grid": setting["grid"]}
+
+
+def _still(machine: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in machine.items() if name != LOAD}
+
+
+def _same(file: Path, begun: dict[str, Any], now: dict[str, Any], hint: str) -> None:
+    for what, was in begun.items():
+        if was != now[what]:
+            found = f"begun with {what} {_told(was, now[what])}"
+            raise BadInput(str(file), found=found, expected=_told(now[what], was), hint=hint)
+
+
+def _told(one: Any, other: Any) -> str:
+    if not isinstance(one, dict):
+        return str(one)
+    return ", ".join(f"{name} {value}" for name, value in one.items() if other.get(name) != value)

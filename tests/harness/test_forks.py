@@ -1,0 +1,48 @@
+"""A fork of a process that has imported torch runs a copy of the source as a new Python does.
+
+Leaves out: what is run (`test_faults.py`).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from instep.faults import forks, plant
+
+SAYS = """
+import os, sys, instep, torch
+print(instep.SAID, os.getcwd(), os.environ["COLUMNS"], sys.argv, __name__, sys.flags.safe_path, torch.get_num_threads())
+print("beside", file=sys.stderr)
+"""
+WORDS = (
+    ("-c", SAYS, "more", "words"), ("-c", "raise SystemExit(3)"), ("-c", "import sys; sys.exit('no')"), ("-c", "1 / 0"),
+    ("-c", "import os; os.kill(os.getpid(), 9)"), ("-m", "instep.within", "word"),
+    ("-c", "import atexit; atexit.register(print, 'last')"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="forks are made on Linux alone")
+def test_a_fork_ends_as_a_new_python_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "instep").mkdir()
+    (tmp_path / "instep" / "__init__.py").write_text("SAID = 'the copy'\n")
+    (tmp_path / "instep" / "within.py").write_text("import sys\nprint(__name__, sys.argv)\n")
+    fresh = [plant.run_python(tmp_path, *words) for words in WORDS]
+    with forks.warm():
+        assert plant.forks is not None
+        for words, new in zip(WORDS, fresh, strict=True):
+            fork = plant.run_python(tmp_path, *words)
+            assert (fork.returncode, fork.stdout) == (new.returncode, new.stdout), words
+            assert fork.stderr.splitlines()[-1:] == new.stderr.splitlines()[-1:], words
+        assert plant.forks.spent > 0 and "the copy" in fresh[0].stdout
+        monkeypatch.setattr(plant, "TIMEOUT_S", 0.2)
+        with pytest.raises(subprocess.TimeoutExpired):
+            plant.run_python(tmp_path, "-c", "import time; time.sleep(60)")
+        monkeypatch.setattr(plant, "TIMEOUT_S", 60.0)
+        assert plant.run_python(tmp_path, "-c", "print(1)").stdout == "1\n", "one that was ended ends no other"
+        server = plant.forks._server
+    assert plant.forks is None and server.returncode == 0

@@ -1,0 +1,59 @@
+"""Tensors are brought to the host together as they are, one by one: bits, shapes, dtypes, and what is not asked for.
+
+Leaves out: a device. Here every tensor counts as one of a device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from instep.observe import to_host
+from instep_optimized.layout import Address
+
+DTYPES = (torch.float32, torch.bool, torch.int64, torch.float8_e4m3fn, torch.bfloat16, torch.float64)
+
+
+@dataclass(frozen=True)
+class Held:
+    layers: dict[int, torch.Tensor]
+    length: int
+    final: torch.Tensor | None = None
+
+
+@pytest.fixture(autouse=True)
+def away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(to_host, "is_away", lambda tensor: True)
+
+
+def same(found: torch.Tensor, right: torch.Tensor) -> bool:
+    alike = (found.dtype, found.shape) == (right.dtype, right.shape)
+    return alike and torch.equal(to_host.bits(found), to_host.bits(right)) and found.data_ptr() != right.data_ptr()
+
+
+def test_what_is_brought_together_is_what_it_was() -> None:
+    numbers = torch.arange(24.0).reshape(2, 3, 4) - 7
+    tensors = [view.to(dtype) for dtype in DTYPES
+               for view in (numbers, numbers.mT, numbers[:, 1:, ::2], numbers[0, 0, 0], numbers[:0])]  # fmt: skip
+    tensors.append(torch.full((2,), torch.nan))
+    for found, right in zip(to_host.brought(tensors), tensors, strict=True):
+        assert same(found, right) or not right.numel()
+
+
+def test_states_keep_their_structure_and_share_no_mapping() -> None:
+    layers, final = {0: torch.ones(2, 3).T, 3: torch.zeros(4, dtype=torch.int64)}, torch.arange(3.0)
+    states = {"a": Held(layers, 3, final), "b": Held(layers, 4)}
+    found = to_host.on_host(states)
+    layers[0] = torch.zeros(0)  # what an engine does with its own afterwards changes nothing
+    assert found["a"].length == 3 and found["b"].final is None and same(found["a"].final, final)
+    assert found["a"].layers.keys() == {0, 3} and torch.equal(found["b"].layers[0], torch.ones(3, 2))
+
+
+def test_of_a_call_indices_are_brought_and_pools_stay() -> None:
+    pool, units = torch.zeros(4, 2, dtype=torch.int64), torch.tensor([1, -1])
+    address = Address(pool, units, column=torch.tensor([0, 1]))
+    told = to_host.indices_on_host({"target": address, "pool": pool, "x": (x := torch.ones(2)), "parts": (address,)})
+    assert told["target"].pool is told["pool"] is told["parts"][0].pool is pool and told["x"] is x
+    assert same(told["target"].units, units) and told["target"].units is told["parts"][0].units
