@@ -12,9 +12,10 @@ import torch
 
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
-from instep.trace.file import Trace, read
+from instep.trace.file import Trace
 from instep.verdict import Exit
 from support.command import Runner
+from support.few_channels import few_channels
 from support.traces import brief, recorded
 
 SHORT = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults" / "short.jsonl"
@@ -27,7 +28,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 @pytest.mark.parametrize("ops", ["triton", "invariant"])
 def test_interpreted_kernels_agree_in_bfloat16(ops: str) -> None:
-    verdict = Replay(read(SHORT), Setting(ops, dtype="bfloat16")).run().verdict
+    verdict = Replay(few_channels("short", 2), Setting(ops, dtype="bfloat16")).run().verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
 
 

@@ -22,6 +22,7 @@ from instep.trace.policy import Arrival, ScheduledAction, Steps
 from instep.verdict import Exit
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support.checkpoints import write
+from support.covering import WHOLE
 from support.traces import PROMPTS, VOCAB, policy
 
 pytestmark = pytest.mark.slow  # whole replays
@@ -109,7 +110,9 @@ def test_what_another_recorder_would_have_chosen_is_not_compared(tmp_path, recor
     assert "remembered" not in {one.check for one in verdict.compared}
 
 
-@pytest.mark.parametrize("name", ["split", "rejected_is_plain", "alone", "speculation_off"])
+@pytest.mark.parametrize("name", [
+    "split", "rejected_is_plain", *(pytest.param(one, marks=WHOLE) for one in ("alone", "speculation_off")),
+])  # fmt: skip
 def test_what_later_mtp_layers_guess_is_left_out_and_nothing_else(name: str) -> None:
     """Where chunks and rounds end, layers behind the first take other rows in: no wrong engine, so no finding."""
     trace = read(TRACES / "several.jsonl")

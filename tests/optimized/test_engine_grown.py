@@ -38,6 +38,7 @@ from instep_reference.contract.place import unseen
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.ledger import LedgerEngine
 from support.checkpoints import write
+from support.covering import WHOLE
 from support.rounds import begin
 from support.tree_story import assert_same, played
 from support.trees import path
@@ -101,8 +102,8 @@ def rounds(serve: Callable[[Event], Answer | None], seed: int, *, given: bool = 
     yield from round_of("a")
 
 
-COVERED = [("snapshot", False), pytest.param("columns", True, marks=pytest.mark.slow), ("rerun", False),
-           pytest.param("lazy_rerun", True, marks=pytest.mark.slow)]  # fmt: skip
+COVERED = [("snapshot", False), ("columns", True), pytest.param("rerun", False, marks=WHOLE),
+           ("lazy_rerun", True)]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from instep_reference.engine import ReferenceEngine
 from instep_reference.ledger import LedgerEngine
 from instep_reference.weights import Weights
 from support.checkpoints import write
+from support.covering import WHOLE
 from support.sampled import sampled
 from support.two_sides import CAPACITY, TwoSides, scenario
 
@@ -44,9 +45,9 @@ def sides(path: Path, ops: str, *, watched: bool = True, **options: Any) -> TwoS
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "forced", "options"), [
     ("ledger", True, {}), ("plain", False, {}), ("ledger", False, {"graphs": True}),
-    ("plain", True, {"graphs": True, "strategy": "snapshot"}),
+    pytest.param("plain", True, {"graphs": True, "strategy": "snapshot"}, marks=WHOLE),
     ("ledger", True, {"overlap": True, "strategy": "columns", "conv": "widened"}),
-    ("ledger", False, {"strategy": "lazy_rerun"}),
+    pytest.param("ledger", False, {"strategy": "lazy_rerun"}, marks=WHOLE),
 ])  # fmt: skip
 def test_everything_a_reference_draws_the_engine_draws(
     ops: str, forced: bool, options: dict[str, Any], tmp_path: Path

@@ -35,6 +35,7 @@ from instep_reference.engine import ReferenceEngine
 from instep_reference.ledger import LedgerEngine
 from instep_reference.weights import Weights
 from support.checkpoints import write
+from support.covering import each_value
 from support.twins import Twins, eagerly, emulated
 from support.two_sides import CAPACITY, TwoSides, scenario
 
@@ -99,8 +100,7 @@ def drafting(subject: OptimizedEngine, change: Callable[[Vanilla], Vanilla]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layers", STEPS)
-@pytest.mark.parametrize("forced", [True, False], ids=["forced", "free"])
+@pytest.mark.parametrize(("layers", "forced"), each_value(STEPS, (True, False)))
 def test_every_label_is_where_the_reference_has_it(checkpoints: Checkpoints, layers: int, forced: bool) -> None:
     both = TwoSides(engine(checkpoints[layers], "ledger"), truth(checkpoints[layers], "ledger"))
     for event in scenario(64, STEPS[layers], forced=forced):

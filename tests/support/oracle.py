@@ -18,15 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DynamicCache
-from transformers.cache_utils import MtpCache
-from transformers.modeling_layers import MtpModel
-from transformers.utils import logging
 
 from .checkpoints import Kind
-
-logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 MODULES: dict[Kind, str] = {"dense": "qwen3_5", "next": "qwen3_next", "moe": "qwen3_5_moe"}
 CLASSES: dict[Kind, str] = {
@@ -46,6 +39,10 @@ class Seen:
 
 def load(directory: Path, kind: Kind, dtype: torch.dtype) -> Any:
     """The model of a directory, computing in `dtype` throughout, by torch alone."""
+    from transformers.utils import logging  # here and below: not while all tests are collected, for it takes seconds
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     name = f"transformers.models.{MODULES[kind]}.modeling_{MODULES[kind]}"
     module = _in_double(name) if dtype == torch.float64 else importlib.import_module(name)
     model = getattr(module, CLASSES[kind]).from_pretrained(
@@ -63,6 +60,8 @@ def run(model: Any, tokens: Sequence[int], parts: Sequence[int], cached: bool = 
         module.register_forward_hook(lambda _, __, out, kept=kept: kept.append(out[0]))
         for module, kept in zip([*layers, model.model.norm], rows, strict=True)
     ]
+    from transformers import DynamicCache
+
     past = DynamicCache(config=model.config) if cached else None
     logits, begin = [], 0
     for size in parts:
@@ -84,6 +83,9 @@ def run_head(
     -> y and logits, one row per row run. HF rotates row p at position p + 1.
     """
     model.config.num_mtp_layers, model.config.mtp_layer_types = 1, ["full_attention"]
+    from transformers.cache_utils import MtpCache
+    from transformers.modeling_layers import MtpModel
+
     head = MtpModel.from_pretrained(model)
     head.train(False)
     past = MtpCache(config=head.config)

@@ -11,11 +11,11 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from instep_reference import trunk
 from instep_reference.attention import AttentionMemory
@@ -110,7 +110,7 @@ def everything() -> list[Parity]:
 
 def main() -> None:
     rows = everything()
-    store(rows, {"torch": torch.__version__, "transformers": transformers.__version__})
+    store(rows, {"torch": torch.__version__, "transformers": version("transformers")})
     print(table(rows))
 
 
