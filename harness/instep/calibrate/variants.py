@@ -28,7 +28,7 @@ A_SCENE = 8  # consecutive variants with the same scene
 # (activations, states). If both are fp32, every sum is fp32. With states in fp8, KV is stored so, too.
 STORAGES: tuple[tuple[str, str], ...] = (
     ("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16"),
-    ("bfloat16", FP8),
+    ("bfloat16", "float16"), ("bfloat16", FP8),
 )
 # (strategy of states, form of conv windows). The last pair does not serve narrow states: see `options.py`.
 STRATEGIES: tuple[tuple[str, str], ...] = (
