@@ -15,7 +15,7 @@ import torch
 # Kind of work -> what the names of its kernels contain; the first that fits counts.
 KINDS: dict[str, tuple[str, ...]] = {
     "states": ("_window", "_chunk", "_solve", "_carry", "gated_delta", "gdn"),
-    "attention": ("attend", "attention", "flash"),
+    "attention": ("attend", "attention", "flash", "read_parts", "join_parts", "read_chunk"),
     "conv and its inputs": ("conv", "inputs"),
     "products": ("gemm", "gemv", "cutlass", "nvjet", "cublas", "splitk", "linear", "matmul", "moe", "sm90_", "sm80_"),
     "norms": ("norm",),

@@ -46,6 +46,7 @@ TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one
 # On a GPU (LOG.md): rows of V that a thread holds, warps, registers; and how many rows of V there are at least, in all
 # heads and requests together, where this is used. The bits depend on none of them.
 SHAPES: tuple[tuple[int, int, int, int], ...] = ((2, 4, 128, 16384), (1, 4, 96, 0))
+DECODED = 131072  # from so many rows on one token each takes the last shape again
 
 again, overlap, step, covering = (gluon.jit(one.fn) for one in (body.again, body.overlap, body.step, cover.covering))
 
@@ -70,7 +71,7 @@ def staged(
     """`window` of a part that fits. shape: as one of SHAPES begins; the bits do not depend on it."""
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
     requests = part.begin.numel()
-    held, warps, registers = shape or shape_for(requests * heads * values)
+    held, warps, registers = shape or shape_for(requests * heads * values, part.most)
     ring = part.ring
     kept = 18 * (None,) if ring is None else ring_of(ring)
     launch(
@@ -91,8 +92,10 @@ def held_at(address: Address | None) -> tuple[Any, ...]:
     return pool, units, address.column, unit, column, head, value
 
 
-def shape_for(rows: int) -> tuple[int, int, int]:
-    """The shape of a launch over so many rows of V."""
+def shape_for(rows: int, most: int) -> tuple[int, int, int]:
+    """The shape of a launch over so many rows of V, with at most so many tokens of a request."""
+    if most == 1 and rows >= DECODED:
+        rows = 0
     return next((held, warps, registers) for held, warps, registers, least in SHAPES if rows >= least)
 
 
