@@ -106,7 +106,7 @@ CHUNK = {2: Shape(128, 64, 8, 2), 4: Shape(16, 32, 8, 2)}
 PARTS = {2: Shape(16, 64, 4, 2), 4: Shape(16, 32, 8, 2)}
 SMALL = Shape(16, 16, 4, 1)  # interpreted
 # Of the kernels with explicit layouts, which have the tiles above: stages, and registers of a thread that reads.
-CHUNK_STAGED, PARTS_STAGED = (2, 232), (3, 224)
+CHUNK_STAGED, PARTS_STAGED = (2, 232), (2, 224)
 
 
 def shape_of(shapes: dict[int, Shape], query: torch.Tensor) -> Shape:

@@ -105,7 +105,7 @@ def _read(
 @gluon.jit
 def _copy(keys, values, column, reach, line, table_column, tiles,
           NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    copied(reach * 0, reach * 0, 0, reach, keys, values, column, (line, table_column), tiles, NT, DT, PAGE, STAGES)
+    copied(0, 0, reach, keys, values, column, (line, table_column), tiles, NT, DT, PAGE, STAGES, True)
 
 
 @gluon.jit

@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 
 from .attend_staged import copied, holes, over_columns, places, seen, weighed, where
 from .attend_steps import joined
-from .layouts import along, barrier, gdc_launch_dependents, gdc_wait, mbarrier, mma_v2
+from .layouts import along, barrier, gdc_wait, mbarrier, mma_v2
 
 PIECE = gl.constexpr(64)  # numbers of a key that are multiplied at a time: fewer registers
 joined = gluon.jit(joined.fn)
@@ -71,13 +71,11 @@ def _copy(
     keys, values, table, table_row, table_column, work, items, tiles,
     NT: gl.constexpr, DT: gl.constexpr, UNIT: gl.constexpr, BT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    lists, done, cleared = _listed(work, UNIT, BT), items * 0, items * 0
+    lists, done = _listed(work, UNIT, BT), 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         of, start, stop = _chosen(item, lists, work, UNIT)
         pages = (table + gl.load(work[0] + of[0]) * table_row, table_column)
-        done, cleared = copied(
-            done, cleared, start, stop, keys, values, of[1] * DT, pages, tiles, NT, DT, PAGE, STAGES
-        )
+        done = copied(done, start, stop, keys, values, of[1] * DT, pages, tiles, NT, DT, PAGE, STAGES, False)
 
 
 @gluon.jit
@@ -96,6 +94,7 @@ def _read(
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, TILE, 2)
     LOADED: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DT, DT // 8], [W, 1], [1, 0])
     most, skipped, kv_heads, tokens = work[5], work[6], work[8], work[9]
+    position = gl.arange(0, NT, gl.SliceLayout(1, RIGHT))
     lists, done = _listed(work, PT * EACH, BT), 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         of, start, stop = _chosen(item, lists, work, PT * EACH)
@@ -131,8 +130,12 @@ def _read(
                 weight, kept, higher, new = weighed(score, more, sum_of_more, scale)
                 weights = gl.convert_layout(weight.to(value_tiles.dtype), LEFT)
                 mbarrier.wait(full_values.index(place), turn)
-                mean_of_all = mean_of_more * over_columns(kept, OF_ROW)
-                mean_of_all = mma_v2(weights, value_tiles.index(place).load(RIGHT), mean_of_all)
+                mean_of_all, value = mean_of_more * over_columns(kept, OF_ROW), value_tiles.index(place)
+                if step + NT <= stop:
+                    mean_of_all = mma_v2(weights, value.load(RIGHT), mean_of_all)
+                else:  # behind the last position may be NaN
+                    there = gl.expand_dims(position, 1) < stop - step
+                    mean_of_all = mma_v2(weights, gl.where(there, value.load(RIGHT), 0.0).to(value.dtype), mean_of_all)
                 mbarrier.arrive(free_values.index(place), count=1)
                 if step + NT > full:  # a row is not changed by a step that lies behind its last position
                     reached = step <= last
@@ -164,9 +167,8 @@ def read_parts_staged(
     EARLY: gl.constexpr,
 ):  # fmt: skip
     """Parts of the positions of one request, for two tiles of rows and the heads of one KV head. Grid: any."""
-    if EARLY:
+    if EARLY:  # the launch behind this one does not come early: its programs would crowd where these end first
         gdc_wait()
-        gdc_launch_dependents()
     W: gl.constexpr = gl.num_warps()
     DTYPE: gl.constexpr = query.dtype.element_ty
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])

@@ -129,11 +129,13 @@ def _clear(tile, some, NT: gl.constexpr, DT: gl.constexpr):
 
 
 @gluon.jit
-def copied(done, cleared, start, stop, keys, values, column, pages, tiles,
-           NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    """Copy positions start .. stop - 1, NT at a time. Values behind the last become 0: they may be NaN.
+def copied(
+    done, start, stop, keys, values, column, pages, tiles,
+    NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, CLEAR: gl.constexpr,
+):  # fmt: skip
+    """Copy positions start .. stop - 1, NT at a time. CLEAR: values behind the last become 0, they may be NaN.
 
-    done: steps before these;  cleared: how many of them were not full  ->  both, with these
+    done: steps before these  ->  with these
     """
     key_tiles, value_tiles, full_keys, full_values, free_keys, free_values, copied_last = tiles
     for step in range(start, stop, NT):
@@ -142,16 +144,15 @@ def copied(done, cleared, start, stop, keys, values, column, pages, tiles,
         _begin(keys, column, pages, step, stop, full_keys.index(place), key_tiles.index(place), NT, DT, PAGE)
         mbarrier.wait(free_values.index(place), turn ^ 1)
         tile = value_tiles.index(place)
-        if step + NT <= stop:
+        if (step + NT <= stop) | (not CLEAR):
             _begin(values, column, pages, step, stop, full_values.index(place), tile, NT, DT, PAGE)
         else:
             _begin(values, column, pages, step, stop, copied_last.index(0), tile, NT, DT, PAGE)
-            mbarrier.wait(copied_last.index(0), cleared & 1)
+            mbarrier.wait(copied_last.index(0), 0)
             _clear(tile, stop - step, NT, DT)
             fence_async_shared()
             mbarrier.arrive(full_values.index(place), count=1)
-            cleared += 1
-    return done + (stop - start + NT - 1) // NT, cleared
+    return done + (stop - start + NT - 1) // NT
 
 
 @gluon.jit
