@@ -2,7 +2,7 @@
 # What only a GPU can show, in three parts that run one after the other: check, the recorded traces natively and then the
 # tests marked gpu; race, a look for data races and reads out of bounds; time, the figures, each alone on the card.
 # Usage: tests/on_gpu.sh FOLDER COMMIT [check|race|time]    left out: all three. Writes *.json and *.txt into FOLDER; a
-# task's exit status is the last line of its *.txt (124: stopped at its limit)
+# task's exit status is the last line of its *.txt (124: stopped at its limit); CHECK_SECONDS: how long check may take
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=$1 commit=$2 part=${3:-all} failed=$(mktemp -d) end=0
@@ -34,7 +34,7 @@ summary() {  # files of tasks: what stands in the repository of them
 
 if [ "$part" = all ] || [ "$part" = check ]; then
   # Two waves: all of it side by side does not fit 80 GB. The first compiles what the second takes from Triton's cache.
-  end=$((SECONDS + 470))
+  end=$((SECONDS + ${CHECK_SECONDS:-470}))
   replay replay-native-fp32 --ops triton &
   replay replay-native-bf16 --ops triton --dtype bfloat16 &
   replay replay-native-kv --ops triton --layout KV --strategy snapshot --conv widened &
@@ -43,12 +43,15 @@ if [ "$part" = all ] || [ "$part" = check ]; then
   task fla-native 300 python3 tests/perf/fla_gpu.py --out "$out/fla-native.json" --commit "$commit" &
   task shapes-native 300 python3 tests/perf/real_shapes_gpu.py --out "$out/shapes-native.json" --commit "$commit" &
   wait
-  tests tests-kernels tests/optimized/test_kernels*.py tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py tests/optimized/test_tiles.py tests/optimized/test_draw.py tests/optimized/test_chance.py &
+  tests tests-kernels tests/optimized/test_kernels.py &
+  tests tests-kernels-more tests/optimized/test_kernels_*.py &
+  tests tests-ops tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py tests/optimized/test_tiles.py tests/optimized/test_draw.py tests/optimized/test_chance.py &
   tests tests-forms tests/optimized/test_attend_parts.py tests/optimized/test_fusions.py &
   tests tests-exact tests/optimized/test_exact*.py tests/optimized/test_staged.py tests/optimized/test_graphs.py &
   tests tests-engine tests/optimized/test_engine_*.py &
   tests tests-vanilla tests/optimized/test_vanilla.py tests/optimized/test_mixed_steps.py &
-  tests tests-harness tests/harness &
+  tests tests-harness tests/harness/test_digests.py tests/harness/test_kit_device.py tests/harness/test_mixed_steps.py tests/harness/test_sums_native.py &
+  tests tests-storage tests/harness/test_storage.py &
   tests tests-invariant-ops tests/optimized/test_invariant.py &
   tests tests-invariant-engine tests/optimized/test_invariant_engine.py &
   wait
@@ -68,9 +71,9 @@ if [ "$part" = all ] || [ "$part" = race ]; then
     sanitized $tool-attend $tool tests/optimized/test_attend_parts.py
     sanitized $tool-products $tool tests/optimized/test_kernels_experts.py tests/optimized/test_kernels_slim.py
     sanitized $tool-conv $tool tests/optimized/test_kernels.py -k conv
+    sanitized $tool-forms $tool tests/optimized/test_staged.py tests/optimized/test_fusions.py tests/optimized/test_chance.py
   done
   sanitized memcheck-memory memcheck tests/optimized/test_kernels.py -k "trees or over or drafted or plan_ or move_rows or nodes"
-  sanitized memcheck-forms memcheck tests/optimized/test_staged.py tests/optimized/test_fusions.py
   wait
   summary "$out"/racecheck*.txt "$out"/memcheck*.txt >"$out/race-native.txt"
 fi
