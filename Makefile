@@ -20,7 +20,7 @@ test: $(READY)  ## every test; few of the recorded traces, that meet all conditi
 	$(BIN)/python -m pytest -q -m timing tests/harness/test_gate.py tests/perf
 
 whole: $(READY)  ## of what `make test` runs a covering part of: every row
-	$(BIN)/python -m pytest -q $(WORKERS) --whole -p no:benchmark --instep-traces=fixtures/traces --instep-ops=ledger --instep-ops=plain
+	$(BIN)/python -m pytest -q $(WORKERS) --whole -m "whole or instep" -p no:benchmark tests --instep-traces=fixtures/traces --instep-ops=ledger --instep-ops=plain
 
 check: lint types fast  ## what must hold before every commit, under a minute
 

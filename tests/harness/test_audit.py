@@ -30,6 +30,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.weights import Weights
 from support.checkpoints import write as write_checkpoint
 from support.command import complaint
+from support.covering import WHOLE
 from support.recorded import PROMPTS, TINY, edited, lines, recorded, said, shown, stated, tensors
 
 
@@ -97,7 +98,7 @@ def test_a_plain_file_of_prompts_and_answers_is_enough(spoken, tmp_path, instep)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=WHOLE), "bfloat16"])
 def test_a_correct_engine_is_not_accused_in_any_width(tmp_path, dtype):
     prompts = prompts_from(TINY / "prompts.json", Bytes())
     ran = decode(Ask(Checkpoint.open(TINY), Setting(dtype=dtype), prompts, 3, tokens=16, batch=8))

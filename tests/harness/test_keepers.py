@@ -24,7 +24,7 @@ from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep_reference.contract.errors import BadInput
 from support.command import Runner, complaint
-from support.covering import each_value
+from support.covering import WHOLE, each_value
 from support.few_channels import few_channels
 from support.traces import brief, recorded
 
@@ -116,7 +116,8 @@ def test_the_page_breaks_five_things_and_says_the_same_of_the_states(write: Writ
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), [
-    ("mine", {"graphs": True}), ("mine", {"layout": "KV", "overlap": True}), ("folded", {}),
+    pytest.param("mine", {"graphs": True}, marks=WHOLE), ("mine", {"layout": "KV", "overlap": True}),
+    pytest.param("folded", {}, marks=WHOLE),
     ("folded", {"graphs": True, "layout": "KV", "overlap": True}),
 ], ids=str)  # fmt: skip
 def test_it_agrees_through_preemption_abort_reload_and_step_counts(

@@ -79,7 +79,7 @@ def hold(name: str, trace: Trace, ops: str, **given: Any) -> Held:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ops", ["plain", "ledger"])
+@pytest.mark.parametrize("ops", ["plain", pytest.param("ledger", marks=WHOLE)])
 def test_all_relations_agree_where_nothing_is_wrong(trace: Trace, ops: str) -> None:
     found = held(case(trace, ops), relations())
     assert worst(found) is Exit.AGREED, [one.verdict.findings[:1] for one in found]

@@ -33,6 +33,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked, Storage, by_chance
 from support.command import Runner, complaint
+from support.covering import WHOLE
 from support.few_channels import few_channels
 from support.planting import planted_here
 from support.traces import brief, recorded
@@ -111,7 +112,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     ("small", {"state_dtype": FP8, "kv_dtype": FP8, "strategy": "rerun", "dtype": "bfloat16", "graphs": True}),
     ("mixed", {"state_dtype": FP8, "kv_dtype": FP8, "strategy": "columns", "conv": "widened", "layout": "KV"}),
     ("small", {"state_dtype": "float16", "kv_dtype": FP8, "overlap": True}),
-    ("small", {"state_dtype": "bfloat16", "strategy": "snapshot"}),
+    pytest.param("small", {"state_dtype": "bfloat16", "strategy": "snapshot"}, marks=WHOLE),
     ("rounds", {"state_dtype": FP8, "kv_dtype": FP8, "ops": "ledger"}),
     ("small", {**CHANCE, "strategy": "snapshot", "conv": "widened", "overlap": True}),
     ("small", {**CHANCE, "strategy": "rerun", "dtype": "bfloat16", "layout": "KV", "graphs": True}),
