@@ -106,5 +106,9 @@ def test_results_of_several_calls_are_one_in_which_rows_keep_their_date(tmp_path
         (tmp_path / "odd").write_text(json.dumps(other | {"setting": other["setting"] | change}))
         refused = instep("bench", "--json", tmp_path / "one", "--join", tmp_path / "odd")
         assert says in complaint(refused) and json.loads((tmp_path / "one").read_text()) == found
+    for number in ({}, {"session": 9}):
+        rows = [{"kind": row["kind"], "cell": row["cell"]} | number for row in other["rows"]]
+        (tmp_path / "odd").write_text(json.dumps(other | {"rows": rows}))
+        assert "no result of" in complaint(instep("bench", "--json", tmp_path / "one", "--join", tmp_path / "odd"))
     assert "no file" in complaint(instep("bench", "--json", tmp_path / "one", "--join", tmp_path / "none"))
     assert "--json" in complaint(instep("bench", "--join", tmp_path / "one"))

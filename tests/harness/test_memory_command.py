@@ -81,25 +81,30 @@ def test_the_figure_of_tracked_prefixes_is_what_the_engine_keeps_to_the_byte(lay
 
 
 def test_the_figure_of_attention_in_parts_is_what_it_allocates(monkeypatch):
-    """The division of a GPU, and the one that is interpreted; here the bytes of the interpreted one are seen."""
+    """The division of a GPU, and the one that is interpreted; here the bytes of the interpreted one are seen.
+
+    One request takes most where it has few rows: more of them are tiles enough to join parts before they are stored.
+    """
     attention = pytest.importorskip("instep_optimized.kernels.attend")
     config, sizes = replace(narrow("qwen3.5-4b"), heads=4, kv_heads=2, head_dim=16), list[int]()
-    for requests, positions in ((1, 64), (3, 160)):
-        pages = positions // PAGE_SIZE
+    for requests, positions in ((1, 64), (1, 160), (3, 160)):
+        pages, taken = positions // PAGE_SIZE, list[int]()
         pool = torch.zeros(requests * pages + 1, PAGE_SIZE, 2, 16)
-        rows = requests * attention.WINDOW
         numbers = torch.arange(requests)
         table = 1 + torch.arange(requests * pages).view(requests, pages)
-        given = Pages(pool, pool, table, numbers, numbers * attention.WINDOW, torch.full((requests,), attention.WINDOW),
-                      torch.full((requests,), positions - attention.WINDOW), most=attention.WINDOW)
-        monkeypatch.setattr(
-            torch.Tensor, "new_empty", lambda *a, **k: sizes.append((made := MADE(*a, **k)).nbytes) or made)
-        attention.attend(query=torch.zeros(rows, 4, 16), pages=given, to=Place("trunk", 0, "attended"))
-        monkeypatch.undo()
+        for rows in (8, attention.WINDOW):
+            given = Pages(pool, pool, table, numbers, numbers * rows, torch.full((requests,), rows),
+                          torch.full((requests,), positions - rows), most=rows)  # fmt: skip
+            monkeypatch.setattr(
+                torch.Tensor, "new_empty", lambda *a, **k: sizes.append((made := MADE(*a, **k)).nbytes) or made)
+            attention.attend(query=torch.zeros(requests * rows, 4, 16), pages=given, to=Place("trunk", 0, "attended"))
+            monkeypatch.undo()
+            taken.append(sum(sizes))
+            sizes.clear()
         here = attention.Division(attention.WINDOW, attention.PART, attention.GROUP, attention.MANY)
         asked = [load("triton").scratch(config, 4, requests, positions, PAGE_SIZE, 1, *of) for of in ((here,), ())]
-        assert sum(sizes) == asked[0] and 0 < asked[1] <= attention.SCRATCH
-        sizes.clear()
+        assert (taken[0] > taken[1]) == (requests == 1)
+        assert max(taken) == asked[0] and 0 < asked[1] <= attention.SCRATCH
 
 
 def test_what_ops_take_while_they_run_is_no_room_for_requests():

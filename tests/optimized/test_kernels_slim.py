@@ -71,8 +71,8 @@ def test_what_it_is_not_meant_for_is_the_librarys() -> None:
     for x in (weight[:0], weight.float()[:4], weight.T[:4], torch.zeros(4096, 16, dtype=BF16, device=HERE)):
         assert not fits(x, weight)
     assert fits(weight[:4], weight) is NATIVE and not fits(weight[:4], weight[:32])
-    products = ((512, False), (4096, False), (12352, False), (248320, False), (12288, True))
-    sizes = [(rows, columns, gated) for rows in (1, 32, 33, 128) for columns, gated in products]
+    asked = ((512, False), (4096, False), (12352, False), (248320, False), (12288, True))
+    sizes = [(rows, columns, gated) for rows in (1, 32, 33, 128) for columns, gated in asked]
     assert {size for size in sizes if slim.shape_for(*size) is None} == {
         *((rows, 512, False) for rows in (1, 32, 128)), *((rows, 4096, False) for rows in (32, 128)),
-        *((33, columns, gated) for columns, gated in products)}  # fmt: skip
+        *((33, columns, gated) for columns, gated in asked)}  # fmt: skip

@@ -64,10 +64,10 @@ def _read(file: Path) -> dict[str, Any]:
         raise BadInput("--join", found=f"no file {file}", expected="a file that `instep bench` wrote")
     try:
         data = read(file)
-        msgspec.convert(data["sessions"], list[Session])
-        needed = _setting(data), data["commit"], data["machine"]["device_name"], dict(data["left_out"])
-        assert needed and all(map(key, data["rows"]))
-    except (BadInput, KeyError, TypeError, AttributeError, msgspec.ValidationError):
+        sessions = msgspec.convert(data["sessions"], list[Session])
+        _ = _setting(data), data["commit"], data["machine"]["device_name"], dict(data["left_out"]), data["date"]
+        _ = [(key(row), sessions[row["session"]]) for row in data["rows"]]
+    except (BadInput, IndexError, KeyError, TypeError, AttributeError, msgspec.ValidationError):
         raise wrong from None
     return data
 

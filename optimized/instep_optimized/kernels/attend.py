@@ -1,13 +1,12 @@
 """Paged attention for prefill chunks, verify windows, trees and decode: which kernels run, and how work is divided.
 
-Leaves out: the kernels (`attend_chunk.py`, `attend_parts.py`). The positions of a prefill chunk are not split.
+The positions of a prefill chunk are not split. Leaves out: the kernels (`attend_chunk.py`, `attend_parts.py`; with
+explicit layouts `attend_chunk_staged.py`, `attend_parts_staged.py`).
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import cache
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -18,17 +17,9 @@ from instep_reference.contract.place import Place
 from ..layout import Pages
 from .attend_chunk import read_chunk
 from .attend_parts import join_parts, read_parts
-from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
+from .runtime import INTERPRETED, ceil_div, explicit, launch, power_of_2, tile
 
-staged: Any = None
-if not INTERPRETED:
-    with suppress(ImportError, AttributeError):  # a Triton whose Gluon lacks what they need
-        import_module(".layouts", __package__)
-        staged = True
-    if staged:  # what is wrong in our own files is raised
-        staged = import_module(".attend_staged", __package__)
-        from .attend_chunk_staged import read_chunk_staged
-        from .attend_parts_staged import read_parts_staged
+staged, chunks, windows = map(explicit, ("attend_staged", "attend_chunk_staged", "attend_parts_staged"))
 
 SMALLEST_DOT, LOG2_E = 16, 1.4426950408889634
 ROWS_JOINED = tile(1, 128)  # per program of the joining kernel
@@ -151,13 +142,20 @@ def scratch(
 ) -> int:
     """The bytes of what is not joined yet, at the most: for requests that fill pools of just their positions.
 
-    element: bytes of an activation;  nodes: of the largest window. One layer runs at a time, and all share them.
+    element: bytes of an activation;  nodes: of the largest window. One layer runs at a time, and all share them. Fewer
+    requests, or fewer rows of each, may take more than all: below `many` tiles no parts are stored joined.
     """
-    mapped = ceil_div(positions, page_size) * page_size
-    _, tokens = height(PARTS.get(element, PARTS[4]), config.heads // config.kv_heads)
-    found = unjoined(requests, mapped, requests * mapped + page_size, max(of.window, nodes), tokens, config.heads,
-                     config.kv_heads, config.head_dim, of)  # fmt: skip
-    return found.bytes(config.heads, config.head_dim)
+    mapped, heads, most = ceil_div(positions, page_size) * page_size, config.heads, max(of.window, nodes)
+    _, tokens = height(PARTS.get(element, PARTS[4]), heads // config.kv_heads)
+
+    def taken(some: int, rows: int) -> int:
+        found = unjoined(some, mapped, requests * mapped + page_size, rows, tokens, heads, config.kv_heads,
+                         config.head_dim, of)  # fmt: skip
+        least = SCRATCH if found.at_once < rows else 0  # rows wait: fewer requests may fill what is given
+        return max(found.bytes(heads, config.head_dim), least)
+
+    few = [taken(some, rows) for some in range(1, min(requests, of.many)) for rows in range(1, most + 1)]
+    return max(few + [taken(requests, rows) for rows in range(1, most + 1)])
 
 
 @cache
@@ -210,7 +208,7 @@ class Call(NamedTuple):
         rows, tokens = self.height(shape)
         grid = self.pages.keys.shape[2], ceil_div(self.pages.most, tokens), self.pages.begin.numel()
         if not part and (fit := self.staged(rows, shape, CHUNK_STAGED)):
-            launch(read_chunk_staged, grid, *self.queries, *fit[0], *self.beside, tokens, **fit[1])
+            launch(chunks.read_chunk_staged, grid, *self.queries, *fit[0], *self.beside, tokens, **fit[1])
             return
         launch(
             read_chunk, grid, *self.queries, *self.pools, *self.beside, tokens,
@@ -238,7 +236,7 @@ class Call(NamedTuple):
         for skipped in range(0, most, at_once):
             counts = (self.query.shape[0], means, sums, at_once, skipped, room, requests, kv_heads, tokens)
             if fit:
-                launch(read_parts_staged, (programs,), *self.queries, *fit[0], *self.beside, *counts,
+                launch(windows.read_parts_staged, (programs,), *self.queries, *fit[0], *self.beside, *counts,
                        PT=part, EACH=each, BT=listed, **fit[1])  # fmt: skip
             else:
                 launch(

@@ -36,6 +36,8 @@ def fitted(
         return None
     if query.shape[2] != WIDTH or positions % 64 or not hopper(query.device):
         return None
+    if not pages.table.shape[1]:  # nothing would be copied, and who reads waits for the first positions
+        return None
     boxes = [box for pool in pools if (box := _boxes(pool, positions)) is not None]
     constants = {
         "MT": rows, "NT": positions, "DT": WIDTH, "PAGE": pages.keys.shape[1], "STAGES": stages,

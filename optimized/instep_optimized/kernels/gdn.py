@@ -6,8 +6,6 @@ Leaves out: the kernels (`chunk.py`, `blocks.py`, `window.py`, and `staged.py`, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from typing import Any
 
 import torch
 
@@ -17,25 +15,10 @@ from ..layout import Part
 from ..ops.base import GdnInputs
 from .blocks import blocks
 from .chunk import chunk
-from .runtime import INTERPRETED
+from .runtime import explicit
 from .window import window
 
-
-def _staged() -> Any:
-    """The module; None where kernels are interpreted, and where this Triton's Gluon lacks what it needs.
-
-    What is wrong in a file of our own is raised.
-    """
-    if INTERPRETED:
-        return None
-    try:
-        import_module(".layouts", __package__)
-    except (ImportError, AttributeError):
-        return None
-    return import_module(".staged", __package__)
-
-
-staged = _staged()
+staged = explicit("staged")
 
 
 def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Device functions with explicit layouts (Gluon): index tensors, axes of size 1, and copies in shared memory.
 
-All that a Triton may lack is imported here, so that a missing name is this file's and no mistake of `staged.py`.
+All that a Triton may lack is imported here, so that a missing name is this file's and no mistake of a kernel's file.
 
-Leaves out: what is computed (`staged.py`).
+Leaves out: what is computed (`staged.py`, `attend_staged.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls

@@ -119,6 +119,20 @@ def must_round(*stored: Storage) -> None:
         )
 
 
+def explicit(name: str) -> Any:
+    """A module with explicit layouts  ->  None if kernels are interpreted, or Gluon lacks what it needs here.
+
+    What is wrong in a file of our own is raised.
+    """
+    if INTERPRETED:
+        return None
+    try:
+        import_module(".layouts", __package__)
+    except (ImportError, AttributeError):
+        return None
+    return import_module(f".{name}", __package__)
+
+
 def tile(native: int, interpreted: int) -> int:
     """A tile size. An interpreted program costs milliseconds whatever its size, so there few large programs run."""
     return interpreted if INTERPRETED else native
