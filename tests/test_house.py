@@ -9,6 +9,7 @@ import ast
 import re
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,13 @@ def test_importing_the_harness_and_its_plugin_loads_neither_torch_nor_triton() -
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def test_whatever_has_a_test_of_a_gpu_is_run_on_one() -> None:
+    script = (TOP / "tests" / "on_gpu.sh").read_text()
+    asked = [name for line in re.findall(r"^ *tests (.*)", script, re.M) for name in line.split()[1:]]
+    marked = [str(path.relative_to(TOP)) for path in TOP.glob("tests/*/test_*.py") if "mark.gpu" in path.read_text()]
+    assert marked and [one for one in marked if not any(fnmatch(one, name) for name in asked)] == []
 
 
 def test_triton_is_switched_to_its_interpreter_in_one_place() -> None:
