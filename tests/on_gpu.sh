@@ -1,19 +1,18 @@
 #!/usr/bin/env bash
-# What only a GPU can show, in three parts that run one after the other: check, the recorded traces natively and then the
-# tests marked gpu; race, a look for data races and reads out of bounds; time, the figures, each alone on the card.
-# Usage: tests/on_gpu.sh FOLDER COMMIT [check|race|time]    left out: all three. Writes *.json and *.txt into FOLDER; a
-# task's exit status is the last line of its *.txt (124: stopped at its limit); CHECK_SECONDS: how long check may take
+# What only a GPU can show, in parts that run one after the other: replays, the recorded traces natively; tests, those
+# marked gpu; race, a look for data races and reads out of bounds; time, the figures, each alone on the card.
+# Usage: tests/on_gpu.sh FOLDER COMMIT [replays|tests|race|time]    left out: all. Writes *.json and *.txt into FOLDER; a
+# task's exit status is the last line of its *.txt (124: stopped at its limit). SECONDS_OF_TESTS, MINUTES: of bench
 set -uo pipefail
 cd "$(dirname "$0")/.."
-out=$1 commit=$2 part=${3:-all} failed=$(mktemp -d) end=0
+out=$1 commit=$2 part=${3:-all} failed=$(mktemp -d)
 export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}reference:optimized:harness:tests PYTHONUNBUFFERED=1 OMP_NUM_THREADS=2
 mkdir -p "$out"
 where=$(python3 -c 'import torch, triton; print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")')
 
-task() {  # name, seconds, command: its output in FOLDER/name.txt; no longer than until the end of its part, `end`
+task() {  # name, seconds, command: its output in FOLDER/name.txt
   local name=$1 limit=$2 begun=$SECONDS status=0
   shift 2
-  if ((end && limit > end - begun)); then limit=$((end > begun ? end - begun : 1)); fi
   echo "# $where, commit $commit, $(date -u +%F): $*" >"$out/$name.txt"
   timeout --kill-after=5 "$limit" "$@" >>"$out/$name.txt" 2>&1 || status=$?
   [ -z "$(tail -c 1 "$out/$name.txt")" ] || echo >>"$out/$name.txt"  # a test that was stopped ends no line
@@ -22,7 +21,7 @@ task() {  # name, seconds, command: its output in FOLDER/name.txt; no longer tha
   echo "$name: $((SECONDS - begun)) s"
 }
 replay() { local name=$1; shift; task "$name" 300 python3 -m instep replay fixtures/traces/adaptive.jsonl --device cuda --commit "$commit" --json "$out/$name.json" "$@"; }
-tests() { local name=$1; shift; task "$name" 300 python3 -m pytest -q --durations=5 -p no:cacheprovider -m gpu "$@"; }
+tests() { local name=$1; shift; task "$name" "${SECONDS_OF_TESTS:-480}" python3 -m pytest -q --durations=5 -p no:cacheprovider -m gpu "$@"; }
 
 summary() {  # files of tasks: what stands in the repository of them
   local file
@@ -32,9 +31,7 @@ summary() {  # files of tasks: what stands in the repository of them
   done
 }
 
-if [ "$part" = all ] || [ "$part" = check ]; then
-  # Two waves: all of it side by side does not fit 80 GB. The first compiles what the second takes from Triton's cache.
-  end=$((SECONDS + ${CHECK_SECONDS:-470}))
+if [ "$part" = all ] || [ "$part" = replays ]; then
   replay replay-native-fp32 --ops triton &
   replay replay-native-bf16 --ops triton --dtype bfloat16 &
   replay replay-native-kv --ops triton --layout KV --strategy snapshot --conv widened &
@@ -43,6 +40,8 @@ if [ "$part" = all ] || [ "$part" = check ]; then
   task fla-native 300 python3 tests/perf/fla_gpu.py --out "$out/fla-native.json" --commit "$commit" &
   task shapes-native 300 python3 tests/perf/real_shapes_gpu.py --out "$out/shapes-native.json" --commit "$commit" &
   wait
+fi
+if [ "$part" = all ] || [ "$part" = tests ]; then  # what the replays compiled is taken from Triton's cache
   tests tests-kernels tests/optimized/test_kernels.py &
   tests tests-kernels-more tests/optimized/test_kernels_*.py &
   tests tests-ops tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py tests/optimized/test_tiles.py tests/optimized/test_draw.py tests/optimized/test_chance.py &
@@ -55,17 +54,18 @@ if [ "$part" = all ] || [ "$part" = check ]; then
   tests tests-invariant-ops tests/optimized/test_invariant.py &
   tests tests-invariant-engine tests/optimized/test_invariant_engine.py &
   wait
-  end=0
   summary "$out"/tests-*.txt >"$out/suite-native.txt"
 fi
 sanitized() {  # name, tool, tests
   local name=$1 tool=$2
   shift 2
   # Every allocation is torch's own, so that a read behind its end is seen.
-  task "$name" 240 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" --error-exitcode 1 python3 -m pytest -q -p no:cacheprovider -m gpu "$@" &
+  task "$name" "${SECONDS_OF_TESTS:-480}" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" --error-exitcode 1 python3 -m pytest -q -p no:cacheprovider -m gpu "$@" &
 }
 if [ "$part" = all ] || [ "$part" = race ]; then
-  task racecheck 240 compute-sanitizer --tool racecheck --kernel-name kns=_window --error-exitcode 1 python3 -m pytest -q -p no:cacheprovider -m gpu tests/optimized/test_exact_order.py -x -k "not real-size-tree" &
+  # What it keeps of every access of the real sizes does not fit the card's memory.
+  sanitized racecheck racecheck tests/optimized/test_exact_order.py -k few-programs
+  task racecheck-handshake 240 compute-sanitizer --tool racecheck --error-exitcode 1 python3 tests/support/handshake.py &
   for tool in racecheck memcheck; do
     sanitized $tool-prefill $tool tests/optimized/test_kernels_blocks.py
     sanitized $tool-attend $tool tests/optimized/test_attend_parts.py
@@ -79,7 +79,7 @@ if [ "$part" = all ] || [ "$part" = race ]; then
 fi
 if [ "$part" = all ] || [ "$part" = time ]; then
   # Its last cell, whole texts, begins within these minutes and ends some minutes later.
-  task bench-native 500 python3 -m instep bench --minutes 4 --commit "$commit" --json "$out/bench-native.json" --plots "$out/bench"
+  task bench-native 500 python3 -m instep bench --minutes "${MINUTES:-4}" --commit "$commit" --json "$out/bench-native.json" --plots "$out/bench"
   mkdir -p "$out/baselines"  # for fixtures/baselines: how often the gate is wrong on this machine
   task gate-native 240 python3 -m instep gate triton --device cuda --dtype bfloat16 --graphs --overlap --calibrate --minutes 1.5 --baselines "$out/baselines" --commit "$commit"
   task bench-invariant 90 python3 -m instep bench --ops triton --ops invariant --kind products --kind attend --no-peers --minutes 1 --commit "$commit" --json "$out/bench-invariant.json"

@@ -112,3 +112,6 @@ def test_results_of_several_calls_are_one_in_which_rows_keep_their_date(tmp_path
         assert "no result of" in complaint(instep("bench", "--json", tmp_path / "one", "--join", tmp_path / "odd"))
     assert "no file" in complaint(instep("bench", "--json", tmp_path / "one", "--join", tmp_path / "none"))
     assert "--json" in complaint(instep("bench", "--join", tmp_path / "one"))
+    for more in (("--kind", "pick"), ("--ops", "plain")):
+        refused = instep("bench", "--json", tmp_path / "one", "--join", tmp_path / "other", *more)
+        assert "to join measures nothing" in complaint(refused)

@@ -87,8 +87,9 @@ def test_parts_are_all_of_it_and_share_no_control() -> None:
     ("words", "says"),
     [
         (("--part", "0/3"), "--part"), (("--part", "4/3"), "--part"), (("--part", "3"), "3/16"),
-        (("--missing",), "--json"), (("--join", "{there}"), "--json"),
-        (("--json", "{out}", "--join", "{there}", "--part", "1/2"), "to join plants nothing"),
+        (("--part", "1/99999999999"), "3/16"), (("--missing",), "--json"), (("--join", "{there}"), "--json"),
+        *((("--json", "{out}", "--join", "{there}", *more), "to join plants nothing")
+          for more in (("--part", "1/2"), ("--list",), ("--dtype", "bfloat16"))),
         (("--json", "{out}", "--join", "{out}.none"), "no file"),
         (("--json", "{out}", "--join", "{other}"), "instep faults"),
     ],

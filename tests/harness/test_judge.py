@@ -108,8 +108,8 @@ def test_so_many_choices_fall_as_errors_of_that_size_make_fall(gap: float, error
     noisy = logits + error * torch.randn(many, vocab, generator=draw, dtype=torch.float64)
     fell = float((noisy.argmax(-1) != 5).double().mean())
     own = float(logits.square().mean().sqrt())
-    assert flips(logits, torch.tensor([5]), error / own) == pytest.approx(fell, abs=0.025)
-    assert flips(logits, torch.tensor([5]), 0.0) == (0.5 if gap == 0 else 0.0)
+    assert flips(logits, error / own) == pytest.approx(fell, abs=0.025)
+    assert flips(logits, 0.0) == (0.5 if gap == 0 else 0.0)
     drawing = Drawing(Sampling(0.7, 20, 0.9), (0, 3, 7), (-1, 0, 0), (0.0,) * 4)
     beside = [Row(row, drawing, 0) for row in (logits[0], noisy[0])]
     drawing_at = [replace(drawing, uniforms=(u, u, u, u)) for u in torch.linspace(0, 1, 201)[:-1].tolist()]
@@ -125,6 +125,9 @@ def test_ties_that_rounding_is_expected_to_make_are_granted_as_often_as_it_may_e
     assert list(ties.too_many("ties", 0, "commit", PLACE))
     lost = torch.full((1, 4), torch.nan, dtype=torch.float64)
     assert chosen(lost, torch.tensor([1]), torch.tensor([1]), 0.1, torch.float32).expected == 0
+    near, either = torch.tensor([[2.0, 1.99, 0.0]], dtype=torch.float64), torch.tensor([[0], [1]])
+    one, other = (chosen(near, n, 1 - n, 1e-2, torch.float32).expected for n in either)
+    assert 0 < one == other < 0.5, "whoever chose the smaller one is granted no more ties by it"
 
 
 def test_a_few_ties_are_always_allowed_and_all_choices_are_counted() -> None:

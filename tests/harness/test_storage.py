@@ -169,6 +169,7 @@ def test_a_way_to_store_that_is_not_known_is_named_with_its_option() -> None:
     ({"state_rounding": "up"}, "nearest, stochastic or stochastic:N"),
     ({**CHANCE, "state_rounding": "stochastic:-1"}, "N below"),
     ({**CHANCE, "state_rounding": f"stochastic:{2**64}"}, "N below"),
+    ({**CHANCE, "state_rounding": f"stochastic:{'9' * 5000}"}, "N below"),
     ({"state_rounding": "stochastic"}, f"--state-dtype one of bfloat16, float16, {FP8}"),
     ({**CHANCE, "state_dtype": "float32"}, "--state-dtype"),
 ])  # fmt: skip

@@ -82,19 +82,19 @@ def chosen(
     margin = (logits.gather(1, right[:, None]) - logits.gather(1, own[:, None])).abs()[:, 0]
     most, differs = granted(logits.abs().amax(-1), torch.tensor(noise), stored, factor), right != own
     part = torch.where(differs, margin / most, 0.0)
-    return Chosen(margin, part, differs, factor * flips(logits, right, noise, rounded))
+    return Chosen(margin, part, differs, factor * flips(logits, noise, rounded))
 
 
-def flips(logits: torch.Tensor, right: torch.Tensor, noise: float, rounded: torch.Tensor | None = None) -> float:
+def flips(logits: torch.Tensor, noise: float, rounded: torch.Tensor | None = None) -> float:
     """How many choices of the largest of `logits` [choices, vocab] fall to another one, in the mean.
 
     Each logit is off by a draw of its own, as large as those of the rounded run are off in that row by the root mean
     square, or else as `noise` says. Then another one, which is a margin m behind, comes out ahead where a normal number
-    of sqrt(2) times that deviation is above m.
+    of sqrt(2) times that deviation is above m. What anybody chose counts nothing here: else ties would grant ties.
     """
     off = noise * logits if rounded is None else rounded.to(logits) - logits
     error = off.square().mean(-1, keepdim=True).sqrt().clamp_min(torch.finfo(logits.dtype).tiny)
-    ahead = torch.special.erfc((logits.gather(1, right[:, None]) - logits) / (2 * error)) / 2
+    ahead = torch.special.erfc((logits.amax(-1, keepdim=True) - logits) / (2 * error)) / 2
     return float((ahead.sum(-1) - 1 / 2).clamp(0, 1).nan_to_num().sum())  # 1/2: itself
 
 

@@ -65,6 +65,8 @@ def bench(
         raise BadInput("--plots", found="a file", expected="a folder, or nothing yet")
     must_be_free((json, html), *join or ())
     if join:
+        if kind or given.named or grid != "default" or peers is not None:
+            raise BadInput("--join", found="what to measure, too", expected="one of them: to join measures nothing")
         _join(join, json, plots, html, commit)
     card = torch.cuda.is_available() and given.named.get("device", "cuda") != "cpu"
     usual = {"device": "cuda" if card else "cpu", "dtype": "bfloat16" if card else "float32"}

@@ -63,7 +63,7 @@ def faults(
             raise BadInput(option, found="no --json", expected="the file that holds the other rows")
     there = [kept.read(json)] if (missing or join) and json is not None and json.is_file() else []
     chosen = [] if join else _chosen(names, family, ops)
-    if join and (names or family or ops or part or missing):
+    if join and (names or family or ops or part or missing or checkpoint or list_only or given.named):
         raise BadInput("--join", found="faults to plant, too", expected="one of them: to join plants nothing")
     if missing:
         here = {one.fault.id for result in there for one in result.fired}
@@ -114,20 +114,23 @@ def _chosen(names: list[str] | None, families: list[str] | None, ops: list[str] 
 
 def _part(chosen: list[Fault], part: str) -> list[Fault]:
     """Groups that share a control, the largest first, each to the part that has least so far."""
+    import re
+
     from instep_reference.contract.errors import BadInput
 
     from ..faults.campaign import SLOW
 
-    number, _, parts = part.partition("/")
-    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+    asked = re.fullmatch("([0-9]{1,4})/([0-9]{1,4})", part)
+    number, parts = map(int, asked.groups()) if asked else (0, 0)
+    if not 1 <= number <= parts:
         raise BadInput("--part", found=part, expected="a part and how many there are, as 3/16")
     groups: dict[tuple[str, ...], list[Fault]] = {}
     for fault in chosen:
         groups.setdefault((fault.trace, *fault.how.words()), []).append(fault)
-    dealt: list[list[Fault]] = [[] for _ in range(int(parts))]
+    dealt: list[list[Fault]] = [[] for _ in range(parts)]
     for group in sorted(groups.values(), key=len, reverse=True):
         min(dealt, key=lambda faults: sum(5 if fault.how.ops == SLOW else 1 for fault in faults)).extend(group)
-    mine = {fault.id for fault in dealt[int(number) - 1]}
+    mine = {fault.id for fault in dealt[number - 1]}
     return [fault for fault in chosen if fault.id in mine]
 
 

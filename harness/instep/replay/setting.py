@@ -123,7 +123,7 @@ class Setting:
         how, _, seed = (self.state_rounding or NEAREST).partition(":")
         if how == NEAREST and not seed:
             return None
-        wrong = how != STOCHASTIC or not (seed or "0").isdecimal() or int(seed or 0) >= 1 << 64
+        wrong = how != STOCHASTIC or not (seed or "0").isdecimal() or len(seed) > 20 or int(seed or 0) >= 1 << 64
         if wrong or self.state_dtype not in FALLING:
             expected = f"{NEAREST}, {STOCHASTIC} or {STOCHASTIC}:N, N below 2**64"
             expected = expected if wrong else f"--state-dtype {either(FALLING)}"
