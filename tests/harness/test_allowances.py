@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from instep.checks.allowance import REDRAWS
 from instep.checks.propagated import Propagated
 from instep.faults import TRACES
 from instep.observe import recomputation
@@ -19,11 +21,12 @@ from instep.observe.context import EventContext
 from instep.observe.recomputation import Runner
 from instep.observe.reorder import FUNCTIONS, REDUCTIONS, Reordered
 from instep.replay.lockstep import Lockstep
-from instep.replay.participants import participants_of
+from instep.replay.participant import Participant
+from instep.replay.participants import participants_of, rounded_participant, truth_participant
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import read
-from instep.verdict import Exit, Tier
+from instep.verdict import Comparison, Exit, Tier
 from instep_reference import mlp, trunk
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit
@@ -91,6 +94,40 @@ def test_an_unlucky_draw_of_the_whole_run_is_drawn_again_and_an_error_is_not_exc
     assert disagreeing(1e-6, replace(lucky, resampled=None)) == {HIDDEN}
     assert disagreeing(1e-6, lucky) == set()
     assert disagreeing(2e-5, lucky) == disagreeing(1e-2, lucky) == {HIDDEN}
+
+
+@pytest.mark.parametrize(("setting", "place"), [
+    (Setting("plain", dtype="bfloat16"), Place("trunk", 0, "hidden")),
+    (Setting("plain", state_dtype="bfloat16"), Place("trunk", 0, "state")),
+], ids=["rows", "states"])  # fmt: skip
+def test_draws_of_the_whole_run_share_no_declared_rounding(setting: Setting, place: Place) -> None:
+    """In a model of few channels, where sums in another order change next to nothing of what is rounded to 16 bits."""
+    trace = few_channels("short")
+    plan = Replay(trace, setting).plan
+
+    def shown(run: Participant) -> torch.Tensor:
+        side = [run.serve(event) for event in trace.events[:3]][-1]
+        return {**side.places, **dict(side.after["b"].parts())}[place]
+
+    truth = shown(truth_participant(plan))
+    draws = [shown(rounded_participant(plan, setting.subject(), number)) for number in range(1 + REDRAWS)]
+    for one, other in combinations(draws, 2):
+        assert torch.equal(one, one.bfloat16().to(one)) and float((one != other).float().mean()) > 0.1
+    nearest, *others = [float((one.double() - truth).square().mean().sqrt()) for one in draws]
+    assert 1 < sum(others) / len(others) / nearest < 2, "sqrt(2), as it is derived"
+
+
+def test_right_engines_of_16_bits_agree_where_every_error_hangs_on_one_number() -> None:
+    """As draws of the rounded run: they err more than a right engine does. Without redraws some of them are wrong."""
+    trace = few_channels("short")
+    lockstep = Lockstep(trace, participants_of(Replay(trace, Setting("plain", dtype="bfloat16")).plan))
+    context = [lockstep.step() for _ in range(3)][-1]
+    wrong = dict.fromkeys((0, REDRAWS), 0)
+    for number in range(100, 120):
+        engine = replace(context, subject=context.resampled(number))
+        for redraws, one in ((0, replace(engine, resampled=None)), (REDRAWS, engine)):
+            wrong[redraws] += any(isinstance(each, Comparison) and not each.agrees for each in Propagated()(one))
+    assert wrong[0] > wrong[REDRAWS] == 0, wrong
 
 
 def test_the_deviation_of_a_sum_is_that_of_running_sums():

@@ -227,9 +227,11 @@ def test_what_is_declared_narrower_errs_more(said):
     for declared in ({}, said):
         full = {"rounds": {}, "products": {}} | declared
         usual = as_usual(torch.float32, torch.float32, full["rounds"], full["products"])
-        read = walk(OnDisk.open(TINY), Precision(torch.float32, torch.float32, usual), texts, (0,))
+        read = walk(OnDisk.open(TINY), Precision(torch.float32, torch.float32, usual), texts, (0, 1, 2))
         noise.append(float(read.noise[0].max()))
     assert noise[1] > 5 * noise[0], noise
+    apart = (read.noise[1] / read.noise[2]).log().abs()
+    assert float(apart.mean()) > 0.1, "further draws share no rounding"
 
 
 def test_a_long_prompt_runs_in_pieces_that_never_mix_it_with_what_was_said():

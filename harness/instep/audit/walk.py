@@ -27,8 +27,7 @@ from instep_reference.weights import LayerWeights, Weights, layer_of
 from ..checks.allowance import TRUTH_ERROR
 from ..checks.measure import relative_error
 from ..observe.products import Operands
-from ..observe.reorder import Reordered
-from ..observe.storage import rounded
+from ..observe.reorder import Reordered, stored
 from ..replay.declared import Declared
 from ..replay.participants import rounding
 from .texts import Text
@@ -62,20 +61,21 @@ class Pass:
         self.config, self.draw, self.precision = config, draw, precision
         self.width = torch.float64 if draw is None else precision.width
         self.generator = torch.Generator().manual_seed(draw or 0)
+        self.chance = self.generator if draw else None  # of draws behind the first one (`rounded_participant`)
         self.operands: Operands | None = None
 
     def begin(self, weights: Weights, chunk: bool) -> AbstractContextManager[Any]:
         """The arithmetic of a piece. chunk: whether it is of a prompt, for which other products may be declared."""
         if self.draw is None:
             return nullcontext()
-        self.operands = Operands(self.precision.declared.products, weights, chunk=chunk)
-        self.operands.begin(cut=self.draw % 2 == 0)
+        self.operands = Operands(self.precision.declared.products, weights, chunk=chunk, chance=self.chance)
+        self.operands.begin(cut=True)
         return Reordered(self.generator, self.operands)
 
     def see(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
         if self.operands is None:
             return tensor
-        tensor = rounding(self.precision.declared.rounds)(place, tensor)
+        tensor = rounding(self.precision.declared.rounds, self.chance)(place, tensor)
         self.operands.seen(place)
         return tensor
 
@@ -114,7 +114,7 @@ class Pass:
         return self.precision.declared.rounds.get("state", self.width) != self.width
 
     def _stored(self, state: torch.Tensor) -> torch.Tensor:
-        return rounded(state, self.precision.declared.rounds.get("state", self.width))
+        return stored(state, self.precision.declared.rounds.get("state", self.width), self.chance)
 
     def _token_by_token(self, *rows: torch.Tensor, state: torch.Tensor, **gates: torch.Tensor) -> Recurred:
         """A state that is stored narrower, after every token: nobody stores it more often."""

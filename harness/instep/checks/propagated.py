@@ -8,7 +8,7 @@ is the largest that it makes anywhere in this event for this request, in the tar
 over from earlier events: the allowance of a late event is as tight as that of an early one. Where all that a request
 carries hangs on one number, one draw is still luck (the largest of 8388 errors of correct engines on small random
 models used up 0.79 of its allowance); so before anything is called wrong, the rounded run is drawn again, up to REDRAWS
-times.
+times, with declared roundings that fall by chance (`replay/participants.py`): else draws in 16 bits would be equal.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The subject's states cannot be computed again from its own bits, for their inputs are not shown. So the scene of a state
 (what came before, what each token folds in, what a known mistake would have left) is the truth's own. The errors of a
 correct engine are then those of whole runs: yardsticks are the states of the rounded run, which is drawn again before
-anything is called wrong, as T3 does it. Draws share every rounding that is declared, so where one is, they are drawn
-with each of them falling by chance, and more of them: `checks/allowance.py` says what 16 such draws are worth.
+anything is called wrong, as T3 does it. Where a rounding is declared, it falls by chance in these draws, and there are
+more of them: `checks/allowance.py` says what 16 such draws are worth.
 Leaves out: the comparison (`checks/directed.py`).
 """
 
@@ -58,7 +58,7 @@ class FreeOracle(StateOracle):
         self.runner = TrueRunner(self.runner.truth, self.runner.truth, {})
         self.width, self.memory = width, memory
         stored = any(narrower(dtype, width) for dtype in rounds.values())
-        self.numbers = range(-1, -dithered - 1, -1) if stored or products else range(1, redraws + 1)
+        self.numbers = range(1, 1 + (dithered if stored or products else redraws))
         self._told: tuple[EventContext, list[Recomputation | Skipped]] | None = None
 
     def stored(self, component: str, found: torch.Tensor) -> torch.dtype:

@@ -10,9 +10,11 @@ The derivation, which stands for every tier that uses a yardstick (T2, T2d, T3, 
 
     nearest, or cut    bf16 and fp16 operands are converted, to nearest. tf32 operands are often not converted at all:
                        the instruction ignores their lower 13 bits, which cuts them off (PTX ISA, `mma` with .tf32).
-                       Both are correct, so draws are of both kinds, in turn.
+                       Both are correct, so draws of T2 are of both kinds, in turn; T3 begins
+                       with one that cuts.
     3xtf32             x = hi + lo, both tf32; hi hi' + hi lo' + lo hi' is computed, and lo lo' is left out.
-    by chance          for the standard error of T2d every operand falls up or down by chance, as stored numbers do.
+    by chance          for the standard error of T2d, and in redraws of T3, every operand falls up or down by chance, as
+                       stored numbers do.
     sums               a matrix instruction adds otherwise than fp32 does (`Sums`). Its sums are evaluated as declared,
                        in fp64, one instruction after the other. Errors of cut sums have one sign, so they grow with
                        the number of instructions and not with its root: no draw of rounded sums shows them. The

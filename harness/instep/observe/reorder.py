@@ -19,7 +19,7 @@ from instep_reference.contract.rounding import Blocked, Storage
 
 from .products import MULTIPLY, Operands
 from .routes import Routes
-from .storage import by_chance
+from .storage import State, by_chance, narrower, rounded
 
 # One rounding to nearest moves a number by a uniform draw within half a unit in the last place. Over mantissas m that
 # are spread as 1/m, its root mean square is eps / sqrt(12) * sqrt(mean of 1/m^2) = 0.289 * 0.736 eps.
@@ -47,6 +47,14 @@ def up_or_down(x: torch.Tensor, storage: Storage, generator: torch.Generator) ->
     scaled = mantissa * (1 / torch.finfo(storage).eps * 2)  # now neighbours are whole numbers
     cut = torch.floor(scaled + _chance(x, generator)) * (x / scaled)
     return torch.where(x.isfinite() & (x != 0), cut, x).to(storage).to(x.dtype)
+
+
+def stored(
+    x: torch.Tensor, storage: Storage, chance: torch.Generator | None = None, state: State | None = None
+) -> torch.Tensor:
+    """x as it is kept, in the width that it came in: as declared; with `chance`, what loses bits falls `up_or_down`."""
+    falls = chance is not None and narrower(storage, x.dtype)
+    return up_or_down(x, storage, chance) if falls and chance is not None else rounded(x, storage, state)
 
 
 def by_a_unit(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

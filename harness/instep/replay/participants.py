@@ -43,10 +43,10 @@ from ..observe.event_log import Room
 from ..observe.instrumentation import Instrumentation, replays_of
 from ..observe.memory import Watch
 from ..observe.products import Operands, Squares
-from ..observe.reorder import Reordered, up_or_down
+from ..observe.reorder import Reordered, stored
 from ..observe.routes import Routes
 from ..observe.shown import WHOLE, Shown
-from ..observe.storage import entries, narrower, rounded
+from ..observe.storage import entries
 from ..observe.weights import digest_of, weights_of
 from .declared import NOTHING, Declared, declared
 from .guard import MAKES, GuardedSubject, calling, make_subject, said_by
@@ -273,16 +273,17 @@ def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool =
     """One draw of the reference in the declared width.
 
     found: who declares it;  asked: whether the states of this participant are asked for.
-    draw: below 0 every declared rounding falls up or down by chance, so that two draws share none of them
+    draw: 0 rounds as it is declared. In every other one each declared rounding falls up or down by chance: sums in
+    another order hardly change what is rounded to 16 bits, so draws that round to nearest would all be the same one
     """
-    said, generator = declares(plan, found), torch.Generator().manual_seed(abs(draw))
-    chance = generator if draw < 0 else None
+    said, generator = declares(plan, found), torch.Generator().manual_seed(draw)
+    chance = generator if draw else None
     weights = weights_of(plan.checkpoint, plan.setting.width)
     engine = StoringEngine(
         weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode, room=plan.capacity)
-    engine.stored = said.rounds.get("state", plan.setting.state)
+    engine.stored, engine.chance = said.rounds.get("state", plan.setting.state), chance
     engine.operands = Operands(said.products, weights, chance=chance, squares=Squares(weights))
-    engine.operands.begin(cut=draw % 2 == 0)  # the first draw errs most: it is also what T4 goes by
+    engine.operands.begin(cut=True)  # the first draw errs most: it is also what T4 goes by
     arithmetic = Reordered(generator, engine.operands, following=Routes(plan.checkpoint.config))
     of = digest_of(
         plan.checkpoint, draw, said, plan.setting.width, plan.setting.state, plan.num_steps, plan.adaptive,
@@ -312,10 +313,8 @@ def rounding(at: Mapping[str, Storage], chance: torch.Generator | None = None) -
 
     def see(place: Any, tensor: torch.Tensor) -> torch.Tensor:
         dtype = at.get(place.component)
-        if chance is not None and dtype is not None and narrower(dtype, tensor.dtype):
-            tensor = up_or_down(tensor, dtype, chance)
-        elif dtype is not None and tensor.is_floating_point():
-            tensor = rounded(tensor, dtype)
+        if dtype is not None and tensor.is_floating_point():
+            tensor = stored(tensor, dtype, chance)
         return entries(place.component, tensor, at)
 
     return see

@@ -20,15 +20,18 @@ from instep_reference.engine import Memories, ReferenceEngine
 from instep_reference.gdn import GdnMemory
 
 from ..observe.products import InChunks, Operands
-from ..observe.storage import State, rounded
+from ..observe.reorder import stored
+from ..observe.storage import State
 
 States = Callable[[int, GdnMemory], torch.Tensor]  # by layer, of what is there
 
 
 class StoringEngine(ReferenceEngine):
-    """stored: how its states are stored between events. operands: rounds the products, as the arithmetic around it."""
+    """stored: how its states are stored between events; chance: by which they then fall up or down. operands: rounds
+    the products, as the arithmetic around it."""
 
     stored: Storage
+    chance: torch.Generator | None = None
     operands: Operands
     _rules: Mapping[int, InChunks] = MappingProxyType({})  # by layer, while a prefill chunk runs
 
@@ -87,7 +90,7 @@ class StoringEngine(ReferenceEngine):
 
     def _rounded(self, tokens: int) -> States:
         """What the store keeps of states with so many tokens in them."""
-        return lambda layer, memory: rounded(memory.state, self.stored, State(layer, tokens))
+        return lambda layer, memory: stored(memory.state, self.stored, self.chance, State(layer, tokens))
 
     def _keep(self, name: str, state: States) -> None:
         live = self.requests[name]
