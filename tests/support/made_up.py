@@ -11,7 +11,7 @@ from typing import Any
 import instep.relations as table
 from instep.faults.arms import Arm
 from instep.faults.base import Fault
-from instep.faults.judge import Judged
+from instep.faults.judge import Judged, Session
 from instep.relations import Held
 from instep.replay.setting import Setting
 from instep.verdict import Exit, Skipped, Verdict
@@ -23,13 +23,14 @@ FAULT = Fault(
     "made-up", "commit-index", "Nothing is wrong.", "", (), "accepted", Setting(), 1, Place("trunk", 0, "conv"),
     "holds the state after 2", ("bytes",), ("tokens",),
 )
+PLANTING = Session("", None, {}, seconds=12.0, jobs=2, processor_seconds=20.0)
 
 
 def judged(name: str, diagnosis: str = "holds the state after 2 tokens", void: str = "", **finding: Any) -> Judged:
     said = {"check": "bytes", "tier": "T1", "event": 1, "stage": "trunk", "layer": 0, "component": "conv",
             "where": "event 1 commit, conv window", "diagnosis": diagnosis, "explained": None, **finding}  # fmt: skip
     arm = Arm(Exit.DIVERGED, 1.0, (said,), {"bytes": "T1"}, PLANTED, events=2, of=2)
-    return Judged(replace(FAULT, id=name), CONTROL, arm, void)
+    return Judged(replace(FAULT, id=name), CONTROL, arm, void, session=PLANTING)
 
 
 def held(name: str, *compared: Any, lacks: str | None = None) -> Held:
