@@ -46,3 +46,9 @@ def test_a_fork_ends_as_a_new_python_does(tmp_path: Path, monkeypatch: pytest.Mo
         assert plant.run_python(tmp_path, "-c", "print(1)").stdout == "1\n", "one that was ended ends no other"
         server = plant.forks._server
     assert plant.forks is None and server.returncode == 0
+    with forks.warm():
+        assert plant.forks is not None
+        plant.forks._server.kill()
+        for _ in range(2):
+            late = plant.run_python(tmp_path, "-c", "print(1)")
+            assert late.returncode == -9 and "every run is forked from has ended with -9" in late.stderr

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -58,7 +58,20 @@ class Forks:
     def run(
         self, words: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float
     ) -> subprocess.CompletedProcess[str]:
-        """As `subprocess.run` of `python -P WORDS` with its output as text."""
+        """As `subprocess.run` of `python -P WORDS`, its output as text. Where the server has ended, it says so."""
+        try:
+            return self._run(words, folder, environment, timeout)
+        except (OSError, ValueError):  # the other end is closed, or says nothing
+            with suppress(subprocess.TimeoutExpired):
+                self._server.wait(5)
+            if (code := self._server.returncode) is None:
+                raise
+            said = f"the process that every run is forked from has ended with {code}: is there enough memory?\n"
+            return subprocess.CompletedProcess([*words], code or 1, "", said)
+
+    def _run(
+        self, words: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str]:
         mine, its = socket.socketpair()
         with mine, TemporaryFile() as out, TemporaryFile() as err:
             with its, self._lock:
