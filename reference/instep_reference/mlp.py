@@ -28,7 +28,8 @@ def mixture(config: ModelConfig, weights: MoeWeights, x: torch.Tensor) -> torch.
 
     Mirrors: transformers `Qwen3NextSparseMoeBlock`, `Qwen3_5MoeSparseMoeBlock`; HF's router softmax is fp32.
     """
-    shares = route(config, x @ weights.router.T)
+    # One by one: experts that are equal have equal scores then, to the last bit. A product's columns may differ there.
+    shares = route(config, torch.stack([x @ weights.router[number] for number in range(len(weights.router))], dim=-1))
     out = torch.sigmoid(x @ weights.shared_gate.T) * swiglu(weights.shared, x)
     for expert in shares.any(0).nonzero().flatten().tolist():
         out = out + shares[:, expert, None] * swiglu(weights.experts[expert], x)

@@ -87,7 +87,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "router-in-16-bits", "share-numerics", "The router's product runs in bfloat16.",
-        Edit(MLP, "linear(rows, weights.router.to(rows.dtype))",
+        Edit(MLP, "torch.stack(scores, dim=1)",
              "linear(rows.bfloat16(), weights.router.bfloat16()).to(rows.dtype)"),
         "the router's scores are rounded to bfloat16",
     ),

@@ -27,7 +27,9 @@ def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool,
              number wins.
     """
     rows = wide(x)
-    chances = linear(rows, weights.router.to(rows.dtype)).softmax(dim=-1)
+    # A score of each alone: columns of one product may differ in their last bit where experts are equal.
+    scores = [rows @ expert for expert in weights.router.to(rows.dtype)]
+    chances = torch.stack(scores, dim=1).softmax(dim=-1)
     # A stable sort, and not `topk`, which promises nothing for equal values.
     ranked = chances.sort(dim=-1, descending=True, stable=True)
     share, chosen = ranked.values[:, :top_k], ranked.indices[:, :top_k]
