@@ -6,7 +6,8 @@ Leaves out: what is kept, and what its key must say (`replay/reuse.py`, `observe
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from instep_optimized.ops.around import tensors_of
@@ -35,6 +36,8 @@ class Shelf(Generic[T]):
 
     def put(self, key: bytes, value: T, before: Collection[bytes] = ()) -> None:
         """What was not used for longest makes room, but nothing of `before`: where that is oldest, nothing is kept."""
+        if not self.most:
+            return
         held = memory(value)
         if sum(held.values()) > self.most:
             return
@@ -66,6 +69,19 @@ class Shelf(Generic[T]):
 EVENTS: Shelf[Any] = Shelf(512 << 20)  # of runs of the reference
 WEIGHTS: Shelf[Any] = Shelf(256 << 20)  # of the reference, by model and width
 LAYERS: Shelf[Any] = Shelf(256 << 20)  # that were computed again: one run has many, and a next one few of the same
+
+
+@contextmanager
+def closed(*shelves: Shelf[Any]) -> Iterator[None]:
+    """Nothing is put there: for whoever computes nothing twice. What is there can be taken."""
+    before = [shelf.most for shelf in shelves]
+    for shelf in shelves:
+        shelf.most = 0
+    try:
+        yield
+    finally:
+        for shelf, most in zip(shelves, before, strict=True):
+            shelf.most = most
 
 
 def forget() -> None:

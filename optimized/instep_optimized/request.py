@@ -64,10 +64,14 @@ class Request:
 def logical(request: Request, kept: Kept) -> RequestState:
     """The contract's logical state, made of what the host knows and of copies of the memory."""
     drafting = request.rooted and kept.proposal is not None
+    root = kept.root if request.rooted else None
+    proposal = kept.proposal[0] if request.rooted and kept.proposal is not None else None
+    asked = [token for token in (root, proposal) if token is not None]
+    said = iter(torch.stack(asked).tolist() if asked else ())  # whoever asks waits for the device, so it is asked once
     return RequestState(
         length=request.length.exact,
-        root=int(kept.root) if request.rooted and kept.root is not None else None,
-        proposal=int(kept.proposal[0]) if drafting and kept.proposal is not None else None,
+        root=None if root is None else next(said),
+        proposal=None if proposal is None else next(said),
         proposal_hidden=kept.proposed if drafting else None,
         **{name: _shown(getattr(kept, name)) for name in MEMORY},
         final=kept.final,

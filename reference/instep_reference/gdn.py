@@ -48,13 +48,36 @@ def mix(
              Softplus is torch's, as in transformers. Above 20 torch returns the argument itself. The error is at most
              2e-9, less than the last bit of fp32.
     """
+    rows, z, window = _rows(config, weights, normed, memory.window, at, conv or causal_conv)
+    done = (rule or recur)(**rows, state=memory.state[None])
+    core = at("core", done.out[0])  # (T, HV, V)
+    state = _by_shown_updates(rows, done.update[0], done.state, memory.state[None], at)  # (1, HV, K, V)
+    gated = at("gated", gated_norm(core, z, weights.norm, config.eps, config.output_gate))  # (T, HV, V)
+    return at("mixer", gated.flatten(1) @ weights.out.T), GdnMemory(window, state[0])
+
+
+def state_after(
+    config: ModelConfig, weights: GdnWeights, normed: torch.Tensor, memory: GdnMemory, at: At, conv: Conv | None = None
+) -> torch.Tensor:
+    """The state [HV, K, V] that `mix` leaves, bit for bit, for whoever asks for nothing else: nothing is read from it.
+    """
+    rows, _, _ = _rows(config, weights, normed, memory.window, at, conv or causal_conv)
+    written = [*_written(state=memory.state[None], **{name: x for name, x in rows.items() if name != "q"})]
+    updates, (_, state) = torch.cat([update for update, _ in written]), written[-1]  # (T, HV, V), (1, HV, K, V)
+    return _by_shown_updates(rows, updates, state, memory.state[None], at)[0]
+
+
+def _rows(
+    config: ModelConfig, weights: GdnWeights, normed: torch.Tensor, window: torch.Tensor, at: At, conv: Conv
+) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    """What the rule is given of T tokens, by the names of `recur`; their gate z (T, HV, V); the window after them."""
     T, H, HV = normed.shape[0], config.key_heads, config.value_heads
     K, V = config.key_dim, config.value_dim
     qkv = at("qkv", normed @ weights.qkv.T)  # (T, C), C = 2HK + HV*V
     z = at("z", (normed @ weights.z.T).reshape(T, HV, V))  # (T, HV, V)
     b = at("b", normed @ weights.b.T)  # (T, HV)
     a = at("a", normed @ weights.a.T)  # (T, HV)
-    convolved, window = (conv or causal_conv)(qkv, weights.conv, memory.window)  # (T, C), (C, W-1)
+    convolved, window = conv(qkv, weights.conv, window)  # (T, C), (C, W-1)
     mixed = at("mixed", F.silu(convolved))  # (T, C)
     q, k, v = torch.split(mixed, [H * K, H * K, HV * V], dim=-1)  # (T, HK), (T, HK), (T, HV*V)
     q = at("q", l2_norm(q.reshape(T, H, K)) * K**-0.5)  # (T, H, K)
@@ -65,14 +88,15 @@ def mix(
     # value head h reads key head h // r
     q, k = (x.repeat_interleave(HV // H, dim=1) for x in (q, k))  # (T, HV, K)
     decay, beta = log_decay[None, :, :, None], beta[None, :, :, None]  # (1, T, HV, 1)
-    done = (rule or recur)(q[None], k[None], v[None], log_decay=decay, erase=beta, write=beta, state=memory.state[None])
-    core, state = at("core", done.out[0]), done.state  # (T, HV, V), (1, HV, K, V)
-    own = done.update[0]  # (T, HV, V)
-    update = at("update", own)
-    if update is not own:  # `at` gave another update: the state is made of that one; the read-out stays as it was
-        state = absorb(k[None], decay, update[None], memory.state[None])  # (1, HV, K, V)
-    gated = at("gated", gated_norm(core, z, weights.norm, config.eps, config.output_gate))  # (T, HV, V)
-    return at("mixer", gated.flatten(1) @ weights.out.T), GdnMemory(window, state[0])
+    return {"q": q[None], "k": k[None], "v": v[None], "log_decay": decay, "erase": beta, "write": beta}, z, window
+
+
+def _by_shown_updates(
+    rows: dict[str, torch.Tensor], own: torch.Tensor, state: torch.Tensor, before: torch.Tensor, at: At
+) -> torch.Tensor:
+    """Shows the updates. If `at` gives others, the state is made of these; the read-out stays as it was."""
+    update = at("update", own)  # (T, HV, V)
+    return state if update is own else absorb(rows["k"], rows["log_decay"], update[None], before)
 
 
 Conv = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -124,14 +148,32 @@ def recur(
     Units:   log_decay in nats, at most 0; erase and write within (0, 1); q already scaled by K ** -0.5.
     Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form. Returns a new state.
     """
-    out, updates = [], []
-    for read, key, value, decay, erasing, writing in _tokens(q, k, v, log_decay, erase, write):  # (B, HV, ..) each
+    out, updates, after = [], [], state
+    for read, (update, after) in zip(q.unbind(1), _written(k, v, log_decay, erase, write, state), strict=True):
+        updates.append(update)  # (B, HV, V)
+        out.append(torch.einsum("bhk,bhkv->bhv", read, after))  # (B, HV, V)
+    return Recurred(torch.stack(out, dim=1), torch.stack(updates, dim=1), after) if out else Recurred(v, v, state)
+
+
+def left_by(
+    k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor, write: torch.Tensor,
+    state: torch.Tensor,
+) -> torch.Tensor:
+    """The state that `recur` leaves, bit for bit; nothing is read from it."""
+    return [state, *(after for _, after in _written(k, v, log_decay, erase, write, state))][-1]
+
+
+def _written(
+    k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor, write: torch.Tensor,
+    state: torch.Tensor,
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """What each token adds along its key, (B, HV, V), and the state after it: the lines of `recur` but the last."""
+    for key, value, decay, erasing, writing in _tokens(k, v, log_decay, erase, write):  # (B, HV, ..) each
         state = _forget(state, decay)  # (B, HV, K, V)
         recalled = torch.einsum("bhk,bhkv->bhv", erasing * key, state)  # (B, HV, V)
-        updates.append(writing * value - recalled)  # (B, HV, V)
-        state = _add(state, key, updates[-1])  # (B, HV, K, V)
-        out.append(torch.einsum("bhk,bhkv->bhv", read, state))  # (B, HV, V)
-    return Recurred(torch.stack(out, dim=1), torch.stack(updates, dim=1), state) if out else Recurred(v, v, state)
+        update = writing * value - recalled  # (B, HV, V)
+        state = _add(state, key, update)  # (B, HV, K, V)
+        yield update, state
 
 
 def absorb(k: torch.Tensor, log_decay: torch.Tensor, update: torch.Tensor, state: torch.Tensor) -> torch.Tensor:

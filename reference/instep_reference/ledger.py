@@ -43,7 +43,9 @@ def expand(labels: Sequence[int], shape: tuple[int, ...]) -> torch.Tensor:
     """
     heads = torch.tensor([_signed(label) for label in labels], dtype=torch.int64)[:, None]
     rows = heads + _steps(prod(shape))
-    return rows.masked_fill_(heads == 0, 0).reshape(len(labels), *shape)
+    if 0 in labels:
+        rows.masked_fill_(heads == 0, 0)
+    return rows.reshape(len(labels), *shape)
 
 
 @lru_cache(maxsize=256)

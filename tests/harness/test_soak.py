@@ -15,9 +15,11 @@ from instep.fuzz import draw
 from instep.fuzz.campaign import Settings
 from instep.replay.setting import Setting
 from instep.soak import kept, soak, turns
+from instep.trace.event_rules import EventRules
 from instep.trace.file import read
 from instep.verdict import Exit
 from instep_reference.contract.engine import Forward
+from instep_reference.contract.event_facts import kind_of
 from support import subjects
 from support.checkpoints import write
 from support.command import Runner, complaint
@@ -41,31 +43,31 @@ def soaked(model: Path, folder: Path, rounds: int, ops: str = "ledger", every: i
 @pytest.mark.slow
 def test_two_sessions_make_one_sum(instep: Runner, model: Path, tmp_path: Path) -> None:
     file = tmp_path / "soak.json"
-    told = ["soak", "--checkpoint", model, "--ops", "ledger", "--stretch", 3, "--json", file]
-    first = instep(*told, "--rounds", 4)
+    told = ["soak", "--checkpoint", model, "--ops", "ledger", "--stretch", 2, "--json", file]
+    first = instep(*told, "--rounds", 2)
     assert first.code == Exit.AGREED, first
     then: Any = json.loads(file.read_text())
-    assert instep(*told, "--rounds", 9).code == Exit.AGREED
+    assert instep(*told, "--rounds", 5).code == Exit.AGREED
     (now,), (run,) = (json.loads(file.read_text())[name] for name in ("runs", "soaked"))
-    assert then["runs"][0]["rounds"] == 4 and now["rounds"] == 9
-    assert [session["rounds"] for session in run["sessions"]] == [4, 5] and run["engines"] == 2
+    assert then["runs"][0]["rounds"] == 2 and now["rounds"] == 5
+    assert [session["rounds"] for session in run["sessions"]] == [2, 3] and run["engines"] == 2
     assert now["events"] == sum(session["events"] for session in run["sessions"]) > then["runs"][0]["events"] > 4
     assert all(session["memory_mib"] and session["machine"]["torch"] for session in run["sessions"])
-    assert instep(*told, "--rounds", 9).code == Exit.AGREED, "all of them are there"
+    assert instep(*told, "--rounds", 5).code == Exit.AGREED, "all of them are there"
     kept_now: Any = json.loads(file.read_text())
-    assert kept_now["runs"][0]["rounds"] == 9 and len(kept_now["soaked"][0]["sessions"]) == 2
-    assert "expected 3, with which it was begun" in complaint(instep(*told, "--rounds", 12, "--stretch", 5))
+    assert kept_now["runs"][0]["rounds"] == 5 and len(kept_now["soaked"][0]["sessions"]) == 2
+    assert "expected 2, with which it was begun" in complaint(instep(*told, "--rounds", 12, "--stretch", 5))
     assert "--minutes" in complaint(instep(*told))
     other = tmp_path / "other.json"
-    assert instep(*told[:-1], other, "--rounds", 4, "--seed", 1).code == Exit.AGREED
+    assert instep(*told[:-1], other, "--rounds", 2, "--seed", 1).code == Exit.AGREED
     assert instep("soak", "--json", file, "--join", other).code == Exit.AGREED
     joined: Any = json.loads(file.read_text())
-    assert [(run["seed"], run["rounds"]) for run in joined["runs"]] == [(0, 9), (1, 4)]
+    assert [(run["seed"], run["rounds"]) for run in joined["runs"]] == [(0, 5), (1, 2)]
     assert "of ledger with seed 1, which is there" in complaint(instep("soak", "--json", file, "--join", other))
-    assert instep(*told, "--rounds", 6, "--seed", 1).code == Exit.AGREED, "each seed goes on for itself"
-    assert [run["rounds"] for run in json.loads(file.read_text())["runs"]] == [9, 6]
+    assert instep(*told, "--rounds", 3, "--seed", 1).code == Exit.AGREED, "each seed goes on for itself"
+    assert [run["rounds"] for run in json.loads(file.read_text())["runs"]] == [5, 3]
     file.write_text("{}")
-    assert "a file that `instep soak` wrote" in complaint(instep(*told, "--rounds", 9))
+    assert "a file that `instep soak` wrote" in complaint(instep(*told, "--rounds", 5))
     assert "to join serves nothing" in complaint(instep("soak", "--json", file, "--join", other, "--minutes", 1))
     assert "a file of its own" in complaint(instep("soak", "--json", other, "--join", other))
     for bad in (("--json", other, "--join", file), ("--json", other, "--join", tmp_path), ("--join", other)):
@@ -125,7 +127,41 @@ def test_what_engines_keep_for_good_stays_bounded(
         whole.append(not example.rules.table.live if last else None)
 
     monkeypatch.setattr(soak.Example, "serve", watched)
-    soaking = soaked(model, tmp_path / "found", 32)
+    soaking = soaked(model, tmp_path / "found", 16, stretch=2)
     assert soaking.soaked.exit == Exit.AGREED and soaking.soaked.engines == 4
     assert max(most) == 1 and {one for one in whole if one is not None} == {True}
     assert soaking.soaked.conditions["saved"] <= 5 and sum(soaking.soaked.conditions.values()) > 100
+
+
+class Ruled:
+    """Stands for `Example`: the rules alone, and nobody who serves."""
+
+    refuses, elements = True, 1
+
+    def __init__(self, plan: Any, header: Any, *given: Any) -> None:
+        self.header, self.setting, self.rules = header, plan.setting, EventRules(header, overlap=False)
+        self.events: tuple[Any, ...] = ()
+
+    def serve(self, event: Any, *, last: bool = True) -> None:
+        self.events = (*self.events, event)
+        self.rules.apply(event)
+
+
+def test_what_finds_no_room_is_followed_by_what_makes_some(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by the same event again, which would be refused again."""
+    behind: list[str] = []
+    turn = turns.Turns.turn
+
+    def noted(self: Any) -> None:
+        full, served = self._full, len(self.example.events)
+        roomy = any(self._may(kind) for kind in turns.MAKES_ROOM)
+        turn(self)
+        behind.extend([kind_of(self.example.events[served])] if full and roomy else [])
+
+    monkeypatch.setattr(turns.Turns, "turn", noted)
+    monkeypatch.setattr(soak, "Example", Ruled)
+    monkeypatch.setattr(draw, "ROOMY", draw.TIGHT)
+    soaking = soaked(model, tmp_path / "found", 60, stretch=30)
+    assert soaking.soaked.refused >= len(behind) > 2 and set(behind) <= {*turns.MAKES_ROOM}

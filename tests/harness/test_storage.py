@@ -130,7 +130,7 @@ def test_a_right_engine_agrees(small: Trace, trace: str, options: dict[str, Any]
 @pytest.mark.parametrize("fault", HERE, ids=lambda fault: fault.id)
 def test_a_fault_that_storage_makes_possible_is_found(fault: Fault) -> None:
     with planted_here(*fault.edits):
-        findings = Replay(few_channels(fault.trace), fault.how).run().verdict.findings
+        findings = Replay(few_channels(fault.trace, 4 if fault.place.layer else 2), fault.how).run().verdict.findings
     first = findings[0]
     assert (first.event, first.place) == (fault.event, fault.place)
     assert {one.check for one in findings if one.event == first.event} & {*fault.seen_by}
@@ -183,7 +183,7 @@ def test_a_chance_that_there_is_not_is_named_with_its_option(told: dict[str, Any
 
 @pytest.mark.slow
 def test_states_by_chance_hang_on_no_strategy_no_slot_and_no_other_request() -> None:
-    short = few_channels("short")
+    short = few_channels("short", 2)
     case = Case.of(short, Replay(short, Setting(**CHANCE)).plan)
     for one in held(case, relations(("strategies", "slots", "alone"))):
         assert one.verdict.exit is Exit.AGREED, (one.relation.name, one.verdict.findings[:1])

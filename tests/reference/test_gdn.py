@@ -5,13 +5,18 @@ Leaves out: the layer as a whole (`test_trunk.py`, `test_oracle.py`).
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from instep_reference.chunked import recur_by_products, recur_in_chunks
-from instep_reference.gdn import absorb, causal_conv, recur
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.gdn import GdnMemory, absorb, causal_conv, empty, left_by, mix, recur, state_after
 from instep_reference.norms import gated_norm, l2_norm, rms_norm
+from instep_reference.weights import GdnWeights, Weights
+from support.checkpoints import write
 
 AGREE = 1e-12  # fp64, relative to the largest element: 130 tokens times K products times 1.1e-16, and a factor of ten
 B, HV, K, V = 2, 3, 8, 5
@@ -155,3 +160,38 @@ def test_norms_by_hand() -> None:
     assert_close(gated_norm(x, z, weight, 0.0, "silu"), unit * weight * z * torch.sigmoid(z))
     assert_close(rms_norm(0 * x + 1, weight, 3.0), (1 + weight) / 2)  # eps on the mean, inside the root
     assert_close(l2_norm(x * 1e-3), x * 1e-3 / 26e-6**0.5)  # eps on the sum, inside the root: 25e-6 + 1e-6
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+def test_what_reads_nothing_leaves_the_same_state(tokens: int) -> None:
+    q, *rest = drawn(tokens)
+    state = left_by(*rest)
+    assert torch.equal(state, recur(q, *rest).state) and torch.equal(state, rest[-1]) is (tokens == 0)
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_the_state_alone_is_the_one_that_the_layer_leaves(tokens: int, replaced: bool, tmp_path: Path) -> None:
+    """Bit for bit; also where whoever looks puts other updates in their place."""
+    checkpoint = Checkpoint.open(write(tmp_path))
+    weights = Weights.of(checkpoint, torch.float64)
+    mixer, config = weights.layers[0].mixer, checkpoint.config
+    assert isinstance(mixer, GdnWeights)
+    generator = torch.Generator().manual_seed(1)
+    memory = empty(config, torch.float64, "cpu")
+    held = (torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in (memory.window, memory.state))
+    memory = GdnMemory(*held)
+    normed = torch.randn(tokens, config.hidden, generator=generator, dtype=torch.float64)
+    shown: list[list[str]] = []
+
+    def at(component: str, tensor: torch.Tensor) -> torch.Tensor:
+        shown[-1].append(component)
+        return tensor + 1 if replaced and component == "update" else tensor
+
+    states = []
+    for asked in (lambda: mix(config, mixer, normed, memory, torch.arange(tokens), at)[1].state,
+                  lambda: state_after(config, mixer, normed, memory, at)):  # fmt: skip
+        shown.append([])
+        states.append(asked())
+    whole, alone = shown
+    assert torch.equal(*states) and alone == [name for name in whole if name not in ("core", "gated", "mixer")]

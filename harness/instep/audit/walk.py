@@ -116,13 +116,11 @@ class Pass:
     def _stored(self, state: torch.Tensor) -> torch.Tensor:
         return stored(state, self.precision.declared.rounds.get("state", self.width), self.chance)
 
-    def _token_by_token(self, *rows: torch.Tensor, state: torch.Tensor, **gates: torch.Tensor) -> Recurred:
+    def _token_by_token(self, *, state: torch.Tensor, **rows: torch.Tensor) -> Recurred:
         """A state that is stored narrower, after every token: nobody stores it more often."""
         steps = []
-        for token in range(rows[0].shape[1]):
-            at = slice(token, token + 1)
-            (q, k, v), now = (row[:, at] for row in rows), {name: gate[:, at] for name, gate in gates.items()}
-            step = recur(q, k, v, **now, state=state)
+        for token in range(rows["v"].shape[1]):
+            step = recur(**{name: row[:, token : token + 1] for name, row in rows.items()}, state=state)
             state = self._stored(step.state)
             steps.append(step)
         out, update = (torch.cat(parts, 1) for parts in zip(*((step.out, step.update) for step in steps), strict=True))

@@ -62,12 +62,12 @@ def _read(file: Path) -> dict[str, Any]:
     wrong = BadInput(str(file), found="no result of `instep bench`", expected="one, or no file")
     if not file.is_file():
         raise BadInput("--join", found=f"no file {file}", expected="a file that `instep bench` wrote")
+    data = read(file)
     try:
-        data = read(file)
         sessions = msgspec.convert(data["sessions"], list[Session])
         _ = _setting(data), data["commit"], data["machine"]["device_name"], dict(data["left_out"]), data["date"]
         _ = [(key(row), sessions[row["session"]]) for row in data["rows"]]
-    except (BadInput, IndexError, KeyError, TypeError, AttributeError, msgspec.ValidationError):
+    except (IndexError, KeyError, TypeError, AttributeError, msgspec.ValidationError):
         raise wrong from None
     return data
 

@@ -15,6 +15,7 @@ import torch
 
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import GdnInputs, Ops
+from instep_optimized.ops.fused.prefill_gdn import serves, stored
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.rounding import Product
@@ -68,6 +69,13 @@ def channels_of(config: ModelConfig) -> int:
 
 def widened(inputs: GdnInputs) -> GdnInputs:
     return GdnInputs(*(x.to(WIDE) for x in inputs))
+
+
+def handed_over(ops: Ops, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype) -> GdnInputs:
+    """The rows in the bits in which a model hands them to `gdn`: inside a `prefill_gdn` these are fewer."""
+    if ops.prefill_gdn is None or not serves(ops, parts, dtype):
+        return inputs
+    return GdnInputs(*(x.to(narrow) for x, narrow in zip(inputs, stored(dtype), strict=True)))
 
 
 def states(ground: Ground, config: ModelConfig, units: int, dtype: torch.dtype) -> torch.Tensor:

@@ -6,8 +6,13 @@ Leaves out: how errors are measured (`measure.py`, `directed.py`).
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+Errors = TypeVar("Errors", torch.Tensor, npt.NDArray[np.float64])
 
 # T2, T3. An error may be this many times the error that the yardstick makes on the same block. The yardstick's draws
 # stand for the worst order of summation (`observe/reorder.py`), a subject's own order errs as much or less. So both
@@ -141,6 +146,6 @@ def log_prob_error(largest: float, vocab: int, eps: float) -> float:
     return SCORE_ULPS * eps * (largest + math.log(vocab) + 1) + sums_error(vocab, eps)
 
 
-def allowed(yardstick: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
+def allowed(yardstick: Errors, stored: torch.dtype) -> Errors:
     """What an error may be, given the yardstick's on the same blocks and the dtype in which the subject stores."""
     return YARDSTICK_FACTOR * yardstick + ULPS * torch.finfo(stored).eps

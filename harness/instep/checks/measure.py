@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from instep_reference.contract.place import Place
@@ -56,22 +57,29 @@ def measured(
     if wrong is not None:
         return wrong
     assert subject is not None
-    x, o = blocks(spot.place.component, subject), blocks(spot.place.component, truth)
-    floor = None if scale is None else blocks(spot.place.component, scale)
     sampled = yardsticks if isinstance(yardsticks, torch.Tensor) else torch.stack(list(yardsticks))
-    correct = blocks(spot.place.component, sampled, many=True)
-    errors = relative_error(torch.cat((x[None], correct)), o, floor)  # [2, 1 + draws, blocks]: norm, largest element
-    error, yardstick = errors[:, 0], errors[:, 1:].amax(1).clamp_min(noise_floor)
-    limit = factor * allowed(yardstick, subject.dtype if stored is None else stored)
-    limit = torch.where(limit.isfinite(), limit, 0.0)  # a yardstick that overflows allows nothing
-    parts = torch.where(error == 0, 0.0, error / limit)
-    metric, block = divmod(int(parts.argmax()), x.shape[0])  # argmax takes a NaN for the largest
-    worst, most, noise = (float(t[metric, block]) for t in (error, limit, yardstick))
+    # All at once, as most tensors are small: [1 + draws + 1, blocks, elements], the truth last.
+    rows = torch.cat([one.to("cpu", torch.float64) for one in (subject[None], sampled, truth[None])])
+    rows = blocks(spot.place.component, rows, many=True)
+    rows[:-1] -= rows[-1]
+    off = sizes(rows).numpy()  # [2, 1 + draws + 1, blocks]; these are so few that numpy takes a third of the time
+    most = off[:, -1:]
+    if scale is not None:
+        most = np.maximum(most, sizes(blocks(spot.place.component, scale)).numpy()[:, None])
+    with np.errstate(all="ignore"):
+        errors = off[:, :-1] / np.maximum(most, SCALE_FLOOR)
+        error, yardstick = errors[:, 0], np.maximum(errors[:, 1:].max(1), noise_floor)
+        limit = factor * allowed(yardstick, subject.dtype if stored is None else stored)
+        limit[~np.isfinite(limit)] = 0.0  # a yardstick that overflows allows nothing
+        parts = np.where(error == 0, 0.0, error / limit)
+    number = rows.shape[1]
+    metric, block = divmod(int(parts.argmax()), number)  # argmax takes a NaN for the largest
+    worst, granted, noise = (float(each[metric, block]) for each in (error, limit, yardstick))
     return Comparison(
-        spot.check, spot.tier, spot.event, spot.kind, spot.place, elements=x.numel(), blocks=x.shape[0],
-        worst=worst, allowed=most, request=spot.request, slot=spot.slot, head=block if x.shape[0] > 1 else None,
-        diagnosis="" if worst <= most else not_finite(subject) or _sentence(
-            ("norm", "largest element")[metric], worst, most, noise),
+        spot.check, spot.tier, spot.event, spot.kind, spot.place, elements=subject.numel(), blocks=number,
+        worst=worst, allowed=granted, request=spot.request, slot=spot.slot, head=block if number > 1 else None,
+        diagnosis="" if worst <= granted else not_finite(subject) or _sentence(
+            ("norm", "largest element")[metric], worst, granted, noise),
     )  # fmt: skip
 
 
@@ -93,20 +101,14 @@ def relative_error(x: torch.Tensor, o: torch.Tensor, scale: torch.Tensor | None 
 
     Shapes:  x [..., blocks, elements]   o, scale [blocks, elements]  ->  [2, ..., blocks]
     """
-    off, parts = x - o, []
-    for size in (_norm, _largest):
-        most = size(o) if scale is None else torch.maximum(size(o), size(scale))
-        parts.append(size(off) / most.clamp_min(SCALE_FLOOR))
-    return torch.stack(parts)
+    most = sizes(o) if scale is None else torch.maximum(sizes(o), sizes(scale))
+    off = sizes(x - o)
+    return off / most.clamp_min(SCALE_FLOOR).reshape(2, *[1] * (off.dim() - 2), -1)
 
 
-def _norm(x: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = torch.linalg.vector_norm(x, dim=-1)
-    return found
-
-
-def _largest(x: torch.Tensor) -> torch.Tensor:
-    return x.abs().amax(-1)
+def sizes(x: torch.Tensor) -> torch.Tensor:
+    """[..., elements] -> [2, ...]: the norm, and the largest element."""
+    return torch.stack((torch.linalg.vector_norm(x, dim=-1), x.abs().amax(-1)))
 
 
 def unlike(spot: Spot, subject: torch.Tensor | None, truth: torch.Tensor) -> Comparison | None:

@@ -7,7 +7,7 @@ Leaves out: that outputs do not depend on which poison it is (a relation), and u
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 
 import torch
@@ -59,24 +59,26 @@ class Poison:
             yield self._comparison(context, looked, looked.spoiled(looked.before), "is new and not poison")
 
     def _free(self, context: EventContext, looked: Looked, busy: set[int]) -> Iterator[Comparison]:
-        wrong = looked.spoiled()
-        taken = [unit for unit in busy if unit < len(wrong)]
-        wrong[taken] = False
-        if len(taken) < len(wrong):
-            yield self._comparison(context, looked, wrong, "is free and not poison", len(taken))
+        units = looked.after.shape[0]
+        busy = {unit for unit in busy if unit < units}
+        if len(busy) < units:
+            yield self._comparison(context, looked, looked.spoiled(), "is free and not poison", busy)
 
     def _comparison(
-        self, context: EventContext, looked: Looked, wrong: torch.Tensor, says: str, busy: int = 0
+        self, context: EventContext, looked: Looked, wrong: torch.Tensor, says: str,
+        busy: Collection[int] = (),
     ) -> Comparison:
-        units, region = wrong.any(1).nonzero()[:, 0].tolist(), looked.region
+        some = bool(wrong.any())
+        units = [unit for unit in wrong.any(1).nonzero()[:, 0].tolist() if unit not in busy] if some else []
+        region = looked.region
         first = units[0] if units else None
         place, _, slot = stands(region, first)
         where = f"{region.name} {region.by} {first} {says}" if not looked.gap else f"{region.name}: {says}"
         more = f"; so are {counted(len(units) - 1, region.by)} more" if len(units) > 1 else ""
         return Comparison(
             self.name, self.tier, context.index, context.kind, place,
-            elements=wrong.numel() - busy * wrong.shape[1], blocks=len(wrong) - busy,
-            worst=float(wrong.sum()), allowed=0.0, slot=slot,
+            elements=wrong.numel() - len(busy) * wrong.shape[1], blocks=wrong.shape[0] - len(busy),
+            worst=float(wrong[units].sum()) if units else 0.0, allowed=0.0, slot=slot,
             diagnosis=where + more if units else "",
         )  # fmt: skip
 
@@ -94,10 +96,11 @@ class Poison:
     ) -> Iterator[Comparison]:
         if not tensor.numel():
             return
-        own, said = poisoned(tensor, poison), ""
-        wrong = own if bool(own.any()) or not (tensor.is_floating_point() and math.isnan(poison)) else tensor.isnan()
-        count = int(wrong.sum())
-        if count:
+        wrong, said, count = _suspect(tensor, poison), "", 0
+        if bool(wrong.any()):
+            own = poisoned(tensor, poison)
+            wrong = own if bool(own.any()) else wrong
+            count = int(wrong.sum())
             first = int(wrong.flatten(1).any(1).nonzero()[0]) if wrong.dim() > 1 else int(wrong.nonzero()[0])
             request = request or whose(context, place, first)
             what = f"poison ({poison:g})" if wrong is own else "not a number, and not the poison's own bits"
@@ -106,6 +109,11 @@ class Poison:
             self.name, self.tier, context.index, context.kind, place, elements=tensor.numel(), worst=float(count),
             allowed=0.0, request=request, slot=slot_of(context, request), diagnosis=said,
         )  # fmt: skip
+
+
+def _suspect(tensor: torch.Tensor, poison: float) -> torch.Tensor:
+    """Elements of which none may be there: where the poison is a NaN, every NaN."""
+    return tensor.isnan() if math.isnan(poison) and tensor.is_floating_point() else poisoned(tensor, poison)
 
 
 def poisoned(tensor: torch.Tensor, poison: float) -> torch.Tensor:

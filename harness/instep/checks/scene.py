@@ -140,17 +140,29 @@ def step(
 
     Shapes:  state [HV, K, V]   k [HV, K]   v [HV, V]   log_decay, beta [HV]  ->  [HV, K, V]
     """
-    return add(state, k, log_decay, update(state, k, v, log_decay, beta))
+    faded = _faded(state, log_decay)
+    return _added(faded, k, _written(faded, k, v, beta))
 
 
 def update(
     state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor
 ) -> torch.Tensor:
     """What `step` adds along the key, [HV, V]."""
-    recalled = torch.einsum("hk,hkv->hv", k, log_decay.exp()[:, None, None] * state)
-    return beta[:, None] * (v - recalled)
+    return _written(_faded(state, log_decay), k, v, beta)
 
 
 def add(state: torch.Tensor, k: torch.Tensor, log_decay: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     """A token whose update is known, into the state."""
-    return log_decay.exp()[:, None, None] * state + k[:, :, None] * update[:, None, :]
+    return _added(_faded(state, log_decay), k, update)
+
+
+def _faded(state: torch.Tensor, log_decay: torch.Tensor) -> torch.Tensor:
+    return log_decay.exp()[:, None, None] * state
+
+
+def _written(faded: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
+    return beta[:, None] * (v - torch.einsum("hk,hkv->hv", k, faded))
+
+
+def _added(faded: torch.Tensor, k: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+    return faded + k[:, :, None] * update[:, None, :]

@@ -10,10 +10,12 @@ import gc
 import io
 import os
 import sys
+from functools import cache
 from importlib import import_module
 from typing import Annotated, NoReturn
 
 import typer
+from typer.main import get_command
 
 from .ending import Command, Outputs, Raised, leave
 
@@ -67,6 +69,9 @@ for _name in COMMANDS:
     app.command(_name, cls=Command)(getattr(import_module(f".{_name}", __name__), _name))
 
 
+_commands = cache(get_command)  # an app makes all its commands anew at every call, which takes a while
+
+
 def main() -> NoReturn:
     """Run a command and turn its verdict, or what goes wrong, into an exit code and one line."""
     outputs, code, error = Outputs(), 0, None
@@ -78,7 +83,7 @@ def main() -> NoReturn:
         # A thread more costs small tensors three to thirty times what it brings. torch reads this when it is loaded.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
-        app()
+        _commands(app)()
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
     except Raised as raised:

@@ -97,7 +97,8 @@ def explained(
                     f"{one.says}; {NEAREST * (finding.explained is not None)}")
                 told = f"{before}{finding.diagnosis}{behind}{_contract(finding, here)}"
                 said[id(finding)] = replace(finding, diagnosis=told, explained=mine)
-    return [replace(said.get(id(f), f), sides=None) for f in findings]
+    told_of = (said.get(id(found), found) for found in findings)
+    return [one if one.sides is None else replace(one, sides=None) for one in told_of]
 
 
 def explanation_of(case: Case) -> tuple[Explained | None, int]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from instep_reference.contract.errors import BadInput
 
@@ -30,13 +32,13 @@ def replaced(text: str, old: str, new: str, where: str) -> str:
         )
     (match,) = matches
     piece = _piece(match, new, statements, where)
-    wanted = _as_it_should_be(tree, match, piece)
-    for candidate in _candidates(text, match, new):
-        try:
-            if ast.dump(ast.parse(candidate)) == wanted:
-                return candidate
-        except SyntaxError:
-            continue
+    with _in_its_place(match, piece):
+        for candidate in _candidates(text, match, new):
+            try:
+                if _equal(ast.parse(candidate), tree):
+                    return candidate
+            except SyntaxError:
+                continue
     raise BadInput(
         f"planting in {where}", found=f"line {match.line} cannot take {first_line(new)!r}: the rest would change, too",
         expected="a piece that can be replaced alone", hint="let the fault's text be the whole statement",
@@ -83,8 +85,9 @@ def _piece(match: Match, new: str, statements: tuple[ast.stmt, ...] | None, wher
     return piece
 
 
-def _as_it_should_be(tree: ast.Module, match: Match, piece: tuple[ast.AST, ...]) -> str:
-    """The dump of the tree with the piece in it. The tree itself is as before when this returns."""
+@contextmanager
+def _in_its_place(match: Match, piece: tuple[ast.AST, ...]) -> Iterator[None]:
+    """The tree has the piece within the block, and is then as before."""
     fields = ("args", "keywords") if match.field == "arguments" else (match.field,)
     before = {field: getattr(match.parent, field) for field in fields}
     try:
@@ -97,10 +100,21 @@ def _as_it_should_be(tree: ast.Module, match: Match, piece: tuple[ast.AST, ...])
             setattr(match.parent, match.field, _spliced(before[match.field], match.nodes, piece))
         else:
             setattr(match.parent, match.field, piece[0])
-        return ast.dump(tree)
+        yield
     finally:
         for field, value in before.items():
             setattr(match.parent, field, value)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two trees are dumped alike: positions do not count, all else does."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, ast.AST):
+        return all(_equal(getattr(one, field, None), getattr(other, field, None)) for field in one._fields)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one == other)
 
 
 def _spliced(nodes: Sequence[ast.AST], run: tuple[ast.AST, ...], piece: tuple[ast.AST, ...]) -> list[ast.AST]:

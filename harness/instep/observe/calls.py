@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -24,10 +25,21 @@ from .event_log import Broken, FailedOp, Served
 from .exercised import Exercised, Tally, counted_in
 from .pools import Pools, stands
 from .reads import Reads
-from .to_host import indices_on_host
+from .told import Told
 
 SCALES = " scales"  # behind the name of their pool
 OURS = "instep_optimized"  # the package whose own ops need no count
+
+
+@dataclass
+class _Judged:
+    """A call. broken, served: by what its indices say; further: clauses that it broke whatever they say."""
+
+    name: str
+    place: Place | None
+    broken: list[Broken]
+    served: list[Served]
+    further: list[Broken] = field(default_factory=list)
 
 
 class Calls:
@@ -55,9 +67,12 @@ class Calls:
 
     def take(self) -> dict[str, Any]:
         """Fields of `EventLog`."""
+        judged = self._settled()
+        self._told = Told()  # what it held may serve others now
         return {
-            "calls": self._calls, "tensors": self._tensors, "captured": self._captured, "broken": tuple(self._broken),
-            "served": tuple(self._served), "by": dict(self._by),
+            "calls": self._calls, "tensors": self._tensors, "captured": self._captured,
+            "broken": tuple(chain.from_iterable((*one.broken, *one.further) for one in judged)),
+            "served": tuple(chain.from_iterable(one.served for one in judged)), "by": dict(self._by),
             "failed_op": self._failed_op, "wrote": tuple(self._wrote),
         }
 
@@ -76,9 +91,10 @@ class Calls:
                 self._captured += 1
                 return self._run(name, op, given)
             with self._reads.paused():
-                told = indices_on_host(given) if self._reads.cuda else given
-                self._note(name, given, chain(before(name, told), self._views(name, given)))
-                self._served += _served(name, told) if name in OPS else ()
+                told = self._told.of(len(self._judged), given) if self._reads.cuda else given
+                judged = _judged(name, self._place(given), told)
+                judged.further += _broken(name, judged.place, self._views(name, given))
+                self._judged.append(judged)
                 for form, lengths in () if ours or name not in OPS else _lengths(name, told):
                     self.tally.ops[form] = self.tally.ops.get(form, Exercised()).with_call(lengths)
                 result = None if self._captures else self._run(name, op, given)
@@ -86,7 +102,8 @@ class Calls:
                 with self._reads.inside(name):
                     result = self._run(name, op, given)
             with self._reads.paused():
-                self._note(name, given, chain(after(name, given, result), self._dtypes(given, result)))
+                behind = chain(after(name, given, result), self._dtypes(given, result))
+                judged.further += _broken(name, self._place(given), behind)
             self._calls += 1
             self._tensors += sum(1 for value in (*given.values(), result) for _ in tensors_of(value))
             return result
@@ -102,13 +119,17 @@ class Calls:
             self._failed_op = FailedOp(name, self._place(given), error)
             raise
 
-    def _note(self, name: str, given: dict[str, Any], clauses: Iterator[str]) -> None:
-        place = self._place(given)
+    def _settled(self) -> list[_Judged]:
+        """All calls of the event; those that were given other indices than were known then, judged by these."""
+        judged = list(self._judged)
         try:
-            for clause in clauses:  # one by one: what was found before a rule fell over stands
-                self._broken.append(Broken(name, place, clause))
-        except (RuntimeError, IndexError, ValueError, TypeError) as error:  # so wrong that a rule fell over it
-            self._broken.append(Broken(name, place, f"was called so that it cannot be judged ({error})"))
+            otherwise = self._told.otherwise()
+        except RuntimeError:  # a kernel has killed the device: what was known before it ran stands
+            otherwise = {}
+        for number, given in otherwise.items():
+            one = judged[number]
+            judged[number] = replace(_judged(one.name, one.place, given), further=one.further)
+        return judged
 
     def _place(self, given: dict[str, Any]) -> Place | None:
         """Where the result is named, or where the memory stands that is written; else the place named before."""
@@ -149,12 +170,27 @@ class Calls:
 
     def _clear(self) -> None:
         self._calls = self._tensors = self._captured = 0
-        self._broken: list[Broken] = []
-        self._served: list[Served] = []
+        self._judged: list[_Judged] = []
+        self._told = Told()
         self._by: dict[str, str] = {}
         self._wrote: list[tuple[str, Place | None]] = []
         self._last = None
         self._failed_op = None
+
+
+def _judged(name: str, place: Place | None, told: dict[str, Any]) -> _Judged:
+    """told: what the call is given, with its indices on the host."""
+    return _Judged(name, place, _broken(name, place, before(name, told)), [*_served(name, told)] if name in OPS else [])
+
+
+def _broken(name: str, place: Place | None, clauses: Iterator[str]) -> list[Broken]:
+    found = []
+    try:
+        for clause in clauses:  # one by one: what was found before a rule fell over stands
+            found.append(Broken(name, place, clause))
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:  # so wrong that a rule fell over it
+        found.append(Broken(name, place, f"was called so that it cannot be judged ({error})"))
+    return found
 
 
 def _is_pool(given: Mapping[str, Any]) -> bool:
@@ -163,7 +199,7 @@ def _is_pool(given: Mapping[str, Any]) -> bool:
 
 def _memory(given: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """The memory that a call reads or writes, by the name that its contract has for it."""
-    for part in given.get("parts", ()):
+    for part in (*given.get("windows", ()), *given.get("parts", ())):
         assert isinstance(part, Part)
         for name in ("read", "store", "per_row", "settled"):
             if (address := getattr(part, name)) is not None:

@@ -14,7 +14,7 @@ import torch
 # Integers of the same width: a view that works whatever the strides of the pool are.
 INTEGER_OF_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 23}  # words at a time: scratch that fits a cache, or launches that are few
-SMALL = 1 << 14  # words of memory that is asked for together with others
+SMALL = 1 << 17  # words of memory that is asked for together with others
 SPREAD = 29  # high bits that come down before a word is weighed: a product carries upwards alone
 FOLD = 32  # and the high half that comes down before the sum
 
@@ -53,27 +53,41 @@ def digests(lines: torch.Tensor) -> torch.Tensor:
 
 
 def together(many: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """`digests` of each: small ones of one shape side by side, as it takes longer to ask than to answer."""
-    found: dict[int, torch.Tensor] = {}
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for number, lines in enumerate(many):
-        groups.setdefault((lines.shape[1:], lines.dtype, lines.numel() > SMALL), []).append(number)
-    for (*_, large), numbers in groups.items():
-        if large:
-            found |= {number: digests(many[number]) for number in numbers}
-        else:
-            parts = digests(torch.cat([many[number] for number in numbers]))
-            found |= dict(zip(numbers, torch.split(parts, [len(many[number]) for number in numbers]), strict=True))
-    return [found[number] for number in range(len(many))]
+    """`digests` of each, of one device: small ones in one line, as it takes longer to ask than to answer."""
+    small = [number for number, lines in enumerate(many) if 0 < lines.numel() <= SMALL]
+    found = dict(zip(small, _in_one_line([many[number] for number in small]), strict=True)) if small else {}
+    return [found[number] if number in found else digests(lines) for number, lines in enumerate(many)]
+
+
+def _in_one_line(many: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The sum over each block is a difference of sums from the first word on: whole numbers wrap, and are exact."""
+    shapes = [(lines.shape[0], lines.shape[1], lines.shape[2]) for lines in many]
+    weights, ends = _layout(tuple(shapes), many[0].device)
+    sums = _mixed(torch.cat([lines.reshape(-1) for lines in many]), weights).cumsum(0)[ends]
+    sums[1:] -= sums[:-1].clone()
+    parts = torch.split(sums, [units * blocks for units, blocks, _ in shapes])
+    return [part.view(shape[:2]) for part, shape in zip(parts, shapes, strict=True)]
+
+
+@lru_cache(maxsize=4)
+def _layout(shapes: tuple[tuple[int, int, int], ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of lines of these shapes one behind the other: the weight of every word; the last word of every block."""
+    weights = torch.cat([_weights(words, device).repeat(units * blocks) for units, blocks, words in shapes])
+    sizes = torch.cat([torch.full((units * blocks,), words) for units, blocks, words in shapes])
+    return weights, (sizes.cumsum(0) - 1).to(device)
 
 
 def _digests(lines: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    lines = lines.to(torch.int64)
-    mixed = _shifted(lines, SPREAD)
-    mixed ^= lines
+    return _mixed(lines, weights).sum(-1)
+
+
+def _mixed(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    words = words.to(torch.int64)
+    mixed = _shifted(words, SPREAD)
+    mixed ^= words
     mixed *= weights
     mixed ^= _shifted(mixed, FOLD)
-    return mixed.sum(-1)
+    return mixed
 
 
 def _shifted(numbers: torch.Tensor, by: int) -> torch.Tensor:

@@ -30,4 +30,4 @@ def handed_over(base: torch.Tensor, previous: PreviousStep) -> Iterator[tuple[st
 
 
 def _folded(tokens: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:
-    return fold(tokens, base, nodes)[0]
+    return fold(tokens, base, nodes, read=False)[0]

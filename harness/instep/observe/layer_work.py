@@ -55,9 +55,12 @@ class LayerWork:
 
 def to_state(
     hidden: torch.Tensor, before: RequestState, layer: int, number: int, start: int,
-    tree: tuple[int, ...] | None = None,
+    tree: tuple[int, ...] | None = None, *, read: bool = True,
 ) -> Work:
-    """A GDN layer from its rows to the state, and nothing behind it; `number`: where the weights have the layer."""
+    """A GDN layer from its rows to the state, and nothing behind it; `number`: where the weights have the layer.
+
+    read: whether what is read from the state is asked for, too; of a tree's nodes it is always shown.
+    """
 
     def work(weights: Weights, see: See) -> torch.Tensor:
         like, mine = weights.embedding, weights.layers[number]
@@ -70,6 +73,8 @@ def to_state(
             return see(Place("trunk", layer, component), tensor)
 
         normed = at("normed", rms_norm(hidden.to(like), mine.input_norm, weights.config.eps))
+        if not read and tree is None:
+            return gdn.state_after(weights.config, mine.mixer, normed, memory, at)
         positions, forms = positions_of(start, hidden.shape[0], tree, like.device)
         return gdn.mix(weights.config, mine.mixer, normed, memory, positions, at, **forms.get("gdn", {}))[1].state
 

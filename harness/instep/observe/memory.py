@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 
 from instep_optimized.ops.around import memory_of
+from instep_optimized.transfer.to_device import sent
 from instep_reference.contract.engine import Event, Region
 from instep_reference.contract.errors import BadInput
 
@@ -155,8 +156,7 @@ class Watch:
             trespasses += [kept.trespass(unit) for unit in changed if unit not in free]
             written[region.name, region.layer].append((kept, changed, seen.after))
         trespasses = [replace(one, strides=self._strides(one.region, may, written)) for one in trespasses]
-        for kept, changed, after in chain.from_iterable(written.values()):
-            kept.take(changed, after)
+        _take(list(chain.from_iterable(written.values())))
         return Changes(units, size, tuple(trespasses), tuple(looked), tuple(self._wider(may)), tuple(self.regions))
 
     def _strides(
@@ -206,12 +206,17 @@ class _Kept:
         changed = int((now != then).sum())
         return Trespass(self.region, unit, changed, self.gap)
 
-    def take(self, changed: Sequence[int], now: torch.Tensor) -> None:
-        """These units are from now on what they are now."""
-        self.digests = now
+
+def _take(written: Sequence[_Written]) -> None:
+    """These units are from now on what they are now. Nobody waits."""
+    by_device = defaultdict[torch.device, list[tuple[_Kept, list[int]]]](list)
+    for kept, changed, now in written:
+        kept.digests = now
         if changed:
-            index = torch.tensor(changed, device=self.live.device)
-            self.shadow[index] = self.live[index]
+            by_device[kept.live.device].append((kept, changed))
+    for device, some in by_device.items():
+        for (kept, _), index in zip(some, sent([changed for _, changed in some], device), strict=True):
+            kept.shadow[index] = kept.live[index]
 
 
 def _digests_now(kept: Sequence[_Kept]) -> Sequence[torch.Tensor]:

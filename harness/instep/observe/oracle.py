@@ -121,15 +121,17 @@ class Oracle:
                 continue  # T0 has said so
             work = self._layer(hidden, before, layer, kind == "gdn", span.start, tree)
             base = _base(before, layer, span.start) if kind == "gdn" else None
-            state = to_state(hidden, before, layer, layer, span.start, tree) if base is not None else None
-            made = partial(self._piece, context, span, "trunk", layer, base=base if span.kind == "prefill" else None)
+            chunk = span.kind == "prefill"  # whose rule has a second form: what that one reads is compared, too
+            read = whole or chunk
+            state = to_state(hidden, before, layer, layer, span.start, tree, read=read) if base is not None else None
+            made = partial(self._piece, context, span, "trunk", layer, base=base if chunk else None)
             piece = made(work) if whole or state is None else made(state, alone=True)
             if base is not None and state is not None:
                 dithered = self._dithered(span, state, base)
                 folding = self._folding(context, piece, base, span.count, tree)
                 piece = replace(
-                    piece, folding=folding, dithered=dithered, narrow=self.runner.narrow(span.kind == "prefill"),
-                    leans=self.runner.leans(span.kind == "prefill"),
+                    piece, folding=folding, dithered=dithered,
+                    narrow=self.runner.narrow(chunk), leans=self.runner.leans(chunk),
                     wrongs=self._begun(hidden, before, layer, span.start, folding, tree),
                     all_ops=None if whole else partial(made, work),
                 )

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -32,6 +32,16 @@ CAPTURE = "torch.cuda."  # whoever captures a graph waits first: once for each
 WARN, OFF = 1, 0  # of torch.cuda.set_sync_debug_mode
 
 
+class _Caught(NamedTuple):
+    """A warning; armed: whether what it tells of is noted there."""
+
+    message: Warning | str
+    category: type[Warning]
+    filename: str
+    line: int
+    armed: bool
+
+
 class Reads:
     """Armed while a `with` lasts, but for what runs `paused`; `inside` says which op is at work."""
 
@@ -46,11 +56,13 @@ class Reads:
         self.found, self._armed, self._op = [], True, ""
         self._stack = ExitStack()
         if self.cuda:
-            caught: list[warnings.WarningMessage] = []
+            caught: list[_Caught] = []
             self._stack.callback(self._sort, caught)  # after the filters are what they were
-            recorded = self._stack.enter_context(warnings.catch_warnings(record=True))
-            self._stack.callback(lambda: caught.extend(recorded or ()))
+            self._stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("always")
+            # The mode stays set where somebody may read: torch warns of the mode itself whenever it is set.
+            warnings.showwarning = lambda message, category, filename, line, *more: (
+                caught.append(_Caught(message, category, filename, line, self._armed)))  # fmt: skip
             torch.cuda.set_sync_debug_mode(WARN)
             self._stack.callback(torch.cuda.set_sync_debug_mode, OFF)
         else:
@@ -85,23 +97,23 @@ class Reads:
 
     def _set(self, armed: bool) -> bool:
         before, self._armed = self._armed, armed
-        if self.cuda:
-            torch.cuda.set_sync_debug_mode(WARN if armed else OFF)
         return before
 
-    def _sort(self, caught: list[warnings.WarningMessage]) -> None:
-        """Warnings about a wait are host reads; the others are given again."""
+    def _sort(self, caught: list[_Caught]) -> None:
+        """Warnings about a wait are host reads, but for those of who may read; the others are given again."""
         modules: dict[str, str] = {}  # by file: there are thousands of modules to look through
         for warning in caught:
             if PROTOTYPE in str(warning.message):
                 continue
             if "synchronizing CUDA operation" not in str(warning.message):
-                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.line)
+                continue
+            if not warning.armed:
                 continue
             if warning.filename not in modules:
                 modules[warning.filename] = _module(warning.filename)
             if not (module := modules[warning.filename]).startswith(CAPTURE):
-                self.found.append(HostRead(f"{module} line {warning.lineno}", ""))
+                self.found.append(HostRead(f"{module} line {warning.line}", ""))
 
 
 class _Trap(TorchFunctionMode):

@@ -22,7 +22,7 @@ from ..player import Side
 from .folding import Folding, Run, Runs
 from .layer_work import Work
 from .products import CUTS, FOLDED, InChunks, Operands, Squares
-from .reorder import Reordered, by_a_unit, up_or_down
+from .reorder import Reordered, aside, by_a_unit, up_or_down
 from .routes import ROUTER, Routes
 from .row_span import RowSpan
 from .second_form import in_chunks, must_be_one_rule
@@ -168,9 +168,10 @@ class Runner:
         """The piece after a commit: only the tokens at the accepted nodes are folded in."""
         if (near := piece.from_own_inputs) is not None:
             near = self.fold(near, folding, nodes)
-        truth = settled(piece.truth, folding.base, nodes)
+        truth = settled(piece.truth, folding.base, nodes, read=False)
         with self._folding(None, torch.arange(len(piece.yardsticks.of("k"))) % 2 == 1):
-            sampled = settled(piece.yardsticks, folding.base, nodes)
+            # A piece that was run to its state alone reads nothing from a state; the draws of others stay as they were.
+            sampled = settled(piece.yardsticks, folding.base, nodes, read=piece.all_ops is None)
         runs = Run({}, truth[0]), Run({}, self._store("state", sampled))
         dithered = None if piece.dithered is None else partial(self._folded, piece.dithered, folding.base, nodes)
         return replace(
@@ -226,25 +227,31 @@ class Runner:
             self.products, self.rounded, chunk=base is not None, chance=chance, squares=self._squares)
 
         def draw(number: torch.Tensor) -> tuple[dict[Place, torch.Tensor], tuple[torch.Tensor, ...]]:
-            operands.begin(cut=number % 2 == 1)
+            first, cut = number < draws, number % 2 == 1
+            operands.begin(cut)
             rule = InChunks(operands, base) if base is not None and "gdn.chunk" in self.products else None
             places: dict[Place, torch.Tensor] = {}
+
+            @aside
+            def keep(place: Place, x: torch.Tensor) -> torch.Tensor:
+                places[place] = goes = store(place.component, x)
+                if own is not None and place.component in ROUNDED_ONCE:
+                    places[place] = torch.where(first, goes, x)
+                mine = None if own is None or place.component == "update" else own.get(place)
+                if mine is not None and mine.shape == x.shape:
+                    goes = torch.where(first, goes, store(place.component, mine.to(x)))
+                return goes
 
             def see(place: Place, x: torch.Tensor) -> torch.Tensor:
                 if rule is not None and place.component == "core":
                     x = rule.core()
-                places[place] = goes = store(place.component, x)
-                if own is not None and place.component in ROUNDED_ONCE:
-                    places[place] = torch.where(number < draws, goes, x)
-                mine = None if own is None or place.component == "update" else own.get(place)
-                if mine is not None and mine.shape == x.shape:
-                    goes = torch.where(number < draws, goes, store(place.component, mine.to(x)))
+                goes = keep(place, x)
                 if rule is not None:
                     rule.keep(place, goes)
                 operands.seen(place)
                 return entries(place.component, goes, self.rounds)
 
-            given = [rankings[0].where(number < draws, rankings[-1])] if rankings else []
+            given = [rankings[0].where(first, rankings[-1])] if rankings else []
             with Routes(self.rounded.config, given) as routes:
                 state = work(self.rounded, see)
             if given and routes.seen:
@@ -321,18 +328,23 @@ def true(
     return Run(places, state, onward, routes.seen[0] if routes.seen else None)
 
 
-def fold(run: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:
-    """The states [draws, HV, K, V] after the tokens at `nodes` of a run were folded into `base`, token by token."""
+def fold(run: Run, base: torch.Tensor, nodes: Sequence[int], *, read: bool = True) -> torch.Tensor:
+    """The states [draws, HV, K, V] after the tokens at `nodes` of a run were folded into `base`, token by token.
+
+    read: whether each is read, too, which takes numbers from the draws of a run that has any
+    """
     q, k, v, log_decay, erase, write = (part[:, list(nodes)] for part in rule_inputs(run))
     state = base.to(k).expand(len(k), *base.shape)
+    if not read:
+        return gdn.left_by(k, v, log_decay, erase, write, state)
     return gdn.recur(q, k, v, log_decay=log_decay, erase=erase, write=write, state=state).state
 
 
-def settled(run: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:
+def settled(run: Run, base: torch.Tensor, nodes: Sequence[int], *, read: bool = True) -> torch.Tensor:
     """The same, but with the updates that went on from this run, where some did: those that an engine keeps."""
     kept = next((update for place, update in run.onward.items() if place.component == "update"), None)
     if kept is None:
-        return fold(run, base, nodes)
+        return fold(run, base, nodes, read=read)
     _, k, _, log_decay, _, _ = (part[:, list(nodes)] for part in rule_inputs(run))
     update = (kept if kept.dim() == 4 else kept[None])[:, list(nodes)]
     return gdn.absorb(k, log_decay, update, base.to(k).expand(len(k), *base.shape))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from instep_reference.contract.place import Place, See
 from instep_reference.contract.rounding import Blocked, Storage
 
 from .products import MULTIPLY, Operands
@@ -60,6 +61,16 @@ def stored(
 def by_a_unit(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """x moved within a unit of its own last place: what stands where nothing narrower is stored was rounded as well."""
     return x * (1 + torch.finfo(x.dtype).eps * (2 * _chance(x, generator) - 1))
+
+
+def aside(hook: See) -> See:
+    """The hook with its own operations as torch makes them, and at once: rounding and copying a place moves no sum."""
+
+    def called(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        with torch._C.DisableTorchFunction():
+            return hook(place, tensor)
+
+    return called
 
 
 def _chance(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

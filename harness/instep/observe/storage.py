@@ -49,7 +49,7 @@ def rounded(x: torch.Tensor, storage: Storage, state: State | None = None) -> to
     What is read out of tiles is at least fp32.
     """
     if not isinstance(storage, Blocked):
-        return x.to(storage).to(x.dtype)
+        return x if x.dtype == storage else x.to(storage).to(x.dtype)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if storage.seed is None or state is None:
         return _in_tiles(wide, storage, lambda units, scaled: units.round())  # ties go to even numbers of units

@@ -6,8 +6,9 @@ Leaves out: which tensors, and when.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Any, TypeVar, cast
 
 import torch
@@ -16,6 +17,7 @@ from .digests import bits
 
 T = TypeVar("T")
 Moved = Callable[[torch.Tensor], torch.Tensor]
+Bring = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 INDEX = (torch.bool, torch.int32, torch.int64)
 POOLS = ("pool", "kept")  # fields and arguments that are memory; all other whole numbers of a call are indices
@@ -26,54 +28,84 @@ def is_away(tensor: torch.Tensor) -> bool:
 
 
 def brought(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors on the host: those of a device by one copy per device and width; those of the host as they are."""
+    """The tensors on the host: those of a device by one copy per device; those of the host as they are."""
     found, together = list(tensors), defaultdict[object, list[int]](list)
     for number, tensor in enumerate(tensors):
         if is_away(tensor):
-            together[tensor.device, tensor.element_size()].append(number)
+            together[tensor.device].append(number)
     for numbers in together.values():
-        lines = [bits(tensors[number]).reshape(-1) for number in numbers]
+        numbers.sort(key=lambda number: -tensors[number].element_size())  # so that each begins at a multiple of its own
+        lines = [in_line(tensors[number]) for number in numbers]
         parts = torch.split(torch.cat(lines).cpu(), [len(line) for line in lines])
         for number, part in zip(numbers, parts, strict=True):
             found[number] = part.view(tensors[number].dtype).view(tensors[number].shape)
     return found
 
 
+def in_line(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes, in one line: a view, if they stand in one; else a copy."""
+    # The stride of an axis of one element may be any number, also where memory is in one piece.
+    return bits(tensor.contiguous()).as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def on_host(value: T) -> T:
     """The same answers or states, in mappings and dataclasses of their own, with every tensor on the host."""
-    return _all_brought(value, lambda tensor: True, ())
+    return _all_brought(value, lambda tensor: True, (), brought)
 
 
-def indices_on_host(value: T) -> T:
+def indices_on_host(value: T, how: Bring = brought) -> T:
     """What an op is called with; its indices, which rules read one by one, on the host. Pools stay where they are."""
-    return _all_brought(value, lambda tensor: tensor.dtype in INDEX, POOLS)
+    return _all_brought(value, is_index, POOLS, how)
 
 
-def _all_brought(value: T, asked: Callable[[torch.Tensor], bool], but: Iterable[str]) -> T:
-    away = dict[int, torch.Tensor]()
-
-    def noted(tensor: torch.Tensor) -> torch.Tensor:
-        if is_away(tensor) and asked(tensor):
-            away[id(tensor)] = tensor
-        return tensor
-
-    copied = _with(value, noted, but)
-    if not away:
-        return copied
-    moved = dict(zip(away, brought([*away.values()]), strict=True))
-    return _with(copied, lambda tensor: moved.get(id(tensor), tensor), but)
+def is_index(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in INDEX
 
 
-def _with(value: T, moved: Moved, but: Iterable[str]) -> T:
+def bare(value: T) -> T:
+    """What an op is called with; where numbers stand that are neither indices nor memory, their shapes alone."""
+    return with_others(value, lambda x: x if is_index(x) else torch.empty_like(x, device="meta"), POOLS)
+
+
+def _all_brought(value: T, asked: Callable[[torch.Tensor], bool], but: Collection[str], how: Bring) -> T:
+    away = {id(tensor): tensor for tensor in _tensors(value, but) if is_away(tensor) and asked(tensor)}
+    moved = dict(zip(away, how([*away.values()]) if away else (), strict=True))
+    return with_others(value, lambda tensor: moved.get(id(tensor), tensor), but)
+
+
+def _tensors(value: Any, but: Collection[str]) -> Iterator[torch.Tensor]:
+    """Those that `with_others` asks for."""
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    inner: Iterable[Any] = ()
+    if isinstance(value, dict):
+        inner = (one for key, one in value.items() if key not in but)
+    elif names := _names(cast(Any, type(value))):
+        inner = (getattr(value, name) for name in names if name not in but)
+    elif isinstance(value, tuple) and but:
+        inner = value
+    for one in inner:
+        yield from _tensors(one, but)
+
+
+def with_others(value: T, moved: Moved, but: Collection[str]) -> T:
     """The value with other tensors, but for what is called so."""
     if isinstance(value, torch.Tensor):
         return cast(T, moved(value))
     if isinstance(value, dict):  # no other mapping: roots that are read when somebody asks stay so
-        return cast(T, {key: inner if key in but else _with(inner, moved, but) for key, inner in value.items()})
-    if is_dataclass(value) and not isinstance(value, type):
-        inside: dict[str, Any] = {each.name: getattr(value, each.name) for each in fields(value)}
-        return cast(T, replace(value, **_with(inside, moved, but)))
+        return cast(T, {key: inner if key in but else with_others(inner, moved, but) for key, inner in value.items()})
+    if names := _names(cast(Any, type(value))):
+        inside: dict[str, Any] = {
+            name: with_others(getattr(value, name), moved, but) for name in names if name not in but}
+        return cast(T, replace(cast(Any, value), **inside))
     if isinstance(value, tuple) and but:  # parts, and rows with names
-        several = [_with(inner, moved, but) for inner in value]
+        several = [with_others(inner, moved, but) for inner in value]
         return cast(T, type(value)(*several) if hasattr(value, "_fields") else tuple(several))
     return value
+
+
+@cache
+def _names(of: Any) -> tuple[str, ...]:
+    """The fields of a dataclass; of any other type none."""
+    return tuple(field.name for field in fields(of)) if is_dataclass(of) else ()

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import torch
 
 from instep_reference.contract.engine import Engine, Watched
-from instep_reference.contract.place import See, unseen
+from instep_reference.contract.place import Place, See, unseen
 
 from ..observe.activations import Activations
 from ..observe.observers import Answered, OnHost, States, Within
-from ..observe.reorder import Reordered
+from ..observe.reorder import Reordered, aside
 from ..observe.routes import Routes
 from ..player import Observer, Player
 from .guard import Checked, GuardedEngine, Materialized
@@ -46,7 +46,11 @@ class Participant(Player):
         within = Within(self.arithmetic, answered)
         looking = [*([self.states] if asked else []), self.activations, OnHost(), Materialized(), within]
         super().__init__(name, engine, [*looking, *closest])
-        engine.watch(lambda place, tensor: self.activations(place, first(place, tensor)))
+        self._first = first
+        engine.watch(aside(self._seen) if isinstance(self.arithmetic, Reordered) else self._seen)
+
+    def _seen(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        return self.activations(place, self._first(place, tensor))
 
     def rankings(self) -> list[torch.Tensor]:
         """The experts that rows chose in the event that was just served, router by router."""

@@ -26,6 +26,7 @@ from ..fuzz.coverage import Coverage
 from ..fuzz.example import Diverged, Example
 from ..observe.context import EventContext
 from ..replay.replay import Outcome
+from ..shelf import EVENTS, LAYERS, closed
 from ..trace.header import Model
 from ..verdict import Comparison, Skipped, Tier
 from .kept import Found, Session, Soaked
@@ -107,9 +108,10 @@ class Soak:
         example = Example(plan, header, sparing(self.soaked.every), self.soaked.every)
         turns, self._begins = Turns(self, example, data), [0]
         try:
-            for _ in range(STRETCHES):
-                self._stretch(turns, plan.num_steps)
-                self._begins.append(len(example.events))
+            with closed(EVENTS, LAYERS):  # no event comes twice
+                for _ in range(STRETCHES):
+                    self._stretch(turns, plan.num_steps)
+                    self._begins.append(len(example.events))
         except Diverged:
             self._keep(example)
 

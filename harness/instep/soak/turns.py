@@ -27,6 +27,7 @@ T = TypeVar("T")
 MOST_SAVED = 12  # copies per set of engines, for memory is to stay flat; where prefixes are tracked a stretch ends them
 TRIES = 1000  # of one draw; half of all succeed at worst
 ROUNDS = 2  # of three turns so many are a round, where one is legal
+MAKES_ROOM = ("preempt", "abort", "finish", "evict", "offload")  # what a scheduler does when something finds no room
 
 
 class Seeded:
@@ -50,7 +51,7 @@ class Turns(Machine):
 
     def __init__(self, host: Host, example: Example, data: Seeded) -> None:
         super().__init__(host)
-        self.example, self._data = example, data
+        self.example, self._data, self._full = example, data, False
         self._named = {rule.function.__name__: rule for rule in self.rules}
 
     def enter_some(self) -> None:
@@ -59,6 +60,11 @@ class Turns(Machine):
             self._do(draw.admit, self._data)
 
     def turn(self) -> None:
+        """Where an event was refused, the next one makes room: else the same would be refused many times on end."""
+        full, self._full = self._full, False
+        if full and (kinds := [kind for kind in MAKES_ROOM if self._may(kind)]):
+            self._do(draw.UPKEEP[self._data.draw(st.sampled_from(kinds))], self._data)
+            return
         enabled = sorted(
             name for name, rule in self._named.items() if all(holds(self) for holds in rule.preconditions)
         )
@@ -77,6 +83,11 @@ class Turns(Machine):
         if table.num_steps != num_steps:
             self.host.serve(self.example, SetNumSteps(num_steps))
         self.host.serve(self.example, draw.idle(self._data.draw, self.example.rules, ()))
+
+    def _do(self, drawer: draw.Drawer, data: Seeded) -> bool:
+        served = super()._do(drawer, data)
+        self._full = not served
+        return served
 
     def _may(self, kind: str) -> bool:
         assert self.example is not None

@@ -14,6 +14,7 @@ import torch
 
 from instep_reference.contract.place import AFTER_LAYERS
 
+from ..transfer.to_device import ints
 from . import Memory
 from .units import Block, Copied, Units, tensors
 
@@ -145,5 +146,5 @@ def _copy(
 def _places(memory: Memory, request: str, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Page and offset of every position, on the pools' device."""
     locations = memory.pages.locations(request, 0, length)
-    at = torch.tensor(locations, dtype=torch.int64, device=memory.device)
+    at = ints(locations, memory.device)
     return at // memory.pages.size, at % memory.pages.size

@@ -1,6 +1,7 @@
 """The recurrence of prompts: `gdn` with chunks, whole sequences that begin from a state in their slot.
 
-Truth is fp64 in blocks, which is as right as token by token there. The yardstick rounds operands as the kernel declares
+Every arm reads rows in the bits in which a model hands them over. Truth is fp64 in blocks, which is as right as token
+by token there, from rows that were not rounded for that. The yardstick rounds operands as the kernel declares
 (`Ops.products`, and for a peer bf16 in blocks of 64). Leaves out: norms, gates and conv before it.
 """
 
@@ -19,7 +20,7 @@ from ..base import TO, Arm, At, Cell, Ground, Kind, Size
 from ..grid import HEADS
 from ..peers import arms as peers
 from ..right import first, off
-from ..rows import Rows, in_blocks, on, part, states, true_rows
+from ..rows import Rows, handed_over, in_blocks, on, part, states, true_rows
 
 SEQUENCES = {
     "tiny": ((1, 70), (2, 33)), "default": ((1, 2048), (1, 8192), (8, 2048), (1, 32768)),
@@ -42,8 +43,9 @@ def make(ground: Ground, at: At) -> Cell:
     slots = list(range(at["sequences"], 0, -1))
     parts = [part(ground, "chunk", slots, at["tokens"], states(ground, config, at["sequences"] + 1, torch.float32))
              for _ in range(layers)]  # fmt: skip
-    own: dict[str, GdnInputs] = {name: rows.inputs(ops) for name, ops in ground.sets.items()}
-    given = next(iter(own.values()))
+    wide: dict[str, GdnInputs] = {name: rows.inputs(ops) for name, ops in ground.sets.items()}
+    own = {name: handed_over(ops, wide[name], (parts[0],), ground.dtype) for name, ops in ground.sets.items()}
+    given = next(iter(wide.values()))
     state = 4.0 * at["sequences"] * at["heads"] * config.key_dim * config.value_dim
     core = count * at["heads"] * config.value_dim * ground.dtype.itemsize
     read = state + sum(x.numel() for x in (given.q, given.k, given.v)) * ground.dtype.itemsize

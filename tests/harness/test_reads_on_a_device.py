@@ -1,0 +1,56 @@
+"""Host reads of a device, as torch warns of them: those of the subject are noted, those of the harness are not.
+
+Leaves out: a device. What torch says is said here in its words. On a CPU a trap stands for it (`test_watching.py`).
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from instep.observe.reads import Reads
+
+MODE = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
+
+
+def wait() -> None:
+    warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=1)
+
+
+@pytest.fixture
+def modes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the mode was set to."""
+    told = list[int]()
+
+    def mode(number: int) -> None:
+        told.append(number)
+        warnings.warn(MODE, UserWarning, stacklevel=1)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", mode)
+    return told
+
+
+def test_what_the_harness_reads_is_not_the_subjects(modes: list[int]) -> None:
+    reads = Reads(torch.device("cuda"))
+    shown = warnings.showwarning
+    with pytest.warns(UserWarning, match="something else") as given, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        with reads:
+            wait()
+            with reads.paused():
+                wait()
+                with reads.paused():
+                    wait()
+                wait()
+            warnings.warn("something else", UserWarning, stacklevel=1)
+            with reads.inside("pick"):
+                wait()
+    assert len(reads.found) == 2 and all("test_reads_on_a_device line" in read.reader for read in reads.found)
+    assert len(given) == 1, "what is said of something else is said once more, to whoever is there"
+    assert modes == [1, 0], "torch warns whenever it is set"
+    assert warnings.showwarning is shown
+    with pytest.warns(UserWarning, match="synchronizing"):
+        wait()
+    assert len(reads.found) == 2

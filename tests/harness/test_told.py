@@ -1,0 +1,103 @@
+"""What calls of an event are told: brought once, and judged again by what they were really given.
+
+Leaves out: a device. Here every tensor counts as one of a device.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+
+from instep.observe import to_host, told
+from instep.observe.calls import Calls
+from instep.observe.told import Told
+from instep_optimized.ops.contracts import before
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tensors were brought, each time that a device was asked."""
+    times, real = list[int](), to_host.brought
+
+    def brought(tensors: Any) -> Any:
+        times.extend([len(tensors)] if tensors else [])
+        return real(tensors)
+
+    monkeypatch.setattr(to_host, "is_away", lambda tensor: True)
+    monkeypatch.setattr(told, "brought", brought)
+    return times
+
+
+def given(index: torch.Tensor, rows: torch.Tensor, **more: torch.Tensor) -> dict[str, Any]:
+    return {"x": rows, "index": index, **more}
+
+
+def test_an_index_is_brought_once_and_numbers_stay(asked: list[int]) -> None:
+    calls, index, rows = Told(), torch.tensor([2, 0]), torch.ones(3, 4)
+    first = calls.of(0, given(index, rows))
+    second = calls.of(1, given(index, rows))
+    assert first["x"] is second["x"] is rows and first["index"] is second["index"] is not index
+    assert first["index"].tolist() == [2, 0] and asked == [1]
+    calls.of(2, given(index[:1], rows, further=torch.tensor([5], dtype=torch.int32)))
+    assert asked == [1, 2], "another view is another index"
+    assert calls.otherwise() == {}
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_what_was_written_between_two_calls_is_told_behind_the_event(strided: bool) -> None:
+    pool = torch.arange(6).reshape(3, 2)
+    index = pool[:, 0] if strided else pool[0]
+    calls, rows, flag = Told(), torch.ones(3, 4), torch.tensor([True, False])
+    right = index.tolist()
+    calls.of(0, given(index, rows, flag=flag))
+    index[0] = 7
+    flag[1] = True
+    late = torch.tensor([9])
+    told_then = calls.of(1, given(index, rows, flag=flag, late=late))
+    assert told_then["index"].tolist() == right and told_then["late"].tolist() == [9]
+    index[0], late[0] = 8, 1
+    calls.of(2, given(index, rows))
+    (one, first), (two, second) = sorted(calls.otherwise().items())
+    assert (one, two) == (1, 2) and first["index"].tolist() == [7, *right[1:]]
+    assert first["flag"].tolist() == [True, True] and first["late"].tolist() == [9]
+    assert first["x"].is_meta and first["x"].shape == rows.shape and second["index"].tolist() == [8, *right[1:]]
+
+
+class Reads:
+    """Stands for a device's: nothing is trapped."""
+
+    cuda = True
+
+    def paused(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def inside(self, op: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+@pytest.mark.parametrize("spoiled", [None, 1, 2])
+def test_a_later_call_is_judged_by_what_it_was_given(spoiled: int | None, asked: list[int]) -> None:
+    """An index that is written between two calls of an event, so that it points behind the rows."""
+    reads: Any = Reads()
+    calls, index, rows = Calls(True, MappingProxyType({}), reads), torch.tensor([2, 0]), torch.ones(3, 4)
+
+    def select(*, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return x[index.clamp(max=len(x) - 1)]
+
+    select.__module__ = "instep_optimized.ops"
+    op = calls.wrapper("select", select)
+    calls.begin(())
+    for number in range(3):
+        if number == spoiled:
+            index[1] = 3
+        op(x=rows, index=index)
+    calls.end()
+    log = calls.take()
+    wrong = 0 if spoiled is None else 3 - spoiled
+    (clause,) = before("select", given(torch.tensor([2, 3]), rows))
+    assert [broken.clause for broken in log["broken"]] == [clause] * wrong and log["calls"] == 3
+    assert asked == [1], "behind the event the device is asked once more, for all calls together"
