@@ -24,6 +24,7 @@ from ..memory.pool import Demand
 from ..memory.units import Copied
 from ..ops.base import GdnInputs, Ops
 from ..ops.placing import RingPlan
+from ..transfer.to_device import sent
 from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, Which, printed
 from .marks import Marks
 
@@ -125,7 +126,7 @@ class Rerun:
         if not length or self._marks.of(slot) == length:  # nothing is pending: the slot holds the state itself
             return {layer: state.taken(slot, length=length) for layer, state in self._states.items()}
         # Some tokens are pending: a launch of no rows, in which only the pending tokens run, into scratch memory.
-        slots, before = (self._marks.at.new_tensor([number]) for number in (slot, length))
+        slots, before = sent([[slot], [length]], self._marks.at.device)
         none = slots.new_zeros(1)
         plan = self._absorbed(ops, slots, before, none, most=0)
         return {layer: self._folded(ops, layer, slots, before, none, plan) for layer in self._states}

@@ -22,8 +22,6 @@ from .runtime import INTERPRETED, ceil_div, explicit, launch, power_of_2, tile
 staged, chunks, windows = map(explicit, ("attend_staged", "attend_chunk_staged", "attend_parts_staged"))
 
 SMALLEST_DOT, LOG2_E = 16, 1.4426950408889634
-ROWS_JOINED = tile(1, 128)  # per program of the joining kernel
-UNROLLED, ALONE_UNROLLED = tile(8, 1), tile(2, 1)  # groups per step of it: stored joined, or as parts
 LISTED = 32  # requests, at least: fewer do not make another compiled kernel
 RESIDENT = tile(8, 1)  # programs per multiprocessor that walk the list of parts; fewer run at a time
 SCRATCH = 2**28  # bytes of what is not joined yet, if one tile of rows fits; more rows wait for their turn
@@ -35,23 +33,24 @@ class Division(NamedTuple):
     window  a request of at most so many rows is read in parts, and so is every tree
     part    positions of a part: fixed, so that a row's bits do not depend on how the work is divided
     group   parts that are joined before the groups are
-    many    tiles, from which on a program reads a group of parts and stores it joined
+    few     items of one part, up to which a program stores each part alone; of more it stores groups, joined
     """
 
     window: int
     part: int
     group: int
-    many: int
+    few: int
 
 
-COMPILED = Division(16, 128, 8, 64)
-WINDOW, PART, GROUP, MANY = Division(12, 32, 2, 4) if INTERPRETED else COMPILED
+COMPILED = Division(16, 128, 8, 264)
+WINDOW, PART, GROUP, FEW = Division(12, 32, 2, 16) if INTERPRETED else COMPILED
 
 
 class Unjoined(NamedTuple):
-    """What is not joined yet. each: parts in a unit; most: units of a request; room: of all; at_once: rows of each."""
+    """What is not joined yet. few: parts that all requests may have if each is stored alone; most: parts of a request;
+    room: units of all; at_once: rows of each."""
 
-    each: int
+    few: int
     most: int
     room: int
     at_once: int
@@ -69,17 +68,15 @@ def unjoined(
     mapped: positions that a request may have;  pooled: those of the pool. No page is of two requests. So together they
     have no more whole units than the pool, and a broken one each.
     """
+
+    def units(positions: int) -> int:
+        return min(requests * ceil_div(mapped, positions), ceil_div(pooled, positions) + requests)
+
+    few = min(of.few // (kv_heads * ceil_div(most, tokens)), units(of.part))
+    room = max(few, units(of.part * of.group))
     row = 4 * heads * (width + 2)  # bytes of one row's parts
-
-    def units(positions: int) -> tuple[int, int]:
-        its = ceil_div(mapped, positions)
-        return its, min(requests * its, ceil_div(pooled, positions) + requests)
-
-    each = of.group if requests * kv_heads * ceil_div(most, tokens) >= of.many else 1
-    if units(of.part)[1] * most * row > SCRATCH:
-        each = of.group
-    its, room = units(of.part * each)
-    return Unjoined(each, its, room, min(most, max(SCRATCH // max(room * row, 1) // tokens, 1) * tokens))
+    at_once = max(SCRATCH // max(room * row, 1) // tokens, 1) * tokens
+    return Unjoined(few, ceil_div(mapped, of.part), room, min(most, at_once))
 
 
 class Shape(NamedTuple):
@@ -91,6 +88,18 @@ class Shape(NamedTuple):
     stages: int
     registers: int | None = None
 
+
+class Join(NamedTuple):
+    """Of the joining kernel. rows: of a program; alone: groups of parts that are loaded together."""
+
+    rows: int
+    warps: int
+    alone: int
+
+
+JOINS = 264  # rows, up to which registers are there for more loads under way
+FEW_JOINED = Join(tile(1, 128), 4, tile(3, 1))
+MANY_JOINED = Join(tile(1, 128), 2, 1)
 
 # By the bytes of an element; others are as the last.
 CHUNK = {2: Shape(128, 64, 8, 2), 4: Shape(16, 32, 8, 2)}
@@ -142,20 +151,18 @@ def scratch(
 ) -> int:
     """The bytes of what is not joined yet, at the most: for requests that fill pools of just their positions.
 
-    element: bytes of an activation;  nodes: of the largest window. One layer runs at a time, and all share them. Fewer
-    requests, or fewer rows of each, may take more than all: below `many` tiles no parts are stored joined.
+    element: bytes of an activation;  nodes: of the largest window. One layer runs at a time, and all share them.
     """
     mapped, heads, most = ceil_div(positions, page_size) * page_size, config.heads, max(of.window, nodes)
     _, tokens = height(PARTS.get(element, PARTS[4]), heads // config.kv_heads)
 
-    def taken(some: int, rows: int) -> int:
-        found = unjoined(some, mapped, requests * mapped + page_size, rows, tokens, heads, config.kv_heads,
+    def taken(rows: int) -> int:
+        found = unjoined(requests, mapped, requests * mapped + page_size, rows, tokens, heads, config.kv_heads,
                          config.head_dim, of)  # fmt: skip
         least = SCRATCH if found.at_once < rows else 0  # rows wait: fewer requests may fill what is given
         return max(found.bytes(heads, config.head_dim), least)
 
-    few = [taken(some, rows) for some in range(1, min(requests, of.many)) for rows in range(1, most + 1)]
-    return max(few + [taken(requests, rows) for rows in range(1, most + 1)])
+    return max(taken(rows) for rows in range(1, most + 1))
 
 
 @cache
@@ -222,34 +229,36 @@ class Call(NamedTuple):
         requests, kv_heads, most = pages.begin.numel(), pages.keys.shape[2], min(pages.most, max(WINDOW, pages.nodes))
         rows, tokens = self.height(shape)
         (pooled, size), mapped = pages.keys.shape[:2], pages.table.shape[1]
-        each, most_units, room, at_once = unjoined(
+        few, most_parts, room, at_once = unjoined(
             requests, mapped * size, pooled * size, most, tokens, heads, kv_heads, width,
-            Division(WINDOW, part, GROUP, MANY))
-        unit = part * each
+            Division(WINDOW, part, GROUP, FEW))
         means = self.query.new_empty((room, at_once, heads, width), dtype=torch.float32)
         sums = self.query.new_empty((room, at_once, heads, 2), dtype=torch.float32)
         tiles = ceil_div(at_once, tokens if pages.ancestors is None else 1)
         listed = max(power_of_2(requests), LISTED)
         fit = pages.ancestors is None and listed <= 128 and self.staged(rows, shape, PARTS_STAGED)
-        items = requests * most_units * kv_heads * (ceil_div(tiles, 2) if fit else tiles)
+        items = requests * most_parts * kv_heads * (ceil_div(tiles, 2) if fit else tiles)
         programs = max(min(multiprocessors(self.query.device) * (1 if fit else RESIDENT), items), 1)
+        beside = self.beside[:-3]  # without what the joining kernel writes
         for skipped in range(0, most, at_once):
-            counts = (self.query.shape[0], means, sums, at_once, skipped, room, requests, kv_heads, tokens)
+            counts = (means, sums, at_once, skipped, few, room, requests, kv_heads, tokens)
             if fit:
-                launch(windows.read_parts_staged, (programs,), *self.queries, *fit[0], *self.beside, *counts,
-                       PT=part, EACH=each, BT=listed, **fit[1])  # fmt: skip
+                launch(windows.read_parts_staged, (programs,), *self.queries, *fit[0], *beside, *counts,
+                       PT=part, GROUP=GROUP, BT=listed, **fit[1])  # fmt: skip
             else:
                 launch(
-                    read_parts, (programs,), *self.queries, *self.pools, *self.beside, *counts,
-                    MT=rows, NT=shape.positions, PT=part, EACH=each, BT=listed, ORDERED=INTERPRETED,
+                    read_parts, (programs,), *self.queries, *self.pools, *beside, *counts,
+                    MT=rows, NT=shape.positions, PT=part, GROUP=GROUP, BT=listed, ORDERED=INTERPRETED,
                     warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
                 )  # fmt: skip
+            join = FEW_JOINED if at_once * heads * requests <= JOINS else MANY_JOINED
+            blocks = max(requests * ceil_div(at_once * heads, join.rows), 1)
             launch(
-                join_parts, (ceil_div(at_once * heads, ROWS_JOINED), requests),
+                join_parts, (blocks,),
                 self.attended, *self.attended.stride()[:2], means, sums, *self.placed,
-                at_once, skipped, room, requests, heads, width,
-                RT=ROWS_JOINED, DT=self.constants["DT"], PT=unit, BT=listed, GROUP=GROUP // each,
-                UNROLLED=ALONE_UNROLLED if each == 1 else UNROLLED, warps=2,
+                at_once, skipped, few, room, requests, heads, width, self.query.shape[0],
+                RT=join.rows, DT=self.constants["DT"], PT=part, GROUP=GROUP, BT=listed, ALONE=join.alone,
+                warps=join.warps,
             )  # fmt: skip
 
 

@@ -9,18 +9,16 @@ are the same. Leaves out: which program reads which positions (`attend_chunk_sta
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..layout import Pages
 from .layouts import TensorDescriptor, along, barrier, fence_async_shared, load_box, mbarrier, seen_as
+from .runtime import hopper
 
 WIDTH = 256  # of a head: others were not measured
 ALL_REGISTERS = 504  # of a thread of each of the three groups together
-READERS = gl.constexpr(2)  # groups of warps
 BOX = gl.constexpr(64)  # numbers of a row that are copied at a time where a page has fewer positions than a step
 
 
@@ -46,12 +44,6 @@ def fitted(
     return (tuple(boxes), constants) if len(boxes) == len(pools) else None
 
 
-@cache
-def hopper(device: torch.device) -> bool:
-    """Only these have products of four warps together, and copies of boxes."""
-    return torch.cuda.get_device_capability(device)[0] == 9
-
-
 def _boxes(pool: torch.Tensor, positions: int) -> TensorDescriptor | None:
     """What a GPU needs to copy boxes of a pool  ->  None if its pages or strides do not permit it"""
     pages, size, heads, width = pool.shape
@@ -66,7 +58,7 @@ def _boxes(pool: torch.Tensor, positions: int) -> TensorDescriptor | None:
 
 
 @gluon.jit
-def places(DTYPE: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr):
+def places(DTYPE: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr, READERS: gl.constexpr):
     """Shared memory for STAGES steps  ->  keys, values; for both what says that a place is full, and that it is free
 
     The last one says that values were copied of which some must be cleared.

@@ -8,6 +8,8 @@ Leaves out: the precise form (`chunk.py`), which 32-bit activations take, and th
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -22,6 +24,7 @@ from .state import state_before, store_state
 from .tiles import ROWS, beside
 
 TOKENS = 64  # per block
+LOG2E = tl.constexpr(math.log2(math.e))
 SOLVED = tl.constexpr(16)  # tokens of a triangular block that is inverted by substitution
 VALUES = 32  # columns of V per program that carries the state
 # Twice as many from so many programs on, one per multiprocessor of an H100. It is a constant, so that tiles follow from
@@ -120,22 +123,26 @@ def _prepare(
         tl.store(q16 + place, queries)
         tl.store(k16 + place, keys)
     # Running sums in fp64 lose no digit of their differences that fp32 has: a difference of two of them is the sum of
-    # the log decays between two tokens. It is at most 0, so no decay is above 1.
+    # the log decays between two tokens. As two fp32 numbers, one below the other, they keep nearly all of it. Neither
+    # rises from a token to the next while the first stays, so no difference is above 0 and no decay above 1.
     forget = tl.load(log_decay + (start + i) * log_decay_row + head * log_decay_head, mask=live, other=0.0)  # [C]
-    total = tl.cumsum(forget.to(tl.float64), axis=0)  # [C]
-    until = tl.sum(forget.to(tl.float64), axis=0) - total
+    forget = forget.to(tl.float64) * LOG2E
+    total = tl.cumsum(forget, axis=0)  # [C]
+    until = tl.sum(forget, axis=0) - total
+    high = total.to(tl.float32)
+    low = (total - high.to(tl.float64)).to(tl.float32)
     write = tl.load(beta + (start + i) * beta_row + head * beta_head, mask=live, other=0.0)  # [C]
-    tl.store(gates + at * 3 * C + i, tl.exp(total.to(tl.float32)))
-    tl.store(gates + at * 3 * C + C + i, tl.exp(tl.minimum(until.to(tl.float32), 0.0)))
+    tl.store(gates + at * 3 * C + i, tl.exp2(high))
+    tl.store(gates + at * 3 * C + C + i, tl.exp2(tl.minimum(until.to(tl.float32), 0.0)))
     tl.store(gates + at * 3 * C + 2 * C + i, write)
-    decay = tl.exp(tl.minimum((total[None, :] - total[:, None]).to(tl.float32), 0.0))  # [C, C]
+    over = high[None, :] - high[:, None] + (low[None, :] - low[:, None])  # [C, C]
+    decay = tl.exp2(tl.where(i[None, :] >= i[:, None], over, float("-inf")))  # [C, C]
 
     tile = at * C * C + i[None, :] * C + i[:, None]
-    later, not_earlier = i[None, :] > i[:, None], i[None, :] >= i[:, None]  # [C, C]
-    seen = dot(keys, tl.trans(queries), WIDEN, False)  # [C, C]
-    tl.store(mixed + tile, tl.where(not_earlier, seen * decay, 0.0).to(tl.bfloat16))
+    seen = dot(keys, tl.trans(queries), WIDEN, False) * decay  # [C, C]
+    tl.store(mixed + tile, seen.to(tl.bfloat16))
     overlap = dot(keys, tl.trans(keys), WIDEN, False) * decay * write[None, :]  # [C, C]
-    overlap = tl.where(later, overlap, 0.0)
+    overlap = tl.where(i[None, :] > i[:, None], overlap, 0.0)
     inverse = _substituted(overlap, lower + at * C * SOLVED, C)
     for level in tl.static_range(2):  # 16 to 32, 32 to 64
         # (I + A0 + A1)^-1 = X - X A1 X, where X = (I + A0)^-1, A0 is two triangles and A1 the square below them
@@ -147,18 +154,22 @@ def _prepare(
 
 @triton.jit
 def _substituted(overlap, lower, C: tl.constexpr):
-    """overlap [C, C] as [j, i]  ->  (I + A0)^-1 [C, C], A0 the triangles of SOLVED tokens, by forward substitution."""
+    """overlap [C, C] as [j, i]  ->  (I + A0)^-1 [C, C], A0 the triangles of SOLVED tokens, by forward substitution.
+
+    A step takes what one token wrote out of all that follow it: every number is changed by itself, so no sum has an
+    order that a compiler chooses.
+    """
     j, n, b = tl.arange(0, C), tl.arange(0, SOLVED), tl.arange(0, C // SOLVED)
     tl.store(
-        lower + j[None, :] * SOLVED + j[:, None] % SOLVED, overlap,
+        lower + j[:, None] * SOLVED + j[None, :] % SOLVED, overlap,
         mask=j[:, None] // SOLVED == j[None, :] // SOLVED,
     )  # fmt: skip
     tl.debug_barrier()  # every program has rows of its own, and reads them in another layout
     found = tl.where((j % SOLVED)[:, None] == n[None, :], 1.0, 0.0)  # [C, SOLVED]: i within its triangle
-    for step in range(1, SOLVED):  # column i of the inverse from the columns before it
-        ahead = tl.load(lower + (j // SOLVED * SOLVED + step)[:, None] * SOLVED + n[None, :])  # [C, SOLVED]
-        new = tl.sum(found * ahead, axis=1)  # [C]
-        found = tl.where(n[None, :] == step, found - new[:, None], found)
+    for step in range(SOLVED - 1):
+        behind = tl.load(lower + (j // SOLVED * SOLVED + step)[:, None] * SOLVED + n[None, :])  # [C, SOLVED]
+        new = tl.sum(tl.where(n[None, :] == step, found, 0.0), axis=1)  # [C]
+        found = tl.fma(tl.broadcast_to(-new[:, None], found.shape), behind, found)
     spread = tl.where((j // SOLVED)[:, None, None] == b[None, :, None], found[:, None, :], 0.0)
     return tl.reshape(spread, (C, C))
 

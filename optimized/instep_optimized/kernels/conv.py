@@ -20,7 +20,7 @@ from ..ops.fused import fuses
 from .address import flat
 from .cover import ROWS as CLEARED
 from .cover import beyond, clear, result, rows_of
-from .inputs import clear_inputs, consume, gdn_inputs, results
+from .inputs import clear_inputs, consume, gdn_inputs, made, results
 from .runtime import ceil_div, launch, power_of_2, tile
 from .walk import MANY, WARPS, conv_walk
 from .walk import ROWS as WALKED
@@ -43,20 +43,30 @@ def conv_inputs(
     *, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], a: torch.Tensor, b: torch.Tensor,
     A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, to: tuple[Place, ...],
 ) -> GdnInputs:  # fmt: skip
-    """`ConvInputs` of the seam: a program of the conv has the channels of one head, so it norms them at once.
+    """`ConvInputs` of the seam."""
+    found = results(x, key_heads, key_dim, len(A_log))
+    consumed(found, x, weight, parts, (a, b, A_log, dt_bias), to[0])
+    return found
+
+
+def consumed(
+    found: GdnInputs, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], rule: tuple[torch.Tensor, ...],
+    to: Place,
+) -> None:  # fmt: skip
+    """Write `found`, each tensor in its dtype. A program of the conv has the channels of one head, so it norms them.
 
     Where heads do not fit into a tile, and where there are several parts of a batch, conv and inputs serve.
+    rule: a, b, A_log and dt_bias;  to: the place of mixed
     """
-    found = results(x, key_heads, key_dim, len(A_log))
+    a, b, A_log, dt_bias = rule
+    key_heads, key_dim = found.q.shape[1:]
     fits = len(parts) == 1 and len(parts[0].begin) and key_dim <= _tiles(parts[0], *weight.shape)[2]
     if not fits or not found.v.shape[2] == key_dim == power_of_2(key_dim):
-        mixed = conv(x=x, weight=weight, parts=parts, to=to[0])
-        return gdn_inputs(mixed=mixed, a=a, b=b, A_log=A_log, dt_bias=dt_bias, key_heads=key_heads, key_dim=key_dim,
-                          to=to[1:])  # fmt: skip
+        made(found, conv(x=x, weight=weight, parts=parts, to=to), *rule)
+        return
     assert a.stride(1) == b.stride(1) == 1, "rows are contiguous"
     gates = a, a.stride(0), b, b.stride(0), A_log, dt_bias
     _over(x, weight, parts, len(x), None, (*gates, *found, key_heads, len(A_log), key_dim**-0.5), key_dim)
-    return found
 
 
 def _over(

@@ -24,6 +24,16 @@ def wait():
 
 
 @triton.jit
+def wait_before_product():
+    """`wait`; the next launch comes at once. A product copies weights until this launch ends, and waits then.
+
+    It may come before this launch waited: whoever waits for this one also waits for all that this one waits for.
+    """
+    gdc_launch_dependents()
+    gdc_wait()
+
+
+@triton.jit
 def wait_alone():
     """`wait`; the next launch does not come before this one ends."""
     gdc_wait()

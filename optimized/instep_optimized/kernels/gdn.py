@@ -1,6 +1,7 @@
 """The `gdn` op: each part of a packed batch by the kernel of its form.
 
-Leaves out: the kernels (`chunk.py`, `blocks.py`, `window.py`, and `staged.py`, which is the latter's where it fits).
+Leaves out: the kernels (`chunk.py`, `blocks.py`, `window.py`; `blocks_staged.py` and `staged.py` serve for the last two
+where they fit).
 """
 
 from __future__ import annotations
@@ -18,17 +19,23 @@ from .chunk import chunk
 from .runtime import explicit
 from .window import window
 
-staged = explicit("staged")
+staged, blocks_staged = explicit("staged"), explicit("blocks_staged")
 
 
 def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
     """`Gdn` of the seam. Prefill multiplies in bf16 where activations have 16 bits."""
-    return _served(inputs, parts, dtype, blocks if dtype.itemsize == 2 else chunk)
+    return _served(inputs, parts, dtype, _blocks if dtype.itemsize == 2 else chunk)
 
 
 def precise_gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
     """`Gdn` of the seam. Every product is fp32, whatever the activations."""
     return _served(inputs, parts, dtype, chunk)
+
+
+def _blocks(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
+    """The staged kernels where they fit. Both give the same bits."""
+    fits = blocks_staged is not None and blocks_staged.fits(inputs, part, core)
+    (blocks_staged.blocks_staged if fits else blocks)(inputs, part, core)
 
 
 def windows(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> None:

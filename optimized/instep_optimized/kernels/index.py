@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from ..ops.placing import RowPlacement
+from .early import wait
 from .runtime import ceil_div, launch, power_of_2, tile
 
 REQUESTS = 64  # requests that every row compares itself with in one step
@@ -73,9 +74,11 @@ def shift(*, tokens: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, beh
 def _place(
     slots, begin, count, length, length_step, table, table_row, table_column, width, page_size, shift,
     depth, depth_step, lead, positions, locations, before, kept, last, rows, requests,
-    RT: tl.constexpr, CT: tl.constexpr,
+    RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """RT packed rows, and as many requests. depth: for nodes of trees; None: Triton leaves it out. Grid (tiles)."""
+    if EARLY:
+        wait()
     lane = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     # As request `lane`.
     asked = lane < requests
@@ -119,8 +122,10 @@ def _place(
 @triton.jit
 def _choose(
     own, own_row, own_column, forced, forced_row, forced_column, out, rows, width,
-    RT: tl.constexpr, CT: tl.constexpr,
+    RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        wait()
     row = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     at = tl.arange(0, CT)
     inside = (row < rows)[:, None] & (at < width)[None, :]
@@ -130,7 +135,9 @@ def _choose(
 
 
 @triton.jit
-def _advance(length, length_step, slots, by, requests, RT: tl.constexpr):
+def _advance(length, length_step, slots, by, requests, RT: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        wait()
     request = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     slot = tl.load(slots + request, mask=request < requests, other=-1)
     at = length + slot * length_step
@@ -139,8 +146,10 @@ def _advance(length, length_step, slots, by, requests, RT: tl.constexpr):
 
 
 @triton.jit
-def _shift(tokens, begin, count, behind, out, rows, requests, RT: tl.constexpr, CT: tl.constexpr):
+def _shift(tokens, begin, count, behind, out, rows, requests, RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr):
     """RT packed rows, each found in at most one request. Grid (tiles)."""
+    if EARLY:
+        wait()
     lane = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     inner = tl.zeros((RT,), tl.int64)  # 1: the next row belongs to the same request; 0: it does not
     ended = tl.zeros((RT,), tl.int64)  # for the last row of a request: the token behind it

@@ -20,6 +20,7 @@ from .early import wait
 from .runtime import ceil_div, launch, power_of_2, tile
 
 L2_EPS = tl.constexpr(1e-6)  # added to the sum of squares, inside the root
+WIDE = (torch.float32,) * 5  # as the seam gives q, k, v, log_decay and beta
 STEPS = tl.constexpr(12)  # of a sum of pairs: as many as the widest head may need
 
 
@@ -28,25 +29,34 @@ def gdn_inputs(
     key_heads: int, key_dim: int, to: tuple[Place, ...],
 ) -> GdnInputs:  # fmt: skip
     """`MakeGdnInputs` of the seam. Computed once per token here, so that no program of the rule has to do it again."""
+    found = results(mixed, key_heads, key_dim, len(A_log))
+    made(found, mixed, a, b, A_log, dt_bias)
+    return found
+
+
+def results(
+    mixed: torch.Tensor, key_heads: int, key_dim: int, heads: int, dtypes: tuple[torch.dtype, ...] = WIDE
+) -> GdnInputs:
+    """Memory for what is made of rows [q | k | v]."""
+    rows, channels = mixed.shape
+    keys, values = (key_heads, key_dim), (heads, (channels - 2 * key_heads * key_dim) // heads)
+    shapes = keys, keys, values, (heads,), (heads,)
+    return GdnInputs(*(
+        mixed.new_empty(rows, *shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)
+    ))  # fmt: skip
+
+
+def made(
+    found: GdnInputs, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor
+) -> None:
+    """Write `found`, each tensor in its dtype: a store rounds to nearest."""
     assert mixed.stride(1) == a.stride(1) == b.stride(1) == 1, "rows are contiguous"
-    rows, heads = a.shape
-    found = results(mixed, key_heads, key_dim, heads)
-    width, tall = found.v.shape[2], tile(8, 64)
+    (rows, heads), (key_heads, key_dim), width, tall = a.shape, found.q.shape[1:], found.v.shape[2], tile(8, 64)
     launch(
         _gdn_inputs, (ceil_div(rows * heads, tall), 3), mixed, mixed.stride(0), a, a.stride(0), b, b.stride(0),
         A_log, dt_bias, *found, rows, key_heads, key_dim, heads, width, key_dim**-0.5,
         RT=tall, CT=power_of_2(max(key_dim, width)),
     )  # fmt: skip
-    return found
-
-
-def results(mixed: torch.Tensor, key_heads: int, key_dim: int, heads: int) -> GdnInputs:
-    """Memory for what is made of rows [q | k | v]."""
-    rows, channels = mixed.shape
-    keys, values = (key_heads, key_dim), (heads, (channels - 2 * key_heads * key_dim) // heads)
-    return GdnInputs(*(
-        mixed.new_empty(rows, *shape, dtype=torch.float32) for shape in (keys, keys, values, (heads,), (heads,))
-    ))  # fmt: skip
 
 
 @triton.jit

@@ -18,14 +18,17 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared 
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier as mbarrier
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma as warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_init as warpgroup_mma_init
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents as gdc_launch_dependents
 from triton.language.extra.cuda import gdc_wait as gdc_wait
 
-# Three functions and a method have other names in newer versions of Triton (3.9) than in older ones (3.6).
+# Four functions and a method have other names in newer versions of Triton (3.9) than in older ones (3.6).
 begin_copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+stored = tma.store_wait  # until shared memory has been read
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 NEWER = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 
@@ -96,6 +99,12 @@ def gates(lanes, size: gl.constexpr):
     """A number per lane, put where every thread can read each  ->  memory whose index is a tensor [1]"""
     memory = gl.allocate_shared_memory(gl.float32, [size], gl.SwizzledSharedLayout(1, 1, 1, [0]), lanes)
     return seen_as(memory, [size, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def into_cache(places):
+    """Ask for the lines at these places, into the cache that all multiprocessors share. Nothing waits for them."""
+    gl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], gl.int32, False, 1)
 
 
 @gluon.jit

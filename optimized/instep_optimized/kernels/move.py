@@ -19,6 +19,7 @@ import triton.language as tl
 
 from ..layout import Address
 from ..ops.fused import Moved, fuses
+from .early import wait
 from .runtime import ceil_div, launch, power_of_2, tile
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -69,11 +70,14 @@ def _moved(source: Address, target: Address, layers: int = 1, steps: Sequence[in
     sizes = [*(1 for _ in pad), *(shape[axis] for axis in order)]  # always AXES axes: missing ones have size 1, step 0
     elements = math.prod(shape)
     block = min(power_of_2(elements), tile(ELEMENTS, 1 << 16))
+    whole = [math.prod(sizes[axis + 1 :]) for axis in range(AXES)]  # steps of a unit without gaps
+    steps_of = ([*pad, *(side[axis] for axis in order)] for side in (near, far))
+    flat = all(size == 1 or one == two == step for size, one, two, step in zip(sizes, *steps_of, whole, strict=True))
     launch(
         _move, (ceil_div(elements, block), source.units.numel(), layers),
         *_leading(source), *pad, *(near[axis] for axis in order), steps[0],
         *_leading(target), *pad, *(far[axis] for axis in order), steps[1],
-        elements, sizes[1], sizes[2], BLOCK=block,
+        elements, sizes[1], sizes[2], FLAT=flat, BLOCK=block,
     )  # fmt: skip
 
 
@@ -103,9 +107,11 @@ def _move(
     source, source_units, source_columns, source_unit, source_column, source_0, source_1, source_2, source_layer,
     target, target_units, target_columns, target_unit, target_column, target_0, target_1, target_2, target_layer,
     elements, size_1, size_2,
-    BLOCK: tl.constexpr,
+    FLAT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK elements of one unit of one layer. Grid (blocks, B, layers)."""
+    """BLOCK elements of one unit of one layer. FLAT: they lie side by side on both sides. Grid (blocks, B, layers)."""
+    if EARLY:
+        wait()
     layer = tl.program_id(2).to(tl.int64)
     request = tl.program_id(1)
     here, there = tl.load(source_units + request), tl.load(target_units + request)
@@ -115,17 +121,22 @@ def _move(
     i, j, k = at // size_2 // size_1, at // size_2 % size_1, at % size_2
     near = source + layer * source_layer + here * source_unit + tl.load(source_columns + request) * source_column
     far = target + layer * target_layer + there * target_unit + tl.load(target_columns + request) * target_column
-    bits = tl.load(near + i * source_0 + j * source_1 + k * source_2, mask=at < elements)
-    tl.store(far + i * target_0 + j * target_1 + k * target_2, bits, mask=at < elements)
+    if FLAT:
+        tl.store(far + at, tl.load(near + at, mask=at < elements), mask=at < elements)
+    else:
+        bits = tl.load(near + i * source_0 + j * source_1 + k * source_2, mask=at < elements)
+        tl.store(far + i * target_0 + j * target_1 + k * target_2, bits, mask=at < elements)
 
 
 @triton.jit
 def _move_rows(
     pool, pool_unit, pool_entry, pool_0, pool_1, pool_2, entries,
     source, source_row, source_column, target, target_row, target_column, width, elements, size_1, size_2,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK elements of the entries of one request, one entry after the other. Grid (blocks, B)."""
+    if EARLY:
+        wait()
     request = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inner = at // size_2 // size_1 * pool_0 + at // size_2 % size_1 * pool_1 + at % size_2 * pool_2

@@ -17,7 +17,7 @@ import triton.language as tl
 from instep_reference.contract.place import Place
 
 from ..ops.fused import AddNorm, fuses
-from .early import wait
+from .early import wait_before_product
 from .pointwise import add
 from .runtime import ceil_div, launch, power_of_2, tile
 
@@ -79,7 +79,7 @@ def _norm(
     inside = (row < rows)[:, None] & (at < width)[None, :]
     scale = 1.0 + tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
     if EARLY:
-        wait()
+        wait_before_product()
     value = tl.load(x + row[:, None] * x_row + at[None, :], mask=inside, other=0.0).to(tl.float32)
     if y is not None:
         value += tl.load(y + row[:, None] * y_row + at[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -102,7 +102,7 @@ def _gated_norm(
     inside = (pair < rows)[:, None] & (at < width)[None, :]
     scale = tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
     if EARLY:
-        wait()
+        wait_before_product()
     value = tl.load(core + (row * core_row + head * core_head)[:, None] + at[None, :], mask=inside, other=0.0)
     gate = tl.load(z + (row * z_row + head * z_head)[:, None] + at[None, :], mask=inside, other=0.0).to(tl.float32)
     value = value.to(tl.float32)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from ..ops.placing import RingPlan
+from .early import wait
 from .runtime import ceil_div, launch, tile
 
 REQUESTS = 64  # per program
@@ -37,9 +38,11 @@ def plan_ring(
 def _ring(
     slots, before, count, settled, settled_step, begin, pending, keep, settle, after,
     size, limit, spare, requests,
-    RT: tl.constexpr,
+    RT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """RT requests. A mark may hold anything, so the pending count made of it is clamped first. Grid (tiles)."""
+    if EARLY:
+        wait()
     request = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     asked = request < requests
     slot = tl.load(slots + request, mask=asked, other=-1)

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from instep_reference.contract.place import Place
 
-from .early import wait
+from .early import wait, wait_before_product
 from .runtime import ceil_div, launch, tile
 
 ELEMENTS = 1024  # per program on a GPU
@@ -67,7 +67,7 @@ def _output_gate(
     x, x_row, x_head, gate, gate_row, gate_head, heads, width, out, elements, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):
     if EARLY:
-        wait()
+        wait_before_product()
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     # The result is contiguous and the gate is not: it is every second block of `projected`.
     inside, row, head, column = at < elements, at // (heads * width), at // width % heads, at % width

@@ -51,7 +51,7 @@ def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor
     """`LmHead` of the seam: operands as stored, fp32 logits. On a GPU no fp32 copy of the weight is made."""
     if x.dtype == torch.float32:
         return x @ weight.t()
-    if fits(x, weight):
+    if fits(x, weight, head=True):
         return product(x, weight, dtype=torch.float32)
     if x.is_cuda:
         return torch.mm(x, weight.t(), out_dtype=torch.float32)
@@ -61,6 +61,6 @@ def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor
 @fuses(lm_head=lm_head, pick=pick)
 def head_pick(*, x: torch.Tensor, weight: torch.Tensor, to: tuple[Place, Place]) -> torch.Tensor:
     """`HeadPick` of the seam: of few rows no logit leaves the program that made it."""
-    if fits(x, weight):
+    if fits(x, weight, head=True):
         return joined(*largest(x, weight))
     return pick(logits=lm_head(x=x, weight=weight, to=to[0]), to=to[1])

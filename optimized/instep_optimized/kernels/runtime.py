@@ -191,6 +191,12 @@ def launches_early(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@cache
+def hopper(device: torch.device) -> bool:
+    """Only these have products of four warps together, and copies of boxes."""
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
 def versions() -> dict[str, str]:
     """What runs the kernels here: versions, device, interpreted or native. For reports, results and baselines."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

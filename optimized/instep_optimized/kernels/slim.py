@@ -1,7 +1,8 @@
 """Products of few rows with weights of 16 bits: as fast as the weights come. One kernel, also for gate and up at once.
 
-A program has all of a sum: K runs in steps, in order, operands as stored, in fp32. Leaves out: many rows, and sizes at
-which the library is as fast (`products.py`); 32-bit activations.
+A program has all of a sum: K runs in steps, in order, operands as stored, in fp32. On Hopper some sizes have explicit
+layouts (`slim_staged.py`). Leaves out: many rows, and sizes at which the library is as fast (`products.py`); 32-bit
+activations.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -9,13 +10,16 @@ which the library is as fast (`products.py`); 32-bit activations.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from .dot import dot
 from .early import wait_alone
-from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
+from .runtime import INTERPRETED, ceil_div, explicit, launch, power_of_2, tile
 from .window import fetch
 
 SMALLEST_DOT = 16
@@ -29,18 +33,37 @@ SHAPES: dict[tuple[int, bool], tuple[tuple[int, Shape], ...]] = {
     (32, False): ((65536, TALL), (10240, LONG | {"stages": 3})), (32, True): ((0, TALL),),
     (128, False): ((10240, MANY),), (128, True): ((0, {"NT": 32, "KT": 128, "warps": 8, "stages": 4}),),
 }  # fmt: skip
+# With explicit layouts, likewise (`slim_staged.product`), where results are not wider than operands.
+ALONE: Shape = {"NT": 64, "KT": 128, "STEPS": 9, "warps": 4, "programs": 132}  # on its multiprocessor
+BESIDE: Shape = ALONE | {"STEPS": 4, "programs": 264}  # two on one
+STAGED: dict[tuple[int, bool], tuple[tuple[int, Shape], ...]] = {
+    (16, False): ((8192, BESIDE), (4096, ALONE)), (16, True): ((4096, ALONE | {"NT": 32}),),
+    (32, False): ((8192, BESIDE), (4096, ALONE)), (32, True): ((4096, ALONE | {"NT": 32}),),
+    (128, False): ((12288, {"NT": 128, "KT": 64, "STEPS": 6, "warps": 8, "programs": 132}),),
+}  # fmt: skip
+
+staged = explicit("slim_staged")
 
 
-def shape_for(rows: int, columns: int, gated: bool) -> Shape | None:
+def shape_for(rows: int, columns: int, gated: bool, of: Mapping[Any, Any] = SHAPES) -> Shape | None:
     """The shape of a launch; None where the library is as fast."""
-    known = SHAPES.get((max(power_of_2(rows), SMALLEST_DOT), gated), ()) if rows else ()
+    known = of.get((max(power_of_2(rows), SMALLEST_DOT), gated), ()) if rows else ()
     return next((shape for least, shape in known if columns >= least), None)
 
 
-def fits(x: torch.Tensor, weight: torch.Tensor, gated: bool = False) -> bool:
-    """Whether `product` is meant for these."""
+def fits(x: torch.Tensor, weight: torch.Tensor, gated: bool = False, head: bool = False) -> bool:
+    """Whether `product` is meant for these. head: whether with fp32 results, and `largest`."""
     narrow = x.is_cuda and x.dtype == weight.dtype and x.dtype.itemsize == 2 and x.stride(1) == weight.stride(1) == 1
-    return narrow and shape_for(len(x), len(weight) // (1 + gated), gated) is not None
+    if not narrow:
+        return False
+    columns = len(weight) // (1 + gated)
+    return shape_for(len(x), columns, gated) is not None or (not head and _ahead(x, weight, gated) is not None)
+
+
+def _ahead(x: torch.Tensor, weight: torch.Tensor, gated: bool) -> Shape | None:
+    """The shape of a launch with explicit layouts; None where it does not fit."""
+    shape = shape_for(len(x), len(weight) // (1 + gated), gated, STAGED)
+    return None if shape is None or staged is None or not staged.fits(x, weight) else shape
 
 
 def product(
@@ -49,7 +72,11 @@ def product(
     """x [M, K], weight [N, K] -> x weight^T [M, N] in `dtype`, None: x's own. gated: of weight's first half and its
     second, silu(a) * b [M, N/2], a and b as they are summed."""
     out = x.new_empty(len(x), len(weight) // (1 + gated), dtype=dtype or x.dtype)
-    _launched(x, weight, gated, out)
+    ahead = _ahead(x, weight, gated) if dtype is None else None
+    if ahead is None:
+        _launched(x, weight, gated, out)
+    else:
+        staged.product(x, weight, gated, out, ahead | {"MT": max(power_of_2(len(x)), SMALLEST_DOT)})
     return out
 
 

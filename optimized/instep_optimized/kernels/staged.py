@@ -30,6 +30,7 @@ from .layouts import (
     gates,
     gdc_launch_dependents,
     gdc_wait,
+    into_cache,
     over_k,
     over_rows,
     place,
@@ -42,6 +43,7 @@ from .window import KEY_PIECE, packed_rows, ring_of, rows_of
 # Each lane has 4 numbers of a key at least. Of a narrower key the compiler gives it fewer in `window`, which sums in
 # another order; a wider one takes more registers than the shapes below have.
 WIDTH = 128
+LINE = gl.constexpr(32)  # numbers of a line of the cache
 TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one token
 # On a GPU (LOG.md): rows of V that a thread holds, warps, registers; and how many rows of V there are at least, in all
 # heads and requests together, where this is used. The bits depend on none of them.
@@ -78,7 +80,7 @@ def staged(
         _staged_window, (values // rows_of(held, warps, keys), heads, requests), *packed_rows(inputs, core),
         part.begin, part.count, part.fresh,
         *held_at(part.read), *held_at(part.store), *held_at(part.settled), *held_at(part.per_row), *kept,
-        heads // inputs.k.shape[1], look,
+        heads // inputs.k.shape[1], look, len(part.read.pool),
         VR=held, KT=keys, KI=KEY_PIECE, KEPT=power_of_2(ring.size) if ring is not None else 1,
         MOST=power_of_2(part.most), warps=warps, registers=registers,
     )  # fmt: skip
@@ -111,7 +113,7 @@ def _staged_window(
     ring_k, ring_k_unit, ring_k_entry, ring_k_head, ring_decay, ring_decay_unit, ring_decay_entry, ring_decay_head,
     ring_u, ring_u_unit, ring_u_entry, ring_u_head,
     ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_u_size,
-    group, look, VR: gl.constexpr, KT: gl.constexpr, KI: gl.constexpr, KEPT: gl.constexpr, MOST: gl.constexpr,
+    group, look, units, VR: gl.constexpr, KT: gl.constexpr, KI: gl.constexpr, KEPT: gl.constexpr, MOST: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
     """One program: one request, one value head, VL * VR rows of V. Grid (V tiles, HV, B).
@@ -133,6 +135,14 @@ def _staged_window(
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [W], [0])  # [tokens]
 
     if EARLY:  # what is before the wait may run while the launch before this one still does
+        if read_columns is None and MOST > 1:  # a decode is slower with it, from 8 requests on
+            # Where the state stands may not be said yet. Nothing of it is read here, and any unit of the pool will do.
+            said = gl.load(read_units + gl.program_id(2), cache_modifier=".cg")
+            ahead = read + gl.minimum(gl.maximum(said, 0), units - 1) * read_unit
+            ahead += gl.program_id(1).to(gl.int64) * read_h
+            lines = gl.arange(0, VL * VR * KT // LINE, LANES)
+            line_v, line_k = gl.program_id(0) * VL * VR + lines // (KT // LINE), lines % (KT // LINE) * LINE
+            into_cache(ahead + line_v * read_v + line_k)
         gdc_wait()
         gdc_launch_dependents()
     request, stripe, head = gl.program_id(2), gl.program_id(0), gl.program_id(1).to(gl.int64)

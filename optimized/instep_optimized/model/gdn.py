@@ -15,7 +15,7 @@ from instep_reference.contract.place import Place
 from .. import weights as w
 from ..commit.pair import BoundPair
 from ..ops.base import Ops
-from ..ops.fused import conv_inputs, linears
+from ..ops.fused import linears, prefill_gdn
 from .mlp import Half
 from .residual import Residual
 
@@ -51,12 +51,11 @@ class GdnLayer:
         windows = bound.conv(self.layer)
         parts = bound.state(self.layer)  # the states themselves are read and written in memory, where the parts say
         if ops.fused_gdn is None:
-            inputs = conv_inputs(
-                ops, x=qkv, weight=weights.conv, parts=windows, a=a, b=b, A_log=weights.A_log, dt_bias=weights.dt_bias,
-                key_heads=config.key_heads, key_dim=config.key_dim,
-                to=tuple(map(at, ("mixed", "q", "k", "v", "log_decay", "beta"))),
-            )  # q, k [N, H, K], v [N, HV, V], log_decay, beta [N, HV]
-            core = ops.gdn(inputs=inputs, parts=parts, dtype=x.dtype, to=at("core"))  # [N, HV, V]
+            core = prefill_gdn(
+                ops, x=qkv, weight=weights.conv, windows=windows, a=a, b=b, A_log=weights.A_log,
+                dt_bias=weights.dt_bias, key_heads=config.key_heads, key_dim=config.key_dim, parts=parts, dtype=x.dtype,
+                to=tuple(map(at, ("mixed", "q", "k", "v", "log_decay", "beta", "core"))),
+            )  # [N, HV, V]; on its way q, k [N, H, K], v [N, HV, V], log_decay, beta [N, HV]
         else:
             core = ops.fused_gdn(
                 mixed=ops.conv(x=qkv, weight=weights.conv, parts=windows, to=at("mixed")),  # [N, C]

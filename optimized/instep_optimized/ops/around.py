@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -71,12 +72,18 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (tuple, list)):
         for inner in value:
             yield from tensors_of(inner)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from tensors_of(getattr(value, field.name))
+    elif names := _fields(value.__class__):
+        for name in names:
+            yield from tensors_of(getattr(value, name))
     elif isinstance(value, Mapping):
         for inner in value.values():
             yield from tensors_of(inner)
+
+
+@cache
+def _fields(kind: type) -> tuple[str, ...]:
+    """Their names, where it is a dataclass."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 def memory_of(tensor: torch.Tensor) -> int:

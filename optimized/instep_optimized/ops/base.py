@@ -4,6 +4,7 @@ An op set is a frozen value of keyword-only functions, swapped by `dataclasses.r
 
 Rules for every op:
   - results are new tensors; only memory (a pool) is written in place, and at most one component of it
+    (a fusion: what its parts write)
   - strides, counts and pitches are read from the tensors that are given, never computed from sizes
   - rows that no part covers, and requests whose unit is -1, give zeros; an empty batch returns at once
 
@@ -24,7 +25,7 @@ from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product, Storage
 
 from ..layout import Keeps, Pages, Part
-from .fused import ConvInputs, FusedGdn, HeadPick, KvInputs, Linears, MakeAddNorm, Moves, not_of
+from .fused import ConvInputs, FusedGdn, HeadPick, KvInputs, Linears, MakeAddNorm, Moves, PrefillGdn, not_of
 from .placing import (
     Accept,
     Advance,
@@ -56,7 +57,10 @@ class Types(NamedTuple):
 
 
 class GdnInputs(NamedTuple):
-    """q, k [N, H, K] l2-normalised (q also times K ** -0.5); v [N, HV, V]; log_decay, beta [N, HV]; all fp32."""
+    """q, k [N, H, K] l2-normalised (q also times K ** -0.5); v [N, HV, V]; log_decay, beta [N, HV]; all fp32.
+
+    Inside a `PrefillGdn`, where nobody sees them, q, k and v may be narrower.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
@@ -261,8 +265,8 @@ class Ops:
     keeps          what its rings keep of a token (`Ring`)
     captures       its ops never wait for the host, so a CUDA graph can hold them
     products       form of an op -> how its products round operands, {"gdn.chunk": Product("tf32", block=64)}; else fp32
-    add_norm, conv_inputs, head_pick, kv_inputs, linears, moves, fused_gdn: its fusions (`fused.FUSIONS`). To replace a
-                   part is to drop them
+    add_norm, conv_inputs, head_pick, kv_inputs, linears, moves, prefill_gdn, fused_gdn: its fusions
+                   (`fused.FUSIONS`). To replace a part is to drop them
     tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
     chances        its ops round by chance what is stored so (`Blocked.seed`)
     packed         its kernels take no strides: pools have neither red zones nor padding
@@ -320,6 +324,7 @@ class Ops:
     kv_inputs: KvInputs | None = None
     linears: Linears | None = None
     moves: Moves | None = None
+    prefill_gdn: PrefillGdn | None = None
     fused_gdn: FusedGdn | None = None
     tiled: bool = False
     chances: bool = False

@@ -82,7 +82,7 @@ def _own(given: dict[str, Any]) -> Iterator[str]:
 def _before(given: dict[str, Any]) -> Iterator[str]:
     """Arguments of any op. Unit 0 is reserved where requests own units; row 0 of snapshots is an ordinary row."""
     rows = _rows(given)
-    for part in given.get("parts", ()):
+    for part in (*given.get("windows", ()), *given.get("parts", ())):
         yield from _part(part, rows)
     if isinstance(given.get("pages"), Pages):
         yield from _pages(given["pages"], rows)

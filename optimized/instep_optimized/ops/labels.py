@@ -64,11 +64,17 @@ def read(x: torch.Tensor, keep: int = 1) -> torch.Tensor:
     """[*kept, ...] -> labels [*kept]: the label of an intact block; an unexpected number if any element is wrong.
 
     l = x[0];  l + sum_j (x[j] - expand(l)[j]) * (2j + 1)
+
+    Modulo 2^64 sums may be taken apart: sum_j x[j] (2j + 1) alone is taken over the elements. What expand(l) adds to
+    it is l sum_j (2j + 1) + SPREAD sum_j j (2j + 1), and nothing where l is 0.
     """
     flat = x.reshape(*x.shape[:keep], math.prod(x.shape[keep:]))
-    label, weight = flat[..., 0], _line(flat.shape[-1], 2, 1, x.device)
-    astray = flat - expand(label, flat.shape[-1])
-    return label + astray.mul_(weight).sum(dim=-1)
+    count = flat.shape[-1]
+    label, found = flat[..., 0], (flat * _line(count, 2, 1, x.device)).sum(dim=-1)
+    odd = count * count
+    by_place = count * (count - 1) * (2 * count - 1) // 3 + count * (count - 1) // 2
+    intact = label * signed(odd) + signed(SPREAD * by_place)
+    return label + found - intact.masked_fill_(label == 0, 0)
 
 
 def _line(count: int, step: int, first: int, device: torch.device) -> torch.Tensor:

@@ -114,6 +114,11 @@ def _fused_gdn(given: Given) -> Iterator[Fit]:
     yield from _parents(given, given["mixed"].shape[0])
 
 
+def _prefill_gdn(given: Given) -> Iterator[Fit]:
+    yield from _conv({**given, "parts": given["windows"]})
+    yield from _fused_gdn({**given, "mixed": given["x"]})
+
+
 def _states(given: Given, state: Shape) -> Iterator[Fit]:
     for part in given["parts"]:
         for name in ("read", "store", "per_row", "settled"):
@@ -238,7 +243,7 @@ FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
     "output_gate": _output_gate, "mlp": _mlp, "move": _move, "fused_gdn": _fused_gdn,
     "add_norm": _add_norm, "conv_inputs": _conv_inputs, "linears": _linears, "kv_inputs": _kv_inputs,
-    "moves": _moves,
+    "moves": _moves, "prefill_gdn": _prefill_gdn,
     "draw": _draw, "select_beams": _select_beams, "build_tree": _of_trees("tokens", "parents", "scores"),
 }  # fmt: skip
 
@@ -268,6 +273,7 @@ GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "select": lambda g: ((g["index"].shape[0], *g["x"].shape[1:]),),
     "gdn_inputs": _heads, "gdn": lambda g: (tuple(g["inputs"].v.shape),), "gated_norm": _like("core"),
     "fused_gdn": lambda g: _heads(g)[2:3], "conv_inputs": lambda g: _heads({**g, "mixed": g["x"]}),
+    "prefill_gdn": lambda g: _heads({**g, "mixed": g["x"]})[2:3],
     "add_norm": lambda g: (tuple(g["x"].shape),) * 2,
     "linears": lambda g: tuple((g["x"].shape[0], *shape) for shape in g["shapes"]),
     "attention_inputs": lambda g: (

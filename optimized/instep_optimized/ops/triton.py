@@ -26,6 +26,7 @@ from ..kernels.norms import add_norm, gated_norm, norm
 from ..kernels.pick import accept, pick
 from ..kernels.plan import plan_ring
 from ..kernels.pointwise import add, output_gate
+from ..kernels.prefill import prefill_gdn
 from ..kernels.products import head_pick, linear, linears, lm_head, mlp
 from ..kernels.rotary import attention_inputs, kv_inputs
 from ..kernels.rows import concat, embed, select, store_rows
@@ -102,6 +103,7 @@ TRITON = Ops(
     kv_inputs=kv_inputs,
     linears=linears,
     moves=moves,
+    prefill_gdn=prefill_gdn,
     products={
         "gdn.chunk": Product("bf16", block=TOKENS, residual=True, narrow=True),
         "lm_head": Product("ieee", narrow=True, sums="hopper"),  # the one product whose result is wider than 16 bits

@@ -18,14 +18,15 @@ from .head_pick import HeadPick, head_pick
 from .kv_inputs import KvInputs, kv_inputs
 from .linears import Linears, linears
 from .moves import Moved, Moves, moves
+from .prefill_gdn import PrefillGdn, prefill_gdn
 
 if TYPE_CHECKING:
     from ..base import Ops
 
 __all__ = [
     "FUSIONS", "AddNorm", "ConvInputs", "FusedGdn", "Fusion", "HeadPick", "KvInputs", "Linears", "MakeAddNorm",
-    "Moved", "Moves", "add_norm", "conv_inputs", "exact_of", "fuses", "head_pick", "in_parts", "inside_of",
-    "kv_inputs", "linears", "moves", "not_of", "wholes",
+    "Moved", "Moves", "PrefillGdn", "add_norm", "conv_inputs", "exact_of", "fuses", "head_pick", "in_parts",
+    "inside_of", "kv_inputs", "linears", "moves", "not_of", "prefill_gdn", "wholes",
 ]
 
 
@@ -52,6 +53,8 @@ FUSIONS: Mapping[str, Fusion] = {
     "kv_inputs": Fusion(("attention_inputs", "store_rows"), hides=frozenset({"key"})),
     "linears": Fusion(("linear",), exact=False, shares=True),
     "moves": Fusion(("move",)),
+    "prefill_gdn": Fusion(
+        ("conv", "gdn_inputs", "gdn"), hides=frozenset({"mixed", "q", "k", "v", "log_decay", "beta"})),
     "fused_gdn": Fusion(
         ("gdn_inputs", "gdn"), exact=False, hides=frozenset({"q", "k", "v", "log_decay", "beta"})),
 }  # fmt: skip

@@ -1,0 +1,146 @@
+"""Products of few rows with explicit layouts: weights are on their way while the launches before still run.
+
+A program copies rows and weights of many steps ahead by TMA, and the weights of the first ones before it waits for the
+launch that makes its rows. So the memory is not idle between two products. Columns of weights are the rows of a tile of
+the tensor cores, which has 64 at least. Each sum runs over K in order, as in `slim.py`. Leaves out: which sizes take
+this form (`slim.py`), and other GPUs than Hopper.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .layouts import (
+    TensorDescriptor,
+    along,
+    barrier,
+    fence_async_shared,
+    gdc_launch_dependents,
+    gdc_wait,
+    load_box,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+from .runtime import ceil_div, hopper, launch
+
+ALIGNED = 16  # bytes: where boxes begin, and rows
+BYTES = gl.constexpr(2)  # of a number
+
+
+def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether boxes of x [M, K] and weight [N, K], of 16 bits and with contiguous rows, can be copied."""
+    return hopper(x.device) and all(
+        one.data_ptr() % ALIGNED == one.stride(0) * one.element_size() % ALIGNED == 0 for one in (x, weight)
+    )
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, gated: bool, out: torch.Tensor, shape: dict[str, int]) -> None:
+    """`product` of `slim.py` into `out`.
+
+    shape: MT rows, NT columns and KT of K are a step; STEPS of them are copied ahead; at most so many programs
+    """
+    (rows, depth), columns = x.shape, out.shape[1]
+    tall, wide, deep = shape["MT"], shape["NT"], shape["KT"]
+    tiles = ceil_div(columns, wide)
+    launch(
+        _linear_staged, (min(tiles, shape["programs"]),), _boxes(x, tall, deep), _boxes(weight, wide, deep), out,
+        rows, columns, ceil_div(depth, deep), tiles, MT=tall, NT=wide, KT=deep, STEPS=shape["STEPS"], GATED=gated,
+        warps=shape["warps"],
+    )  # fmt: skip
+
+
+def _boxes(x: torch.Tensor, rows: int, depth: int) -> TensorDescriptor:
+    return TensorDescriptor.from_tensor(x, [rows, depth], gl.NVMMASharedLayout(128, 8 * x.element_size(), rank=2))
+
+
+@gluon.jit
+def _ask(weight, tile, full, at, work, NT: gl.constexpr, KT: gl.constexpr, BOTH: gl.constexpr, GATED: gl.constexpr):
+    """Begin to copy the weights of a step. Steps are counted through all tiles of a program; none behind the last.
+
+    BOTH: bytes of a step, with its rows
+    """
+    first, programs, steps, every, columns = work
+    live, k = at < every, (at % steps * KT).to(gl.int32)
+    column = ((first + at // steps * programs) * NT).to(gl.int32)
+    mbarrier.expect(full, BOTH, pred=live)
+    if GATED:  # the up half stands behind the gate half
+        load_box(weight, [column, k], full, tile.slice(0, NT), pred=live)
+        load_box(weight, [column + columns, k], full, tile.slice(NT, NT), pred=live)
+    else:
+        load_box(weight, [column, k], full, tile, pred=live)
+
+
+@gluon.jit
+def _ask_rows(x, tile, full, at, work, KT: gl.constexpr):
+    """The rows of a step likewise. What is behind the last row, or behind K, becomes 0."""
+    _, _, steps, every, _ = work
+    load_box(x, [0, (at % steps * KT).to(gl.int32)], full, tile, pred=at < every)
+
+
+@gluon.jit(do_not_specialize=["rows"])
+def _linear_staged(
+    x, weight, out, rows, columns, steps, tiles,
+    MT: gl.constexpr, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr,
+    EARLY: gl.constexpr,
+):  # fmt: skip
+    """All rows, and NT columns at a time. Grid: any."""
+    W: gl.constexpr = gl.num_warps()
+    DTYPE: gl.constexpr = out.dtype.element_ty
+    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    TALL: gl.constexpr = 2 * NT if GATED else NT
+    BOTH: gl.constexpr = (TALL + MT) * KT * BYTES
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, MT, 16])
+    STORED: gl.constexpr = gl.BlockedLayout([8, 1], [4, 8], [1, W], [0, 1])
+    weights = gl.allocate_shared_memory(DTYPE, [STEPS, TALL, KT], TILE)
+    given = gl.allocate_shared_memory(DTYPE, [STEPS, MT, KT], TILE)
+    full = gl.allocate_shared_memory(gl.int64, [STEPS, 1], mbarrier.MBarrierLayout())
+    for step in gl.static_range(STEPS):
+        mbarrier.init(full.index(step), count=1)
+    fence_async_shared()
+    barrier()
+
+    first, programs = gl.program_id(0), gl.num_programs(0)
+    every = (tiles - first + programs - 1) // programs * steps
+    work = (first, programs, steps, every, columns)
+    if EARLY:  # all programs run beside each other, or nearly: those of the next launch take the place of none
+        gdc_launch_dependents()
+    for step in gl.static_range(STEPS):  # weights are nobody's to write
+        _ask(weight, weights.index(step), full.index(step), step, work, NT, KT, BOTH, GATED)
+    if EARLY:
+        gdc_wait()
+    for step in gl.static_range(STEPS):
+        _ask_rows(x, given.index(step), full.index(step), step, work, KT)
+
+    at = 0
+    for tile in range(first, tiles, programs):
+        sums = warpgroup_mma_init(gl.full((TALL, MT), 0.0, gl.float32, SUMS))
+        for _ in range(steps):
+            place = at % STEPS
+            mbarrier.wait(full.index(place), at // STEPS & 1)
+            before = warpgroup_mma_wait(0, deps=[sums])
+            sums = warpgroup_mma(weights.index(place), given.index(place).permute((1, 0)), before, is_async=True)
+            barrier()  # all warps are done with the step before this one: its place is free
+            free, then = (at + STEPS - 1) % STEPS, gl.where(at > 0, at + STEPS - 1, every)  # before the first: nothing
+            _ask(weight, weights.index(free), full.index(free), then, work, NT, KT, BOTH, GATED)
+            _ask_rows(x, given.index(free), full.index(free), then, work, KT)
+            at += 1
+        total = warpgroup_mma_wait(0, deps=[sums])
+        if GATED and NT % (16 * W) == 0:  # a thread has both halves of a column
+            gate, up = gl.split(total.reshape([2, NT, MT]).permute((1, 2, 0)))
+            found = gl.convert_layout((gate / (1.0 + gl.exp(-gate)) * up).to(DTYPE), STORED)
+        elif GATED:
+            halves = gl.allocate_shared_memory(gl.float32, [TALL, MT], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]), total)
+            barrier()
+            gate, up = halves.slice(0, NT).load(STORED), halves.slice(NT, NT).load(STORED)
+            found = (gate / (1.0 + gl.exp(-gate)) * up).to(DTYPE)
+        else:
+            found = gl.convert_layout(total.to(DTYPE), STORED)
+        n, m = tile * NT + along(0, NT, STORED), along(1, MT, STORED)
+        gl.store(out + (m * columns + n), found, mask=(m < rows) & (n < columns))
