@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -208,8 +209,12 @@ def naming(name: str) -> set[str]:
     """The files of the product in which a class is defined, imported or used."""
     return {
         f"{package}/{path.relative_to(source(package))}"
-        for package in PACKAGES for path in source(package).rglob("*.py")
-        if name in path.read_text()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if name in (getattr(node, "id", None), getattr(node, "attr", None), getattr(node, "name", None))
-    }  # fmt: skip
+        for package in PACKAGES for path in source(package).rglob("*.py") if name in named(path)
+    }
+
+
+@cache
+def named(path: Path) -> frozenset[Any]:
+    """What a file names: variables, attributes, definitions and imports."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    return frozenset(getattr(node, field, None) for node in nodes for field in ("id", "attr", "name"))

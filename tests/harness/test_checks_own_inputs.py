@@ -86,7 +86,7 @@ def must_be(findings: Sequence[Comparison], kind: str, components: Collection[st
 def test_a_slip_on_one_path_of_a_16_bit_run_is_found_where_it_is_made(slip: str) -> None:
     edit, strategy, trace, kind, components = SLIPS[slip]
     with planted_here(edit):
-        told = read(TRACES / f"{trace}.jsonl") if slip in TRAINED else few_channels(trace)
+        told = read(TRACES / f"{trace}.jsonl") if slip in TRAINED else few_channels(trace, 2)
         must_be(judged("plain", told, strategy), kind, components)
 
 
@@ -99,7 +99,7 @@ def test_a_slip_of_an_interpreted_kernel_is_found_where_it_is_made() -> None:
     ("short", "rerun"), ("short", "lazy_rerun"), ("short", "snapshot"), ("rounds", "columns"),
 ])  # fmt: skip
 def test_without_a_slip_nothing_is_found_and_every_op_was_looked_at(trace: str, strategy: str) -> None:
-    verdict = Replay(few_channels(trace), Setting(dtype="bfloat16", strategy=strategy)).run().verdict
+    verdict = Replay(few_channels(trace, 2), Setting(dtype="bfloat16", strategy=strategy)).run().verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:2]
     near = {c.place.component: c for c in verdict.compared if c.check == "own_inputs"}
     alone = {"embedding", "normed", "final", "logits"}  # ops whose inputs are a boundary: judged from there

@@ -22,7 +22,7 @@ from instep_reference.contract.event_facts import kind_of
 from support.checkpoints import write
 from support.command import complaint
 from support.golden import COUNTED
-from support.traces import policy, recorded
+from support.traces import brief, policy, recorded
 
 pytestmark = pytest.mark.slow  # whole commands
 
@@ -31,17 +31,22 @@ def trace(tmp_path_factory) -> Trace:
     return recorded(tmp_path_factory.mktemp("cli"), policy(deeds=()))
 
 
+@pytest.fixture(scope="module")
+def short(tmp_path_factory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("short"), brief())
+
+
 def test_replay_prints_a_verdict_its_evidence_and_the_texts(instep, trace, golden):
     ran = instep("replay", trace.path, "--ops", "ledger")
     assert ran.code == 0, ran
     golden("replay-command", ran.out, COUNTED)
 
 
-def test_replay_runs_the_plan_of_the_header_or_what_is_named(instep, trace, tmp_path):
-    planned = instep("replay", trace.path, "--json", tmp_path / "r.json")
+def test_replay_runs_the_plan_of_the_header_or_what_is_named(instep, short, tmp_path):
+    planned = instep("replay", short.path, "--json", tmp_path / "r.json")
     runs = json.loads((tmp_path / "r.json").read_text())["runs"]
     assert planned.code == 0 and [run["ops"] for run in runs] == ["ledger", "plain"]
-    instep("replay", trace.path, "--ops", "ledger", "--until", "3", "--json", tmp_path / "r.json")
+    instep("replay", short.path, "--ops", "ledger", "--until", "3", "--json", tmp_path / "r.json")
     runs = json.loads((tmp_path / "r.json").read_text())["runs"]
     assert [(run["ops"], run["events"]) for run in runs] == [("ledger", 4)]
 

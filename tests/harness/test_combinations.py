@@ -85,6 +85,7 @@ def test_what_is_served_agrees(row: Row, trace_of: Callable[[Row], Trace]) -> No
     assert bool(shapes) == row["trees"]
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_refused_in_the_whole_product() -> None:
     ops, steps = load("plain"), POLICY.num_steps
     configs = {

@@ -14,6 +14,7 @@ from support.covering import BY_TESTS, MAIN, ON_FEW_CHANNELS, THROUGH_PLAIN, eve
 from support.few_channels import few_channels
 
 
+@pytest.mark.slow
 def test_the_traces_that_go_through_plain_meet_what_any_trace_meets() -> None:
     found = {name: met(trace) for name, trace in every_trace().items()}
     few = {name: found[name] for name in (MAIN, *THROUGH_PLAIN, *BY_TESTS)}

@@ -118,6 +118,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one_sign", [False, True])
 def test_a_head_may_add_as_declared_and_no_worse(one_sign: bool) -> None:
     generator = torch.Generator().manual_seed(2)

@@ -25,11 +25,11 @@ from support.command import complaint
 from support.few_channels import FIXTURES, few_channels
 
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults"
-SMALL = ("kept", "accepted", "short", "arriving", "drawn")
+SMALL = ("kept", "accepted", "short", "arriving", "drawn", "refused")
 
 
-def replayed(name: str, trace: str = "kept", **setting: str) -> Outcome:
-    told = few_channels(trace) if trace in SMALL else read(TRACES / f"{trace}.jsonl")
+def replayed(name: str, trace: str = "kept", layers: int = 2, **setting: str) -> Outcome:
+    told = few_channels(trace, layers) if trace in SMALL else read(TRACES / f"{trace}.jsonl")
     return Replay(told, Setting(engine=f"support.by_verbs:{name}", **setting)).run()
 
 
@@ -46,7 +46,7 @@ def test_a_right_engine_agrees_in_every_tier_that_it_shows(name):
 
 @pytest.mark.slow
 def test_an_engine_that_does_not_say_that_it_refuses_is_offered_nothing_illegal_and_the_result_says_so() -> None:
-    outcome = replayed("right", "../lifecycle/refused")
+    outcome = replayed("right", "refused")
     assert outcome.verdict.exit is Exit.AGREED
     illegal = {index for index, event in enumerate(read(outcome.trace).events) if isinstance(event, Refused)}
     told = {skip.event for skip in outcome.verdict.skipped if skip.reason == NOT_OFFERED}
@@ -129,7 +129,7 @@ def test_an_op_set_beside_an_engine_is_refused(instep):
     ("state_none", "state gave None"), ("state_some", "the contract asks for the gdn layers [0, 1, 2]"),
 ])  # fmt: skip
 def test_whatever_a_verb_does_is_the_engines_finding(name, says):
-    verdict = replayed(name).verdict
+    verdict = replayed(name, layers=4).verdict
     assert verdict.exit is Exit.DIVERGED
     assert says in verdict.findings[0].diagnosis, verdict.findings[0].diagnosis
 

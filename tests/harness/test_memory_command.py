@@ -81,10 +81,7 @@ def test_the_figure_of_tracked_prefixes_is_what_the_engine_keeps_to_the_byte(lay
 
 
 def test_the_figure_of_attention_in_parts_is_what_it_allocates(monkeypatch):
-    """The division of a GPU, and the one that is interpreted; here the bytes of the interpreted one are seen.
-
-    One request takes most where it has few rows: more of them are tiles enough to join parts before they are stored.
-    """
+    """The division of a GPU, and the one that is interpreted; here the bytes of the interpreted one are seen."""
     attention = pytest.importorskip("instep_optimized.kernels.attend")
     config, sizes = replace(narrow("qwen3.5-4b"), heads=4, kv_heads=2, head_dim=16), list[int]()
     for requests, positions in ((1, 64), (1, 160), (3, 160)):
@@ -101,9 +98,8 @@ def test_the_figure_of_attention_in_parts_is_what_it_allocates(monkeypatch):
             monkeypatch.undo()
             taken.append(sum(sizes))
             sizes.clear()
-        here = attention.Division(attention.WINDOW, attention.PART, attention.GROUP, attention.MANY)
+        here = attention.Division(attention.WINDOW, attention.PART, attention.GROUP, attention.FEW)
         asked = [load("triton").scratch(config, 4, requests, positions, PAGE_SIZE, 1, *of) for of in ((here,), ())]
-        assert (taken[0] > taken[1]) == (requests == 1)
         assert max(taken) == asked[0] and 0 < asked[1] <= attention.SCRATCH
 
 

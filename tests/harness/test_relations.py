@@ -112,20 +112,21 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """As little as the interpreter can be asked for: two requests with a prompt of one token, and a few rounds."""
+    """As little as the interpreter can be asked for: two requests with a prompt of one token, and a few rounds. Weights
+    are stored in bf16, so activations may have 16 bits."""
     arrivals = (Arrival("a", "one", max_new=3), Arrival("b", "one", arrive=1, max_new=2))
     told = policy(deeds=(), arrivals=arrivals, adaptive={"candidate_steps": [1]}, steps=(), accept=(1, 0))
     small = {"hidden_size": 16, "intermediate_size": 16, "linear_num_value_heads": 2, "num_attention_heads": 2}
-    return recorded(tmp_path_factory.mktemp("tiny"), told, **small)
+    return recorded(tmp_path_factory.mktemp("tiny"), told, dtype=torch.bfloat16, **small)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ops", "names"), [
-    ("triton", ("rejected_is_plain", "fused")), pytest.param("triton", ("slots",), marks=WHOLE),
-    ("invariant", ("alone",)),
+@pytest.mark.parametrize(("ops", "names", "dtype"), [
+    ("triton", ("rejected_is_plain", "fused"), "float32"), pytest.param("triton", ("slots",), "float32", marks=WHOLE),
+    ("triton", ("fused", "unseen"), "bfloat16"), ("invariant", ("alone",), "float32"),
 ])  # fmt: skip
-def test_kernels_agree_on_a_tiny_trace(tiny: Trace, ops: str, names: tuple[str, ...]) -> None:
-    for one in held(case(tiny, ops), relations(names)):
+def test_kernels_agree_on_a_tiny_trace(tiny: Trace, ops: str, names: tuple[str, ...], dtype: str) -> None:
+    for one in held(case(tiny, ops, dtype=dtype), relations(names)):
         assert one.verdict.exit is Exit.AGREED, one.verdict.findings[:1]
         assert ops == "triton" or {c.tier for c in one.verdict.compared} == {Tier.BITWISE}, "not a bit may differ"
 

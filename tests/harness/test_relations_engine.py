@@ -18,15 +18,15 @@ from support.command import complaint
 from support.few_channels import few_channels
 
 
-def case(name: str) -> Case:
-    trace = few_channels("kept")
+def case(name: str, layers: int = 4) -> Case:
+    trace = few_channels("kept", layers)
     return Case.of(trace, Replay(trace, Setting(engine=f"support.{name}")).plan)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["by_verbs:right", "by_verbs:keeping", "by_verbs:watching"])
 def test_a_right_engine_agrees_in_every_relation_that_has_a_meaning(name):
-    found = {one.relation.name: one for one in held(case(name), relations())}
+    found = {one.relation.name: one for one in held(case(name, 2), relations())}
     meant = {relation: one.verdict for relation, one in found.items() if one.lacks is None}
     assert set(meant) == {
         "unseen", "later_rows", "speculation_off", "alone", "schedule", "rejected_is_plain", "split"
@@ -53,13 +53,13 @@ def test_each_finds_the_engine_that_is_wrong_in_it(relation, name, component):
 
 @pytest.mark.slow
 def test_an_engine_that_shows_nothing_is_inconclusive(instep):
-    ran = instep("relations", few_channels("kept").path, "later-rows", "unseen", "--engine", "support.by_verbs:mute")
+    ran = instep("relations", few_channels("kept", 2).path, "later-rows", "unseen", "--engine", "support.by_verbs:mute")
     assert ran.code == 3 and "shows nothing of what it computed" in ran.out
 
 
 @pytest.mark.slow
 def test_the_table_says_what_was_compared_and_what_was_played_otherwise(instep, tmp_path):
-    file, trace = tmp_path / "r.json", few_channels("kept").path
+    file, trace = tmp_path / "r.json", few_channels("kept", 2).path
     ran = instep("relations", trace, "slots", "later-rows", "--engine", "support.by_verbs:no_rollback", "--json", file)
     out = " ".join(ran.out.split())
     assert ran.code == 1 and "kept [support.by_verbs:no_rollback, float32]" in out
@@ -80,7 +80,7 @@ def test_the_table_says_what_was_compared_and_what_was_played_otherwise(instep, 
     ("raises_state", 1, "asked for state, the engine raised LookupError"),
 ])  # fmt: skip
 def test_what_a_verb_raises_is_the_engines_finding(name, code, says, instep):
-    ran = instep("relations", few_channels("kept").path, "later-rows", "--engine", f"support.by_verbs:{name}")
+    ran = instep("relations", few_channels("kept", 2).path, "later-rows", "--engine", f"support.by_verbs:{name}")
     assert ran.code == code and says in " ".join(ran.out.split()), ran
 
 
@@ -91,4 +91,4 @@ def test_what_a_verb_raises_is_the_engines_finding(name, code, says, instep):
     (("--engine", "support.by_verbs:right", "--strategy", "mine:it"), "--strategy: found"),
 ])
 def test_what_is_no_engine_is_one_line(words, says, instep):
-    assert says in complaint(instep("relations", few_channels("kept").path, "alone", *words))
+    assert says in complaint(instep("relations", few_channels("kept", 2).path, "alone", *words))

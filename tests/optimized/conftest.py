@@ -6,6 +6,7 @@ Leaves out: a GPU, where the same tests run natively.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from types import CodeType
 from typing import Any
 
@@ -50,8 +51,14 @@ def _interprets(item: pytest.Function) -> bool:
     spec = getattr(item, "callspec", None)
     named = {_name(value) for value in spec.params.values()} if spec is not None else set()
     if not named & {*BY_NAME}:
-        return _mentions(item.function, set())
+        return _asks(item.function)
     return bool(named & {*INTERPRETED})
+
+
+@cache
+def _asks(function: Any) -> bool:
+    """Once for all rows of a test."""
+    return _mentions(function, set())
 
 
 def _name(value: Any) -> Any:

@@ -6,10 +6,6 @@ requests that share pages. Every body runs interpreted on a CPU, native on a GPU
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +24,7 @@ from instep_optimized.ops.base import Ops
 from instep_optimized.ops.invariant import INVARIANT
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
+from support.compiling import taken
 from support.ops_agree import agree
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -116,7 +113,7 @@ def test_bits_do_not_depend_on_how_the_work_is_divided(monkeypatch: pytest.Monke
     tree, ends = (-1, 0, 0, 1, 2, 2, 3, 4, 6), LENGTHS[-2:]
     build = seen(windows(len(tree), FP32, ends).build, len(ends) * (tree,), chains=(1,))
     wanted = TRITON.attend(**build(HERE).inputs)
-    for name, value in (("RESIDENT", 7), ("SCRATCH", 1), ("MANY", 1), ("MANY", 99)):
+    for name, value in (("RESIDENT", 7), ("SCRATCH", 1), ("FEW", 0), ("FEW", 999)):
         with monkeypatch.context() as patch:
             patch.setattr(attend_file, name, value)
             assert same_bits(TRITON.attend(**build(HERE).inputs), wanted)
@@ -142,8 +139,8 @@ def test_small_trees_beside_a_wide_one_take_no_part_that_their_pages_lack() -> N
 
 
 def test_requests_that_share_pages_beyond_the_room_are_not_read_silently() -> None:
-    """The room for parts is that of all pages, and a broken part of each request: here for 3."""
-    inputs = windows(1, FP32, (3 * PART, 3 * PART)).build(HERE).inputs
+    """The room for units is that of all pages, and a broken one of each request: here for 3."""
+    inputs = windows(1, FP32, 2 * ((2 * GROUP + 1) * PART,)).build(HERE).inputs
     pages, few = inputs["pages"], PART // SIZES["page_size"]
     pools = (Draw(6, HERE).normal(few, *pages.keys.shape[1:]) for _ in range(2))
     shared = replace(pages, **dict(zip(("keys", "values"), pools, strict=True)), table=pages.table % few)
@@ -177,7 +174,8 @@ def test_explicit_layouts_give_the_bits_of_the_others(monkeypatch: pytest.Monkey
     found = ops.attend(query=query, pages=given, to=at("attended"))
     assert launched[-2:] == ["read_parts_staged", "join_parts"] and found.isfinite().all()
     assert launched[0] == ("read_chunk" if ops is INVARIANT else "read_chunk_staged")
-    for _ in range(3):
+    for few in (0, 9999, attend_file.FEW):  # in groups, in parts, and as is
+        monkeypatch.setattr(attend_file, "FEW", few)
         assert same_bits(ops.attend(query=query, pages=given, to=at("attended")), found)
     monkeypatch.setattr(attend_file, "staged", None)
     assert same_bits(ops.attend(query=query, pages=given, to=at("attended")), found)
@@ -185,14 +183,9 @@ def test_explicit_layouts_give_the_bits_of_the_others(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(NATIVE, reason="the tests above compile them here, and any CPU can do it")
 def test_explicit_layouts_compile_for_a_gpu() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = ":".join(sys.path)
-    command = [sys.executable, "-m", "support.compiled", "attend"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [one["kernel"] for one in told] == ["read_chunk_staged", "read_parts_staged", "read_parts_staged"]
-    for one in told:
-        stack = int(one["usage"].split("STACK:")[1].split()[0])  # some numbers of a whole item; no tile is spilled
-        assert stack <= 128 and one["shared"] <= 227 * 1024, one
+    told = taken("attend")
+    assert [one.kernel for one in told] == ["read_chunk_staged", "read_parts_staged", "read_parts_staged"]
+    for one in told:  # some numbers of a whole item; no tile is spilled
+        assert one.stack <= 128 and one.shared <= 227 * 1024, one

@@ -1,6 +1,6 @@
 """A fusion is its parts: bit for bit where it says so, results and memory; and where the parts serve in its place.
 
-Leaves out: whole runs (the relations `unseen` and `fused`), and real sizes.
+Leaves out: `prefill_gdn` (`test_prefill_gdn.py`), whole runs (the relations `unseen` and `fused`), and real sizes.
 """
 
 from __future__ import annotations

@@ -208,6 +208,7 @@ def said(name: str, call: object, *given: object) -> object:
             found.numel.value)  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not runtime.INTERPRETED, reason="kernels are native")
 def test_quick_operators_say_what_those_of_triton_say() -> None:
     """Of whatever two operands: the first time, and when the short way was learnt from other numbers."""

@@ -5,6 +5,12 @@ Leaves out: which sizes take them on a GPU (`instep bench`), and the library's p
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
 import pytest
 import torch
 from torch.nn.functional import silu
@@ -13,6 +19,7 @@ from instep.kit.cases.case import BF16, Draw, at
 from instep_optimized.kernels import products, slim
 from instep_optimized.kernels.pick import pick
 from instep_optimized.kernels.slim import fits, product
+from instep_optimized.ops.triton import TRITON
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
@@ -29,6 +36,7 @@ def test_a_product_of_few_rows_is_right(
 ) -> None:
     """Rows and weights are parts of something wider, whose other numbers are NaN."""
     draw = Draw(rows, HERE)
+    monkeypatch.setattr(slim, "staged", None)
     monkeypatch.setattr(slim, "shape_for", lambda *_: {"NT": 32, "KT": 64, "warps": 4, "stages": 3})
     monkeypatch.setattr(slim, "tile", lambda native, _: native)
 
@@ -54,10 +62,12 @@ def test_a_product_of_few_rows_is_right(
 def test_a_pick_without_logits_is_the_pick_of_the_logits(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     """The lowest column on a tie, also of two tiles; a NaN, and a row of nothing else, as in `pick`."""
     draw = Draw(columns, HERE)
+    monkeypatch.setattr(slim, "staged", None)
     monkeypatch.setattr(slim, "shape_for", lambda *_: {"NT": 32, "KT": 64, "warps": 4, "stages": 3})
     monkeypatch.setattr(slim, "tile", lambda native, _: native)
-    monkeypatch.setattr(products, "fits", lambda *_: True)
-    x, weight = (draw.normal(n, 72, dtype=BF16) for n in (7, columns))
+    monkeypatch.setattr(products, "fits", lambda *_, **__: True)
+    # Whole numbers: their sums are exact, so equal columns have equal logits whatever a library does with columns.
+    x, weight = ((4 * draw.normal(n, 72)).round().to(BF16) for n in (7, columns))
     weight[columns // 2 :] = weight[: columns - columns // 2].clone()  # every largest one stands twice
     weight[5], x[3] = torch.nan, torch.nan
     found = products.head_pick(x=x, weight=weight, to=(at("logits"), at("pick")))
@@ -76,3 +86,88 @@ def test_what_it_is_not_meant_for_is_the_librarys() -> None:
     assert {size for size in sizes if slim.shape_for(*size) is None} == {
         *((rows, 512, False) for rows in (1, 32, 128)), *((rows, 4096, False) for rows in (32, 128)),
         *((33, columns, gated) for columns, gated in asked)}  # fmt: skip
+
+
+@pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
+def test_explicit_layouts_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, gated: bool
+) -> None:
+    """Also where no tile is whole, and where rows and weights stand within what is NaN otherwise; again and again."""
+    taken: list[int] = []
+    staged: Any = slim.staged
+    real = staged.product
+    monkeypatch.setattr(staged, "product", lambda x, *rest: (taken.append(len(x)), real(x, *rest)))
+    draw = Draw(5, HERE)
+
+    def view(*shape: int) -> torch.Tensor:
+        every = torch.full((shape[0] + 1, shape[1] + 8), torch.nan, dtype=dtype, device=HERE)
+        every[: shape[0], : shape[1]] = draw.normal(*shape, scale=shape[1] ** -0.25).to(dtype)
+        return every[: shape[0], : shape[1]]
+
+    sizes = ((1, 4096, 1024), (8, 12352, 512), (13, 4104, 264), (32, 9000, 4096))
+    for number, (rows, columns, depth) in enumerate(sizes):
+        x, weight = view(rows, depth), view(columns * (1 + gated), depth)
+        found = [product(x, weight, gated) for _ in range(4)]
+        assert len(taken) == 4 * (number + 1), "explicit layouts serve"
+        with monkeypatch.context() as patch:
+            patch.setattr(slim, "staged", None)
+            patch.setattr(slim, "shape_for", lambda *_: slim.LONG)
+            twin = product(x, weight, gated)
+        assert twin.isfinite().all() and all(torch.equal(one, twin) for one in found), (rows, columns, depth)
+
+
+@pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
+def test_a_product_that_begins_early_reads_the_rows_of_the_launch_before() -> None:
+    """In a graph, where launches overlap: rows, weights of two products in turn, a norm between them."""
+    draw = Draw(7, HERE)
+    weights = [draw.normal(4096, 4096, dtype=BF16, scale=4096**-0.5) for _ in range(6)]
+    start, scale = draw.normal(8, 4096, dtype=BF16), draw.normal(4096, dtype=BF16)
+
+    def chain() -> list[torch.Tensor]:
+        rows = [start]
+        for weight in weights:
+            rows.append(product(TRITON.norm(x=rows[-1], weight=scale, eps=1e-6, to=at("normed")), weight))
+        return rows
+
+    right = chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = chain()
+    for _ in range(20):
+        for one in found[1:]:
+            one.fill_(torch.nan)
+        graph.replay()
+        assert all(torch.equal(one, same) for one, same in zip(found, right, strict=True))
+
+
+def test_explicit_layouts_are_for_some_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton.experimental.gluon")
+    weight = torch.zeros(4096, 64, dtype=BF16)
+    monkeypatch.setattr(slim, "staged", _Hopper)
+    assert slim._ahead(weight[:4], weight, False) is not None and slim._ahead(weight[:4], weight, True) is None
+    assert slim._ahead(weight[:33], weight, False) is None and slim._ahead(weight[:0], weight, False) is None
+
+
+class _Hopper:
+    """What `slim_staged.fits` says where it can say it."""
+
+    @staticmethod
+    def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
+        return True
+
+
+@pytest.mark.slow
+def test_explicit_layouts_compile_for_a_gpu_without_a_spill() -> None:
+    """Two programs fit onto a multiprocessor: then one product begins beside another."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = ":".join(sys.path)
+    command = [sys.executable, "-m", "support.compiled", "products"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["kernel"] for one in told] == ["_linear_staged"] * sum(map(len, slim.STAGED.values()))
+    for one in told:
+        assert "STACK:0 " in one["usage"] and one["shared"] <= 227 * 1024, one

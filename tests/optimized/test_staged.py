@@ -5,9 +5,6 @@ Leaves out: what the right bits are (`test_exact.py`), which a GPU asks of stage
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from functools import partial
 from typing import Any
@@ -23,6 +20,7 @@ from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import Place
+from support.compiling import taken
 from support.ring_world import Turn, World, cut, stream
 
 native = pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")
@@ -68,16 +66,18 @@ def test_every_shape_of_a_launch_gives_the_same_bits(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
+def test_the_kernels_of_the_handshake_compile_for_a_gpu() -> None:
+    """Both go through the compiler's dispatch, and neither copies anything into shared memory."""
+    told = taken("handshake")
+    assert [one.kernel for one in told] == ["halves", "told"]
+    assert all(one.stack == 0 < one.shared < 256 and not one.copies for one in told), told
+
+
+@pytest.mark.slow
 def test_every_shape_compiles_for_a_gpu_without_a_spill() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = ":".join(sys.path)
-    command = [sys.executable, "-m", "support.compiled"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    told = [json.loads(line) for line in done.stdout.splitlines()]
+    told = taken()
     assert len(told) == 4
-    for one in told:
-        assert "STACK:0 " in one["usage"] and one["shared"] <= 228 * 1024 // 4 and one["copies"], one
+    assert all(one.stack == 0 and one.shared <= 228 * 1024 // 4 and one.copies for one in told), told
 
 
 @pytest.mark.filterwarnings("ignore:.*determinis")

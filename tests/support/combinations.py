@@ -72,6 +72,15 @@ def cells(row: Row, together: int = 2) -> Iterator[tuple[Cell, ...]]:
     return combinations(((name, row[name]) for name in FACTORS if name in row), together)
 
 
+def new(row: Row, name: str) -> Iterator[tuple[Cell, ...]]:
+    """The pairs of a row that one of its factors stands in."""
+    names = [each for each in FACTORS if each in row]
+    at = names.index(name)
+    for place, other in enumerate(names):
+        if place != at:
+            yield tuple((each, row[each]) for each in ((other, name) if place < at else (name, other)))
+
+
 def served(together: int = 2) -> set[tuple[Cell, ...]]:
     """All pairs (triples, ...) that stand in a row that is served."""
     found = set()
@@ -90,7 +99,8 @@ def completed(row: Row, due: Collection[tuple[Cell, ...]] = ()) -> dict[str, Any
     if not left:
         return {name: row[name] for name in FACTORS}
     tries = [{**row, left[0]: value} for value in FACTORS[left[0]]]
-    tries.sort(key=lambda one: -sum(pair in due for pair in cells(one)))
+    if due:
+        tries.sort(key=lambda one: -sum(pair in due for pair in new(one, left[0])))
     return next((found for one in tries if (found := completed(one, due)) is not None), None)
 
 

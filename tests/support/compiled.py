@@ -1,6 +1,6 @@
 """As a program: compile kernels with explicit layouts for a GPU on any machine, and print what each takes.
 
-Leaves out: what is allowed (`tests/optimized/test_staged.py`, `test_attend_parts.py`). It runs in a process of its own,
+Leaves out: what is allowed (`tests/optimized/test_staged.py` and others beside it). It runs in a process of its own,
 in which kernels are not interpreted.
 """
 
@@ -24,10 +24,13 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from instep_optimized.kernels import attend as attend_file
+from instep_optimized.kernels import blocks_staged as blocks_file
+from instep_optimized.kernels import slim as slim_file
 from instep_optimized.kernels import staged as staged_file
 from instep_optimized.layout import Address, Pages, Part, Ring, Updates
 from instep_optimized.ops.base import GdnInputs
 from instep_reference.contract.place import Place
+from support.handshake import HALF, STEPS, halves, told
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.bool: "*i1"}
@@ -37,9 +40,7 @@ H, HV, K, V = 2, 4, 128, 128
 def compiled(
     kernel: Any, grid: Any, *arguments: Any, warps: int, registers: int | None = None, **constants: Any
 ) -> None:
-    """In place of `launch`: the arguments make the signature, as Triton's own launcher would."""
-    if "stag" not in kernel.__name__:
-        return
+    """The arguments make the signature, as Triton's own launcher would."""
     signature, known, sixteen = {}, {}, {}
     values: dict[str, Any] = {"EARLY": True}
     values |= dict(zip(kernel.arg_names, arguments, strict=False)) | constants
@@ -66,9 +67,22 @@ def compiled(
     print(json.dumps({"kernel": kernel.__name__, "usage": usage, "shared": made.metadata.shared, "copies": copies}))
 
 
+def staged_alone(kernel: Any, *given: Any, **named: Any) -> None:
+    """In place of `launch`."""
+    if "stag" in kernel.__name__:
+        compiled(kernel, *given, **named)
+
+
+def handshakes() -> None:
+    """The kernels of `handshake.py`, which are for racecheck."""
+    x = torch.zeros(2 * HALF * STEPS)
+    compiled(halves, None, x, x, HALF, warps=4)
+    compiled(told, None, x, x, x.long(), HALF, STEPS, warps=4)
+
+
 def attention() -> None:
-    """Prompts, and windows whose parts are stored alone or joined, on pages of a part of a step and of whole steps."""
-    attend_file.launch = compiled  # type: ignore[assignment]
+    """Prompts, and windows of few and of many requests, on pages of a part of a step and of whole steps."""
+    attend_file.launch = staged_alone  # type: ignore[assignment]
     attend_file.staged.hopper = lambda _: True
     attend_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
     for size, requests, rows in ((16, 1, 130), (64, 40, 4)):
@@ -78,15 +92,36 @@ def attention() -> None:
         attend_file.attend(query=query, pages=pages, to=Place("trunk", 0, "attended"))
 
 
+def prompts() -> None:
+    """The delta rule of prompts, with rows in bf16 and one group of warps that carries states, and in fp32 with two."""
+    blocks_file.launch = compiled  # type: ignore[assignment]
+    pool = Address(torch.zeros(3, HV, V, K).transpose(2, 3), torch.zeros(2, dtype=torch.int64))
+    spans, fresh = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)
+    for dtype, chains in ((torch.bfloat16, 1), (torch.float32, 2)):
+        q, v, gate = torch.zeros(8, H, K, dtype=dtype), torch.zeros(8, HV, V, dtype=dtype), torch.zeros(8, HV)
+        part = Part("chunk", spans, spans, 4, pool, fresh, pool)
+        blocks_file.blocks_staged(GdnInputs(q, q, v, gate, gate), part, v.bfloat16(), chains)
+
+
+def products() -> None:
+    """Every shape of products of few rows, with columns and K that are no whole tiles."""
+    slim_file.staged.launch = compiled
+    for (rows, gated), known in slim_file.STAGED.items():
+        for _, shape in known:
+            x, weight = (torch.zeros(n, 520, dtype=torch.bfloat16) for n in (rows, 1000 * (1 + gated)))
+            slim_file.staged.product(x, weight, gated, x.new_empty(rows, 1000), shape | {"MT": rows})
+
+
 def main() -> None:
-    if sys.argv[1:] == ["attend"]:
-        attention()
+    if sys.argv[1:]:
+        forms = {"attend": attention, "handshake": handshakes, "products": products, "prompts": prompts}
+        forms[sys.argv[1]]()
         return
 
     def ints() -> torch.Tensor:
         return torch.zeros(2, dtype=torch.int64)
 
-    staged_file.launch = compiled  # type: ignore[assignment]
+    staged_file.launch = staged_alone  # type: ignore[assignment]
     q, v, gate = torch.zeros(8, H, K), torch.zeros(8, HV, V), torch.zeros(8, HV)
     pool = Address(torch.zeros(3, HV, V, K).transpose(2, 3), ints())
     kept = Updates(torch.zeros(3, 8, H, K), torch.zeros(3, 8, HV), torch.zeros(3, 8, HV, V))

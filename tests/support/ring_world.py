@@ -148,7 +148,7 @@ class World:
         if not len(rows.v):
             return
         pool = self.state.view
-        aside = World.of(self.ops, self.heads, str(pool.device), size=len(rows.v), dtype=pool.dtype, slots=2,
+        aside = World.of(self.ops, self.heads, str(pool.device), size=len(rows.v), dtype=pool.dtype, slots=2, widest=1,
                          kept=self.rings[0].view.dtype)  # fmt: skip
         aside.state.view[1] = pool[slot]
         aside.run([Turn(1, rows, settled=False)])

@@ -1,0 +1,112 @@
+"""Prefill with explicit layouts gives the bits of `blocks.py`, and compiles with next to nothing spilled.
+
+Leaves out: what the right numbers are (`test_kernels_blocks.py`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from instep.kit.cases.case import Draw
+from instep.kit.cases.pools import same_bits
+from instep_optimized.kernels.blocks import blocks
+from instep_optimized.kernels.runtime import INTERPRETED, explicit
+from instep_optimized.layout import Address, Part
+from instep_optimized.ops.base import GdnInputs
+from support.compiling import taken
+
+staged = explicit("blocks_staged")
+native = [pytest.mark.gpu, pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")]
+H, K, V = 2, 128, 128
+COUNTS, SLOTS = (130, 1, 64, 0, 65, 63, 200, 16), (3, 1, 0, 2, 5, 6, -1, 7)
+FRESH, BEHIND = 2, 70  # the request that has no state yet; rows of nobody
+Run = tuple[torch.Tensor, torch.Tensor]  # core rows, the pool
+
+
+def drawn(group: int, dtype: torch.dtype, narrow: bool) -> GdnInputs:
+    """Rows of nobody are NaN. narrow: q and k in bf16, v in 16 bits, as `dtype` says"""
+    rows, draw = sum(COUNTS) + BEHIND, Draw(group, "cuda")
+    common = draw.normal(1, H, K) * 0.5  # keys alike: what is solved is far from the identity
+    q, k = (torch.nn.functional.normalize(draw.normal(rows, H, K) + common, dim=-1).bfloat16() for _ in range(2))
+    v = draw.normal(rows, group * H, V, dtype=dtype)
+    gates = [draw.uniform(rows, group * H, low=low, high=high) for low, high in ((-0.3, -1e-4), (0.05, 1.0))]
+    for x in (q, k, v, *gates):
+        x[sum(COUNTS) :] = torch.nan
+    return GdnInputs(q, k, v, *gates) if narrow else GdnInputs(q.float(), k.float(), v.float(), *gates)
+
+
+def served(inputs: GdnInputs, dtype: torch.dtype, state: torch.dtype, chains: int | None = None) -> Run:
+    """By the staged kernels; chains = 0: by their twin."""
+    ints, heads = Draw(0, "cuda").ints, inputs.v.shape[1]
+    pool = Draw(1, "cuda").normal(9, heads, V, K, dtype=state, scale=0.1).transpose(2, 3)
+    core = torch.zeros(len(inputs.v), heads, V, dtype=dtype, device="cuda")
+    fresh = torch.tensor([i == FRESH for i in range(len(COUNTS))], device="cuda")
+    here = Address(pool, ints(SLOTS))
+    begin = ints([sum(COUNTS[:i]) for i in range(len(COUNTS))])
+    part = Part("chunk", begin, ints(COUNTS), max(COUNTS), here, fresh, here)
+    if chains == 0:
+        blocks(inputs, part, core)
+    else:
+        assert staged.fits(inputs, part, core)
+        staged.blocks_staged(inputs, part, core, chains)
+    return core, pool.mT
+
+
+@pytest.mark.parametrize("narrow", [True, False], ids=["narrow", "wide"])
+@pytest.mark.parametrize(("group", "dtype", "state"), [
+    (2, torch.bfloat16, torch.float32), (1, torch.float16, torch.float32), (3, torch.bfloat16, torch.bfloat16),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("_", [pytest.param(None, marks=native)], ids=["cuda"])
+def test_explicit_layouts_give_the_bits_of_the_others(
+    group: int, dtype: torch.dtype, state: torch.dtype, narrow: bool, _: None
+) -> None:
+    inputs = drawn(group, dtype, narrow)
+    right = served(inputs, dtype, state, 0)
+    assert not right[0].isnan().any() and right[0].any(2).any(1).sum() == sum(COUNTS) - 200  # all but the idle request
+    for chains in (1, 2, None):
+        assert all(map(same_bits, served(inputs, dtype, state, chains), right)), chains
+
+
+FAULTS = {
+    "keys behind the last row": ("prepare", "key.load(WIDE), 0.0)", "key.load(WIDE), key.load(WIDE))"),
+    "weights of the head before": ("prepare", "store_box(mixed, [own, 0]", "store_box(mixed, [own - own % 128, 0]"),
+    "a block decays as half of it": ("carry", "slice(TOKENS - 1, 1)", "slice(TOKENS // 2, 1)"),
+    "gates of another kind": ("carry", "lines.index(stage * 3 + 1).load", "lines.index(stage * 3).load"),
+    "a last block that is stored whole": ("carry", "n * TOKENS + TOKENS <= rows", "n * TOKENS <= rows"),
+}
+
+
+@pytest.mark.parametrize("fault", [pytest.param(name, marks=native) for name in FAULTS])
+def test_a_fault_in_them_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, old, new = FAULTS[fault]
+    inputs = drawn(2, torch.bfloat16, True)
+    right = served(inputs, torch.bfloat16, torch.float32, 0)
+    module = planted(f"blocks_{name}_staged", old, new, tmp_path)
+    monkeypatch.setattr(staged, f"{name}_staged", getattr(module, f"{name}_staged"))
+    assert not all(map(same_bits, served(inputs, torch.bfloat16, torch.float32, 1), right))
+
+
+def planted(name: str, old: str, new: str, folder: Path) -> ModuleType:
+    """A module of kernels with another text."""
+    path = Path(staged.__file__).with_name(f"{name}.py")
+    text = path.read_text()
+    assert text.count(old) == 1, f"{old} stands there {text.count(old)} times"
+    (folder / path.name).write_text(text.replace(old, new))
+    spec = importlib.util.spec_from_file_location(f"instep_optimized.kernels.planted_{name}", folder / path.name)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_they_compile_for_a_gpu() -> None:
+    told = taken("prompts")
+    assert [one.kernel for one in told] == ["prepare_staged", "carry_staged"] * 2
+    for one in told:  # some numbers of a whole item; no tile is spilled
+        assert one.stack <= 160 and one.shared <= 227 * 1024, one
