@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +101,23 @@ def run(
     """Every context of a run: fp64 truth, rounded, and the stand-in, stored as the engines store."""
     rounds = declared(activation, state)
 
-    def numbers(name: str, dtype: torch.dtype, see: See, arithmetic: Reordered | None = None) -> Participant:
+    def numbers(
+        name: str, dtype: torch.dtype, see: See, arithmetic: Reordered | None = None,
+        chance: torch.Generator | None = None,
+    ) -> Participant:
         weights = Weights.of(opened, dtype)
         engine = StoringEngine(weights, num_steps=POLICY.num_steps)
-        engine.stored, engine.operands = state if name != "truth" else dtype, Operands({}, weights)
+        engine.stored, engine.chance = state if name != "truth" else dtype, chance
+        engine.operands = Operands({}, weights, chance=chance)
         return Participant(name, engine, first=see, arithmetic=arithmetic)
 
+    def rounded(draw: int) -> Participant:
+        """As a replay draws it: in every draw but the first declared roundings fall by chance."""
+        generator = torch.Generator().manual_seed(draw)
+        chance = generator if draw else None
+        return numbers("rounded", wide(activation), rounding(rounds, chance), Reordered(generator), chance)
+
     truth = numbers("truth", torch.float64, unseen)
-    rounded = numbers("rounded", wide(activation), rounding(rounds), Reordered(torch.Generator().manual_seed(0)))
     subject = numbers("subject", wide(activation), reordered(rounds, seed))
     trees = any(isinstance(event, Draft) and event.parents is not None for event in events)
     told = structs.replace(POLICY, capacity=structs.replace(ROOM, num_draft_tokens=NODES if trees else None))
@@ -161,9 +171,9 @@ def first(verdict: Verdict) -> Comparison:
 
 def _contexts(
     header: Header, events: Sequence[Event], subject: Participant, truth: Participant,
-    rounded: Participant | None, stored: Mapping[str, torch.dtype] | None = None,
+    draws: Callable[[int], Participant] | None, stored: Mapping[str, torch.dtype] | None = None,
 ) -> Iterator[EventContext]:
-    rules, context = EventRules(header), None
+    rules, context, rounded = EventRules(header), None, None if draws is None else draws(0)
     for index, event in enumerate(events):
         before = rules.table.as_it_stands()
         rules.apply(event)
@@ -173,9 +183,17 @@ def _contexts(
         context = cut_down(EventContext(
             index, event, expected, side, truth.serve(event), other, UNWATCHED,
             dict(expected.slots_after), {name: list(pages) for name, pages in expected.pages_after.items()},
+            None if draws is None else cache(partial(_resampled, draws, events[:index + 1])),
             updates=True, earlier=left_by(context),
         ))  # fmt: skip
         yield context
+
+
+@torch.inference_mode()
+def _resampled(draws: Callable[[int], Participant], events: Sequence[Event], draw: int) -> Side:
+    """The rounded run from the start up to the last of these events, as another draw."""
+    rounded = draws(draw)
+    return [rounded.serve(event) for event in events][-1]
 
 
 def _stored(side: Side, rounds: Mapping[str, torch.dtype]) -> Side:
