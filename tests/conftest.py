@@ -17,7 +17,8 @@ from support.covering import left_to_the_whole
 from support.golden import CHANGED, Golden
 from support.warm import warm_copies
 
-LIBRARY = ctypes.CDLL(None)  # the C library, where this is one with `malloc_trim`
+LIBRARY = ctypes.CDLL(None)  # the C library, where this is one with `malloc_trim` and `mallopt`
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # as its malloc.h numbers them
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,6 +38,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
     return Golden(request.node, request.config.getoption("golden_anew"))
+
+
+def pytest_configure() -> None:
+    """The C library keeps what is freed: tensors come and go, and fresh pages are slow. Modules give back (below)."""
+    for option in (MMAP_THRESHOLD, TRIM_THRESHOLD) if hasattr(LIBRARY, "mallopt") else ():
+        LIBRARY.mallopt(option, 1 << 30)
 
 
 def pytest_collection_finish() -> None:

@@ -131,8 +131,8 @@ def bench(
             session.seconds = round(time.monotonic() - begun, 1)
             if keep is not None:
                 found.result().write(keep)
-            gc.collect()
-            if ground.card:
+            if ground.card:  # its memory is short, and the next cell asks for all of it
+                gc.collect()
                 torch.cuda.empty_cache()
     return found
 
