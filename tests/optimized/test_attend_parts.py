@@ -24,7 +24,6 @@ from instep_optimized.ops.base import Ops
 from instep_optimized.ops.invariant import INVARIANT
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
-from support.compiling import taken
 from support.ops_agree import agree
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -180,12 +179,3 @@ def test_explicit_layouts_give_the_bits_of_the_others(monkeypatch: pytest.Monkey
     monkeypatch.setattr(attend_file, "staged", None)
     assert same_bits(ops.attend(query=query, pages=given, to=at("attended")), found)
     assert not any("staged" in name for name in launched[-3:])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(NATIVE, reason="the tests above compile them here, and any CPU can do it")
-def test_explicit_layouts_compile_for_a_gpu() -> None:
-    told = taken("attend")
-    assert [one.kernel for one in told] == ["read_chunk_staged", "read_parts_staged", "read_parts_staged"]
-    for one in told:  # some numbers of a whole item; no tile is spilled
-        assert one.stack <= 128 and one.shared <= 227 * 1024, one

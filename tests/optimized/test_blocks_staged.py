@@ -18,7 +18,6 @@ from instep_optimized.kernels.blocks import blocks
 from instep_optimized.kernels.runtime import INTERPRETED, explicit
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import GdnInputs
-from support.compiling import taken
 
 staged = explicit("blocks_staged")
 native = [pytest.mark.gpu, pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")]
@@ -102,11 +101,3 @@ def planted(name: str, old: str, new: str, folder: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.mark.slow
-def test_they_compile_for_a_gpu() -> None:
-    told = taken("prompts")
-    assert [one.kernel for one in told] == ["prepare_staged", "carry_staged"] * 2
-    for one in told:  # some numbers of a whole item; no tile is spilled
-        assert one.stack <= 160 and one.shared <= 227 * 1024, one

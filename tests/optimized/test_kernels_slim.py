@@ -5,10 +5,6 @@ Leaves out: which sizes take them on a GPU (`instep bench`), and the library's p
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -157,17 +153,3 @@ class _Hopper:
     @staticmethod
     def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
         return True
-
-
-@pytest.mark.slow
-def test_explicit_layouts_compile_for_a_gpu_without_a_spill() -> None:
-    """Two programs fit onto a multiprocessor: then one product begins beside another."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = ":".join(sys.path)
-    command = [sys.executable, "-m", "support.compiled", "products"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [one["kernel"] for one in told] == ["_linear_staged"] * sum(map(len, slim.STAGED.values()))
-    for one in told:
-        assert "STACK:0 " in one["usage"] and one["shared"] <= 227 * 1024, one

@@ -1,7 +1,7 @@
 """As a program: compile kernels with explicit layouts for a GPU on any machine, and print what each takes.
 
-Leaves out: what is allowed (`tests/optimized/test_staged.py` and others beside it). It runs in a process of its own,
-in which kernels are not interpreted.
+Leaves out: what is allowed (`tests/optimized/test_compiled.py`). It runs in a process of its own, in which kernels are
+not interpreted. Its arguments are names of `FORMS`; without any it compiles all of them.
 """
 
 # ruff: noqa: E402 (what is imported asks for the device)
@@ -112,11 +112,8 @@ def products() -> None:
             slim_file.staged.product(x, weight, gated, x.new_empty(rows, 1000), shape | {"MT": rows})
 
 
-def main() -> None:
-    if sys.argv[1:]:
-        forms = {"attend": attention, "handshake": handshakes, "products": products, "prompts": prompts}
-        forms[sys.argv[1]]()
-        return
+def windows() -> None:
+    """Every shape of a launch over windows and over decodes of one token."""
 
     def ints() -> torch.Tensor:
         return torch.zeros(2, dtype=torch.int64)
@@ -134,5 +131,9 @@ def main() -> None:
             staged_file.staged(inputs, part, core, tuple(shape))  # type: ignore[arg-type]
 
 
+FORMS = {"attend": attention, "handshake": handshakes, "products": products, "prompts": prompts, "windows": windows}
+
 if __name__ == "__main__":
-    main()
+    for form in sys.argv[1:] or FORMS:
+        print(json.dumps({"form": form}))
+        FORMS[form]()

@@ -1,0 +1,82 @@
+"""Kernels with explicit layouts compile for a GPU, spill no tile, and fit into a multiprocessor's shared memory.
+
+Leaves out: their bits, which their own tests compare where a GPU is. Any machine can compile them: no GPU is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+
+from instep_optimized.kernels import slim
+
+pytestmark = pytest.mark.slow
+
+SHARED = 227 * 1024  # bytes of shared memory that one program may have on Hopper
+
+
+@dataclass(frozen=True)
+class Taken:
+    """By a kernel: bytes of a thread's stack, where spilled numbers are; bytes of shared memory; copies in its code."""
+
+    kernel: str
+    stack: int
+    shared: int
+    copies: int
+
+
+@pytest.fixture(scope="module")
+def taken() -> Mapping[str, list[Taken]]:
+    """By every form of `compiled.py`, whose process is another one: kernels are not interpreted there."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = ":".join(sys.path)
+    command = [sys.executable, "-m", "support.compiled"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, list[Taken]] = {}
+    for told in map(json.loads, done.stdout.splitlines()):
+        if "form" in told:
+            kernels = found[told["form"]] = []
+        else:
+            stack = int(told["usage"].split("STACK:")[1].split()[0])
+            kernels.append(Taken(told["kernel"], stack, told["shared"], told["copies"]))
+    return found
+
+
+def test_attention_keeps_tiles_in_registers(taken: Mapping[str, list[Taken]]) -> None:
+    told = taken["attend"]
+    assert [one.kernel for one in told] == ["read_chunk_staged", "read_parts_staged", "read_parts_staged"]
+    for one in told:  # some numbers of a whole item are spilled; no tile is
+        assert one.stack <= 128 and one.shared <= SHARED, one
+
+
+def test_prompts_keep_tiles_in_registers(taken: Mapping[str, list[Taken]]) -> None:
+    told = taken["prompts"]
+    assert [one.kernel for one in told] == ["prepare_staged", "carry_staged"] * 2
+    for one in told:  # some numbers of a whole item are spilled; no tile is
+        assert one.stack <= 160 and one.shared <= SHARED, one
+
+
+def test_products_of_few_rows_spill_nothing(taken: Mapping[str, list[Taken]]) -> None:
+    told = taken["products"]
+    assert [one.kernel for one in told] == ["_linear_staged"] * sum(map(len, slim.STAGED.values()))
+    assert all(one.stack == 0 and one.shared <= SHARED for one in told), told
+
+
+def test_windows_spill_nothing_and_four_programs_share_a_multiprocessor(taken: Mapping[str, list[Taken]]) -> None:
+    told = taken["windows"]
+    assert len(told) == 4
+    assert all(one.stack == 0 and one.shared <= 228 * 1024 // 4 and one.copies for one in told), told
+
+
+def test_the_kernels_of_the_handshake_go_through_the_dispatch_alone(taken: Mapping[str, list[Taken]]) -> None:
+    """Both go through the compiler's dispatch, and neither copies anything into shared memory."""
+    told = taken["handshake"]
+    assert [one.kernel for one in told] == ["halves", "told"]
+    assert all(one.stack == 0 < one.shared < 256 and not one.copies for one in told), told
