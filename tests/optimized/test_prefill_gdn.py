@@ -29,6 +29,7 @@ from instep_optimized.ops.invariant import INVARIANT
 from instep_optimized.ops.precise import PRECISE
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import unseen
+from support.covering import each_value
 from support.ops_agree import agree
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -79,9 +80,8 @@ def trap(**given: Any) -> torch.Tensor:
     raise AssertionError("the parts are to serve")
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
-@pytest.mark.parametrize("shape", PROMPTS)
-@pytest.mark.parametrize("heads", [DENSE, GROUPED, NO_TILE, REAL], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "shape", "dtype"), each_value((DENSE, GROUPED, NO_TILE, REAL), PROMPTS, (BF16, FP16)), ids=str)
 def test_rows_of_16_bits_give_the_bits_of_the_parts(
     heads: Heads, shape: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +114,7 @@ def rounded(**formats: torch.dtype) -> Callable[..., torch.Tensor]:
     ({"k": FP16}, BF16), ({"q": FP16}, BF16), ({"v": BF16}, FP16), ({}, FP16),
 ], ids=["k rounded twice", "q rounded twice", "v in bf16 beside fp16", "nothing"])  # fmt: skip
 def test_a_row_that_is_rounded_otherwise_is_seen(formats: dict[str, torch.dtype], dtype: torch.dtype) -> None:
-    one = case(PROMPTS["long"], GROUPED, dtype)
+    one = case(PROMPTS["short"], GROUPED, dtype)
     right, found = (serve(composed(ops), one, DEVICE) for ops in (
         in_parts(TRITON), replace(TRITON, prefill_gdn=rounded(**formats))))  # fmt: skip
     assert bool(agree(one, right, found)) is bool(formats)
