@@ -61,7 +61,7 @@ def measured(
     # All at once, as most tensors are small: [1 + draws + 1, blocks, elements], the truth last.
     rows = torch.cat([one.to("cpu", torch.float64) for one in (subject[None], sampled, truth[None])])
     rows = blocks(spot.place.component, rows, many=True)
-    rows[:-1] -= rows[-1]
+    rows[:-1].sub_(rows[-1])
     off = sizes(rows).numpy()  # [2, 1 + draws + 1, blocks]; these are so few that numpy takes a third of the time
     most = off[:, -1:]
     if scale is not None:
