@@ -20,6 +20,7 @@ from support.command import Runner, complaint
 
 TOP = Path(__file__).resolve().parents[2]
 COMMITTED = TOP / "fixtures" / "results" / "faults.json"
+EXPERTS = TOP / "fixtures" / "experts"
 EVERY = [fault for faults in FAMILIES.values() for fault in faults]
 RIGHT, PLANTED = {"instep": "right"}, {"instep": "planted"}
 CONTROL = Arm(Exit.AGREED, 1.0, served=RIGHT, trail=("0 a",), events=1, of=1)
@@ -67,6 +68,20 @@ def test_missing_plants_what_is_void_or_not_there(tmp_path: Path, instep: Runner
     before = there.read_bytes()
     assert instep("faults", FIRST.id, "--missing", "--json", there).code == Exit.INCONCLUSIVE, "one is void still"
     assert json.loads(before)["results"] == json.loads(there.read_text())["results"]
+
+
+@pytest.mark.parametrize("words", [("--missing",), ("--missing", "--checkpoint", "{experts}"), ("--join", "{other}")])
+def test_rows_of_two_models_are_not_one_campaign(words: tuple[str, ...], tmp_path: Path, instep: Runner) -> None:
+    """Each names a file of one model beside faults or rows of another one."""
+    traced, anew = row(FIRST.id, 1), row(SECOND.id, 1)
+    anew.session.model = "0123456789abcdef"
+    there = written(tmp_path / "a.json", anew if words == ("--missing",) else traced)
+    before, places = there.read_bytes(), {"other": tmp_path / "b.json", "experts": EXPERTS}
+    written(places["other"], anew)
+    names = () if words[0] == "--join" else (THIRD.id,)
+    ran = instep("faults", *names, *(word.format(**places) for word in words), "--json", there)
+    assert "rows of a model of digest 0123456789ab and of the traces" in complaint(ran) or words[-1] == "{experts}"
+    assert "expected those of one model in a file" in complaint(ran) and there.read_bytes() == before
 
 
 def test_what_is_read_is_what_was_written() -> None:

@@ -14,6 +14,7 @@ from .finish import Commit, Html, Json, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
+    from msgspec import UnsetType
     from rich.console import Console
 
     from ..faults.base import Fault
@@ -73,11 +74,12 @@ def faults(
     if list_only:
         _list(chosen, Console())
         raise typer.Exit(0)
-    results = there + [kept.read(path) for path in join or ()]
+    results, model = there + [kept.read(path) for path in join or ()], _digest(checkpoint)
+    kept.of_one_model(results, None if join else model)
     if chosen or not results:
         _traces_here()
         chosen = [replace(fault, how=replace(fault.how, **given.named)) for fault in chosen]
-        results.append(_run(chosen, jobs or os.cpu_count() or 1, not no_text, checkpoint, commit))
+        results.append(_run(chosen, jobs or os.cpu_count() or 1, not no_text, checkpoint, model, commit))
     result = kept.joined(*results) if len(results) > 1 else results[0]
     if picture is not None:
         write_atomically({picture: picture_of(Matrix.of(result)).encode()})
@@ -157,7 +159,18 @@ def _near(name: str, known: list[str]) -> str:
     return ", ".join(get_close_matches(name, known, n=5, cutoff=0.4) or known)
 
 
-def _run(chosen: list[Fault], jobs: int, text: bool, checkpoint: Path | None, commit: str | None) -> Result:
+def _digest(checkpoint: Path | None) -> str | UnsetType:
+    """Of the model that was named."""
+    from msgspec import UNSET
+
+    from instep_reference.contract.checkpoint import Checkpoint
+
+    return UNSET if checkpoint is None else Checkpoint.open(checkpoint).digest
+
+
+def _run(
+    chosen: list[Fault], jobs: int, text: bool, checkpoint: Path | None, model: str | UnsetType, commit: str | None,
+) -> Result:
     from tempfile import TemporaryDirectory
 
     from ..faults import TRACES
@@ -170,5 +183,5 @@ def _run(chosen: list[Fault], jobs: int, text: bool, checkpoint: Path | None, co
     with TemporaryDirectory(prefix="instep-traces-") as folder, progress(name) as said, warm():
         if checkpoint is not None:
             traces = retraced(TRACES, (fault.trace for fault in chosen), checkpoint, Path(folder))
-        return campaign(chosen, traces, jobs=jobs, text=text, commit=commit,
+        return campaign(chosen, traces, jobs=jobs, text=text, commit=commit, model=model,
                         progress=lambda ended, of: said(name, ended, of))  # fmt: skip

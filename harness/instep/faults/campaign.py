@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec import UNSET, UnsetType
+
 from ..replay.setting import Setting
 from . import plant
 from .arms import Arm, Said, both, related, replayed, spoken
@@ -28,15 +30,17 @@ CONTROL = "control"
 def campaign(
     faults: Sequence[Fault], traces: Path, *, jobs: int = 1, text: bool = True,
     progress: Callable[[int, int], None] = lambda ended, of: None, commit: str | None = None,
+    model: str | UnsetType = UNSET,
 ) -> Result:
     """Every fault beside its control, which faults of the same trace and setting share.
 
     traces    the folder with the traces that the faults name
     text      whether each also speaks freely: what a test of accuracy would see
     progress  is told how many processes have ended, and of how many
+    model     the digest of the model with which these traces were recorded anew
     """
     session, begun, spent = Session.now("cpu", commit), time.perf_counter(), _spent()
-    session.jobs = jobs
+    session.jobs, session.model = jobs, model
     with tempfile.TemporaryDirectory(prefix="instep-faults-") as scratch, ThreadPoolExecutor(jobs) as pool:
         runs = _Runs(Path(scratch), faults, traces, pool)
         for fault in sorted(faults, key=lambda fault: fault.how.ops != SLOW):

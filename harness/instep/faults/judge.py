@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from msgspec import UNSET, UnsetType
+
 from ..checks.experts import Experts
 from ..checks.grown import Grown
 from ..report.session import Session as Called
@@ -55,10 +57,11 @@ class Heard:
 
 
 class Session(Called):
-    """One call of the command: processes at a time, and seconds of processors."""
+    """One call of the command: processes at a time, seconds of processors, the digest of the model that it named."""
 
     jobs: int = 1
     processor_seconds: float = 0.0
+    model: str | UnsetType = UNSET  # not set: the models of the traces as they come
 
 
 @dataclass(frozen=True)

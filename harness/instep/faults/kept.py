@@ -5,11 +5,12 @@ Leaves out: writing it (`render.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
@@ -34,6 +35,15 @@ def read(path: Path) -> Result:
         return Result(tuple(_judged(one, sessions) for one in found["results"]))
     except (KeyError, TypeError, IndexError, AttributeError, AssertionError, msgspec.ValidationError):
         raise BadInput(str(path), found="another result", expected=FILE) from None
+
+
+def of_one_model(results: Iterable[Result], model: str | UnsetType | None) -> None:
+    """Refused are rows of other models in one file. model: of what is planted now; None: nothing is."""
+    models = {session.model for result in results for session in result.sessions} | {model} - {None}
+    if len(models) > 1:
+        told = sorted("the traces as they come" if one is UNSET else f"a model of digest {one:.12}" for one in models)
+        raise BadInput("faults", found=f"rows of {' and of '.join(told)}", expected="those of one model in a file",
+                       hint="name the same --checkpoint, and another file for every model")  # fmt: skip
 
 
 def joined(*results: Result) -> Result:
