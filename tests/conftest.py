@@ -53,6 +53,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 100)  # the others are few, and hardly any stand in a cycle
 
 
+def pytest_unconfigure() -> None:
+    """What was set aside is seen again: libraries whose objects are left at the end print all of them."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="module")
 def warm() -> Iterator[None]:
     """Copies of the source run in processes that need not import torch."""
