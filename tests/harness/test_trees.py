@@ -129,11 +129,13 @@ def test_fuzzed_trees_agree_and_a_planted_slip_is_found_in_a_tree(
 ):
     count_events(monkeypatch)
     setting = Setting("ledger", strategy="rerun", conv="windows")
-    clean = campaign(Settings(setting, model, 6, 1, tmp_path / "clean", trees=6))
+    clean = campaign(Settings(setting, model, 3, 1, tmp_path / "clean", trees=6))
     assert clean.exit == Exit.AGREED, None if clean.found is None else clean.found.verdict.findings[0]
+    seen = clean.coverage.counts()
+    assert seen["trees of different shapes in one batch"] and seen["an accepted path that is not 1, 2, ..."]
     monkeypatch.setattr("instep.fuzz.campaign.EVENTS", 7)  # such runs find it sooner
     with planted_here(Edit(RERUN, "accepted.path is None", "True")):
-        faulty = campaign(Settings(setting, model, 40, 4, tmp_path / "faulty", trees=6, shrink_s=30))
+        faulty = campaign(Settings(setting, model, 40, 4, tmp_path / "faulty", trees=6, shrink_s=15))
     assert faulty.exit == Exit.DIVERGED and faulty.found is not None
     events = read(faulty.found.trace).events
     assert any(isinstance(event, Draft) and event.parents for event in events) and len(events) < 10
