@@ -81,7 +81,7 @@ def test_the_command_prints_texts_and_a_speed_beside_its_check(instep, tmp_path,
 @pytest.mark.slow
 def test_drawn_tokens_are_read_again_by_what_drew_them(instep, tmp_path):
     """An engine that takes another temperature, or draws a rejected draft again, is found; a right one is not."""
-    told = ("generate", TINY, *SHORT[:4], "--tokens", 8, "--temperature", "0.9", "--top-k", "20")
+    told = ("generate", TINY, *SHORT[:4], "--tokens", 6, "--temperature", "0.9", "--top-k", "20")
     files = [tmp_path / f"{name}.json" for name in ("one", "again", "other")]
     for file, seed in zip(files, (1, 1, 2), strict=True):
         ran = instep(*told, "--seed", seed, "--json", file, "--trace", tmp_path / "t.jsonl")

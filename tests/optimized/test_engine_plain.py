@@ -21,7 +21,7 @@ from support.checkpoints import Kind, write
 from support.two_sides import CAPACITY, TwoSides, scenario
 
 WIDTH = torch.float64
-STEPS = (3, 1, 7, 0, 3)
+STEPS = (3, 1, 7, 0)  # and back to the first
 FEW_STEPS = (3, 0, 1)  # of the other models: how the count changes is nothing to a layer
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))
 TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
