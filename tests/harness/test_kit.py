@@ -37,8 +37,6 @@ from support.kit_ops import FORGETFUL, PLAIN
 
 TOP = Path(__file__).resolve().parents[2]
 PAGE, EXAMPLE = (TOP / "docs" / "kit.md").read_text(), TOP / "fixtures" / "example"
-
-
 small = cache(kit.small)  # as it is, made once; nobody writes into it
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -116,18 +116,18 @@ def four_rounds(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 @pytest.mark.slow
 @pytest.mark.parametrize(("trace", "options"), [
     ("small", {"state_dtype": FP8, "strategy": "snapshot", "snapshot_layout": "KV"}),
-    ("four rounds", {"state_dtype": FP8, "kv_dtype": FP8, "strategy": "rerun", "dtype": "bfloat16", "graphs": True}),
+    ("first", {"state_dtype": FP8, "kv_dtype": FP8, "strategy": "rerun", "dtype": "bfloat16", "graphs": True}),
     ("mixed", {"state_dtype": FP8, "kv_dtype": FP8, "strategy": "columns", "conv": "widened", "layout": "KV"}),
-    ("four rounds", {"state_dtype": "float16", "kv_dtype": FP8, "overlap": True}),
+    ("first", {"state_dtype": "float16", "kv_dtype": FP8, "overlap": True}),
     pytest.param("small", {"state_dtype": "bfloat16", "strategy": "snapshot"}, marks=WHOLE),
     ("rounds", {"state_dtype": FP8, "kv_dtype": FP8, "ops": "ledger"}),
     ("small", {**CHANCE, "strategy": "snapshot", "conv": "widened", "overlap": True}),
-    ("four rounds", {**CHANCE, "strategy": "rerun", "dtype": "bfloat16", "layout": "KV", "graphs": True}),
-    pytest.param("four rounds", {**CHANCE, "state_dtype": "float16", "ops": "invariant", "overlap": True, "device": DEVICE},
+    ("first", {**CHANCE, "strategy": "rerun", "dtype": "bfloat16", "layout": "KV", "graphs": True}),
+    pytest.param("first", {**CHANCE, "state_dtype": "float16", "ops": "invariant", "overlap": True, "device": DEVICE},
                  marks=pytest.mark.gpu if DEVICE == "cuda" else pytest.mark.interpreted),
 ], ids=str)  # fmt: skip
 def test_a_right_engine_agrees(small: Trace, four_rounds: Trace, trace: str, options: dict[str, Any]) -> None:
-    told = {"small": small, "four rounds": four_rounds}.get(trace) or few_channels(trace, 2)
+    told = {"small": small, "first": four_rounds}.get(trace) or few_channels(trace, 2)
     outcome = Replay(told, Setting(**options)).run()
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:2]
     if options.get("ops") != "ledger":
