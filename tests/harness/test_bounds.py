@@ -21,6 +21,7 @@ from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract import engine as e
+from support.first_rounds import first
 from support.traces import brief, recorded
 
 
@@ -31,6 +32,11 @@ def trace(tmp_path_factory) -> Trace:
 
 def replayed(trace: Trace, name: str) -> Outcome:
     return Replay(trace, Setting(f"support.wide:{name}")).run()
+
+
+@pytest.fixture(scope="module")
+def four_rounds(tmp_path_factory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("rounds"), first(4))
 
 
 def first_of(trace: Trace, kind: type[e.Event]) -> int:
@@ -72,12 +78,12 @@ def test_a_table_that_is_a_little_wider_is_a_finding(longer, name, says):
 
 
 @pytest.mark.slow
-def test_scratch_is_listed_and_nothing_else_is_excused(trace, capsys):
+def test_scratch_is_listed_and_nothing_else_is_excused(four_rounds, capsys):
     from rich.console import Console
 
     from instep.report.terminal import show
 
-    outcome = replayed(trace, "SCRATCH")
+    outcome = replayed(four_rounds, "SCRATCH")
     assert outcome.verdict.exit is Exit.AGREED
     assert set(outcome.scratch.values()) == {frozenset({0})}
     told = data.of([outcome]).found["runs"][0]["scratch"]
@@ -92,8 +98,8 @@ def test_scratch_that_the_trace_hands_out_is_a_finding(trace):
 
 
 @pytest.mark.slow
-def test_what_is_not_declared_is_looked_at_as_a_whole_and_said_to_be(trace):
-    verdict = replayed(trace, "UNDECLARED").verdict
+def test_what_is_not_declared_is_looked_at_as_a_whole_and_said_to_be(four_rounds):
+    verdict = replayed(four_rounds, "UNDECLARED").verdict
     assert verdict.exit is Exit.AGREED
     reasons = [skipped.reason for skipped in verdict.skipped if skipped.check == "tails"]
     assert len(reasons) == 1 and "keys, " in reasons[0] and "looked at as a whole" in reasons[0]

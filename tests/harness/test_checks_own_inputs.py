@@ -6,19 +6,24 @@ Leaves out: how a piece is run again from the subject's own rows (`test_own_inpu
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
+from instep.cli.record import make
 from instep.faults import TRACES
 from instep.faults.base import Edit
 from instep.observe.storage import before_rounding
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace, read
+from instep.trace.policy import Arrival, Policy
 from instep.verdict import Comparison, Exit, Tier
 from support.few_channels import few_channels
 from support.planting import planted_here
+from support.traces import ROOM, recorded
 
 pytestmark = pytest.mark.slow  # replays of whole traces
 
@@ -48,8 +53,8 @@ SLIPS = {
     "beta of a verify": (written(WINDOW, "beta"), "rerun", "short", "forward", {"core", "update"}),
     "beta of a verify that stores states": (written(WINDOW, "beta"), "snapshot", "short", "forward", {"core"}),
     "key of a verify": (written(WINDOW, "key"), "rerun", "short", "forward", {"core", "update"}),
-    "key of a decode": (written(DECODE, "key"), "rerun", "rounds", "forward", {"core", "state"}),
-    "beta of a decode": (written(DECODE, "beta"), "columns", "rounds", "forward", {"core", "state"}),
+    "key of a decode": (written(DECODE, "key"), "rerun", "decodes", "forward", {"core", "state"}),
+    "beta of a decode": (written(DECODE, "beta"), "columns", "decodes", "forward", {"core", "state"}),
     "update run again": (again("update = update.bfloat16().to(S.dtype)"), "rerun", "short", "commit", {"state"}),
     "key run again": (again("k = k.bfloat16().to(S.dtype)"), "lazy_rerun", "short", "commit", {"state"}),
     "state that is read": (read_out("S.bfloat16().to(S) * q[:alive, row]"), "rerun", "short", "forward", {"core"}),
@@ -68,6 +73,19 @@ SLIPS = {
 TRAINED = {"key of a decode", "beta of a decode", "update run again", "decay by a short log2(e)"}
 
 
+TWO = Policy(
+    name="decodes", claim="Two requests decode.", capacity=ROOM, num_steps=0,
+    arrivals=(Arrival("a", "one", max_new=2), Arrival("b", "few", max_new=2)),
+)
+
+
+@pytest.fixture(scope="module")
+def decodes(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Two prompts of the trained model, and plain steps right behind them."""
+    prompts = {"one": tuple(b"R"), "few": tuple(b"In")}
+    return make(TRACES.parents[1] / "tiny", prompts, TWO, tmp_path_factory.mktemp("decodes") / "decodes.jsonl")
+
+
 def judged(ops: str, trace: Trace, strategy: str = "rerun") -> list[Comparison]:
     setting = Setting(ops, dtype="bfloat16", strategy=strategy)
     return Replay(trace, setting).run(explain=False).verdict.findings
@@ -83,15 +101,19 @@ def must_be(findings: Sequence[Comparison], kind: str, components: Collection[st
 
 
 @pytest.mark.parametrize("slip", SLIPS)
-def test_a_slip_on_one_path_of_a_16_bit_run_is_found_where_it_is_made(slip: str) -> None:
+def test_a_slip_on_one_path_of_a_16_bit_run_is_found_where_it_is_made(slip: str, decodes: Trace) -> None:
     edit, strategy, trace, kind, components = SLIPS[slip]
     with planted_here(edit):
-        told = read(TRACES / f"{trace}.jsonl") if slip in TRAINED else few_channels(trace, 2)
+        told = decodes
+        if trace != "decodes":
+            told = read(TRACES / f"{trace}.jsonl") if slip in TRAINED else few_channels(trace, 2)
         must_be(judged("plain", told, strategy), kind, components)
 
 
-def test_a_slip_of_an_interpreted_kernel_is_found_where_it_is_made() -> None:
-    found = judged("support.wrong_ops:NARROW_BETA_OF_WINDOWS", read(TRACES / "short.jsonl"))
+def test_a_slip_of_an_interpreted_kernel_is_found_where_it_is_made(tmp_path: Path) -> None:
+    policy = msgspec.structs.replace(TWO, name="windows", claim="Two requests verify.", num_steps=1)
+    sizes = {"linear_key_head_dim": 16, "linear_value_head_dim": 32, "dtype": torch.bfloat16}
+    found = judged("support.wrong_ops:NARROW_BETA_OF_WINDOWS", recorded(tmp_path, policy, **sizes))
     must_be(found, "forward", {"core", "update"})
 
 

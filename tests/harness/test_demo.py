@@ -16,6 +16,7 @@ from support.command import Runner, complaint
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_fault_is_planted_in_a_copy_and_its_message_and_page_are_shown(
     instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

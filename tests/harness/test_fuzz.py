@@ -66,7 +66,7 @@ def test_the_caller_stride_is_found_and_its_trace_shows_it(
     with planted_here(CALLER_STRIDE):
         found = instep("fuzz", "--checkpoint", model, "--ops", "ledger", "--examples", 400, "--strategy", "snapshot",
                        "--conv", "windows", "--seed", SEED, "--shrink", 100, "--out", tmp_path / "found")
-        again = instep("replay", trace)
+        again = instep("replay", trace, "--no-ladder")
     assert found.code == Exit.DIVERGED, found
     told = re.search(r"found in run (\d+), shrunk to (\d+) events", found.out)
     assert told is not None, found.out
@@ -76,11 +76,11 @@ def test_the_caller_stride_is_found_and_its_trace_shows_it(
     assert again.code == Exit.DIVERGED, again
     assert divergence(again.out) == divergence(found.out)
     assert "commit" in divergence(again.out)[1]
-    assert instep("replay", trace).code == Exit.AGREED, "without the fault"
+    assert instep("replay", trace, "--no-ladder").code == Exit.AGREED, "without the fault"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ops", "examples", "seed"), [("ledger", 4, 6), ("plain", 2, 10)])
+@pytest.mark.parametrize(("ops", "examples", "seed"), [("ledger", 2, 10), ("plain", 2, 10)])
 def test_nothing_is_found_without_a_fault(ops: str, examples: int, seed: int, model: Path, tmp_path: Path) -> None:
     result = campaign(Settings(Setting(ops), model, examples, seed, tmp_path / "found"))
     assert result.exit == Exit.AGREED, None if result.found is None else result.found.verdict.findings[0]
@@ -211,16 +211,16 @@ LATE_CHECK = Edit("instep_optimized/engine.py", "self._refusals.forward(rows)", 
 REFUSED = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "lifecycle" / "refused.jsonl"
 
 
-# Each with a seed that finds it within 11 runs; others take up to some hundreds.
+# Each with a seed that finds it within 3 runs; others take up to some hundreds. How small it gets is not looked at.
 @pytest.mark.slow
-@pytest.mark.parametrize(("edit", "seed", "shows"), [
-    (PAGE_KEPT, 41, "pages are"), (NAME_KEPT, 9, ""), (LATE_CHECK, 15, "refused"),
+@pytest.mark.parametrize(("edit", "seed", "most", "shows"), [
+    (PAGE_KEPT, 41, 100, "pages are"), (NAME_KEPT, 6, 3, ""), (LATE_CHECK, 15, 3, "refused"),
 ], ids=["a page", "a name", "late"])  # fmt: skip
 def test_a_refused_event_that_left_something_is_found(
-    edit: Edit, seed: int, shows: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    edit: Edit, seed: int, most: int, shows: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count_events(monkeypatch)
-    settings = Settings(Setting("ledger"), model, 400, seed, tmp_path / "found", shrink_s=50)
+    settings = Settings(Setting("ledger"), model, most, seed, tmp_path / "found", shrink_s=3)
     with planted_here(edit):
         found = campaign(settings).found
     assert found is not None and shows in found.verdict.findings[0].diagnosis

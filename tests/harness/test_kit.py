@@ -13,6 +13,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,7 @@ from support.kit_ops import FORGETFUL, PLAIN
 
 TOP = Path(__file__).resolve().parents[2]
 PAGE, EXAMPLE = (TOP / "docs" / "kit.md").read_text(), TOP / "fixtures" / "example"
-
-
+small = cache(kit.small)  # as it is, made once; nobody writes into it
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -94,7 +94,7 @@ WRONG = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "ops", "says"), WRONG.values(), ids=WRONG)
 def test_a_wrong_op_is_found_by_its_cases_and_named(op: str, ops: Any, says: str) -> None:
-    found = kit.served(kit.op_cases(op), ops)
+    found = kit.served(kit.op_cases(op, dtype="float32" if op == "gdn" else None), ops)
     assert found.exit is kit.Exit.DIVERGED and says in "\n".join(
         f"{found.where(one)}, {one.diagnosis}" for one in found.verdict.findings)
     with pytest.raises(kit.Divergence, match=f"op {op} of wrong") as failed:
@@ -120,7 +120,7 @@ def test_an_op_that_gives_back_the_wrong_kind_of_thing_is_told_so_by_its_cases_a
 ) -> None:
     ops = changed(op, then=then)
     one = kit.served(kit.op_cases(op)[0], ops)
-    run = kit.replayed(kit.small(), ops, until=3)
+    run = kit.replayed(small(), ops, until=3)
     assert (one.exit, run.exit) == (kit.Exit.DIVERGED,) * 2 and says in one.message and says in run.message
 
 
@@ -129,7 +129,7 @@ def test_an_op_that_gives_back_the_wrong_kind_of_thing_is_told_so_by_its_cases_a
 def test_what_an_op_that_only_writes_gives_back_is_not_looked_at(then: Any) -> None:
     ops = changed("store_rows", then=then)
     assert kit.served(kit.op_cases("store_rows")[:2], ops).must_agree()
-    assert kit.replayed(kit.small(), ops, until=2).must_agree()
+    assert kit.replayed(small(), ops, until=2).must_agree()
 
 
 @pytest.mark.parametrize("op", sorted({case.op for case in CASES}))
@@ -255,7 +255,7 @@ SMALL: list[tuple[dict[str, Any], str]] = [
     ({"prompts": {"one": "text"}}, "prompts['one']: found 'text' (str), expected a list of tokens"),
     ({"policy": "x"}, "policy: found 'x' (str), expected a Policy"),
 ]
-GIVEN = [(lambda given=given: kit.replayed(**{"what": kit.small(), **given}), says) for given, says in REPLAYED]
+GIVEN = [(lambda given=given: kit.replayed(**{"what": small(), **given}), says) for given, says in REPLAYED]
 GIVEN += [(lambda given=given: kit.small(**given), says) for given, says in SMALL]
 GIVEN += [(lambda: kit.served(5, PLAIN), "cases: found 5 (int)"), (lambda: kit.served([5], PLAIN), "cases[0]: found 5"),
           (lambda: kit.traces(event=3).example(), "event: found no parameter of the model, expected events")]
@@ -313,14 +313,14 @@ def test_drawn_traces_are_legal_and_drawn_models_and_prompts_fit(work: Any, conf
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("prefixes", "least"), [
-    (False, {"commits": 55, "of two": 18, "ragged": 12, "rejects": 50, "moves": 0}),
-    (True, {"commits": 55, "of two": 18, "ragged": 12, "rejects": 50, "moves": 8}),
+    (False, {"commits": 28, "of two": 9, "ragged": 6, "rejects": 25, "moves": 0}),
+    (True, {"commits": 28, "of two": 9, "ragged": 6, "rejects": 25, "moves": 4}),
 ])
 def test_drawn_traces_reach_what_goes_wrong(prefixes: bool, least: dict[str, int]) -> None:
-    """Of 100. What is kept is moved only where prefixes are tracked: it takes no room from commits elsewhere."""
+    """Of 50. What is kept is moved only where prefixes are tracked: it takes no room from commits elsewhere."""
     seen = Counter[str]()
 
-    @settings(max_examples=100, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck])
+    @settings(max_examples=50, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck])
     @given(work=kit.traces(prefixes=prefixes))
     def look(work: Any) -> None:
         events, drafts, said = work.trace.events, dict[str, int](), set[str]()

@@ -5,7 +5,9 @@ Leaves out: the checks one by one, and faults planted in the source.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -16,7 +18,7 @@ from instep.observe.context import EventContext
 from instep.observe.memory import Watch
 from instep.replay.lockstep import Lockstep
 from instep.replay.participants import participants_of
-from instep.replay.replay import Replay
+from instep.replay.replay import Outcome, Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
@@ -30,10 +32,16 @@ def trace(tmp_path_factory) -> Trace:
     return recorded(tmp_path_factory.mktemp("lockstep"), brief())
 
 
+@pytest.fixture(scope="module")
+def right(trace) -> Callable[[str], Outcome]:
+    """A right engine's replay of the whole trace, made once."""
+    return cache(lambda ops: Replay(trace, Setting(ops)).run())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
-def test_a_right_engine_agrees_on_every_event(trace, ops):
-    outcome = Replay(trace, Setting(ops)).run()
+def test_a_right_engine_agrees_on_every_event(trace, right, ops):
+    outcome = right(ops)
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
     assert outcome.verdict.events == outcome.of == len(trace.events)
     assert outcome.verdict.elements > 0 and outcome.calls["gdn"] > 0
@@ -41,8 +49,8 @@ def test_a_right_engine_agrees_on_every_event(trace, ops):
 
 
 @pytest.mark.slow
-def test_every_tier_of_numbers_is_used(trace):
-    tiers = {compared.tier for compared in Replay(trace, Setting("plain")).run().verdict.compared}
+def test_every_tier_of_numbers_is_used(right):
+    tiers = {compared.tier for compared in right("plain").verdict.compared}
     assert tiers == set(Tier)
 
 

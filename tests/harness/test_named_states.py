@@ -30,7 +30,7 @@ LAYER = 1
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     opened = m.checkpoint(tmp_path_factory.mktemp("named"))
-    return opened, m.run(opened, m.events_of(opened))
+    return opened, m.run(opened, m.events_of(opened)[:16])  # up to the third commit
 
 
 def oracle_of(opened):
@@ -72,7 +72,7 @@ def directed(run, at, name, state):
     opened, contexts = run
     check = Directed(oracle_of(opened))
     for before in contexts[:at]:
-        list(check(before))
+        check.oracle.at(before)  # remembers windows and states; what it says of them is no matter here
     context = m.with_state(contexts[at], name, lambda s: replace(s, state={**s.state, LAYER: state.float()}))
     return next(said.diagnosis for said in check(context) if not said.agrees)
 

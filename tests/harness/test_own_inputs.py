@@ -36,7 +36,7 @@ READ_BY = {
 def run(tmp_path_factory):
     opened = m.checkpoint(tmp_path_factory.mktemp("own"))
     oracle = Oracle(opened, m.declared(torch.float32, torch.float32), torch.float32)
-    contexts = m.run(opened, m.events_of(opened))
+    contexts = m.run(opened, m.events_of(opened)[:10])  # two rounds: each test takes the first that fits
     pieces = [(x, [r for r in oracle.at(x) if isinstance(r, Recomputation)]) for x in contexts]
     return oracle.runner.truth, pieces
 

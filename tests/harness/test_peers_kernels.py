@@ -25,7 +25,8 @@ from instep.verdict import Exit, Tier, Verdict
 from instep_reference.contract.errors import Unsupported
 from support.fake_kernels import Kernels
 from support.few_channels import FIXTURES, few_channels
-from support.traces import brief, recorded
+from support.first_rounds import first
+from support.traces import recorded
 
 OPS = "sglang.kernels.ops"
 PLACES = [f"{OPS}.{name}" for name in (
@@ -40,7 +41,7 @@ Put = Callable[[Any], None]
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """Three requests, rounds of every kind, a preemption and a reload, through a model of a few channels."""
-    return recorded(tmp_path_factory.mktemp("small"), brief())
+    return recorded(tmp_path_factory.mktemp("small"), first(4))
 
 
 @pytest.fixture

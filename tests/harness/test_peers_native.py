@@ -24,7 +24,8 @@ from instep.verdict import Exit, Tier, Verdict
 from instep_reference.contract.errors import Unsupported
 from support.fake_kernels import FlashInfer, FlashQla
 from support.few_channels import few_channels
-from support.traces import brief, recorded
+from support.first_rounds import first
+from support.traces import recorded
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """Three requests, rounds of every kind, a preemption and a reload, through a model of a few channels."""
-    return recorded(tmp_path_factory.mktemp("small"), brief(), dtype=torch.bfloat16)
+    return recorded(tmp_path_factory.mktemp("small"), first(4), dtype=torch.bfloat16)
 
 
 @pytest.fixture(scope="module")

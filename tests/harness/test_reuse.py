@@ -30,13 +30,15 @@ from instep_optimized.ops.around import tensors_of
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.rounds import Rounds
 from support.covering import each_value
+from support.first_rounds import first
 from support.planting import planted_here
-from support.traces import brief, recorded
+from support.traces import recorded
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("small"), brief())
+    """A chunk beside a window, a request that comes in a prefix, a plain step."""
+    return recorded(tmp_path_factory.mktemp("small"), first(3))
 
 
 @pytest.fixture(autouse=True)

@@ -35,6 +35,7 @@ from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked,
 from support.command import Runner, complaint
 from support.covering import WHOLE
 from support.few_channels import few_channels
+from support.first_rounds import first
 from support.planting import planted_here
 from support.traces import brief, recorded
 
@@ -106,21 +107,28 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("small"), brief(), dtype=torch.bfloat16)
 
 
+@pytest.fixture(scope="module")
+def four_rounds(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Its first rounds, up to windows of two requests of which one rejects all: a preemption, a save and a load."""
+    return recorded(tmp_path_factory.mktemp("rounds"), first(4), dtype=torch.bfloat16)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("trace", "options"), [
     ("small", {"state_dtype": FP8, "strategy": "snapshot", "snapshot_layout": "KV"}),
-    ("small", {"state_dtype": FP8, "kv_dtype": FP8, "strategy": "rerun", "dtype": "bfloat16", "graphs": True}),
+    ("first", {"state_dtype": FP8, "kv_dtype": FP8, "strategy": "rerun", "dtype": "bfloat16", "graphs": True}),
     ("mixed", {"state_dtype": FP8, "kv_dtype": FP8, "strategy": "columns", "conv": "widened", "layout": "KV"}),
-    ("small", {"state_dtype": "float16", "kv_dtype": FP8, "overlap": True}),
+    ("first", {"state_dtype": "float16", "kv_dtype": FP8, "overlap": True}),
     pytest.param("small", {"state_dtype": "bfloat16", "strategy": "snapshot"}, marks=WHOLE),
     ("rounds", {"state_dtype": FP8, "kv_dtype": FP8, "ops": "ledger"}),
     ("small", {**CHANCE, "strategy": "snapshot", "conv": "widened", "overlap": True}),
-    ("small", {**CHANCE, "strategy": "rerun", "dtype": "bfloat16", "layout": "KV", "graphs": True}),
-    pytest.param("small", {**CHANCE, "state_dtype": "float16", "ops": "invariant", "overlap": True, "device": DEVICE},
+    ("first", {**CHANCE, "strategy": "rerun", "dtype": "bfloat16", "layout": "KV", "graphs": True}),
+    pytest.param("first", {**CHANCE, "state_dtype": "float16", "ops": "invariant", "overlap": True, "device": DEVICE},
                  marks=pytest.mark.gpu if DEVICE == "cuda" else pytest.mark.interpreted),
 ], ids=str)  # fmt: skip
-def test_a_right_engine_agrees(small: Trace, trace: str, options: dict[str, Any]) -> None:
-    outcome = Replay(small if trace == "small" else few_channels(trace, 2), Setting(**options)).run()
+def test_a_right_engine_agrees(small: Trace, four_rounds: Trace, trace: str, options: dict[str, Any]) -> None:
+    told = {"small": small, "first": four_rounds}.get(trace) or few_channels(trace, 2)
+    outcome = Replay(told, Setting(**options)).run()
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:2]
     if options.get("ops") != "ledger":
         assert {"state", "keys"} & outcome.declared.narrow(torch.float32).keys()

@@ -6,6 +6,8 @@ Leaves out: numbers that are a little wrong; labels cannot see them.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from instep.streams.run import LEVELS, streamed
 from instep.streams.stamps import MOST_POSITIONS, Stamp, code, decoded, vocabulary
 from instep.trace.event_rules import verified
 from instep.trace.file import Trace, read
-from instep.verdict import Exit
+from instep.verdict import Exit, Verdict
 from instep_optimized.commit import STRATEGIES
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
@@ -120,32 +122,45 @@ IN_TREES = [
 ]
 
 
+UNTIL = {"snapshot": 16, "columns": 9}  # the second of them shows where a tree continues below another sibling
+
+
+@pytest.fixture(scope="module")
+def branching() -> Trace:
+    return read(TRACES / "faults" / "branching.jsonl")
+
+
+@pytest.fixture(scope="module")
+def right(branching: Trace) -> Callable[[str], Verdict]:
+    """What a right engine leaves in trees, by its strategy; run once."""
+    return cache(lambda strategy: streamed(
+        branching, Setting("plain", strategy=strategy), "op", until=UNTIL[strategy]).verdict)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("file", "old", "new", "strategy", "component"), [one[1:] for one in IN_TREES],
                          ids=[one[0] for one in IN_TREES])  # fmt: skip
-def test_an_accepted_path_leaves_the_stamps_of_its_own_nodes(file, old, new, strategy, component):
+def test_an_accepted_path_leaves_the_stamps_of_its_own_nodes(branching, right, file, old, new, strategy, component):
     """The stamp of a draft says its depth, and whether it is on the accepted path: siblings have the same depth."""
-    trace = read(TRACES / "faults" / "branching.jsonl")
-    setting, until = Setting("plain", strategy=strategy), 16
-    right = streamed(trace, setting, "op", until=until)
-    assert right.verdict.exit is Exit.AGREED and right.verdict.elements > 50_000
-    drafts = [event for event in relabelled(trace).trace.events[:until] if isinstance(event, e.Draft)]
+    setting, until = Setting("plain", strategy=strategy), UNTIL[strategy]
+    assert right(strategy).exit is Exit.AGREED and right(strategy).elements > 50_000
+    drafts = [event for event in relabelled(branching).trace.events[:until] if isinstance(event, e.Draft)]
     stamps = [Stamp.of(token) for event in drafts for picks in event.picks or () for token in picks]
     assert {stamp.rejected for stamp in stamps} == {True, False}
     assert any(len({stamp.position for stamp in stamps if stamp.rejected is wrong}) > 1 for wrong in (True, False))
     with planted_here(Edit(file, old, new)):
-        findings = streamed(trace, setting, "op", until=until).verdict.findings
+        findings = streamed(branching, setting, "op", until=until).verdict.findings
     said = [found.diagnosis for found in findings if found.check == "stream" and found.place.component == component]
     assert any("holds position" in one and "a rejected draft" in one for one in said), findings[:4]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
-def test_prompts_in_chunks_preemptions_and_loads_keep_their_stamps(level: str, adaptive: Trace) -> None:
-    """Chunk boundaries and a preemption; at the op level also a resume, a reload, and slots that are used again."""
-    trace = read(TRACES / "lifecycle" / "leaving.jsonl") if level == "op" else adaptive
-    found = streamed(trace, Setting("plain", graphs=True), level, until=30 if level == "model" else None)
-    assert found.verdict.exit is Exit.AGREED and found.verdict.events == (31 if level == "model" else found.of)
+def test_prompts_in_chunks_preemptions_and_loads_keep_their_stamps(level: str) -> None:
+    """Chunk boundaries, preemptions and a resume; at the op level also a reload, and slots that are used again."""
+    trace = read(TRACES / "lifecycle" / "leaving.jsonl")
+    found = streamed(trace, Setting("plain", graphs=True), level, until=16 if level == "model" else None)
+    assert found.verdict.exit is Exit.AGREED and found.verdict.events == (17 if level == "model" else found.of)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from instep.cli.record import make
 from instep.faults import FAMILIES, TRACES, by_id
@@ -41,12 +42,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("model"), num_hidden_layers=2, full_attention_interval=2)
 
 
+POLICY = msgspec.json.decode((TRACES / "branching.policy.json").read_bytes(), type=Policy)
+PROMPTS = {"one-byte": (7,), "two-words": (1, 2, 3, 4, 5), "document-start": tuple(range(20))}
+
+
 @pytest.fixture(scope="module")
 def branching(model: Path) -> Trace:
     """The committed trace of trees, of a model with a layer of each kind."""
-    policy = msgspec.json.decode((TRACES / "branching.policy.json").read_bytes(), type=Policy)
-    prompts = {"one-byte": (7,), "two-words": (1, 2, 3, 4, 5), "document-start": tuple(range(20))}
-    return make(model, prompts, policy, model / "branching.jsonl")
+    return make(model, PROMPTS, POLICY, model / "branching.jsonl")
+
+
+@pytest.fixture(scope="module")
+def three_rounds(model: Path) -> Trace:
+    """Its first rounds, with a shorter prompt: the request that is read beside windows has one itself in the last."""
+    prompts = {**PROMPTS, "document-start": tuple(range(9))}
+    return make(model, prompts, replace(POLICY, rounds=3, accept=(2, 3, 1, 3, 0)), model / "three-rounds.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -113,10 +123,10 @@ def test_a_slip_in_a_tree_is_seen_by_the_check_that_is_meant_to(branching, edits
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "parting"), [(None, set()), ("tree-as-chain-rotary", {"draft_layout", "schedule"})])
 def test_paths_of_trees_are_what_chains_and_decoding_make_of_them(
-    branching: Trace, fault: str | None, parting: set[str]
+    three_rounds: Trace, fault: str | None, parting: set[str]
 ):
     with planted_here(*(by_id()[fault].edits if fault else ())):
-        case = Case.of(branching, Replay(branching, Setting("plain")).plan)
+        case = Case.of(three_rounds, Replay(three_rounds, Setting("plain")).plan)
         found = held(case, relations(("alone", "draft_layout", "schedule")))
     assert all(one.lacks is None and one.verdict.elements for one in found)
     said = {one.relation.name: one.verdict.findings[:1] for one in found if one.verdict.exit is not Exit.AGREED}
@@ -129,11 +139,13 @@ def test_fuzzed_trees_agree_and_a_planted_slip_is_found_in_a_tree(
 ):
     count_events(monkeypatch)
     setting = Setting("ledger", strategy="rerun", conv="windows")
-    clean = campaign(Settings(setting, model, 6, 1, tmp_path / "clean", trees=6))
+    clean = campaign(Settings(setting, model, 3, 1, tmp_path / "clean", trees=6))
     assert clean.exit == Exit.AGREED, None if clean.found is None else clean.found.verdict.findings[0]
+    seen = clean.coverage.counts()
+    assert seen["trees of different shapes in one batch"] and seen["an accepted path that is not 1, 2, ..."]
     monkeypatch.setattr("instep.fuzz.campaign.EVENTS", 7)  # such runs find it sooner
     with planted_here(Edit(RERUN, "accepted.path is None", "True")):
-        faulty = campaign(Settings(setting, model, 40, 4, tmp_path / "faulty", trees=6, shrink_s=30))
+        faulty = campaign(Settings(setting, model, 40, 4, tmp_path / "faulty", trees=6, shrink_s=15))
     assert faulty.exit == Exit.DIVERGED and faulty.found is not None
     events = read(faulty.found.trace).events
     assert any(isinstance(event, Draft) and event.parents for event in events) and len(events) < 10

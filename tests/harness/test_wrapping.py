@@ -94,6 +94,7 @@ def stored(location: int = 1) -> list[float]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     "edit",
     [

@@ -21,7 +21,8 @@ from support.checkpoints import Kind, write
 from support.two_sides import CAPACITY, TwoSides, scenario
 
 WIDTH = torch.float64
-STEPS = (3, 1, 7, 0, 3)
+STEPS = (3, 1, 7, 0)  # and back to the first
+FEW_STEPS = (3, 0, 1)  # of the other models: how the count changes is nothing to a layer
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))
 TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
 MODELS: dict[str, tuple[Kind, dict[str, Any]]] = {
@@ -52,7 +53,7 @@ def sides(path: Path, model: str, **options: Any) -> TwoSides:
 @pytest.mark.parametrize("model", MODELS)
 def test_the_model_is_the_reference_s(model: str, tmp_path: Path) -> None:
     both = sides(tmp_path, model)
-    for event in scenario(64, STEPS, forced=True):
+    for event in scenario(64, STEPS if model == "dense" else FEW_STEPS, forced=True):
         both(event)
     assert both.compared > 10_000
 

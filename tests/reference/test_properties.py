@@ -25,7 +25,7 @@ PROMPT = (5, 9, 33, 2, 2, 40, 17, 61, 8)
 ROOT = 12
 EVERY = 4  # the interval of tracked prefixes
 TRACKED = Capacity((1,), (1,), 1, 1, track_interval=EVERY)
-SOME = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SOME = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module", params=KINDS)
