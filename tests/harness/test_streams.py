@@ -15,6 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from instep.cli import app
+from instep.faults import by_id
 from instep.faults.base import Edit
 from instep.replay.setting import Setting
 from instep.streams.checkpoint import before_silu, config, stream_checkpoint
@@ -51,6 +52,23 @@ def test_every_stamp_has_a_token_and_a_code_of_its_own_in_every_head_and_layer()
     assert len(codes) == 4 * len(stamps[::37]) and max(map(max, codes)) <= 16
     assert all(decoded(torch.tensor(code(stamp, 1, 2)), 1, 2) == stamp for stamp in stamps[::37])
     assert decoded(torch.tensor(code(stamps[5], 1, 2)), 0, 2) is None and decoded(torch.zeros(16), 0, 0) is None
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, 1.5])
+def test_what_is_no_whole_number_is_nobodys_code(number: float) -> None:
+    row = torch.tensor(code(Stamp(2, 41), 1, 2), dtype=torch.float32)
+    assert decoded(row, 1, 2) == Stamp(2, 41)
+    row[5] = number
+    assert decoded(row, 1, 2) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["model", pytest.param("op", marks=WHOLE)])
+def test_poison_that_is_read_is_a_finding(level: str) -> None:
+    fault, trace = by_id()["pending-after-load"], read(TRACES / "lifecycle" / "leaving.jsonl")
+    with planted_here(*fault.edits):
+        found = streamed(trace, Setting("plain", graphs=True), level, until=24).verdict
+    assert found.exit is Exit.DIVERGED and "what is not finite" in found.findings[0].diagnosis, found.findings[:1]
 
 
 def test_more_requests_or_positions_than_labels_are_refused(adaptive: Trace) -> None:

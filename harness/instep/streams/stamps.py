@@ -66,9 +66,11 @@ def code(stamp: Stamp, head: int, layer: int) -> list[int]:
 
 
 def decoded(row: torch.Tensor, head: int, layer: int) -> Stamp | None:
-    """The stamp of a row [16] of whole numbers; None if the row is no code."""
-    numbers = [int(number) for number in row.tolist()]
-    request, low, high, rejected = (number - 1 for number in numbers[: len(DIGITS)])
+    """The stamp of a row [16]; None if the row is no code, as where a number is no whole one or not finite."""
+    numbers: list[float] = row.double().tolist()
+    if not all(number.is_integer() for number in numbers):
+        return None
+    request, low, high, rejected = (int(number) - 1 for number in numbers[: len(DIGITS)])
     if not (0 <= request < DIGIT and 0 <= low < DIGIT and 0 <= high < DIGIT and rejected in (0, 1)):
         return None
     stamp = Stamp(request, high * DIGIT + low, bool(rejected))

@@ -94,6 +94,8 @@ class Stream:
     def _said(self, row: torch.Tensor, head: int, layer: int) -> str:
         if not row.any():
             return "nothing"
+        if not row.isfinite().all():
+            return "what is not finite"
         stamp = decoded(row, head, layer)
         if stamp is None or stamp.request >= len(self.labelled.names):
             return "nobody's label"
