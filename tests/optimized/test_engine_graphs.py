@@ -55,8 +55,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 def engine(
     checkpoint: Checkpoint, ops: str, device: str, recorder: Recorder | None = None, **options: Any
 ) -> OptimizedEngine:
-    """An engine in graphs for 0, 1 and 3 drafts; `recorder` in the place of its own."""
-    chosen = Options(device=device, graphs=True, **options)
+    """An engine in graphs for 0, 1 and 3 drafts, captured once; `recorder` in the place of its own."""
+    chosen = Options(device=device, graphs=recorder is None, **options)
     subject = OptimizedEngine(checkpoint, load(ops), chosen, FOUR, num_steps=3, adaptive=CANDIDATES)
     if recorder is not None:
         subject._graphs = prepared(subject._base, subject._rounds.values(), subject._device, recorder)

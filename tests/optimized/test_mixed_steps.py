@@ -45,6 +45,7 @@ from support.mixed import (
     prompts_in_chunks,
     split_everywhere,
     told,
+    trio,
 )
 from support.two_sides import TwoSides, snapshot
 
@@ -107,7 +108,7 @@ def served(both: TwoSides, events: Iterable[Event]) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@FEW
+@settings(FEW, max_examples=1)
 @given(num_steps=st.sampled_from(CANDIDATES), order=ORDERS)
 @example(num_steps=7, order=(5, 4, 3, 2, 1, 0))
 @example(num_steps=3, order=(3, 0, 5, 1, 4, 2))
@@ -126,9 +127,9 @@ def test_numbers_are_the_reference_s_in_any_order(
 
 
 def test_labels_are_right_in_every_order_of_three_kinds(model: Model) -> None:
-    """A chunk at the end of a prompt, a window of its width and a decode row in all orders, the others behind."""
-    for first in permutations((1, 3, 5)):
-        served(labels(model, Options().strategy), crowd(3, (*first, 0, 2, 4)))
+    """A chunk at the end of a prompt, a window of its width and a decode row, and nothing else, in all orders."""
+    for order in permutations(range(3)):
+        served(labels(model, Options().strategy), trio(3, order))
 
 
 @pytest.mark.slow
@@ -289,7 +290,7 @@ def test_empty_steps_change_no_byte(model: Model, ops: str, strategy: str) -> No
     """After every event between two rounds all empty events are served, and an engine without them ends the same."""
     left, busy = (engine(model, ops, strategy=strategy, poison=7.5) for _ in range(2))
     flying, seen = False, 0
-    for event in comings():
+    for event in comings((0, 3, 1)):
         event.on(left)
         event.on(busy)
         if isinstance(event, Forward | Commit):
@@ -316,7 +317,7 @@ def test_empty_steps_change_no_byte(model: Model, ops: str, strategy: str) -> No
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(FEW, max_examples=4)
+@settings(FEW, max_examples=3)
 @given(data=st.data())
 def test_labels_are_right_in_whatever_steps(model: Model, strategy: str, data: st.DataObject) -> None:
     both = labels(model, strategy)
