@@ -36,7 +36,7 @@ NARROW = "support.narrow_products"
 @cache
 def judged(name: str, until: int | None = None) -> Verdict:
     """A replay of one op set, which several tests look at."""
-    return Replay(few_channels("short", 2), Setting(f"{NARROW}:{name}")).run(until=until).verdict
+    return Replay(few_channels("short", 2), Setting(f"{NARROW}:{name}")).run(until=until, explain=False).verdict
 
 
 @pytest.mark.slow
