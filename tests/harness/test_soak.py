@@ -83,7 +83,7 @@ def test_what_wears_out_is_found_and_its_trace_begins_at_the_last_stretch(
     instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subjects.LATE.gated_norm, "calls", 0)
-    monkeypatch.setattr(subjects.LATE.gated_norm, "begin", 8)
+    monkeypatch.setattr(subjects.LATE.gated_norm, "begin", 4)
     soaking = soaked(model, tmp_path / "found", 60, LATE, every=1, stretch=1)
     (found,) = soaking.soaked.found
     assert soaking.soaked.exit == Exit.DIVERGED and found.again

@@ -106,7 +106,9 @@ def course(subject: Callable[[Event], Answer | None]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ops", "device"), OPS)
+@pytest.mark.parametrize(("ops", "device"), [
+    pytest.param(*one.values, id=one.id, marks=(*one.marks, *((WHOLE,) if one.id == "plain" else ()))) for one in OPS
+])
 def test_layouts_with_equally_many_rows_are_kept_apart(checkpoint: Checkpoint, ops: str, device: str) -> None:
     both = Twins(*(engine(checkpoint, ops, device, recorder) for recorder in (emulated(device), eagerly)))
     course(both)

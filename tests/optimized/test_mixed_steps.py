@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import permutations
+from itertools import cycle, permutations
 from typing import Any
 
 import pytest
@@ -55,6 +55,7 @@ FEW = settings(
     max_examples=2, derandomize=True, deadline=None, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+MIXED, BACKWARDS = (3, 0, 5, 1, 4, 2), (5, 4, 3, 2, 1, 0)
 ORDERS = st.permutations(range(len(CROWD)))
 # (op set, activation) for which bits are compared; Triton is interpreted, and small, where there is no GPU.
 QUICK = {
@@ -107,19 +108,26 @@ def served(both: TwoSides, events: Iterable[Event]) -> None:
 # ---- all kinds of rows in one step, in any order
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(FEW, max_examples=1)
-@given(num_steps=st.sampled_from(CANDIDATES), order=ORDERS)
-@example(num_steps=7, order=(5, 4, 3, 2, 1, 0))
-@example(num_steps=3, order=(3, 0, 5, 1, 4, 2))
+@pytest.mark.parametrize(
+    ("strategy", "num_steps", "order"),
+    [(strategy, *told) for strategy, told in zip(STRATEGIES, cycle(((3, MIXED), (7, BACKWARDS))), strict=False)],
+)
+def test_labels_are_right_in_an_order_of_all_kinds(
+    model: Model, strategy: str, num_steps: int, order: Sequence[int]
+) -> None:
+    served(labels(model, strategy), crowd(num_steps, order))
+
+
+@FEW
+@given(strategy=st.sampled_from(sorted(STRATEGIES)), num_steps=st.sampled_from(CANDIDATES), order=ORDERS)
 def test_labels_are_right_in_any_order(model: Model, strategy: str, num_steps: int, order: Sequence[int]) -> None:
     served(labels(model, strategy), crowd(num_steps, order))
 
 
 @pytest.mark.parametrize("layout", ["VK", "KV"])
-@FEW
+@settings(FEW, max_examples=1)
 @given(num_steps=st.sampled_from(CANDIDATES), order=ORDERS)
-@example(num_steps=3, order=(3, 0, 5, 1, 4, 2))
+@example(num_steps=3, order=MIXED)
 def test_numbers_are_the_reference_s_in_any_order(
     model: Model, layout: StateLayout, num_steps: int, order: Sequence[int]
 ) -> None:
@@ -267,9 +275,14 @@ def test_numbers_do_not_know_where_a_prompt_was_split(model: Model, layout: Stat
 # ---- step counts change, requests come, and steps are empty
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_labels_are_right_while_step_counts_change_and_requests_come(model: Model, strategy: str) -> None:
-    served(labels(model, strategy), comings())
+@pytest.mark.parametrize(("strategy", "counts"), [
+    ("snapshot", (0, 3, 1)), ("columns", (0, 7, 3)), ("rerun", (0, 3, 1, 7)), ("lazy_rerun", (0, 3, 1, 0, 7, 3)),
+])  # fmt: skip
+def test_labels_are_right_while_step_counts_change_and_requests_come(
+    model: Model, strategy: str, counts: Sequence[int]
+) -> None:
+    """Longest where inputs wait in rings, whose width the count is."""
+    served(labels(model, strategy), comings(counts))
 
 
 def test_numbers_are_right_while_step_counts_change_and_requests_come(model: Model) -> None:
