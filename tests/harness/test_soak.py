@@ -47,25 +47,25 @@ def test_two_sessions_make_one_sum(instep: Runner, model: Path, tmp_path: Path) 
     first = instep(*told, "--rounds", 2)
     assert first.code == Exit.AGREED, first
     then: Any = json.loads(file.read_text())
-    assert instep(*told, "--rounds", 4).code == Exit.AGREED
+    assert instep(*told, "--rounds", 3).code == Exit.AGREED
     (now,), (run,) = (json.loads(file.read_text())[name] for name in ("runs", "soaked"))
-    assert then["runs"][0]["rounds"] == 2 and now["rounds"] == 4
-    assert [session["rounds"] for session in run["sessions"]] == [2, 2] and run["engines"] == 2
+    assert then["runs"][0]["rounds"] == 2 and now["rounds"] == 3
+    assert [session["rounds"] for session in run["sessions"]] == [2, 1] and run["engines"] == 2
     assert now["events"] == sum(session["events"] for session in run["sessions"]) > then["runs"][0]["events"] > 4
     assert all(session["memory_mib"] and session["machine"]["torch"] for session in run["sessions"])
-    assert instep(*told, "--rounds", 4).code == Exit.AGREED, "all of them are there"
+    assert instep(*told, "--rounds", 3).code == Exit.AGREED, "all of them are there"
     kept_now: Any = json.loads(file.read_text())
-    assert kept_now["runs"][0]["rounds"] == 4 and len(kept_now["soaked"][0]["sessions"]) == 2
+    assert kept_now["runs"][0]["rounds"] == 3 and len(kept_now["soaked"][0]["sessions"]) == 2
     assert "expected 2, with which it was begun" in complaint(instep(*told, "--rounds", 12, "--stretch", 5))
     assert "--minutes" in complaint(instep(*told))
     other = tmp_path / "other.json"
-    assert instep(*told[:-1], other, "--rounds", 2, "--seed", 1).code == Exit.AGREED
+    assert instep(*told[:-1], other, "--rounds", 1, "--seed", 1).code == Exit.AGREED
     assert instep("soak", "--json", file, "--join", other).code == Exit.AGREED
     joined: Any = json.loads(file.read_text())
-    assert [(run["seed"], run["rounds"]) for run in joined["runs"]] == [(0, 4), (1, 2)]
+    assert [(run["seed"], run["rounds"]) for run in joined["runs"]] == [(0, 3), (1, 1)]
     assert "of ledger with seed 1, which is there" in complaint(instep("soak", "--json", file, "--join", other))
-    assert instep(*told, "--rounds", 3, "--seed", 1).code == Exit.AGREED, "each seed goes on for itself"
-    assert [run["rounds"] for run in json.loads(file.read_text())["runs"]] == [4, 3]
+    assert instep(*told, "--rounds", 2, "--seed", 1).code == Exit.AGREED, "each seed goes on for itself"
+    assert [run["rounds"] for run in json.loads(file.read_text())["runs"]] == [3, 2]
     file.write_text("{}")
     assert "a file that `instep soak` wrote" in complaint(instep(*told, "--rounds", 5))
     assert "to join serves nothing" in complaint(instep("soak", "--json", file, "--join", other, "--minutes", 1))
