@@ -23,6 +23,7 @@ from instep.verdict import Exit
 from instep_optimized.memory.budget import must_fill_pitch
 from instep_optimized.memory.pool import Demand
 from instep_reference.contract.errors import Unsupported
+from support.covering import WHOLE
 from support.few_channels import few_channels
 from support.traces import brief, recorded
 
@@ -70,7 +71,7 @@ def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Trace) -> Any
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("edits", "setting"), [
-    ((), {}), ((), {"layout": "KV", "strategy": "columns"}), (GATED, {}),
+    pytest.param((), {}, marks=WHOLE), ((), {"layout": "KV", "strategy": "columns"}), (GATED, {}),
     ((PREFILL_OF_PLAIN,), {}), ((OWN, KEPT), {}), ((PACKED,), {"strategy": "columns"}),
     (('packed', 'KV'), {"layout": "KV"}),
 ], ids=["raw", "columns", "gated", "prefill of plain", "strided", "packed", "order"])  # fmt: skip

@@ -34,6 +34,7 @@ from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product
 from instep_reference.weights import Weights
 from support.checkpoints import write as write_checkpoint
+from support.covering import WHOLE
 from support.few_channels import few_channels
 from support.traces import recorded
 
@@ -50,13 +51,16 @@ EXACT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("form", "strategy"), [("running", "snapshot"), ("pairwise", "rerun"), ("split", "columns"), ("chunked", "rerun")]
-)
-def test_another_order_of_summation_passes_with_room(form, strategy):
-    """On the trained model up to the first commit; hundreds of small random ones: `instep calibrate`."""
+@pytest.mark.parametrize(("form", "strategy", "trained"), [
+    ("running", "snapshot", True), ("pairwise", "rerun", False), ("split", "columns", False),
+    ("chunked", "rerun", True),
+    *(pytest.param(*one, True, marks=WHOLE) for one in (("pairwise", "rerun"), ("split", "columns"))),
+])  # fmt: skip
+def test_another_order_of_summation_passes_with_room(form, strategy, trained):
+    """On the trained model, or one of few channels, to the first commit; hundreds of random ones: `calibrate`."""
     setting = Setting(f"instep.calibrate.correct_variants:{form}_7", strategy=strategy)
-    outcome = Replay(read(TRACES / "accepted.jsonl"), setting).run(until=5)
+    trace = read(TRACES / "accepted.jsonl") if trained else few_channels("accepted", 2)
+    outcome = Replay(trace, setting).run(until=5)
     assert outcome.verdict.exit == Exit.AGREED
     for tier in (Tier.DERIVED, Tier.PROPAGATED):
         assert max(one.used for one in outcome.verdict.compared if one.tier is tier) < 0.7
@@ -72,7 +76,7 @@ def test_another_order_of_summation_passes_with_room(form, strategy):
 )
 def test_a_small_error_is_found_where_it_is_made(error, component):
     setting = Setting(f"support.injected_errors:{error}", strategy="snapshot")
-    findings = Replay(few_channels("accepted"), setting).run(until=6, explain=False).verdict.findings
+    findings = Replay(few_channels("accepted", 2), setting).run(until=6, explain=False).verdict.findings
     derived = [finding for finding in findings if finding.tier is Tier.DERIVED]
     assert derived and findings[0].place.component == derived[0].place.component == component
 

@@ -39,6 +39,13 @@ def right(tmp_path_factory) -> Path:
     return recorded(tmp_path_factory.mktemp("recordings") / "right")
 
 
+@pytest.fixture(scope="module")
+def brief(tmp_path_factory) -> Path:
+    """Two requests, of which the last draft has three tokens each, at event 8."""
+    prompts = {name: PROMPTS[name] for name in "ab"}
+    return recorded(tmp_path_factory.mktemp("recordings") / "brief", tokens=4, prompts=prompts)
+
+
 @pytest.fixture
 def copy(right, tmp_path) -> Path:
     """A copy, to be spoilt."""
@@ -76,12 +83,12 @@ def test_a_right_recording_agrees_at_every_level(right):
 
 @pytest.mark.slow
 def test_states_may_be_recorded_in_the_other_layout(tmp_path):
-    assert audit(recorded(tmp_path / "vk", layout="VK"), TINY).exit is Exit.AGREED
-    wrong = recorded(tmp_path / "wrong", layout="VK", tokens=4)
-    stated = json.loads((wrong / "recording.json").read_text())
-    (wrong / "recording.json").write_text(json.dumps(stated | {"layout": "KV"}))
+    made = recorded(tmp_path / "vk", layout="VK", tokens=4, prompts={"a": PROMPTS["a"]})
+    found = audit(made, TINY)
+    assert found.exit is Exit.AGREED and Tier.DIRECTED in {one.tier for one in found.replay.verdict.compared}
+    stated(made, layout="KV")
     with pytest.raises(Exception, match=r"state.a.0: found shape \[4, 64, 32\], expected shape \[4, 32, 64\]"):
-        audit(wrong, TINY)
+        audit(made, TINY)
 
 
 def test_a_plain_file_of_prompts_and_answers_is_enough(spoken, tmp_path, instep):
@@ -98,14 +105,15 @@ def test_a_plain_file_of_prompts_and_answers_is_enough(spoken, tmp_path, instep)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=WHOLE), "bfloat16"])
-def test_a_correct_engine_is_not_accused_in_any_width(tmp_path, dtype):
-    prompts = prompts_from(TINY / "prompts.json", Bytes())
-    ran = decode(Ask(Checkpoint.open(TINY), Setting(dtype=dtype), prompts, 3, tokens=16, batch=8))
+@pytest.mark.parametrize(("dtype", "some", "tokens"), [
+    ("bfloat16", 12, 8), *(pytest.param(dtype, 100, 16, marks=WHOLE) for dtype in ("float32", "bfloat16"))])
+def test_a_correct_engine_is_not_accused_in_any_width(tmp_path, dtype, some, tokens):
+    prompts = dict([*prompts_from(TINY / "prompts.json", Bytes()).items()][:some])
+    ran = decode(Ask(Checkpoint.open(TINY), Setting(dtype=dtype), prompts, 3, tokens=tokens, batch=8))
     requests = [{"prompt": prompts[name], "tokens": ran.said(name)} for name in prompts]
     found = audit(said(tmp_path / "said.jsonl", requests), TINY, dtype=dtype)
-    assert found.exit is Exit.AGREED and found.tokens.ties.made > 250, found.verdict.findings[:1]
-    assert found.tokens.decided > {"float32": 0.99, "bfloat16": 0.6}[dtype] * found.tokens.ties.made
+    assert found.exit is Exit.AGREED and (made := found.tokens.ties.made) > 90, found.verdict.findings[:1]
+    assert made == tokens * len(prompts) and found.tokens.decided > {"float32": 0.99, "bfloat16": 0.6}[dtype] * made
 
 
 # what is wrong
@@ -123,8 +131,8 @@ def test_a_wrong_token_is_named_and_so_is_a_later_one(spoken, tmp_path, instep):
     assert {2, len(tokens) - 1} <= {one.token for one in wrong}, "the later one is seen, too"
     says = f"token is {tokens[2]}; the model says {spoken[1]['tokens'][2]} by a margin of"
     assert wrong[0].worst > 100 and wrong[0].diagnosis.startswith(says)
-    words = ("--json", tmp_path / "r.json", "--sarif", tmp_path / "log", "--annotate")
-    ran = instep("audit", file, "--model", TINY, "--dtype", "float32", *words)
+    words = ("--dtype", "float32", "--json", tmp_path / "r.json", "--sarif", tmp_path / "log", "--annotate")
+    ran = instep("audit", file, "--model", TINY, *words)
     assert ran.code == 1 and "line 2, request" in ran.out and "margin" in ran.out, ran
     place = json.loads((tmp_path / "log").read_text())["runs"][0]["results"][0]["locations"][0]["physicalLocation"]
     assert place == {"artifactLocation": {"uri": str(file)}, "region": {"startLine": 2}}
@@ -169,21 +177,15 @@ def test_a_wrong_window_is_named_at_its_commit(copy, accepted, path, check, says
     (10, "state.b.2", lambda x, r: x.flip(0), Tier.DIRECTED, "unknown: near to none"),
     (10, "conv.b.1", lambda x, r: x.roll(1, 1), Tier.PROPAGATED, "is shifted by one to newer inputs"),
 ], ids=["logits of another row", "rows", "a stale state", "heads", "conv"])  # fmt: skip
-def test_what_is_shown_wrongly_is_named_where_it_stands(copy, event, name, change, tier, says):
-    tensors(copy, event, name, lambda x: change(x, copy))
-    found = audit(copy, TINY)
+def test_what_is_shown_wrongly_is_named_where_it_stands(brief, tmp_path, event, name, change, tier, says):
+    made = Path(shutil.copytree(brief, tmp_path / "r"))
+    tensors(made, event, name, lambda x: change(x, made))
+    found = audit(made, TINY)
     assert found.exit is Exit.DIVERGED and not found.verdict.findings, "every token is right"
     one = next(one for one in found.replay.verdict.findings if one.tier is tier)
     component, request = name.split(".")[:2]
     assert (one.event, one.place.component, one.request) == (event, component, request)
     assert says in one.diagnosis, one.diagnosis
-
-
-@pytest.fixture(scope="module")
-def brief(tmp_path_factory) -> Path:
-    """Two requests, of which the last draft has three tokens each, at event 8."""
-    prompts = {name: PROMPTS[name] for name in "ab"}
-    return recorded(tmp_path_factory.mktemp("recordings") / "brief", tokens=4, prompts=prompts)
 
 
 def drafted_otherwise(brief: Path, folder: Path, widths: tuple[int, int], accepted: tuple[int, int], **draft) -> Path:
@@ -209,11 +211,9 @@ def drafted_otherwise(brief: Path, folder: Path, widths: tuple[int, int], accept
 ])
 def test_windows_of_different_widths_are_judged(brief, tmp_path, engine, exit, place):
     made = drafted_otherwise(brief, tmp_path / "r", (3, 1), (3, 1))
-    if engine is None:
-        assert audit(made, TINY).exit is exit
-        return
-    verdict = led(made, engine)
-    assert verdict.exit is exit and (not place or str(verdict.findings[0].place) == place), verdict.findings[:1]
+    found = audit(made, TINY) if engine is None else led(made, engine)
+    first = next(iter(getattr(found, "verdict", found).findings), None)
+    assert found.exit is exit and (not place or str(first.place) == place), first
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ NARROW = "support.narrow_products"
 @cache
 def judged(name: str, until: int | None = None) -> Verdict:
     """A replay of one op set, which several tests look at."""
-    return Replay(few_channels("short", 2), Setting(f"{NARROW}:{name}")).run(until=until).verdict
+    return Replay(few_channels("short", 2), Setting(f"{NARROW}:{name}")).run(until=until, explain=False).verdict
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_a_right_kernel_that_declares_its_products_agrees() -> None:
 def blocks(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """As the trace `long`, of a small model: three blocks, the last one a part, beside a part of one."""
     folder = tmp_path_factory.mktemp("blocks")
-    prompts = {"long": tuple(t % 61 for t in range(150)), "part": tuple(range(10))}
+    prompts = {"long": tuple(t % 61 for t in range(132)), "part": tuple(range(6))}
     told = policy(
         capacity=msgspec.structs.replace(ROOM, pages=tuple(range(1, 31)), max_tokens=160), adaptive=None, num_steps=1,
         arrivals=(Arrival("a", "long", max_new=1), Arrival("b", "part", max_new=1)), steps=(), deeds=(), accept=(),
@@ -64,7 +64,7 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 def test_blocks_of_every_format_agree(name: str, blocks: Trace) -> None:
     verdict = Replay(blocks, Setting(f"{NARROW}:{name}")).run().verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
-    assert any(isinstance(event, Forward) and sum(row.tokens for row in event.rows) == 160 for event in blocks.events)
+    assert any(isinstance(event, Forward) and sum(row.tokens for row in event.rows) == 138 for event in blocks.events)
 
 
 @pytest.mark.slow
@@ -135,20 +135,21 @@ def test_an_engine_of_somebody_else_that_declares_what_it_stores_agrees(instep: 
 
 @pytest.mark.slow
 def test_declared_products_are_printed(instep: Runner, tmp_path: Path) -> None:
-    ran = instep("replay", SHORT, "--ops", f"{NARROW}:CUT", "--until", 2, "--json", tmp_path / "a.json")
+    words = ("replay", few_channels("short", 2).path, "--until", 2, "--json", tmp_path / "a.json")
+    ran = instep(*words, "--ops", f"{NARROW}:CUT")
     assert ran.code == 0 and f"{NARROW}:CUT declares: multiplies gdn.chunk as tf32 in blocks of 64" in ran.out
     (run,) = json.loads((tmp_path / "a.json").read_text())["runs"]
     assert run["declared"] == {"stored": {}, "products": {"gdn.chunk": {"format": "tf32", "block": 64}}}
 
 
 def test_the_usual_op_set_says_nothing(instep: Runner) -> None:
-    assert "declares" not in instep("replay", SHORT, "--ops", "plain", "--until", 2).out
+    assert "declares" not in instep("replay", SHORT, "--ops", "plain", "--until", 1).out
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("relation", ["split", "drift"])
-def test_relations_within_tolerance_grant_what_is_declared(relation: str, instep: Runner) -> None:
-    words = ("relations", few_channels("rounds", 2).path, relation, "--tokens", 256)
+@pytest.mark.parametrize(("relation", "trace"), [("split", "short"), ("drift", "rounds")])
+def test_relations_within_tolerance_grant_what_is_declared(relation: str, trace: str, instep: Runner) -> None:
+    words = ("relations", few_channels(trace, 2).path, relation, "--tokens", 256)
     assert instep(*words, "--ops", f"{NARROW}:CUT").code == 0
     assert instep(*words, "--ops", f"{NARROW}:UNDECLARED").code == 1
 
@@ -159,7 +160,7 @@ def test_relations_within_tolerance_grant_what_is_declared(relation: str, instep
 )
 def test_states_of_a_model_without_a_whole_reference_are_granted_it_too(name: str, exit_: Exit) -> None:
     checkpoint = random_checkpoint(narrow("qwen3.5-9b", layers=2))
-    trace = course(checkpoint, "declared", requests=2, rounds=2)
+    trace = course(checkpoint, "declared", requests=1, rounds=1)
     found = outcome(trace, checkpoint, Setting(f"{NARROW}:{name}"))
     assert found.verdict.exit is exit_, found.verdict.findings[:1]
     judged = [one for one in found.verdict.compared if one.check == "directed"]

@@ -69,7 +69,7 @@ def result(*judged: Judged) -> Result:
 @pytest.fixture(scope="module")
 def ran(warm: None) -> Result:
     some = [*(by_id()[name] for name in FEW), IDLE]
-    (folder,) = {few_channels(fault.trace).path.parent for fault in some}
+    (folder,) = {few_channels(fault.trace, 2).path.parent for fault in some}
     return campaign(some, folder, jobs=2, text=False)
 
 
@@ -98,7 +98,7 @@ def here(instep: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", FURTHER)
 def test_a_fault_of_another_family_is_found_named_and_located(name: str, tmp_path: Path) -> None:
     fault = by_id()[name]
-    trace = few_channels(fault.trace).path
+    trace = few_channels(fault.trace, 2).path
     control = replayed(tmp_path, trace, fault.how, tmp_path / "control.json")
     with planted_here(*fault.edits):
         arm = replayed(tmp_path, trace, fault.how, tmp_path / "planted.json")
@@ -146,7 +146,7 @@ def test_what_is_told_is_what_was_judged(ran: Result) -> None:
 @pytest.mark.slow
 def test_a_faulty_engine_left_to_itself_says_something_else(warm: None, tmp_path: Path) -> None:
     fault = by_id()["commit-index-minus-one"]
-    folder, trace = plant.planted(tmp_path / "planted", *fault.edits), few_channels(fault.trace).path
+    folder, trace = plant.planted(tmp_path / "planted", *fault.edits), few_channels(fault.trace, 2).path
     faulty = spoken(folder, trace, speaking(fault.how), tmp_path / "faulty.json")
     right = spoken(plant.planted(tmp_path / "control"), trace, speaking(fault.how), tmp_path / "right.json")
     assert not right.error and right.drafts > 0 and right.texts.keys() == faulty.texts.keys() == right.states.keys()

@@ -69,7 +69,7 @@ def test_every_state_of_every_gdn_layer_is_judged(made):
 def test_every_check_that_needs_no_whole_reference_is_asked(made):
     checkpoint, trace = made
     for how in ({}, {"strategy": "columns", "conv": "widened", "graphs": True}):
-        verdict = outcome(trace, checkpoint, Setting("plain", dtype="bfloat16", **how), until=12).verdict
+        verdict = outcome(trace, checkpoint, Setting("plain", dtype="bfloat16", **how), until=9, layers=(0,)).verdict
         assert verdict.exit is Exit.AGREED, verdict.findings[:1]
         asked = {one.check for one in verdict.compared}
         assert asked >= {"bounds", "contracts", "capacity", "aliasing", "graphs", "hostreads", "tails", "poison"}
@@ -78,7 +78,7 @@ def test_every_check_that_needs_no_whole_reference_is_asked(made):
 
 def test_a_model_without_attention_names_no_pool_that_it_lacks():
     checkpoint = random_checkpoint(narrow("qwen3.5-9b", layers=1))
-    found = outcome(course(checkpoint, "narrow", requests=2, rounds=4), checkpoint, SETUP)
+    found = outcome(course(checkpoint, "narrow", requests=2, rounds=3), checkpoint, SETUP)
     assert found.verdict.exit is Exit.AGREED, found.verdict.findings[:1]
 
 
@@ -87,7 +87,7 @@ def test_a_model_without_attention_names_no_pool_that_it_lacks():
 ])  # fmt: skip
 def test_what_no_state_tells_is_found_at_real_sizes_too(made, ops, check, how):
     checkpoint, trace = made
-    found = outcome(trace, checkpoint, Setting(f"support.wrong_ops:{ops}", **how)).verdict.findings
+    found = outcome(trace, checkpoint, Setting(f"support.wrong_ops:{ops}", **how), layers=(0,)).verdict.findings
     assert check in {finding.check for finding in found}, found[:2]
 
 
@@ -185,5 +185,5 @@ def test_other_drafters_have_a_ledger_too(name):
     """`eagle` alone does not serve three MTP layers, and has a draft head where drafts are handed in."""
     trace = read(TRACES / f"{name}.jsonl")
     checkpoint = Checkpoint.open(TRACES / trace.header.checkpoint.near)
-    found = outcome(trace, checkpoint, Setting("plain").recorded(trace.header.recording), until=24)
+    found = outcome(trace, checkpoint, Setting("plain").recorded(trace.header.recording), until=24, layers=(0,))
     assert found.verdict.exit is Exit.AGREED, found.verdict.findings[:1]

@@ -129,7 +129,8 @@ def test_a_request_ends_one_round_late_and_says_so(instep, tmp_path):
     model = write(tmp_path / "model", vocab_size=VOCAB, num_hidden_layers=2, full_attention_interval=2)
     files = {"prompts": tmp_path / "prompts.json", "policy": tmp_path / "policy.json"}
     files["prompts"].write_bytes(msgspec.json.encode([{"name": n, "tokens": t} for n, t in PROMPTS.items()]))
-    plain = msgspec.structs.replace(ROUNDS, accept=(), steps=())
+    arrivals = (Arrival("a", "few", max_new=6), Arrival("b", "one", max_new=3))
+    plain = msgspec.structs.replace(ROUNDS, arrivals=arrivals, accept=(), steps=())
     files["policy"].write_bytes(msgspec.json.encode(plain))
     said = {}
     for name, words in (("waiting", ()), ("overlapping", ("--overlap",))):

@@ -32,7 +32,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 def replayed(trace: Trace, ops: str = "plain", **how: Any) -> Verdict:
     """What is remembered is bytes: nobody is asked for the arithmetic."""
-    return Replay(trace, Setting(ops, **how)).run(tiers={Tier.IDENTITY, Tier.BITWISE}).verdict
+    return Replay(trace, Setting(ops, **how)).run(tiers={Tier.IDENTITY, Tier.BITWISE}, explain=False).verdict
 
 
 def said(trace: Trace, check: str, *given: Any, **how: Any) -> tuple[int, str]:

@@ -47,25 +47,25 @@ def test_two_sessions_make_one_sum(instep: Runner, model: Path, tmp_path: Path) 
     first = instep(*told, "--rounds", 2)
     assert first.code == Exit.AGREED, first
     then: Any = json.loads(file.read_text())
-    assert instep(*told, "--rounds", 5).code == Exit.AGREED
+    assert instep(*told, "--rounds", 3).code == Exit.AGREED
     (now,), (run,) = (json.loads(file.read_text())[name] for name in ("runs", "soaked"))
-    assert then["runs"][0]["rounds"] == 2 and now["rounds"] == 5
-    assert [session["rounds"] for session in run["sessions"]] == [2, 3] and run["engines"] == 2
+    assert then["runs"][0]["rounds"] == 2 and now["rounds"] == 3
+    assert [session["rounds"] for session in run["sessions"]] == [2, 1] and run["engines"] == 2
     assert now["events"] == sum(session["events"] for session in run["sessions"]) > then["runs"][0]["events"] > 4
     assert all(session["memory_mib"] and session["machine"]["torch"] for session in run["sessions"])
-    assert instep(*told, "--rounds", 5).code == Exit.AGREED, "all of them are there"
+    assert instep(*told, "--rounds", 3).code == Exit.AGREED, "all of them are there"
     kept_now: Any = json.loads(file.read_text())
-    assert kept_now["runs"][0]["rounds"] == 5 and len(kept_now["soaked"][0]["sessions"]) == 2
+    assert kept_now["runs"][0]["rounds"] == 3 and len(kept_now["soaked"][0]["sessions"]) == 2
     assert "expected 2, with which it was begun" in complaint(instep(*told, "--rounds", 12, "--stretch", 5))
     assert "--minutes" in complaint(instep(*told))
     other = tmp_path / "other.json"
-    assert instep(*told[:-1], other, "--rounds", 2, "--seed", 1).code == Exit.AGREED
+    assert instep(*told[:-1], other, "--rounds", 1, "--seed", 1).code == Exit.AGREED
     assert instep("soak", "--json", file, "--join", other).code == Exit.AGREED
     joined: Any = json.loads(file.read_text())
-    assert [(run["seed"], run["rounds"]) for run in joined["runs"]] == [(0, 5), (1, 2)]
+    assert [(run["seed"], run["rounds"]) for run in joined["runs"]] == [(0, 3), (1, 1)]
     assert "of ledger with seed 1, which is there" in complaint(instep("soak", "--json", file, "--join", other))
-    assert instep(*told, "--rounds", 3, "--seed", 1).code == Exit.AGREED, "each seed goes on for itself"
-    assert [run["rounds"] for run in json.loads(file.read_text())["runs"]] == [5, 3]
+    assert instep(*told, "--rounds", 2, "--seed", 1).code == Exit.AGREED, "each seed goes on for itself"
+    assert [run["rounds"] for run in json.loads(file.read_text())["runs"]] == [3, 2]
     file.write_text("{}")
     assert "a file that `instep soak` wrote" in complaint(instep(*told, "--rounds", 5))
     assert "to join serves nothing" in complaint(instep("soak", "--json", file, "--join", other, "--minutes", 1))
@@ -83,6 +83,7 @@ def test_what_wears_out_is_found_and_its_trace_begins_at_the_last_stretch(
     instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subjects.LATE.gated_norm, "calls", 0)
+    monkeypatch.setattr(subjects.LATE.gated_norm, "begin", 4)
     soaking = soaked(model, tmp_path / "found", 60, LATE, every=1, stretch=1)
     (found,) = soaking.soaked.found
     assert soaking.soaked.exit == Exit.DIVERGED and found.again
@@ -127,7 +128,7 @@ def test_what_engines_keep_for_good_stays_bounded(
         whole.append(not example.rules.table.live if last else None)
 
     monkeypatch.setattr(soak.Example, "serve", watched)
-    soaking = soaked(model, tmp_path / "found", 16, stretch=2)
+    soaking = soaked(model, tmp_path / "found", 8, stretch=1)
     assert soaking.soaked.exit == Exit.AGREED and soaking.soaked.engines == 4
     assert max(most) == 1 and {one for one in whole if one is not None} == {True}
     assert soaking.soaked.conditions["saved"] <= 5 and sum(soaking.soaked.conditions.values()) > 100

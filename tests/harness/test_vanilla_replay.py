@@ -70,7 +70,7 @@ def test_the_header_names_the_drafter(trace, instep):
 @pytest.mark.slow
 def test_fuzzed_from_the_command_line(trace, instep, tmp_path):
     told = instep("fuzz", "--ops", "ledger", "--checkpoint", trace.path.parent / "model", "--drafter", "vanilla",
-                  "--examples", 2, "--seed", 1, "--out", tmp_path)  # fmt: skip
+                  "--examples", 1, "--seed", 1, "--out", tmp_path)  # fmt: skip
     assert told.code == Exit.AGREED, told.out + told.err
 
 
@@ -102,7 +102,8 @@ def test_drafts_that_are_not_the_layers_own_are_found(trace, ops, plant):
 def test_what_another_recorder_would_have_chosen_is_not_compared(tmp_path, recorded, replayed, why):
     model = write(tmp_path / "model", vocab_size=VOCAB, num_hidden_layers=2, full_attention_interval=2,
                   mtp_num_hidden_layers=1)  # fmt: skip
-    alone = structs.replace(POLICY, num_steps=1, steps=(), deeds=(), adaptive=None)
+    arrivals = (Arrival("a", "few", chunks=(3,), max_new=4),)
+    alone = structs.replace(POLICY, arrivals=arrivals, num_steps=1, steps=(), deeds=(), adaptive=None)
     trace = make(model, PROMPTS, alone, tmp_path / "other.jsonl", recorded)
     verdict = Replay(trace, replayed).run().verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]

@@ -64,7 +64,8 @@ def test_an_engine_keeps_every_contract(
     found: list[str] = []
     checked = around(load(ops), unseen, contracts(found.append))
     file = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 3, 7)))
-    checkpoint, options = Checkpoint.open(write(tmp_path, "dense")), Options(activation=activation, state=state)
+    small = write(tmp_path, "dense", num_hidden_layers=2, full_attention_interval=2)
+    checkpoint, options = Checkpoint.open(small), Options(activation=activation, state=state)
     subject = OptimizedEngine(checkpoint, checked, options, CAPACITY, num_steps=3, adaptive=file)
     for event in scenario(64, (3, 1, 7, 0, 3), forced=True):
         event.on(subject)

@@ -55,8 +55,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 def engine(
     checkpoint: Checkpoint, ops: str, device: str, recorder: Recorder | None = None, **options: Any
 ) -> OptimizedEngine:
-    """An engine in graphs for 0, 1 and 3 drafts; `recorder` in the place of its own."""
-    chosen = Options(device=device, graphs=True, **options)
+    """An engine in graphs for 0, 1 and 3 drafts, captured once; `recorder` in the place of its own."""
+    chosen = Options(device=device, graphs=recorder is None, **options)
     subject = OptimizedEngine(checkpoint, load(ops), chosen, FOUR, num_steps=3, adaptive=CANDIDATES)
     if recorder is not None:
         subject._graphs = prepared(subject._base, subject._rounds.values(), subject._device, recorder)
@@ -106,7 +106,9 @@ def course(subject: Callable[[Event], Answer | None]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ops", "device"), OPS)
+@pytest.mark.parametrize(("ops", "device"), [
+    pytest.param(*one.values, id=one.id, marks=(*one.marks, *((WHOLE,) if one.id == "plain" else ()))) for one in OPS
+])
 def test_layouts_with_equally_many_rows_are_kept_apart(checkpoint: Checkpoint, ops: str, device: str) -> None:
     both = Twins(*(engine(checkpoint, ops, device, recorder) for recorder in (emulated(device), eagerly)))
     course(both)

@@ -31,7 +31,7 @@ STEPS = (3, 1, 7, 0, 3)
 
 def sides(path: Path, ops: str, *, watched: bool = True, **options: Any) -> TwoSides:
     """Both in fp64, so that no draw lies near a bound; `ledger` moves labels."""
-    checkpoint = Checkpoint.open(write(path, "dense"))
+    checkpoint = Checkpoint.open(write(path, "dense", num_hidden_layers=2, full_attention_interval=2))
     wide = {} if ops == "ledger" else {"activation": torch.float64, "state": torch.float64}
     file = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))
     subject = OptimizedEngine(

@@ -49,11 +49,15 @@ def engine(checkpoint: Checkpoint, ops: Any = "plain", **options: Any) -> Optimi
     return OptimizedEngine(checkpoint, served, Options(**options), ROOM, num_steps=STEPS)
 
 
+# (strategy, graphs, overlap), all of which have the bits of `snapshot` without either.
+WAYS = (("rerun", False, True), ("columns", True, False), ("rerun", True, False), ("lazy_rerun", True, True))
 COVERED = [("snapshot", False), ("columns", True), ("rerun", False), ("rerun", True), ("lazy_rerun", False)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "graphs"), COVERED)
+@pytest.mark.parametrize(("strategy", "graphs"), [
+    pytest.param(*pair, marks=WHOLE if pair in (("snapshot", False), ("rerun", False)) else ()) for pair in COVERED
+])  # fmt: skip
 def test_every_label_of_a_tree_is_where_a_right_engine_has_it(
     checkpoint: Checkpoint, strategy: str, graphs: bool
 ) -> None:
@@ -66,7 +70,7 @@ def test_every_label_of_a_tree_is_where_a_right_engine_has_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "keeps", "graphs"), [
-    ("snapshot", "update", True), ("columns", "update", False), ("rerun", "inputs", False),
+    ("snapshot", "update", True), ("rerun", "inputs", False), pytest.param("columns", "update", False, marks=WHOLE),
     pytest.param("rerun", "inputs", True, marks=WHOLE), pytest.param("lazy_rerun", "inputs", False, marks=WHOLE),
     ("lazy_rerun", "update", True),
 ])  # fmt: skip
@@ -83,7 +87,10 @@ def test_so_it_is_with_every_strategy_and_with_paths_of_the_engine_s_own(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "graphs", "head"), [*((*pair, 1) for pair in COVERED), ("rerun", True, 0)])
+@pytest.mark.parametrize(("strategy", "graphs", "head"), [
+    ("snapshot", False, 1), ("rerun", True, 0), ("columns", True, 1),
+    *(pytest.param(*pair, 1, marks=WHOLE) for pair in COVERED[2:]),  # of the same bits as these: the next test
+])  # fmt: skip
 def test_every_number_of_a_tree_is_the_reference_s(
     checkpoint: Checkpoint, headless: Checkpoint, strategy: str, graphs: bool, head: int
 ) -> None:
@@ -97,22 +104,23 @@ def test_every_number_of_a_tree_is_the_reference_s(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("types", [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)])
+@pytest.mark.parametrize(("activation", "ways"), [
+    (torch.float32, WAYS[:2]), (torch.bfloat16, WAYS[2:]),
+    *(pytest.param(activation, WAYS, marks=WHOLE) for activation in (torch.float32, torch.bfloat16)),
+])  # fmt: skip
 def test_strategies_layouts_and_graphs_give_the_same_bits(
-    checkpoint: Checkpoint, types: tuple[torch.dtype, torch.dtype]
+    checkpoint: Checkpoint, activation: torch.dtype, ways: tuple[tuple[str, bool, bool], ...]
 ) -> None:
     """With a state as wide as the arithmetic: then it matters to no bit where it is stored."""
-    given: dict[str, Any] = {"activation": types[0], "state": types[1]}
+    given: dict[str, Any] = {"activation": activation, "state": torch.float32}
     wanted = played(engine(checkpoint, strategy="snapshot", layout="KV", **given), Story(4))
-    for strategy, graphs, overlap in (
-        ("columns", True, False), ("rerun", False, True), ("rerun", True, False), ("lazy_rerun", True, True),
-    ):  # fmt: skip
+    for strategy, graphs, overlap in ways:
         served = engine(checkpoint, strategy=strategy, graphs=graphs, overlap=overlap, **given)
         assert_same(played(served, Story(4)), wanted)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ops", ["plain", "ledger"])
+@pytest.mark.parametrize("ops", ["plain", pytest.param("ledger", marks=WHOLE)])
 def test_a_tree_that_is_a_chain_has_the_bits_of_the_chain(checkpoint: Checkpoint, ops: str) -> None:
     """Beside a tree, so that the launch is the same."""
     said, as_tree = [*Story(5)], chain(STEPS + 1)[1:]
@@ -147,9 +155,12 @@ def test_a_round_over_a_tree_is_the_decoding_of_what_it_accepts(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ops", ["plain", "ledger"])
-def test_rounds_over_trees_keep_every_contract(checkpoint: Checkpoint, ops: str) -> None:
+@pytest.mark.parametrize(("ops", "strategies"), [
+    ("plain", STRATEGIES[::3]), ("ledger", STRATEGIES[1:3]),
+    *(pytest.param(ops, STRATEGIES, marks=WHOLE) for ops in ("plain", "ledger")),
+])  # fmt: skip
+def test_rounds_over_trees_keep_every_contract(checkpoint: Checkpoint, ops: str, strategies: tuple[str, ...]) -> None:
     found: list[str] = []
-    for strategy in STRATEGIES:
+    for strategy in strategies:
         played(engine(checkpoint, around(load(ops), unseen, contracts(found.append)), strategy=strategy), Story(7))
     assert found == []

@@ -192,14 +192,14 @@ def prompts_in_chunks(small: bool) -> Iterator[Event]:
     yield Forward((cast.decode("b"), cast.chunk("a"), *(() if small else (cast.decode("c"),))))
 
 
-def comings() -> Iterator[Event]:
+def comings(counts: Sequence[int] = (0, 3, 1, 0, 7, 3)) -> Iterator[Event]:
     """One decodes while others verify at 3 and 1, and all decode at 0; requests enter within the rounds of others."""
     cast = Cast()
     stayed: list[str] = []
     for name, count in (("decodes", 3), ("x", 5), ("y", CONV_WIDTH)):
         yield cast.admit(name, count)
     yield Forward((cast.chunk("x"), cast.chunk("decodes"), cast.chunk("y", 1)))
-    for number, steps in enumerate((0, 3, 1, 0, 7, 3)):
+    for number, steps in enumerate(counts):
         yield SetNumSteps(steps)
         plain = [cast.decode(name) for name in ("decodes", *stayed)]
         if not steps:
