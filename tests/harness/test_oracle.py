@@ -26,8 +26,8 @@ from support import contexts as m
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    opened = m.checkpoint(tmp_path_factory.mktemp("oracle"))
-    return opened, m.run(opened, m.events_of(opened))
+    opened = m.checkpoint(tmp_path_factory.mktemp("oracle"), num_hidden_layers=3, layer_types=m.TWO_AND_ONE)
+    return opened, m.run(opened, m.events_of(opened)[: m.ALONE])
 
 
 @pytest.fixture(scope="module")
