@@ -23,8 +23,8 @@ STEPS = (3, 1, 7, 0, 3)
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))
 MODELS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "dense": ("dense", {}),
-    "next": ("next", {}),
-    "moe": ("moe", {}),
+    "next": ("next", {"num_hidden_layers": 2, "full_attention_interval": 2}),
+    "moe": ("moe", {"num_hidden_layers": 2, "full_attention_interval": 2}),
     "only gdn": ("dense", {"layer_types": ["linear_attention"] * 2, "num_hidden_layers": 2}),
     "only attention": ("dense", {"layer_types": ["full_attention"] * 2, "num_hidden_layers": 2}),
     "attention first": ("dense", {"layer_types": ["full_attention", "linear_attention"], "num_hidden_layers": 2}),
