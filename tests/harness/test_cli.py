@@ -113,7 +113,7 @@ def test_a_trace_is_recorded_without_a_policy(instep, tmp_path, layers):
     """Everything that the usual policy promises happens; without draft layers nobody drafts."""
     model = write(tmp_path / "model", num_hidden_layers=2, full_attention_interval=2, mtp_num_hidden_layers=layers)
     prompts = [{"name": name, "tokens": [1 + n % 9 for n in range(length)]}
-               for name, length in (("a", 70), ("b", 3), ("c", 1), ("d", 40))]  # fmt: skip
+               for name, length in (("a", 30), ("b", 3), ("c", 1), ("d", 20))]  # fmt: skip
     (tmp_path / "prompts.json").write_text(json.dumps(prompts))
     out = tmp_path / "own.jsonl"
     ran = instep("record", "--model", model, "--prompts", tmp_path / "prompts.json", "--out", out)

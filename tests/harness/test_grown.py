@@ -141,7 +141,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_fuzzed_runs_grow_trees_and_agree(model: Path, tmp_path: Path) -> None:
-    settings = Settings(Setting("ledger", strategy="rerun", conv="windows"), model, 6, 3, tmp_path, trees=6)
+    settings = Settings(Setting("ledger", strategy="rerun", conv="windows"), model, 4, 3, tmp_path, trees=6)
     clean = campaign(settings)
     assert clean.exit == Exit.AGREED, None if clean.found is None else clean.found.verdict.findings[0]
     assert clean.coverage.counts()["trees grown for several requests"]
@@ -166,7 +166,7 @@ def test_what_is_wrong_with_an_own_window_is_found_where_nobody_gives_one(fault:
 @pytest.mark.slow
 def test_the_recorded_window_is_served_where_an_own_one_is_another(tmp_path: Path) -> None:
     """A model drawn at random, in bf16: some of its choices are ties, so that not every window is its own."""
-    told = policy(capacity=ROOM, num_steps=3, adaptive=None, steps=(), deeds=(), accept=(2, 0, 1), own=True, rounds=6,
+    told = policy(capacity=ROOM, num_steps=3, adaptive=None, steps=(), deeds=(), accept=(2, 0, 1), own=True, rounds=5,
                   arrivals=(Arrival("a", "few", max_new=24), Arrival("b", "one", max_new=24)))  # fmt: skip
     trace = recorded(tmp_path, told, dtype=torch.bfloat16)
     drafts = [event for event in trace.events if isinstance(event, e.Draft)]
