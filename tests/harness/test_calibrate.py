@@ -107,17 +107,17 @@ def test_200_variants_are_all_different_and_meet_every_kind():
 
 def test_a_scene_owns_what_can_go_wrong():
     for number in range(8):
-        kinds = [type(event) for event in scene(number).trace.events]
-        commits = [event for event in scene(number).trace.events if isinstance(event, e.Commit)]
-        shapes = {shape for event in scene(number).trace.events if isinstance(event, e.Draft)
-                  for shape in event.parents or ()}  # fmt: skip
+        events = scene(number).trace.events
+        kinds = [type(event) for event in events]
+        commits = [event for event in events if isinstance(event, e.Commit)]
+        shapes = {shape for event in events if isinstance(event, e.Draft) for shape in event.parents or ()}
         assert kinds.count(e.Commit) == 2 and (e.SetNumSteps in kinds) is not trees(number)
         assert len(shapes) == (2 if trees(number) else 0)
         counts = {len(path.nodes) for commit in commits for path in commit.accepted}
         assert len(counts) > 1, "ragged acceptance"
         assert any(
             any(row.kind == "decode" for row in event.rows) and not any(row.kind == "verify" for row in event.rows)
-            for event in scene(number).trace.events if isinstance(event, e.Forward)
+            for event in events if isinstance(event, e.Forward)
         ), "a plain step after a commit"
 
 

@@ -87,7 +87,8 @@ def found(opened, contexts):
 )
 def test_a_correct_run_agrees_in_every_tier_with_room_to_spare(request, opened, events, activation, state):
     fp32 = activation == state == torch.float32
-    contexts = request.getfixturevalue("correct") if fp32 else m.run(opened, events, activation, state)
+    # In other widths to the second step without drafts: by then every op has run, and each kind of event wrote a state.
+    contexts = request.getfixturevalue("correct") if fp32 else m.run(opened, events[:20], activation, state)
     verdict = m.judge(contexts, numbers(opened, activation, state))
     assert verdict.exit == Exit.AGREED
     assert {c.tier for c in verdict.compared} == set(Tier)

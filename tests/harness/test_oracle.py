@@ -132,7 +132,7 @@ def test_a_lie_about_the_past_is_carried_on_and_not_blamed_again(run):
 def test_it_answers_twice_without_forgetting_the_window(run):
     opened, contexts = run
     oracle = oracle_of(opened)
-    for context in contexts:
+    for context in contexts[:10]:  # two rounds
         assert oracle.at(context) is oracle.at(context)
     assert not oracle.flights
 
