@@ -68,10 +68,10 @@ def commit_of(contexts, accepted):
     raise AssertionError("the run has no such commit")
 
 
-def found(opened, contexts):
+def found(opened, contexts, *, explain=True):
     """The findings at the last event; nothing may be found before it. Checks look back one round at most."""
     looked_at = [context for context in contexts[:-4] if isinstance(context.event, Admit)] + contexts[-4:]
-    verdict = m.judge(looked_at, numbers(opened))
+    verdict = m.judge(looked_at, numbers(opened), explain=explain)
     assert verdict.exit == Exit.DIVERGED
     assert {finding.event for finding in verdict.findings} == {contexts[-1].index}
     return verdict.findings
@@ -126,7 +126,7 @@ def test_the_run_has_what_the_checks_need(correct):
 def test_a_component_that_is_one_percent_off_is_the_first_finding(opened, correct, component):
     at, place = index_of(correct, Forward), Place("trunk", 1, component)
     damaged = m.spoiled(correct, at, lambda context: m.with_rows(context, place, lambda rows: rows * 1.01))
-    first = found(opened, damaged)[0]
+    first = found(opened, damaged, explain=False)[0]
     assert (first.tier, first.place) == (Tier.DERIVED, place)
     assert "relative error" in first.diagnosis and "would pass at" in first.diagnosis
 
@@ -288,7 +288,7 @@ def test_the_names_of_a_commit_imply_each_other(opened, correct, field):
         wrong = replace(answer, **{field: getattr(answer, field) + 1})
         return replace(context, subject=replace(context.subject, answer=wrong))
 
-    findings = found(opened, m.spoiled(correct, at, other))
+    findings = found(opened, m.spoiled(correct, at, other), explain=False)
     assert findings[0].tier == Tier.IDENTITY
     assert field.removeprefix("own_").split("_")[-1] in findings[0].diagnosis or "own" in findings[0].diagnosis
 

@@ -135,14 +135,18 @@ def run_labels(opened: Checkpoint, events: Sequence[Event]) -> list[EventContext
     return list(_contexts(header_of(opened), events, subject, truth, None))
 
 
-def judge(contexts: Sequence[EventContext], checks: Sequence[Check]) -> Verdict:
-    """Everything that the checks say, the findings of the last context with what explains them, as of a replay."""
+def judge(contexts: Sequence[EventContext], checks: Sequence[Check], *, explain: bool = True) -> Verdict:
+    """Everything that the checks say, the findings of the last context with what explains them, as of a replay.
+
+    explain: False where what explains them is no subject.
+    """
     verdict, older = Verdict(), Older()
     for context in contexts:
         for check in (*checks, older):
             verdict.add(check(context))
-    oracle = next((check.oracle for check in checks if isinstance(check, Derived)), None)
-    verdict.compared = explained(verdict.compared, contexts[-1], oracle, older)
+    if explain:
+        oracle = next((check.oracle for check in checks if isinstance(check, Derived)), None)
+        verdict.compared = explained(verdict.compared, contexts[-1], oracle, older)
     return verdict
 
 
