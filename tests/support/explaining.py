@@ -18,14 +18,13 @@ from instep.observe.oracle import Oracle
 from instep.observe.row_span import RowSpan
 from instep.observe.rows import row_spans, rows
 from instep.verdict import Comparison
-from instep_reference.contract.engine import Admit, Forward
+from instep_reference.contract.engine import Forward
 from instep_reference.contract.place import STAGE_LEVEL, Place
 from instep_reference.weights import Weights
 
 from . import contexts as m
 
 Rows = Mapping[str, torch.Tensor]
-ROUND = 4  # events: checks look back one round at most
 
 
 class Scenario:
@@ -44,9 +43,7 @@ class Scenario:
         oracle, older = self.oracle(), Older()
         check = Bytes() if bits else Derived(oracle)
         for context in self.contexts[: spoiled.index]:
-            if isinstance(context.event, Admit) or spoiled.index - context.index <= ROUND:
-                list(check(context)), oracle.at(context)
-            older(context)
+            list(check(context)), oracle.at(context), older(context)
         findings = [found for found in check(spoiled) if isinstance(found, Comparison) and not found.agrees]
         older(spoiled)
         return sorted(explained(findings, spoiled, oracle, older), key=Comparison.order)
