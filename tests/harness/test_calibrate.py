@@ -107,17 +107,17 @@ def test_200_variants_are_all_different_and_meet_every_kind():
 
 def test_a_scene_owns_what_can_go_wrong():
     for number in range(8):
-        kinds = [type(event) for event in scene(number).trace.events]
-        commits = [event for event in scene(number).trace.events if isinstance(event, e.Commit)]
-        shapes = {shape for event in scene(number).trace.events if isinstance(event, e.Draft)
-                  for shape in event.parents or ()}  # fmt: skip
+        events = scene(number).trace.events
+        kinds = [type(event) for event in events]
+        commits = [event for event in events if isinstance(event, e.Commit)]
+        shapes = {shape for event in events if isinstance(event, e.Draft) for shape in event.parents or ()}
         assert kinds.count(e.Commit) == 2 and (e.SetNumSteps in kinds) is not trees(number)
         assert len(shapes) == (2 if trees(number) else 0)
         counts = {len(path.nodes) for commit in commits for path in commit.accepted}
         assert len(counts) > 1, "ragged acceptance"
         assert any(
             any(row.kind == "decode" for row in event.rows) and not any(row.kind == "verify" for row in event.rows)
-            for event in scene(number).trace.events if isinstance(event, e.Forward)
+            for event in events if isinstance(event, e.Forward)
         ), "a plain step after a commit"
 
 
@@ -180,8 +180,8 @@ def test_an_error_of_no_size_changes_no_bit_and_a_small_one_its_place_alone():
             find(f"instep.calibrate.injected_errors:{wrong}")
 
 
-def test_an_error_in_memory_is_found_down_to_the_error_of_a_correct_engine():
-    found = limit("state, part of the one before", "float32", [Stage()])
+def test_an_error_in_memory_is_found_down_to_the_error_of_a_correct_engine(stage):
+    found = limit("state, part of the one before", "float32", [stage])
     assert set(found.found) == set(NUMBERS) and found.correct < 2e-6
     assert found.found["T2d"] <= 1.0 and found.found["T3"] is None
     assert 1e-6 <= found.found[OWN] <= found.found["T2"] <= 1e-4
@@ -254,10 +254,10 @@ def test_the_command_refuses_what_computes_nothing(instep):
     assert "at least one of either" in complaint(instep("calibrate", "--variants", "0", "--runs", "0"))
 
 
-def test_an_injected_error_of_size_0_that_is_found_is_a_mistake(monkeypatch):
+def test_an_injected_error_of_size_0_that_is_found_is_a_mistake(stage, monkeypatch):
     monkeypatch.setitem(IN_MEMORY, "state, one tile", lambda right, before, size: right * 1.5)
     with pytest.raises(RuntimeError, match=r"finds an injected error of size 0 at .*state"):
-        limit("state, one tile", "float32", [Stage()])
+        limit("state, one tile", "float32", [stage])
 
 
 def test_the_committed_result_is_of_enough_engines_and_called_none_wrong():

@@ -43,7 +43,7 @@ def test_replay_prints_a_verdict_its_evidence_and_the_texts(instep, trace, golde
 
 
 def test_replay_runs_the_plan_of_the_header_or_what_is_named(instep, short, tmp_path):
-    planned = instep("replay", short.path, "--json", tmp_path / "r.json")
+    planned = instep("replay", short.path, "--until", "6", "--json", tmp_path / "r.json")
     runs = json.loads((tmp_path / "r.json").read_text())["runs"]
     assert planned.code == 0 and [run["ops"] for run in runs] == ["ledger", "plain"]
     instep("replay", short.path, "--ops", "ledger", "--until", "3", "--json", tmp_path / "r.json")
@@ -78,7 +78,8 @@ def test_the_tool_runs_as_a_module():
 
 
 def test_the_result_file_has_what_is_needed_to_trust_it(instep, trace, tmp_path):
-    instep("replay", trace.path, "--ops", "plain", "--json", tmp_path / "r.json", "--commit", "abc123")
+    words = ("--ops", "plain", "--until", "6", "--json", tmp_path / "r.json", "--commit", "abc123")
+    instep("replay", trace.path, *words)
     result = json.loads((tmp_path / "r.json").read_text())
     run = result["runs"][0]
     assert result["command"].startswith("instep replay") and result["command"].endswith("--commit abc123")
@@ -112,7 +113,7 @@ def test_a_trace_is_recorded_without_a_policy(instep, tmp_path, layers):
     """Everything that the usual policy promises happens; without draft layers nobody drafts."""
     model = write(tmp_path / "model", num_hidden_layers=2, full_attention_interval=2, mtp_num_hidden_layers=layers)
     prompts = [{"name": name, "tokens": [1 + n % 9 for n in range(length)]}
-               for name, length in (("a", 70), ("b", 3), ("c", 1), ("d", 40))]  # fmt: skip
+               for name, length in (("a", 30), ("b", 3), ("c", 1), ("d", 20))]  # fmt: skip
     (tmp_path / "prompts.json").write_text(json.dumps(prompts))
     out = tmp_path / "own.jsonl"
     ran = instep("record", "--model", model, "--prompts", tmp_path / "prompts.json", "--out", out)

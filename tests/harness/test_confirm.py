@@ -53,7 +53,7 @@ def rounds(tmp_path_factory) -> Trace:
 
 def located(trace: Trace, **how: Any) -> tuple[Outcome, Located]:
     replay = Replay(trace, Setting(**how))
-    outcome = replay.run()
+    outcome = replay.run(explain=False)  # which is another subject, and no step of the ladder looks at it
     assert outcome.verdict.exit is Exit.DIVERGED
     return outcome, locate(replay, outcome)
 

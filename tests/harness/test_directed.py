@@ -276,8 +276,8 @@ def test_the_step_forgets_then_writes_what_is_not_recalled():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    opened = m.checkpoint(tmp_path_factory.mktemp("directed"))
-    return opened, m.run(opened, m.events_of(opened))
+    opened = m.checkpoint(tmp_path_factory.mktemp("directed"), num_hidden_layers=3, layer_types=m.TWO_AND_ONE)
+    return opened, m.run(opened, m.events_of(opened)[:26])  # to a commit of 0, 3 and 1 drafts
 
 
 def spoil(run, accepted, state_of):

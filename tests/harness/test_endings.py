@@ -26,10 +26,10 @@ def trace(tmp_path_factory):
     return recorded(tmp_path_factory.mktemp("endings"), policy(deeds=(), rounds=2)).path
 
 
-def ended(*words: object, stream: str = "stdout") -> tuple[int, str]:
+def ended(*words: object, stream: str = "stdout", cold: bool = False) -> tuple[int, str]:
     """Exit status of a command whose reader had gone before it wrote; what it said on the other stream."""
     reading, writing = os.pipe()
-    done = start(*words, cold=words[0] in ("replay", "--help"), **{stream: writing})
+    done = start(*words, cold=cold, **{stream: writing})
     os.close(reading)
     os.close(writing)
     out, err = done.communicate(timeout=120)
@@ -44,7 +44,8 @@ def ended(*words: object, stream: str = "stdout") -> tuple[int, str]:
     ("--help",),
 ], ids=" ".join)  # fmt: skip
 def test_whose_reader_has_gone_dies_of_sigpipe(trace, words):
-    code, said = ended(*(trace if word == "TRACE" else word for word in words))
+    cold = words[0] in ("replay", "--help")
+    code, said = ended(*(trace if word == "TRACE" else word for word in words), cold=cold)
     assert code == -signal.SIGPIPE, said
     assert "Traceback" not in said and "Exception ignored" not in said
 
@@ -61,7 +62,7 @@ def test_a_reader_that_goes_after_a_line():
 
 
 def test_a_reader_of_stderr_that_has_gone(trace):
-    code, _ = ended("replay", trace, "--until", "minus one", stream="stderr")
+    code, _ = ended("replay", trace, "--until", "minus one", stream="stderr", cold=True)
     assert code == -signal.SIGPIPE
 
 

@@ -97,7 +97,7 @@ def test_one_trace_serves_both_ways(instep):
 @pytest.mark.parametrize("who", [{"ops": "support.subjects:right"}, {"engine": "support.by_verbs:slipping"}])
 def test_somebody_elses_engine_is_handed_drafts_too(who, handed):
     """Its model has no draft head then: one that has `eagle` alone would not serve three MTP layers."""
-    verdict = Replay(handed, Setting(**who)).run(until=16).verdict
+    verdict = Replay(handed, Setting(**who)).run(until=9).verdict  # a prompt, a decode, a window and its commit
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
 
 

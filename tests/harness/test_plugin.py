@@ -177,10 +177,9 @@ def test_what_pytest_prints_as_an_items_name_runs_that_item(home: Path) -> None:
     listed = session(home, *options, "--collect-only", "-q").out.splitlines()
     ids = [line for line in listed if "::" in line]
     assert ids == ["traces/short.jsonl::ledger", f"traces/short.jsonl::{named}"]
-    for node in ids:
-        for given in ((root,), options):
-            again = session(home, node, *given, "-v")
-            assert "1 passed" in again.out and f"{node} PASSED" in again.out, again.out + again.err
+    for node, given in zip(ids, (options, (root,)), strict=True):
+        again = session(home, node, *given, "-v")
+        assert "1 passed" in again.out and f"{node} PASSED" in again.out, again.out + again.err
     plan = session(home, "traces/short.jsonl", root, "-v")
     assert "1 passed" in plan.out and "short.jsonl::plan PASSED" in plan.out, plan.out + plan.err
 

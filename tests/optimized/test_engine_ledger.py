@@ -21,19 +21,19 @@ from support.two_sides import CAPACITY, TwoSides, scenario
 
 STEPS = (3, 1, 7, 0, 3)
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))
+SHALLOW: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
 MODELS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "dense": ("dense", {}),
-    "next": ("next", {}),
-    "moe": ("moe", {}),
+    "next": ("next", SHALLOW),
+    "moe": ("moe", SHALLOW),
     "only gdn": ("dense", {"layer_types": ["linear_attention"] * 2, "num_hidden_layers": 2}),
     "only attention": ("dense", {"layer_types": ["full_attention"] * 2, "num_hidden_layers": 2}),
     "attention first": ("dense", {"layer_types": ["full_attention", "linear_attention"], "num_hidden_layers": 2}),
-    "no draft head": ("dense", {"mtp_num_hidden_layers": 0, "num_hidden_layers": 2, "full_attention_interval": 2}),
+    "no draft head": ("dense", {"mtp_num_hidden_layers": 0, **SHALLOW}),
 }
 
 
-def sides(path: Path, model: str, **options: Any) -> TwoSides:
-    kind, overrides = MODELS[model]
+def sides(path: Path, kind: Kind, overrides: dict[str, Any], **options: Any) -> TwoSides:
     checkpoint = Checkpoint.open(write(path, kind, **overrides))
     subject = OptimizedEngine(
         checkpoint, load("ledger"), Options(**options), CAPACITY, num_steps=STEPS[0], adaptive=FILE
@@ -44,7 +44,7 @@ def sides(path: Path, model: str, **options: Any) -> TwoSides:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_every_label_is_where_a_right_engine_has_it(model: str, tmp_path: Path) -> None:
-    both = sides(tmp_path, model)
+    both = sides(tmp_path, *MODELS[model])
     for event in scenario(64, STEPS, forced=True):
         both(event)
     assert both.compared > 10_000
@@ -56,7 +56,7 @@ def test_every_label_is_where_a_right_engine_has_it(model: str, tmp_path: Path) 
 def test_neither_layout_nor_guards_nor_poison_move_a_label(
     layout: StateLayout, guarded: bool, tmp_path: Path
 ) -> None:
-    both = sides(tmp_path, "dense", layout=layout, guarded=guarded, poison=7.5)
+    both = sides(tmp_path, "dense", SHALLOW, layout=layout, guarded=guarded, poison=7.5)
     for event in scenario(64, STEPS, forced=True):
         both(event)
     assert both.compared > 10_000
@@ -64,7 +64,7 @@ def test_neither_layout_nor_guards_nor_poison_move_a_label(
 
 @pytest.mark.slow
 def test_free_choices_agree_too(tmp_path: Path) -> None:
-    both = sides(tmp_path, "dense")
+    both = sides(tmp_path, "dense", SHALLOW)
     for event in scenario(64, STEPS, forced=False):
         both(event)
     assert both.compared > 10_000

@@ -55,6 +55,8 @@ POLICY = Policy(
     steps=(Steps(3, 1), Steps(4, 0), Steps(6, 3)), accept=(2, 0, 3, 1), rounds=12,
     deeds=(ScheduledAction(4, "preempt", "a"), ScheduledAction(5, "resume", "a"), ScheduledAction(5, "idle")),
 )  # fmt: skip
+ALONE = 31  # events: behind them nothing new happens, one request goes on alone, round after round
+TWO_AND_ONE = ["linear_attention", "linear_attention", "full_attention"]  # types of layers
 PROMPTS = {"long": tuple(range(3, 21)), "one": (7,), "short": (9, 8, 5, 30)}
 
 
@@ -133,14 +135,18 @@ def run_labels(opened: Checkpoint, events: Sequence[Event]) -> list[EventContext
     return list(_contexts(header_of(opened), events, subject, truth, None))
 
 
-def judge(contexts: Sequence[EventContext], checks: Sequence[Check]) -> Verdict:
-    """Everything that the checks say, the findings of the last context with what explains them, as of a replay."""
+def judge(contexts: Sequence[EventContext], checks: Sequence[Check], *, explain: bool = True) -> Verdict:
+    """Everything that the checks say, the findings of the last context with what explains them, as of a replay.
+
+    explain: False where what explains them is no subject.
+    """
     verdict, older = Verdict(), Older()
     for context in contexts:
         for check in (*checks, older):
             verdict.add(check(context))
-    oracle = next((check.oracle for check in checks if isinstance(check, Derived)), None)
-    verdict.compared = explained(verdict.compared, contexts[-1], oracle, older)
+    if explain:
+        oracle = next((check.oracle for check in checks if isinstance(check, Derived)), None)
+        verdict.compared = explained(verdict.compared, contexts[-1], oracle, older)
     return verdict
 
 
@@ -174,6 +180,7 @@ def _contexts(
     draws: Callable[[int], Participant] | None, stored: Mapping[str, torch.dtype] | None = None,
 ) -> Iterator[EventContext]:
     rules, context, rounded = EventRules(header), None, None if draws is None else draws(0)
+    redrawn = None if draws is None else Redrawn(draws, events)
     for index, event in enumerate(events):
         before = rules.table.as_it_stands()
         rules.apply(event)
@@ -183,17 +190,25 @@ def _contexts(
         context = cut_down(EventContext(
             index, event, expected, side, truth.serve(event), other, UNWATCHED,
             dict(expected.slots_after), {name: list(pages) for name, pages in expected.pages_after.items()},
-            None if draws is None else cache(partial(_resampled, draws, events[:index + 1])),
+            None if redrawn is None else partial(redrawn.at, index),
             updates=True, earlier=left_by(context),
         ))  # fmt: skip
         yield context
 
 
-@torch.inference_mode()
-def _resampled(draws: Callable[[int], Participant], events: Sequence[Event], draw: int) -> Side:
-    """The rounded run from the start up to the last of these events, as another draw."""
-    rounded = draws(draw)
-    return [rounded.serve(event) for event in events][-1]
+class Redrawn:
+    """The rounded run as other draws, each of which begins once and goes on as far as it is asked for."""
+
+    def __init__(self, draws: Callable[[int], Participant], events: Sequence[Event]) -> None:
+        self._drawn, self._events, self._sides = cache(draws), events, dict[int, list[Side]]()
+
+    @torch.inference_mode()
+    def at(self, index: int, draw: int) -> Side:
+        """Event `index` of a draw."""
+        sides = self._sides.setdefault(draw, [])
+        for event in self._events[len(sides) : index + 1]:
+            sides.append(self._drawn(draw).serve(event))
+        return sides[index]
 
 
 def _stored(side: Side, rounds: Mapping[str, torch.dtype]) -> Side:

@@ -10,7 +10,7 @@ import ast
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -76,6 +76,7 @@ def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield from _functions(node, f"{prefix}{node.name}.")
 
 
+@lru_cache(maxsize=64)  # many plant in the same file
 def _rest(text: str) -> str:
     """All of the file but the bodies of its functions."""
     tree = ast.parse(text)
