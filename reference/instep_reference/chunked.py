@@ -11,7 +11,27 @@ from collections.abc import Callable
 import torch
 
 At = Callable[[str, torch.Tensor], torch.Tensor]
+Inverse = Callable[[torch.Tensor], torch.Tensor]
 SOLVED = 16  # a triangular block of at most so many rows is inverted by substitution; a larger one is merged of two
+
+
+def merged(lower: torch.Tensor) -> torch.Tensor:
+    """(I + lower)^-1 for a strictly lower triangular (B, HV, T, T): two halves are inverted, and merged by products."""
+    tokens = lower.shape[-1]
+    if tokens <= SOLVED:
+        return substituted(lower)
+    half = -(-tokens // (2 * SOLVED)) * SOLVED
+    first, last = merged(lower[..., :half, :half]), merged(lower[..., half:, half:])
+    below = -(last @ lower[..., half:, :half]) @ first
+    above = torch.zeros_like(lower[..., :half, half:])
+    return torch.cat((torch.cat((first, above), -1), torch.cat((below, last), -1)), -2)
+
+
+def substituted(lower: torch.Tensor) -> torch.Tensor:
+    """The same inverse by substitution alone, row after row: no operand of a product is rounded on the way."""
+    eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device).expand(lower.shape)
+    solved: torch.Tensor = torch.linalg.solve_triangular(lower, eye, upper=False, unitriangular=True)
+    return solved
 
 
 def recur_in_chunks(
@@ -43,7 +63,7 @@ def recur_in_chunks(
 
 def recur_by_products(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor,
-    write: torch.Tensor, state: torch.Tensor, chunk: int, at: At, residual: bool = False,
+    write: torch.Tensor, state: torch.Tensor, chunk: int, at: At, residual: bool = False, inverse: Inverse = merged,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`recur_in_chunks` as published kernels compute it: everything but the gates is a product of two matrices.
 
@@ -63,28 +83,31 @@ def recur_by_products(
 
     Nothing of this but T and the decayed q k^T is kept between launches. `at` is shown the updates as "update".
 
+    inverse: how T is formed, `merged` or `substituted`. Without rounding both are the same T.
+
     Shapes:  as `gdn.recur`; gates scalar (last axis 1).
     Mirrors: fla-core 0.6.0 `chunk_gated_delta_rule`, and SGLang's copy of it: the inverse is formed in blocks of 16
-             that are merged by products; decays are differences of running sums. Differs: q arrives already scaled.
+             that are merged by products (`merged`); decays are differences of running sums. Differs: q arrives
+             already scaled.
     """
     out = []
     for begin in range(0, q.shape[1], chunk):
         part = [x[:, begin : begin + chunk].transpose(1, 2) for x in (q, k, v, log_decay, erase, write)]
         one = _one_residual_chunk if residual else _one_product_chunk
-        read, state = one(part[0], part[1], part[2], part[3], part[4], part[5], state, at)
+        read, state = one(part[0], part[1], part[2], part[3], part[4], part[5], state, at, inverse)
         out.append(read.transpose(1, 2))
     return torch.cat(out, dim=1) if out else v, state
 
 
 def _one_product_chunk(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor,
-    write: torch.Tensor, state: torch.Tensor, at: At,
+    write: torch.Tensor, state: torch.Tensor, at: At, inverse: Inverse,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes: q, k (B, HV, T, K), v (B, HV, T, V), gates (B, HV, T, 1) -> o (B, HV, T, V), state (B, HV, K, V)."""
     total = log_decay.cumsum(2)  # (B, HV, T, 1), G
     between, keys = _between(total)[..., 0], erase * k  # (B, HV, T, T), (B, HV, T, K)
-    inverse = _inverse(((keys @ k.transpose(-1, -2)) * between).tril(-1))
-    w, u = at("w", inverse @ (total.exp() * keys)), at("u", inverse @ (write * v))
+    T = inverse(((keys @ k.transpose(-1, -2)) * between).tril(-1))
+    w, u = at("w", T @ (total.exp() * keys)), at("u", T @ (write * v))
     added = at("v_new", u - w @ state)
     out = (total.exp() * q) @ state + ((q @ k.transpose(-1, -2)) * between) @ added
     leaving = (total[:, :, -1:] - total).exp() * k
@@ -93,29 +116,15 @@ def _one_product_chunk(
 
 def _one_residual_chunk(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor,
-    write: torch.Tensor, state: torch.Tensor, at: At,
+    write: torch.Tensor, state: torch.Tensor, at: At, inverse: Inverse,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes: q, k (B, HV, T, K), v (B, HV, T, V), gates (B, HV, T, 1) -> o (B, HV, T, V), state (B, HV, K, V)."""
     total = log_decay.cumsum(2)  # (B, HV, T, 1), G
     between, turned = _between(total)[..., 0], k.transpose(-1, -2)  # (B, HV, T, T), (B, HV, K, T)
-    inverse = _inverse((erase * (k @ turned) * between).tril(-1))
-    added = at("update", inverse @ (write * v - erase * total.exp() * (k @ state)))
+    T = inverse((erase * (k @ turned) * between).tril(-1))
+    added = at("update", T @ (write * v - erase * total.exp() * (k @ state)))
     out = total.exp() * (q @ state) + ((q @ turned) * between) @ added
     return out, total[:, :, -1, :, None].exp() * state + turned @ ((total[:, :, -1:] - total).exp() * added)
-
-
-def _inverse(lower: torch.Tensor) -> torch.Tensor:
-    """(I + lower)^-1 for a strictly lower triangular (B, HV, T, T): two halves are inverted and then merged."""
-    tokens = lower.shape[-1]
-    if tokens <= SOLVED:
-        eye = torch.eye(tokens, dtype=lower.dtype, device=lower.device).expand(lower.shape)
-        solved: torch.Tensor = torch.linalg.solve_triangular(lower, eye, upper=False, unitriangular=True)
-        return solved
-    half = -(-tokens // (2 * SOLVED)) * SOLVED
-    first, last = _inverse(lower[..., :half, :half]), _inverse(lower[..., half:, half:])
-    below = -(last @ lower[..., half:, :half]) @ first
-    above = torch.zeros_like(lower[..., :half, half:])
-    return torch.cat((torch.cat((first, above), -1), torch.cat((below, last), -1)), -2)
 
 
 def _one_chunk(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from instep_reference.chunked import recur_by_products, recur_in_chunks
+from instep_reference.chunked import Inverse, merged, recur_by_products, recur_in_chunks, substituted
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.gdn import GdnMemory, absorb, causal_conv, empty, left_by, mix, recur, state_after
 from instep_reference.norms import gated_norm, l2_norm, rms_norm
@@ -64,8 +64,9 @@ def test_the_state_that_was_handed_in_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("inverse", [merged, substituted])
 @pytest.mark.parametrize("chunk", [1, 2, 15, 16, 17, 33, 63, 64, 65, 200])
-def test_the_form_of_published_kernels_is_the_same_rule(chunk: int, residual: bool) -> None:
+def test_the_form_of_published_kernels_is_the_same_rule(chunk: int, inverse: Inverse, residual: bool) -> None:
     """Inverses of 16 rows and less, of two and four blocks, and of a rest that is no whole block."""
     inputs = drawn(130)
     shown: list[str] = []
@@ -74,7 +75,7 @@ def test_the_form_of_published_kernels_is_the_same_rule(chunk: int, residual: bo
         shown.append(name)
         return tensor
 
-    out, state = recur_by_products(*inputs, chunk=chunk, at=at, residual=residual)
+    out, state = recur_by_products(*inputs, chunk=chunk, at=at, residual=residual, inverse=inverse)
     right_out, _, right_state = recur(*inputs)
     assert_close(out, right_out)
     assert_close(state, right_state)

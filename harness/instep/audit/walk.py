@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from instep_reference import trunk
-from instep_reference.chunked import At, recur_by_products
+from instep_reference.chunked import At, Inverse, merged, recur_by_products
 from instep_reference.contract.checkpoint import OnDisk
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place import AFTER_LAYERS, Place
@@ -69,7 +69,7 @@ class Pass:
         if self.draw is None:
             return nullcontext()
         self.operands = Operands(self.precision.declared.products, weights, chunk=chunk, chance=self.chance)
-        self.operands.begin(cut=True)
+        self.operands.begin(cut=True, at_once=self.draw % 2 == 0)
         return Reordered(self.generator, self.operands)
 
     def see(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
@@ -105,7 +105,7 @@ class Pass:
         if self.operands is None:
             return in_blocks(BLOCK, unrounded)
         if chunk and (product := declared.get("gdn.chunk")) is not None:
-            return in_blocks(product.block or BLOCK, self.operands.kept, product.residual)
+            return in_blocks(product.block or BLOCK, self.operands.kept, product.residual, self.operands.inverse)
         if not chunk and self._narrow():
             return self._token_by_token
         return recur if not chunk and "gdn.window" in declared else in_blocks(BLOCK, unrounded)
@@ -131,7 +131,7 @@ def unrounded(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def in_blocks(block: int, keep: At, residual: bool = False) -> Rule:
+def in_blocks(block: int, keep: At, residual: bool = False, inverse: Inverse = merged) -> Rule:
     """The delta rule in its published block form, as a rule of `gdn.mix`. keep: how what it stores is rounded."""
 
     def rule(
@@ -146,7 +146,7 @@ def in_blocks(block: int, keep: At, residual: bool = False) -> Rule:
                 updates.append(kept.transpose(1, 2))
             return kept
 
-        out, left = recur_by_products(q, k, v, log_decay, erase, write, state, block, at, residual)
+        out, left = recur_by_products(q, k, v, log_decay, erase, write, state, block, at, residual, inverse)
         return Recurred(out, torch.cat(updates, 1), left)
 
     return rule

@@ -157,7 +157,7 @@ class _Case:
         if form == "gdn.window" and "gdn.chunk" not in products and _prefills(self.given):
             draws += [partial(in_chunks_of, size) for size in CHUNKS]
         for number, rule in enumerate(draws):
-            operands.begin(cut=number % 2 == 1)
+            operands.begin_draw(number)
             operands.form = form
             with nullcontext() if isinstance(rule, partial) and rule.func is in_chunks_of else mode:
                 yield right(op, inputs, self.given, rule)

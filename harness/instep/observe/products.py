@@ -13,6 +13,9 @@ The derivation, which stands for every tier that uses a yardstick (T2, T2d, T3, 
                        Both are correct, so draws of T2 are of both kinds, in turn; T3 begins
                        with one that cuts.
     3xtf32             x = hi + lo, both tf32; hi hi' + hi lo' + lo hi' is computed, and lo lo' is left out.
+    inverse            a kernel may form a block's inverse by substitution, or merge two of smaller blocks by products.
+                       Where the tokens of a block are alike, roundings are alike, too. What is then left of them hangs
+                       on this form, up to 10 times in one text (`test_like_tokens.py`). So draws are of both forms.
     by chance          for the standard error of T2d, and in redraws of T3, every operand falls up or down by chance, as
                        stored numbers do.
     sums               a matrix instruction adds otherwise than fp32 does (`Sums`). Its sums are evaluated as declared,
@@ -36,7 +39,7 @@ from torch._C._functorch import is_batchedtensor
 
 from instep_optimized.ops.around import tensors_of
 from instep_reference import gdn
-from instep_reference.chunked import recur_by_products
+from instep_reference.chunked import merged, recur_by_products, substituted
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import SUMS, Product, Sums
 from instep_reference.weights import MoeWeights, Weights
@@ -66,9 +69,10 @@ Round = Callable[[torch.Tensor], torch.Tensor]
 class Operands:
     """Rounds the operands of the op that runs. It is told every place that is shown (`seen`).
 
-    chunk   whether the delta rule now runs over a prefill chunk
-    cut     whether this draw cuts operands off; one for each draw where draws are the first axis of what is multiplied
-    chance  the generator by which operands fall up or down, for draws that do not share their roundings
+    chunk    whether the delta rule now runs over a prefill chunk
+    cut      whether this draw cuts operands off; one for each draw where draws are the first axis of what is multiplied
+    at_once  whether this draw forms the inverse of a block by substitution alone (`chunked.substituted`)
+    chance   the generator by which operands fall up or down, for draws that do not share their roundings
     """
 
     def __init__(
@@ -78,14 +82,19 @@ class Operands:
         self.products, self.chunk, self.chance, self._squares = products, chunk, chance, squares
         self.config = weights.config
         self.cut: torch.Tensor | bool = False
+        self.at_once: torch.Tensor | bool = False
         self.form: str | None = FIRST
         draft = () if weights.draft is None else weights.draft.layers
         experts = [layer.mlp for layer in (*weights.layers, *draft) if isinstance(layer.mlp, MoeWeights)]
         self._wide = {x.data_ptr() for mlp in experts for x in (mlp.router, mlp.shared_gate)}
 
-    def begin(self, cut: torch.Tensor | bool = False) -> None:
+    def begin(self, cut: torch.Tensor | bool = False, at_once: torch.Tensor | bool = False) -> None:
         """A new draw of a piece."""
-        self.form, self.cut = FIRST, cut
+        self.form, self.cut, self.at_once = FIRST, cut, at_once
+
+    def begin_draw(self, number: torch.Tensor | int) -> None:
+        """A new draw of several: four in turn are of all kinds."""
+        self.begin(number % 2 == 1, number // 2 % 2 == 1)
 
     def seen(self, place: Place) -> None:
         form = NEXT.get(place.component)
@@ -115,6 +124,12 @@ class Operands:
             out = out + func(*equation, high, self._rounded(right - other, product.format), **given)
             out = out + func(*equation, self._rounded(left - high, product.format), other, **given)
         return out
+
+    def inverse(self, lower: torch.Tensor) -> torch.Tensor:
+        """Of a block of `gdn.chunk`, as this draw forms it."""
+        if isinstance(self.at_once, bool):
+            return (substituted if self.at_once else merged)(lower)
+        return torch.where(self.at_once, substituted(lower), merged(lower))
 
     def square(self, matrix: torch.Tensor) -> torch.Tensor:
         return matrix.square() if self._squares is None else self._squares(matrix)
@@ -198,7 +213,8 @@ def in_chunks(
     assert product.block is not None, "checked when it was declared"
     gates = log_decay[None, ..., None], beta[None, ..., None], beta[None, ..., None]
     core, state = recur_by_products(
-        q[None], k[None], v[None], *gates, base.to(q)[None], product.block, operands.kept, product.residual
+        q[None], k[None], v[None], *gates, base.to(q)[None], product.block, operands.kept, product.residual,
+        operands.inverse,
     )
     return core[0], state[0]
 

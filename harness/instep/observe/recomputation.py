@@ -227,8 +227,8 @@ class Runner:
             self.products, self.rounded, chunk=base is not None, chance=chance, squares=self._squares)
 
         def draw(number: torch.Tensor) -> tuple[dict[Place, torch.Tensor], tuple[torch.Tensor, ...]]:
-            first, cut = number < draws, number % 2 == 1
-            operands.begin(cut)
+            first = number < draws
+            operands.begin_draw(number)
             rule = InChunks(operands, base) if base is not None and "gdn.chunk" in self.products else None
             places: dict[Place, torch.Tensor] = {}
 

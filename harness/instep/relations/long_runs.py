@@ -76,7 +76,7 @@ def by_the_op(case: Case, ops: Ops, layer: int, form: str) -> LongRun | Stopped:
     truth = list(_recurred(layer, inputs, cuts, torch.float64, None))
     products = declares(case.plan, ops).products
     operands = Operands(products, Weights.of(case.plan.checkpoint, state), chunk=form == "chunk")
-    operands.begin(cut=True)  # one draw: of the two that are correct, the one that errs more
+    operands.begin(cut=True, at_once=True)  # one draw: of those that are correct, the one that errs most
     with Reordered(torch.Generator().manual_seed(0), operands):
         drawn = list(_recurred(layer, inputs, cuts, state, types.state, operands))
     return _course(what, form, layer, [end for _, end in cuts], found, truth, drawn, types.state)
@@ -106,7 +106,7 @@ def through_the_layers(case: Case, ops: Ops) -> Iterator[LongRun | Stopped]:
             continue
         right = list(_layered(truth, layer, torch.stack(rows), lengths, unseen, None))
         operands = Operands(said.products, narrow)
-        operands.begin(cut=True)
+        operands.begin(cut=True, at_once=True)
         with Reordered(torch.Generator().manual_seed(0), operands):
             see = rounding(said.rounds)
             sampled = list(_layered(narrow, layer, torch.stack(rows), lengths, see, stored, operands))
