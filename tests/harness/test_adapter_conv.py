@@ -25,6 +25,8 @@ from support.fake_kernels import Kernels
 from support.ops_agree import agree
 from support.traces import brief, recorded
 
+pytestmark = pytest.mark.slow  # replays behind somebody's conv
+
 PLAIN, FAKE = load("plain"), Kernels()
 OF_WINDOWS = frozenset(Tier) - {Tier.DIRECTED}  # which judges states, and no conv window
 
@@ -81,7 +83,6 @@ def judged(small: Trace, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "widest", "strategy", "chunks"), [
     (pooled(), 4, "rerun", True), (pooled(strided=True), 4, "snapshot", True),
     (pooled(packed=True), 4, "rerun", True),
@@ -135,7 +136,6 @@ def test_each_alarm_rings(ops, kind, component, says, judged):
     assert (found.kind, found.place.component) == (kind, component) and says in found.diagnosis, found
 
 
-@pytest.mark.slow
 def test_a_kernel_that_never_saw_a_window_is_said_not_to_be_judged_there(judged):
     said = [line for line in exercised(judged(dense())) if line.startswith("conv.window")]
     assert len(said) == 1 and "never with more than one row of a sequence; windows have up to 4" in said[0]

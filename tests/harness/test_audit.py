@@ -91,6 +91,7 @@ def test_states_may_be_recorded_in_the_other_layout(tmp_path):
         audit(made, TINY)
 
 
+@pytest.mark.slow
 def test_a_plain_file_of_prompts_and_answers_is_enough(spoken, tmp_path, instep):
     file = said(tmp_path / "said.jsonl", spoken)
     page = tmp_path / "page.html"

@@ -26,6 +26,8 @@ from support.command import complaint
 from support.recorded import TINY, edited, lines, recorded, said
 from support.traces import header
 
+pytestmark = pytest.mark.slow  # recordings of drawn tokens
+
 HOW = Sampling(0.9, top_k=20)
 
 
@@ -39,7 +41,6 @@ def copy(right: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(right, tmp_path / "copy"))
 
 
-@pytest.mark.slow
 def test_text_that_was_drawn_is_drawn_again(right: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = audit(right, TINY, level=1)
     assert found.exit is Exit.AGREED, found.verdict.findings[:1]
@@ -50,7 +51,6 @@ def test_text_that_was_drawn_is_drawn_again(right: Path, monkeypatch: pytest.Mon
     assert len(greedy.verdict.findings) > 3, "of the argmax it is not"
 
 
-@pytest.mark.slow
 def test_rows_and_states_of_drawn_text_are_judged(tmp_path: Path) -> None:
     found = audit(recorded(tmp_path / "r", tokens=3, sampling=HOW, prompts={"a": tuple(b"Return the")}), TINY)
     assert found.exit is Exit.AGREED and found.replay is not None and found.replay.verdict.elements > 50_000

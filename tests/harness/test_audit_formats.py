@@ -31,6 +31,8 @@ from support.checkpoints import write as write_checkpoint
 from support.command import complaint
 from support.recorded import TINY
 
+pytestmark = pytest.mark.slow  # recordings in many formats
+
 PROMPT = list(b"Return the")
 
 

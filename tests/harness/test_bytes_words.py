@@ -24,6 +24,8 @@ from instep_reference.contract.engine import Commit, Forward, Load, RequestState
 from instep_reference.contract.place import AFTER_LAYERS, Place
 from support import contexts as m
 
+pytestmark = pytest.mark.slow  # whole runs
+
 PICK, FINAL, CONV = Place("extend", AFTER_LAYERS, "pick"), Place("extend", AFTER_LAYERS, "final"), Place(
     "trunk", 0, "conv")  # fmt: skip
 
@@ -59,7 +61,6 @@ def committed(contexts: list[Any]) -> tuple[int, RowSpan]:
     raise AssertionError("the run has no such commit")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Load, Resume])
 @pytest.mark.parametrize(("change", "place", "says"), [
     (lambda s: replace(s, proposal=s.proposal + 1), PICK, "draft 1 is"),

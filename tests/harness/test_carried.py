@@ -33,6 +33,7 @@ def test_an_installed_package_uses_its_own(tmp_path: Path, monkeypatch: pytest.M
     assert carried.trace() == package / "fixtures" / "traces" / "adaptive.jsonl"
 
 
+@pytest.mark.slow
 def test_replay_without_a_trace_replays_the_main_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instep: Runner
 ) -> None:

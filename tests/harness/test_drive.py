@@ -82,6 +82,7 @@ def test_what_the_engine_said_lies_beside_the_trace(trace):
             assert trace.recorded[f"own.{index}"].numel() == sum(map(len, event.picks))
 
 
+@pytest.mark.slow
 def test_free_acceptance_follows_the_engine_and_a_stop_token_ends_a_path(tmp_path):
     arrivals = (Arrival("a", "few", max_new=24), Arrival("b", "one", max_new=24))
     free = recorded(tmp_path, policy(arrivals=arrivals, deeds=(), accept=(), steps=(Steps(1, 3),)))

@@ -73,6 +73,7 @@ def test_what_is_wrong_is_named_where_it_is_made(name, event, kind, place, says)
     assert any(str(found.place) == place and found.diagnosis.startswith(says) for found in findings), findings[:3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mute", "junk"])
 def test_an_engine_that_shows_nothing_of_what_it_computed_has_not_agreed(name):
     verdict = replayed(name).verdict

@@ -119,6 +119,7 @@ def test_a_tie_is_a_choice_that_the_scores_hardly_decide() -> None:
     assert not found.ties(found.chosen(), torch.tensor(1.0), torch.float32).any(), "the same choice is no tie"
 
 
+@pytest.mark.slow
 def test_what_rows_choose_is_noted_and_given() -> None:
     scores = torch.randn(5, CONFIG.experts, generator=torch.Generator().manual_seed(0))
     with Routes(CONFIG) as noted:

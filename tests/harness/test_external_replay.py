@@ -79,6 +79,7 @@ RUNS = (Edit("instep_optimized/build.py", "in_use(checkpoint.config, options.dra
 OPINION = (Edit("instep_optimized/engine.py", "torch.full_like(drafts, NO_OPINION)", "drafts.clone()"),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edits", [RUNS, OPINION])
 def test_an_engine_that_drafts_all_the_same_is_found(handed, plant, edits):
     plant(*edits)

@@ -33,6 +33,7 @@ def course(model: Path) -> Course:
     return lay(model, model / "course.jsonl", batch=2, rounds=1, num_steps=3)
 
 
+@pytest.mark.slow
 def test_the_engine_that_is_timed_has_nothing_around_it(model: Path, course: Course) -> None:
     worker = Worker()
     worker.build(str(course.trace.path), str(model), SETTING.data())

@@ -129,6 +129,7 @@ def test_all_strategies_are_there_and_a_rerun_is_smaller_than_a_snapshot():
     assert not any(one.strategy == "lazy_rerun" for one in needs(config, half, 4, 4096)), "the engine refuses it"
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_line_for_each_and_writes_them(instep, tmp_path, golden):
     ran = instep("memory", "qwen3.5-9b", "--candidates", "1,3,7", "--gib", "80", "--json", tmp_path / "m.json")
     assert ran.code == 0, ran

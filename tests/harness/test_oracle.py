@@ -23,6 +23,8 @@ from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Path
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support import contexts as m
 
+pytestmark = pytest.mark.slow  # whole runs, computed again place by place
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
@@ -40,7 +42,6 @@ def oracle_of(opened):
     return Oracle(opened, m.declared(torch.float32, torch.float32), torch.float32)
 
 
-@pytest.mark.slow
 def test_every_place_of_the_subject_is_computed_again(pieces):
     """All but the picks, which are choices, and judged as such."""
     for context, found in pieces:
@@ -128,7 +129,6 @@ def test_a_lie_about_the_past_is_carried_on_and_not_blamed_again(run):
     assert not torch.allclose(*said, rtol=0.1)
 
 
-@pytest.mark.slow
 def test_it_answers_twice_without_forgetting_the_window(run):
     opened, contexts = run
     oracle = oracle_of(opened)
@@ -137,7 +137,6 @@ def test_it_answers_twice_without_forgetting_the_window(run):
     assert not oracle.flights
 
 
-@pytest.mark.slow
 def test_between_whole_events_states_alone_are_computed_and_none_is_left_out(run, pieces):
     """Of a commit that is judged whole, every op of its window is there, whatever was asked when it was verified."""
     oracle, opened = oracle_of(run[0]), 0
@@ -173,7 +172,6 @@ def branched(run):
     return contexts, [oracle.at(context) for context in contexts]
 
 
-@pytest.mark.slow
 def test_a_tree_is_computed_again_as_a_chain_is(branched):
     contexts, answers = branched
     for context, found in zip(contexts[-3:], answers[-3:], strict=True):

@@ -17,6 +17,8 @@ from instep.observe.updates import UPDATE
 from instep_reference.contract.engine import Commit
 from support import contexts as m
 
+pytestmark = pytest.mark.slow  # whole runs, piece by piece
+
 # What a rerun computes otherwise once these rows of the subject are others. (The read-out makes updates on its way.)
 READ_BY = {
     "gdn": {
@@ -45,7 +47,6 @@ def moved(one, other):
     return {place.component for place, x in one.places.items() if not torch.equal(x, other.places[place])}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", READ_BY)
 def test_an_op_reads_the_rows_of_the_subject_and_nothing_behind_it_moves(run, kind):
     weights, contexts = run

@@ -52,6 +52,8 @@ from support.outcomes import comparison, outcome
 from support.pages import HOSTILE, PLAN, Read, round_of, trace_of
 from support.recorded import TINY, edited, lines, recorded
 
+pytestmark = pytest.mark.slow  # results of every command as pages
+
 TRACE = Path("fixtures/traces/adaptive.jsonl")
 ALONE = "\ud800"  # half of a pair, which no UTF-8 has
 Made = Mapping[str, tuple[Result, Mapping[str, Any]]]
@@ -275,7 +277,6 @@ def panel(looked: Browser) -> str:
     return str(looked.ask("document.getElementById('detail').innerText"))
 
 
-@pytest.mark.slow
 def test_a_click_on_a_finding_of_a_relation_tells_where_the_runs_part(opened: Opened, looked: Browser) -> None:
     opened("relations")
     assert looked.seen("bad-fill", "#plots") > 100 < looked.seen("exact", "#plots")
@@ -285,7 +286,6 @@ def test_a_click_on_a_finding_of_a_relation_tells_where_the_runs_part(opened: Op
     assert looked.ask("document.images.length") == 0
 
 
-@pytest.mark.slow
 def test_faults_are_shown_by_family_and_told_when_they_are_clicked(opened: Opened, looked: Browser) -> None:
     opened("faults")
     rows = "[...document.querySelectorAll('tr[data-group]')].filter((row) => row.offsetParent).length"
@@ -301,7 +301,6 @@ def test_faults_are_shown_by_family_and_told_when_they_are_clicked(opened: Opene
     assert looked.ask(rows) == 3 and looked.seen("bad", "#plots") and looked.seen("unsure", "#plots")
 
 
-@pytest.mark.slow
 def test_a_wrong_answer_has_its_finding_in_the_place_of_its_time(opened: Opened, looked: Browser) -> None:
     opened("bench")
     assert looked.seen("line-0", ".curves") > 50 and looked.seen("line-1", ".bars") > 500
@@ -314,7 +313,6 @@ def test_a_wrong_answer_has_its_finding_in_the_place_of_its_time(opened: Opened,
     assert looked.data()["told"] == "plain: norms" and "3 launches" in panel(looked)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_intervals_stand_beside_what_is_allowed(opened: Opened, looked: Browser, dark: bool) -> None:
     opened("gate", dark=dark)
@@ -331,7 +329,6 @@ def test_intervals_stand_beside_what_is_allowed(opened: Opened, looked: Browser,
     assert ground == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
 
 
-@pytest.mark.slow
 def test_what_fuzz_and_audit_found_stands_among_its_events(opened: Opened, looked: Browser) -> None:
     said = opened("fuzz")
     assert said["findings"] == "1" and said["selected"] == "3 layer 3 attention" and int(said["marks"]) == 6

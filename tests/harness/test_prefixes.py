@@ -33,6 +33,8 @@ from support.planting import planted_here
 from support.rounds import config
 from support.traces import PROMPTS, ROOM, header, policy, recorded
 
+pytestmark = pytest.mark.slow  # runs with and without a shared prefix
+
 SAVED, UNITS, ENGINE = (f"instep_optimized/{name}.py" for name in ("memory/saved", "memory/units", "engine"))
 PREFIXES, COLUMNS, MIXED = (f"instep_optimized/{name}.py" for name in ("prefixes", "commit/columns", "mixed"))
 BEGIN = "request.length.exact - len(final)"
@@ -66,7 +68,6 @@ def test_a_policy_with_an_interval_tracks_every_multiple_and_shares_the_longest_
         list(drive(nobody, PROMPTS, header(capacity=TOLD.capacity), engine))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", [
     Setting("ledger", strategy="columns", conv="widened"),
     pytest.param(Setting("ledger", strategy="lazy_rerun", graphs=True), marks=WHOLE),
@@ -82,7 +83,6 @@ MORE_KV = "            memory.units(name, layer).put((at[0][:count], at[1][:coun
 KEPT = "                self._keep(p.row.track, p.request, count, peeked, final[end - 1])\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("edit", "how", "kind", "says"), [
     (Edit(PREFIXES, KEPT, KEPT.replace("end - 1", "end - 2")), Setting("plain"), "forward",
      "is the final row of token 2"),

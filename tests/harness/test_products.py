@@ -79,6 +79,7 @@ def test_every_product_of_a_layer_belongs_to_a_form(model: Weights) -> None:
         assert found == (gdn if kind == "gdn" else {"linear": 4, "attend": 2})
 
 
+@pytest.mark.slow
 def test_no_product_of_a_whole_run_belongs_to_none(tmp_path: Any) -> None:
     opened = m.checkpoint(tmp_path)
     engine = ReferenceEngine(Weights.of(opened, torch.float32), num_steps=m.POLICY.num_steps)

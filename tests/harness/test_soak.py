@@ -148,6 +148,7 @@ class Ruled:
         self.rules.apply(event)
 
 
+@pytest.mark.slow
 def test_what_finds_no_room_is_followed_by_what_makes_some(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

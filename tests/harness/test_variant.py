@@ -104,6 +104,7 @@ def test_a_right_engine_agrees_with_the_reference_put_into_any_place(trace, ops)
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
 
 
+@pytest.mark.slow
 def test_an_update_that_is_wrong_in_the_ring_is_found_there_and_healed_there(trace):
     """A step before the state is: at the window that keeps it. The state that is made of it is right again, too."""
     replay, update = Replay(trace, Setting("support.wrong_ops:UPDATES_LOUDER")), Place("trunk", 0, "update")

@@ -137,6 +137,7 @@ def tensors(answer: Any) -> Iterator[torch.Tensor]:
         yield from value.values() if isinstance(value, dict) else [value] if isinstance(value, torch.Tensor) else []
 
 
+@pytest.mark.slow
 def test_a_captured_engine_has_changed_no_byte(checkpoint: Checkpoint) -> None:
     one, other = (
         OptimizedEngine(

@@ -77,6 +77,7 @@ def test_a_gpu_says_what_the_reference_says(model: str, tmp_path: Path) -> None:
     assert both.compared > 10_000
 
 
+@pytest.mark.slow
 def test_speculation_says_what_plain_decoding_says(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(write(tmp_path, "dense", **TWO_LAYERS))
     prompt, wanted = (5, 9, 2, 33), 24

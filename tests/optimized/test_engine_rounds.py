@@ -146,6 +146,7 @@ def rejected(subject: OptimizedEngine, rounds: int) -> None:
         subject.commit(("a",), (Path((), 3),))
 
 
+@pytest.mark.slow
 def test_pages_are_reserved_for_the_rounds_in_flight_alone(checkpoint: Checkpoint) -> None:
     subject = started(engine(checkpoint, overlap=True), "a")
     rejected(subject, 30)

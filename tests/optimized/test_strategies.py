@@ -259,6 +259,7 @@ def test_the_kernels_too_give_the_bits_of_snapshot(
     assert same_bits(engine(tiny, "triton", pair), of_snapshot(tiny, events, "triton"), events) > 10
 
 
+@pytest.mark.slow
 def test_a_mark_is_written_before_it_is_read(checkpoint: Checkpoint) -> None:
     """Whatever stands in a slot that is handed out, in marks and rings, too: the states are the same."""
     def run(poison: float | None) -> list[list[bytes]]:
