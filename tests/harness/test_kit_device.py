@@ -16,6 +16,7 @@ from instep import kit
 from instep.kit import judge
 from instep.kit.cases import CASES
 from instep.kit.cases.case import Call, mapped, moved, packed
+from instep.observe import to_host
 from instep_optimized.ops.around import memory_of
 from instep_optimized.ops.plain import PLAIN
 from support.command import Runner, complaint
@@ -91,7 +92,7 @@ def every(value: Any) -> list[torch.Tensor]:
 def test_a_result_elsewhere_and_a_card_that_fell_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:  # all of it stays on the CPU
         patch.setattr(judge, "moved", lambda call, device: call)
-        patch.setattr(judge, "_settled", lambda device: None)
+        patch.setattr(judge, "settle", lambda device: None)
         first, *_ = judge.judged(PLAIN, kit.op_cases("gdn")[:1], "cuda").findings
     assert first.check == "contract" and first.diagnosis == "a result lies on cpu"
     launches: list[int] = []
@@ -101,7 +102,8 @@ def test_a_result_elsewhere_and_a_card_that_fell_are_findings(monkeypatch: pytes
         if len(launches) > 2:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(judge, "_settled", settled)
+    for module in (judge, to_host):  # which asks whether the card still works
+        monkeypatch.setattr(module, "settle", settled)
     fell = kit.served(kit.op_cases("gdn")[:6], PLAIN)
     assert fell.exit is kit.Exit.DIVERGED and "raised RuntimeError (CUDA error: an illegal" in fell.message
     assert [skip.event for skip in fell.verdict.skipped] == [3, 4, 5]

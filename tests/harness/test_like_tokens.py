@@ -44,8 +44,8 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Trace]:
 
 
 @pytest.mark.parametrize(("period", "ops"), [
-    (1, "CUT"), (1, "NEAREST"), (1, "BF16"), (3, "CUT"), pytest.param(3, "BF16", marks=WHOLE), (5, "CUT"),
-    pytest.param(5, "BF16", marks=WHOLE), pytest.param(1, "THREE", marks=WHOLE),
+    (1, "CUT"), (1, "MERGED"), (1, "NEAREST"), (1, "BF16"), (3, "CUT"), (5, "CUT"),
+    pytest.param(3, "BF16", marks=WHOLE), pytest.param(5, "BF16", marks=WHOLE), pytest.param(1, "THREE", marks=WHOLE),
 ])  # fmt: skip
 def test_right_kernels_agree(prompts: dict[int, Trace], period: int, ops: str) -> None:
     verdict = Replay(prompts[period], Setting(f"{NARROW}:{ops}")).run().verdict
@@ -68,9 +68,10 @@ def test_wrong_kernels_are_found(prompts: dict[int, Trace], ops: str, component:
     assert verdict.findings[0].place.component in ("core", "state")
 
 
-def test_a_right_kernel_does_not_drift() -> None:
+@pytest.mark.parametrize("ops", ["CUT", "MERGED"])
+def test_a_right_kernel_does_not_drift(ops: str) -> None:
     """The prompts of this trace are so short that a long request says them again in its first block."""
     trace = few_channels("short", 2)
-    case = Case.of(trace, Replay(trace, Setting(f"{NARROW}:CUT")).plan, bitwise=False, tokens=128)
+    case = Case.of(trace, Replay(trace, Setting(f"{NARROW}:{ops}")).plan, bitwise=False, tokens=128)
     (found,) = held(case, relations(["drift"]))
     assert found.verdict.exit is Exit.AGREED, found.verdict.findings[:1]

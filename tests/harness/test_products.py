@@ -105,6 +105,24 @@ def test_routers_stay_wide(tmp_path: Any) -> None:
     for weight, stays in ((mlp.router, True), (mlp.shared_gate, True), (mlp.shared.gate, False)):
         out = operands.multiply(torch.matmul, "matmul", (x, weight.T), {})
         assert torch.equal(out, x @ weight.T) is stays
+    for expert in mlp.router:  # one after the other, as the reference asks
+        assert torch.equal(operands.multiply(torch.matmul, "matmul", (x, expert), {}), x @ expert)
+
+
+@pytest.mark.parametrize("draws", [[0, 1, 2, 3], [5, 6, 7, 8]])
+def test_four_draws_in_turn_are_of_all_kinds(draws: list[int], model: Weights) -> None:
+    """Each cuts or not, and inverts at once or not; drawn together as well as one by one."""
+    lower, seen = torch.rand(20, 20, generator=torch.Generator().manual_seed(0)).tril(-1) / 8, set()
+
+    def drawn(number: torch.Tensor | int) -> torch.Tensor:
+        operands = Operands({"gdn.chunk": TF32}, model)
+        operands.begin_draw(number)
+        if isinstance(number, int):
+            seen.add((bool(operands.cut), bool(operands.at_once)))
+        return operands.inverse(lower[None, None])
+
+    together = torch.func.vmap(drawn)(torch.tensor(draws))
+    assert all(torch.equal(one, drawn(number)) for one, number in zip(together, draws, strict=True)) and len(seen) == 4
 
 
 def test_a_form_that_is_not_declared_is_left_alone(model: Weights) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from instep.observe import calls as calls_file
 from instep.observe import to_host, told
 from instep.observe.calls import Calls
 from instep.observe.told import Told
@@ -101,3 +102,28 @@ def test_a_later_call_is_judged_by_what_it_was_given(spoiled: int | None, asked:
     (clause,) = before("select", given(torch.tensor([2, 3]), rows))
     assert [broken.clause for broken in log["broken"]] == [clause] * wrong and log["calls"] == 3
     assert asked == [1], "behind the event the device is asked once more, for all calls together"
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_what_cannot_be_asked_behind_the_event_is_known_from_before_only_if_the_card_fell(
+    works: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anything else that fails there is no verdict."""
+    reads: Any = Reads()
+    calls = Calls(True, MappingProxyType({}), reads)
+    op = calls.wrapper("select", lambda *, x, index: x[index])
+    monkeypatch.setattr(calls_file, "alive", lambda device: works)
+
+    def fell(self: Told) -> Any:
+        raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(Told, "otherwise", fell)
+    calls.begin(())
+    op(x=torch.ones(3, 4), index=torch.tensor([2, 0]))
+    calls.end()
+    if works:
+        with pytest.raises(RuntimeError, match="CUDA error"):
+            calls.take()
+    else:
+        log = calls.take()
+        assert log["calls"] == 1 and log["broken"] == () and calls.tally.ops["select"].calls == 1

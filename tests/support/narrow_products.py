@@ -46,7 +46,26 @@ def product(rounded: Round, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return rounded(x) @ rounded(y)
 
 
-def chunks(rounded: Round, block: int = BLOCK, *, slip: float = 0.0, lost: int = 0) -> Callable[..., Any]:
+def at_once(rounded: Round, A: torch.Tensor) -> torch.Tensor:
+    """(1 + A)^-1 by substitution."""
+    eye = torch.eye(A.shape[-1]).expand(A.shape)
+    return torch.linalg.solve_triangular(A, eye, upper=False, unitriangular=True)
+
+
+def in_halves(rounded: Round, A: torch.Tensor) -> torch.Tensor:
+    """(1 + A)^-1 of two halves of the rows, put together by products."""
+    half = len(A[0]) // 2
+    if half < 8:
+        return at_once(rounded, A)
+    T = torch.zeros_like(A)
+    T[:, :half, :half], T[:, half:, half:] = (in_halves(rounded, A[:, s, s]) for s in (slice(half), slice(half, None)))
+    T[:, half:, :half] = -product(rounded, product(rounded, T[:, half:, half:], A[:, half:, :half]), T[:, :half, :half])
+    return T
+
+
+def chunks(
+    rounded: Round, block: int = BLOCK, *, slip: float = 0.0, lost: int = 0, inverse: Any = at_once,
+) -> Callable[..., Any]:
     """A chunk kernel of one sequence after another; every product is rounded.
 
     slip: the read-out is so much too large. lost: how many tokens of a block are not written.
@@ -61,8 +80,7 @@ def chunks(rounded: Round, block: int = BLOCK, *, slip: float = 0.0, lost: int =
             B, G = beta[now].T[..., None], g[now].cumsum(0).T[..., None]
             D = (G - G.mT).tril().exp().tril()
             A = (product(rounded, B * K, K.mT) * D).tril(-1)
-            eye = torch.eye(A.shape[-1]).expand(A.shape)
-            T = torch.linalg.solve_triangular(A, eye, upper=False, unitriangular=True)
+            T = inverse(rounded, A)
             w, u = product(rounded, T, B * G.exp() * K), product(rounded, T, B * V)
             if rounded is bf16:
                 w, u = bf16(w), bf16(u)
@@ -144,6 +162,7 @@ CHUNK = {"gdn.chunk": Product("tf32", block=BLOCK)}
 UNDECLARED = _ops("undeclared", rows(same), chunks(cut), {})
 SAME = _ops("same", rows(same), chunks(same), {})
 CUT = _ops("cut", rows(same), chunks(cut), CHUNK)
+MERGED = _ops("merged", rows(same), chunks(cut, inverse=in_halves), CHUNK)
 NEAREST = _ops("nearest", rows(same), chunks(nearest), CHUNK)
 BF16 = _ops("bf16", rows(same), chunks(bf16), {"gdn.chunk": Product("bf16", block=BLOCK)})
 THREE = _ops("three", rows(same), chunks(three), {"gdn.chunk": Product("3xtf32", block=BLOCK)})  # type: ignore[arg-type]

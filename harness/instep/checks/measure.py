@@ -103,7 +103,7 @@ def relative_error(x: torch.Tensor, o: torch.Tensor, scale: torch.Tensor | None 
     """
     most = sizes(o) if scale is None else torch.maximum(sizes(o), sizes(scale))
     off = sizes(x - o)
-    return off / most.clamp_min(SCALE_FLOOR).reshape(2, *[1] * (off.dim() - 2), -1)
+    return off / most.clamp_min(SCALE_FLOOR).reshape(2, *[1] * (off.dim() - most.dim()), *most.shape[1:])
 
 
 def sizes(x: torch.Tensor) -> torch.Tensor:

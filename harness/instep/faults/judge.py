@@ -61,7 +61,7 @@ class Session(Called):
 
     jobs: int = 1
     processor_seconds: float = 0.0
-    model: str | UnsetType = UNSET  # not set: the models of the traces as they come
+    model: str | UnsetType = UNSET  # not set: of the traces as they come, or not yet told
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from ..observe.recomputation import DRAWS, FEWEST_DRAWS, ROUNDED_ONCE
 from ..observe.reorder import Reordered
 from ..observe.second_form import CHUNKS
 from ..observe.storage import before_rounding, narrower
+from ..observe.to_host import alive, settle
 from ..replay.declared import of_width
 from ..replay.failures import failure
 from ..replay.guard import SERVES, SubjectFailed, WrongType, calling
@@ -62,27 +63,12 @@ def judged(ops: Ops, cases: Sequence[Case], device: str = "cpu") -> Verdict:
                 verdict.skipped.append(Skipped("op", number, str(failed.error), str(case)))
             else:
                 verdict.add([failure(number, KIND, failed, _at(seen, "result"))])
-                if not _alive(device):
+                if not alive(device):
                     why = f"{device} takes no launch any more, after {case}"
                     verdict.skipped += [Skipped("op", at, why, str(cases[at])) for at in range(number + 1, len(cases))]
                     break
     verdict.events = len(cases)
     return verdict
-
-
-def _settled(device: str) -> None:
-    """Launches of a card fail when they are waited for."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _alive(device: str) -> bool:
-    """Whether a card still works: after an access beyond its memory no launch of the process does."""
-    try:
-        _settled(device)
-    except RuntimeError:
-        return False
-    return True
 
 
 class _Case:
@@ -107,7 +93,7 @@ class _Case:
                 result = op(**given)
                 if says := unlike(name, result):
                     raise WrongType(says)
-                _settled(self.device)
+                settle(self.device)
             self.clauses += after(name, given, result)
             self.clauses += [f"a result lies on {x.device}" for x in tensors_of(result) if not self._is_there(x)]
             changed = dict.fromkeys(field for field, x, before in inputs if not torch.equal(_bytes(before), _bytes(x)))

@@ -1,7 +1,8 @@
 """A wrapper for `around` that judges every op call of an event by its contract, and notes which rows it served.
 
 Leaves out: what the ops compute, and what is made of the log (`checks/contracts.py`). It reads indices on the host,
-so calls under a capture of CUDA graphs are counted and not judged, and while it judges no host read is noted.
+so calls under a capture of CUDA graphs are counted and not judged, and while it judges no host read is noted. On a card
+a call is judged by the indices that are known, and after the event once more if it was given others (`told.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from .event_log import Broken, FailedOp, Served
 from .exercised import Exercised, Tally, counted_in
 from .pools import Pools, stands
 from .reads import Reads
+from .to_host import alive
 from .told import Told
 
 SCALES = " scales"  # behind the name of their pool
@@ -33,12 +35,15 @@ OURS = "instep_optimized"  # the package whose own ops need no count
 
 @dataclass
 class _Judged:
-    """A call. broken, served: by what its indices say; further: clauses that it broke whatever they say."""
+    """A call. broken, served, lengths: by what its indices say; further: clauses that it broke whatever they say.
+
+    lengths: of an op that is somebody's, the forms that it serves, and the rows of each sequence."""
 
     name: str
     place: Place | None
     broken: list[Broken]
     served: list[Served]
+    lengths: list[tuple[str, list[int]]]
     further: list[Broken] = field(default_factory=list)
 
 
@@ -68,6 +73,8 @@ class Calls:
     def take(self) -> dict[str, Any]:
         """Fields of `EventLog`."""
         judged = self._settled()
+        for form, lengths in chain.from_iterable(one.lengths for one in judged):
+            self.tally.ops[form] = self.tally.ops.get(form, Exercised()).with_call(lengths)
         self._told = Told()  # what it held may serve others now
         return {
             "calls": self._calls, "tensors": self._tensors, "captured": self._captured,
@@ -92,11 +99,9 @@ class Calls:
                 return self._run(name, op, given)
             with self._reads.paused():
                 told = self._told.of(len(self._judged), given) if self._reads.cuda else given
-                judged = _judged(name, self._place(given), told)
+                judged = _judged(name, self._place(given), told, ours)
                 judged.further += _broken(name, judged.place, self._views(name, given))
                 self._judged.append(judged)
-                for form, lengths in () if ours or name not in OPS else _lengths(name, told):
-                    self.tally.ops[form] = self.tally.ops.get(form, Exercised()).with_call(lengths)
                 result = None if self._captures else self._run(name, op, given)
             if self._captures:
                 with self._reads.inside(name):
@@ -124,11 +129,14 @@ class Calls:
         judged = list(self._judged)
         try:
             otherwise = self._told.otherwise()
-        except RuntimeError:  # a kernel has killed the device: what was known before it ran stands
-            otherwise = {}
+        except RuntimeError:
+            if alive("cuda"):
+                raise
+            otherwise = {}  # a kernel has killed the device: what was known before it ran stands
         for number, given in otherwise.items():
             one = judged[number]
-            judged[number] = replace(_judged(one.name, one.place, given), further=one.further)
+            again = _judged(one.name, one.place, given, not one.lengths)
+            judged[number] = replace(again, further=one.further)
         return judged
 
     def _place(self, given: dict[str, Any]) -> Place | None:
@@ -178,9 +186,11 @@ class Calls:
         self._failed_op = None
 
 
-def _judged(name: str, place: Place | None, told: dict[str, Any]) -> _Judged:
+def _judged(name: str, place: Place | None, told: dict[str, Any], ours: bool) -> _Judged:
     """told: what the call is given, with its indices on the host."""
-    return _Judged(name, place, _broken(name, place, before(name, told)), [*_served(name, told)] if name in OPS else [])
+    known, broken = name in OPS, _broken(name, place, before(name, told))
+    return _Judged(name, place, broken, [*_served(name, told)] if known else [],
+                   [*_lengths(name, told)] if known and not ours else [])  # fmt: skip
 
 
 def _broken(name: str, place: Place | None, clauses: Iterator[str]) -> list[Broken]:

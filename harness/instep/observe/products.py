@@ -14,8 +14,9 @@ The derivation, which stands for every tier that uses a yardstick (T2, T2d, T3, 
                        with one that cuts.
     3xtf32             x = hi + lo, both tf32; hi hi' + hi lo' + lo hi' is computed, and lo lo' is left out.
     inverse            a kernel may form a block's inverse by substitution, or merge two of smaller blocks by products.
-                       Where the tokens of a block are alike, roundings are alike, too. What is then left of them hangs
-                       on this form, up to 10 times in one text (`test_like_tokens.py`). So draws are of both forms.
+                       Where the tokens of a block are alike, roundings are alike, too. Their sum then depends on this
+                       form: by a factor of up to 10 in one text (`test_like_tokens.py`). Draws of T2 and T2d, and
+                       redraws of T3, are of both forms; T3 begins with substitution, long runs take the larger error.
     by chance          for the standard error of T2d, and in redraws of T3, every operand falls up or down by chance, as
                        stored numbers do.
     sums               a matrix instruction adds otherwise than fp32 does (`Sums`). Its sums are evaluated as declared,
@@ -86,7 +87,7 @@ class Operands:
         self.form: str | None = FIRST
         draft = () if weights.draft is None else weights.draft.layers
         experts = [layer.mlp for layer in (*weights.layers, *draft) if isinstance(layer.mlp, MoeWeights)]
-        self._wide = {x.data_ptr() for mlp in experts for x in (mlp.router, mlp.shared_gate)}
+        self._wide = [_memory(x) for mlp in experts for x in (mlp.router, mlp.shared_gate)]
 
     def begin(self, cut: torch.Tensor | bool = False, at_once: torch.Tensor | bool = False) -> None:
         """A new draw of a piece."""
@@ -129,7 +130,7 @@ class Operands:
         """Of a block of `gdn.chunk`, as this draw forms it."""
         if isinstance(self.at_once, bool):
             return (substituted if self.at_once else merged)(lower)
-        return torch.where(self.at_once, substituted(lower), merged(lower))
+        return torch.where(self.at_once.to(lower.device), substituted(lower), merged(lower))
 
     def square(self, matrix: torch.Tensor) -> torch.Tensor:
         return matrix.square() if self._squares is None else self._squares(matrix)
@@ -155,12 +156,20 @@ class Operands:
         return to_bits(x, BITS[format], lambda scaled: torch.where(which, scaled.trunc(), scaled.round()))
 
     def _stays(self, weight: torch.Tensor) -> bool:
-        """Routers and shared gates. What has draws as a further axis is no weight, and has no address."""
-        return bool(self._wide) and not is_batchedtensor(weight) and weight.data_ptr() in self._wide
+        """Routers, whole or a row of one, and shared gates. What has draws as a further axis is no weight."""
+        if not self._wide or is_batchedtensor(weight):  # which has no address
+            return False
+        return any(weight.data_ptr() in addresses for addresses in self._wide)
 
     def _experts(self, place: Place) -> bool:
         config = self.config if place.stage == "trunk" else self.config.drafter()
         return bool(config.experts) and place.layer not in config.dense_layers
+
+
+def _memory(x: torch.Tensor) -> range:
+    """The addresses from its first number to its last one."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return range(x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size())
 
 
 class Squares:

@@ -33,7 +33,7 @@ WARN, OFF = 1, 0  # of torch.cuda.set_sync_debug_mode
 
 
 class _Caught(NamedTuple):
-    """A warning; armed: whether what it tells of is noted there."""
+    """A warning; armed: whether a wait counts as a host read there."""
 
     message: Warning | str
     category: type[Warning]
@@ -100,7 +100,7 @@ class Reads:
         return before
 
     def _sort(self, caught: list[_Caught]) -> None:
-        """Warnings about a wait are host reads, but for those of who may read; the others are given again."""
+        """Warnings about a wait are host reads, unless reading was allowed there; the others are given again."""
         modules: dict[str, str] = {}  # by file: there are thousands of modules to look through
         for warning in caught:
             if PROTOTYPE in str(warning.message):

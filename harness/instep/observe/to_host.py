@@ -27,6 +27,21 @@ def is_away(tensor: torch.Tensor) -> bool:
     return tensor.device.type != "cpu"
 
 
+def settle(device: str) -> None:
+    """Launches of a card fail when they are waited for."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def alive(device: str) -> bool:
+    """Whether a card still works: after an access beyond its memory no launch of the process does."""
+    try:
+        settle(device)
+    except RuntimeError:
+        return False
+    return True
+
+
 def brought(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors on the host: those of a device by one copy per device; those of the host as they are."""
     found, together = list(tensors), defaultdict[object, list[int]](list)

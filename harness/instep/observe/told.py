@@ -1,7 +1,7 @@
 """What the op calls of one event are told, on the host. An index that many calls are given is brought there once.
 
 A host that asks a device waits, and where processes share the device it waits for its turn: asked at every call, that
-takes longer than the event. So later calls are judged by what is known. What they were really given is copied aside
+takes longer than the event. So later calls are judged by what is known. What they were really given is kept
 on the device, and looked at once, behind the event (`otherwise`).
 Leaves out: the rules by which calls are judged (`calls.py`).
 """

@@ -36,6 +36,7 @@ from .timeline import RewrittenTrace, Timeline, TimelineStep, chain, in_turn
 
 CHUNK = 64  # tokens that a prefill takes at a time
 NAME = "long"
+FORMS = (False, True)  # a draw of each: whether it forms the inverse of a block at once (`observe/products.py`)
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,11 @@ def by_the_op(case: Case, ops: Ops, layer: int, form: str) -> LongRun | Stopped:
     truth = list(_recurred(layer, inputs, cuts, torch.float64, None))
     products = declares(case.plan, ops).products
     operands = Operands(products, Weights.of(case.plan.checkpoint, state), chunk=form == "chunk")
-    operands.begin(cut=True, at_once=True)  # one draw: of those that are correct, the one that errs most
-    with Reordered(torch.Generator().manual_seed(0), operands):
-        drawn = list(_recurred(layer, inputs, cuts, state, types.state, operands))
+    drawn = []
+    for at_once in FORMS:
+        operands.begin(cut=True, at_once=at_once)
+        with Reordered(torch.Generator().manual_seed(0), operands):
+            drawn.append(list(_recurred(layer, inputs, cuts, state, types.state, operands)))
     return _course(what, form, layer, [end for _, end in cuts], found, truth, drawn, types.state)
 
 
@@ -106,10 +109,12 @@ def through_the_layers(case: Case, ops: Ops) -> Iterator[LongRun | Stopped]:
             continue
         right = list(_layered(truth, layer, torch.stack(rows), lengths, unseen, None))
         operands = Operands(said.products, narrow)
-        operands.begin(cut=True, at_once=True)
-        with Reordered(torch.Generator().manual_seed(0), operands):
-            see = rounding(said.rounds)
-            sampled = list(_layered(narrow, layer, torch.stack(rows), lengths, see, stored, operands))
+        sampled = []
+        for at_once in FORMS:
+            operands.begin(cut=True, at_once=at_once)
+            with Reordered(torch.Generator().manual_seed(0), operands):
+                see = rounding(said.rounds)
+                sampled.append(list(_layered(narrow, layer, torch.stack(rows), lengths, see, stored, operands)))
         yield _course("the engine", kind, layer, lengths, found, right, sampled, stored)
 
 
@@ -234,9 +239,10 @@ def _cuts(count: int, sizes: Iterator[int]) -> Iterator[tuple[int, int]]:
 
 def _course(
     what: str, kind: str, layer: int, tokens: Sequence[int], found: Sequence[torch.Tensor],
-    truth: Sequence[torch.Tensor], drawn: Sequence[torch.Tensor], stored: Storage,
+    truth: Sequence[torch.Tensor], drawn: Sequence[Sequence[torch.Tensor]], stored: Storage,
 ) -> LongRun:
-    return LongRun(what, kind, layer, tuple(tokens), _off(found, truth), _off(drawn, truth), read_as(stored))
+    yardstick = torch.stack([_off(one, truth) for one in drawn]).amax(0)
+    return LongRun(what, kind, layer, tuple(tokens), _off(found, truth), yardstick, read_as(stored))
 
 
 def _off(found: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -283,7 +283,7 @@ def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool =
         weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode, room=plan.capacity)
     engine.stored, engine.chance = said.rounds.get("state", plan.setting.state), chance
     engine.operands = Operands(said.products, weights, chance=chance, squares=Squares(weights))
-    # The first draw errs most: it is also what T4 goes by.
+    # The first draw, by which T4 goes too, cuts, and inverts as it errs most in texts that repeat themselves.
     engine.operands.begin(cut=True, at_once=draw % 2 == 0)
     arithmetic = Reordered(generator, engine.operands, following=Routes(plan.checkpoint.config))
     of = digest_of(
