@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from instep.checks import for_labels, for_numbers
+from instep.checks.allowance import allowed
 from instep.checks.bytes import Bytes
 from instep.checks.identity import Identity, greedy
 from instep.checks.labels import Labels
-from instep.checks.measure import Spot, measured
+from instep.checks.measure import Spot, blocks, measured, relative_error
 from instep.observe.oracle import Oracle
 from instep.observe.rows import row_spans, rows
 from instep.verdict import Exit, Tier
@@ -354,3 +355,25 @@ def test_a_yardstick_that_overflows_allows_nothing_and_an_exact_block_hides_no_o
     assert not result.agrees and result.head == 1 and "overflows" in result.diagnosis
     assert measured(spot, truth, truth, drawn[:1]).agrees
     assert not measured(spot, torch.full_like(subject, torch.nan), truth, drawn[:1]).agrees
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("wrong", [None, torch.nan, torch.inf])
+def test_what_is_measured_is_the_relative_error(scaled, wrong):
+    """Both write one formula: the one at once for many small tensors, the other for whoever wants every block."""
+    generator = torch.Generator().manual_seed(0)
+    truth, *off = torch.randn(5, 40, 4, 32, generator=generator, dtype=torch.float64)
+    subject, *drawn = ((truth + 1e-6 * x).float() for x in off)
+    scale = 3 * truth.abs() if scaled else None
+    if wrong is not None:
+        subject[7, 2, 5] = wrong
+    spot = Spot("derived", Tier.DERIVED, 0, "forward", Place("trunk", 0, "core"), "a", 1)
+    found = measured(spot, subject, truth, drawn, scale=scale)
+    x, *yardsticks, o = (blocks("core", one) for one in (subject, *drawn, truth))
+    least = None if scale is None else blocks("core", scale)
+    error = relative_error(x, o, least)
+    limit = allowed(relative_error(torch.stack(yardsticks), o, least).amax(1), subject.dtype)
+    block = int((error / limit).argmax())  # a NaN counts as the largest
+    assert found.blocks == 4 and found.head == block % 4 and found.agrees is (wrong is None)
+    here = torch.tensor([found.worst, found.allowed], dtype=torch.float64)
+    torch.testing.assert_close(here, torch.stack((error, limit)).flatten(1)[:, block], equal_nan=True)

@@ -111,14 +111,14 @@ def test_routers_stay_wide(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("draws", [[0, 1, 2, 3], [5, 6, 7, 8]])
 def test_four_draws_in_turn_are_of_all_kinds(draws: list[int], model: Weights) -> None:
-    """Each cuts or not, and inverts at once or not; drawn together as well as one by one."""
+    """Each cuts or not, and inverts by substitution or not; drawn together as well as one by one."""
     lower, seen = torch.rand(20, 20, generator=torch.Generator().manual_seed(0)).tril(-1) / 8, set()
 
     def drawn(number: torch.Tensor | int) -> torch.Tensor:
         operands = Operands({"gdn.chunk": TF32}, model)
         operands.begin_draw(number)
         if isinstance(number, int):
-            seen.add((bool(operands.cut), bool(operands.at_once)))
+            seen.add((bool(operands.cut), bool(operands.by_substitution)))
         return operands.inverse(lower[None, None])
 
     together = torch.func.vmap(drawn)(torch.tensor(draws))

@@ -46,7 +46,7 @@ def product(rounded: Round, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return rounded(x) @ rounded(y)
 
 
-def at_once(rounded: Round, A: torch.Tensor) -> torch.Tensor:
+def by_substitution(rounded: Round, A: torch.Tensor) -> torch.Tensor:
     """(1 + A)^-1 by substitution."""
     eye = torch.eye(A.shape[-1]).expand(A.shape)
     return torch.linalg.solve_triangular(A, eye, upper=False, unitriangular=True)
@@ -56,7 +56,7 @@ def in_halves(rounded: Round, A: torch.Tensor) -> torch.Tensor:
     """(1 + A)^-1 of two halves of the rows, put together by products."""
     half = len(A[0]) // 2
     if half < 8:
-        return at_once(rounded, A)
+        return by_substitution(rounded, A)
     T = torch.zeros_like(A)
     T[:, :half, :half], T[:, half:, half:] = (in_halves(rounded, A[:, s, s]) for s in (slice(half), slice(half, None)))
     T[:, half:, :half] = -product(rounded, product(rounded, T[:, half:, half:], A[:, half:, :half]), T[:, :half, :half])
@@ -64,7 +64,7 @@ def in_halves(rounded: Round, A: torch.Tensor) -> torch.Tensor:
 
 
 def chunks(
-    rounded: Round, block: int = BLOCK, *, slip: float = 0.0, lost: int = 0, inverse: Any = at_once,
+    rounded: Round, block: int = BLOCK, *, slip: float = 0.0, lost: int = 0, inverse: Any = by_substitution,
 ) -> Callable[..., Any]:
     """A chunk kernel of one sequence after another; every product is rounded.
 

@@ -69,7 +69,7 @@ class Pass:
         if self.draw is None:
             return nullcontext()
         self.operands = Operands(self.precision.declared.products, weights, chunk=chunk, chance=self.chance)
-        self.operands.begin(cut=True, at_once=self.draw % 2 == 0)
+        self.operands.begin(cut=True, by_substitution=self.draw % 2 == 0)
         return Reordered(self.generator, self.operands)
 
     def see(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:

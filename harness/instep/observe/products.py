@@ -70,10 +70,10 @@ Round = Callable[[torch.Tensor], torch.Tensor]
 class Operands:
     """Rounds the operands of the op that runs. It is told every place that is shown (`seen`).
 
-    chunk    whether the delta rule now runs over a prefill chunk
-    cut      whether this draw cuts operands off; one for each draw where draws are the first axis of what is multiplied
-    at_once  whether this draw forms the inverse of a block by substitution alone (`chunked.substituted`)
-    chance   the generator by which operands fall up or down, for draws that do not share their roundings
+    chunk   whether the delta rule now runs over a prefill chunk
+    cut     whether this draw cuts operands off; one for each draw where draws are the first axis of what is multiplied
+    by_substitution  whether this draw inverts a block by substitution alone (`chunked.substituted`)
+    chance  the generator by which operands fall up or down, for draws that do not share their roundings
     """
 
     def __init__(
@@ -83,15 +83,15 @@ class Operands:
         self.products, self.chunk, self.chance, self._squares = products, chunk, chance, squares
         self.config = weights.config
         self.cut: torch.Tensor | bool = False
-        self.at_once: torch.Tensor | bool = False
+        self.by_substitution: torch.Tensor | bool = False
         self.form: str | None = FIRST
         draft = () if weights.draft is None else weights.draft.layers
         experts = [layer.mlp for layer in (*weights.layers, *draft) if isinstance(layer.mlp, MoeWeights)]
         self._wide = [_memory(x) for mlp in experts for x in (mlp.router, mlp.shared_gate)]
 
-    def begin(self, cut: torch.Tensor | bool = False, at_once: torch.Tensor | bool = False) -> None:
+    def begin(self, cut: torch.Tensor | bool = False, by_substitution: torch.Tensor | bool = False) -> None:
         """A new draw of a piece."""
-        self.form, self.cut, self.at_once = FIRST, cut, at_once
+        self.form, self.cut, self.by_substitution = FIRST, cut, by_substitution
 
     def begin_draw(self, number: torch.Tensor | int) -> None:
         """A new draw of several: four in turn are of all kinds."""
@@ -128,9 +128,9 @@ class Operands:
 
     def inverse(self, lower: torch.Tensor) -> torch.Tensor:
         """Of a block of `gdn.chunk`, as this draw forms it."""
-        if isinstance(self.at_once, bool):
-            return (substituted if self.at_once else merged)(lower)
-        return torch.where(self.at_once.to(lower.device), substituted(lower), merged(lower))
+        if isinstance(self.by_substitution, bool):
+            return (substituted if self.by_substitution else merged)(lower)
+        return torch.where(self.by_substitution.to(lower.device), substituted(lower), merged(lower))
 
     def square(self, matrix: torch.Tensor) -> torch.Tensor:
         return matrix.square() if self._squares is None else self._squares(matrix)

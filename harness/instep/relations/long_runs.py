@@ -36,7 +36,7 @@ from .timeline import RewrittenTrace, Timeline, TimelineStep, chain, in_turn
 
 CHUNK = 64  # tokens that a prefill takes at a time
 NAME = "long"
-FORMS = (False, True)  # a draw of each: whether it forms the inverse of a block at once (`observe/products.py`)
+INVERSES = (False, True)  # a draw of each: whether it inverts a block by substitution alone (`observe/products.py`)
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ def by_the_op(case: Case, ops: Ops, layer: int, form: str) -> LongRun | Stopped:
     products = declares(case.plan, ops).products
     operands = Operands(products, Weights.of(case.plan.checkpoint, state), chunk=form == "chunk")
     drawn = []
-    for at_once in FORMS:
-        operands.begin(cut=True, at_once=at_once)
+    for one in INVERSES:
+        operands.begin(cut=True, by_substitution=one)
         with Reordered(torch.Generator().manual_seed(0), operands):
             drawn.append(list(_recurred(layer, inputs, cuts, state, types.state, operands)))
     return _course(what, form, layer, [end for _, end in cuts], found, truth, drawn, types.state)
@@ -110,8 +110,8 @@ def through_the_layers(case: Case, ops: Ops) -> Iterator[LongRun | Stopped]:
         right = list(_layered(truth, layer, torch.stack(rows), lengths, unseen, None))
         operands = Operands(said.products, narrow)
         sampled = []
-        for at_once in FORMS:
-            operands.begin(cut=True, at_once=at_once)
+        for one in INVERSES:
+            operands.begin(cut=True, by_substitution=one)
             with Reordered(torch.Generator().manual_seed(0), operands):
                 see = rounding(said.rounds)
                 sampled.append(list(_layered(narrow, layer, torch.stack(rows), lengths, see, stored, operands)))

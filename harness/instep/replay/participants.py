@@ -284,7 +284,7 @@ def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool =
     engine.stored, engine.chance = said.rounds.get("state", plan.setting.state), chance
     engine.operands = Operands(said.products, weights, chance=chance, squares=Squares(weights))
     # The first draw, by which T4 goes too, cuts, and inverts as it errs most in texts that repeat themselves.
-    engine.operands.begin(cut=True, at_once=draw % 2 == 0)
+    engine.operands.begin(cut=True, by_substitution=draw % 2 == 0)
     arithmetic = Reordered(generator, engine.operands, following=Routes(plan.checkpoint.config))
     of = digest_of(
         plan.checkpoint, draw, said, plan.setting.width, plan.setting.state, plan.num_steps, plan.adaptive,
