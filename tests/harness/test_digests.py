@@ -89,8 +89,10 @@ def test_units_with_holes_are_read_all_the_same():
 
 
 def test_side_by_side_or_one_by_one_is_the_same(pool):
-    blocks = torch.arange(72, dtype=torch.float64).view(3, 4, 6)
-    many = [words(pool), words(pool[:2]), words(torch.arange(12).view(3, 4)), words(pool.flip(0)), words(blocks, 4),
-            words(torch.arange(9, dtype=torch.uint8).view(3, 3)), words(torch.ones(2, 0)), words(torch.rand(2, 9000)),
-            words(torch.full((1, 3), -(2**62)))]  # fmt: skip
+    with pool.device:  # on which the others are made, too
+        blocks = torch.arange(72, dtype=torch.float64).view(3, 4, 6)
+        many = [words(pool), words(pool[:2]), words(torch.arange(12).view(3, 4)), words(pool.flip(0)), words(blocks, 4),
+                words(torch.arange(9, dtype=torch.uint8).view(3, 3)), words(torch.ones(2, 0)),
+                words(torch.rand(2, 9000)), words(torch.full((1, 3), -(2**62)))]  # fmt: skip
+    assert {lines.device for lines in many} == {pool.device}
     assert [found.tolist() for found in together(many)] == [digests(lines).tolist() for lines in many]
