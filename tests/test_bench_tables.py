@@ -60,6 +60,25 @@ def test_the_table_of_strategies_has_every_arm() -> None:
     ]  # fmt: skip
 
 
+def test_a_peer_that_is_off_somewhere_says_where() -> None:
+    rows = [{"kind": "strategies", "cell": CELL | {"batch": batch}, "floor_us": 10.0,
+             "arms": {"rerun": arm(20.0), "sglang": arm(30.0, peer="sglang 1", finding="state is off" * (batch > 8))}}
+            for batch in (8, 32, 64)]  # fmt: skip
+    lines = bench_tables.strategies({"rows": rows}).splitlines()
+    assert lines[4] == "| sglang |  | 30.0 ±1.0 | 30.0 ±1.0 | 30.0 ±1.0 | off at B = 32, B = 64 |"
+
+
+def test_every_cell_with_a_faster_peer_that_is_right_is_told() -> None:
+    right, wrong = arm(20.0, peer="sglang 1"), arm(10.0, peer="fla 1", finding="state is off")
+    for peers, told in (({"sglang": right, "fla": wrong}, ["25.0 ±1.0 `triton` | 20.0 ±1.0 sglang | 1.25 |"]),
+                        ({"fla": wrong}, []), ({"sglang": arm(26.0, peer="sglang 1")}, []),
+                        ({"sglang": arm(24.0, 26.0, peer="sglang 1")}, []),  # the means decide
+                        ({"sglang": arm(24.95, peer="sglang 1")}, [])):  # level  # fmt: skip
+        _, _, *lines, _, count = bench_tables.behind(result("conv", triton=arm(25.0), **peers)).splitlines()
+        assert [line.partition("float32 | ")[2] for line in lines] == told
+        assert count == f"These are {len(told)} of {int('sglang' in peers)} cells that have such a peer."
+
+
 def test_whole_texts_stand_by_drafter_batch_and_arm() -> None:
     timed = arm(1.0) | {"tokens_per_s": 1377.6, "round_ms": 10.701, "latency_s": 0.3591, "accepted": 2.574,
                         "distribution": {"0": 4, "3": 9}}  # fmt: skip

@@ -29,6 +29,11 @@ def test_every_table_of_a_page_is_the_files_own(page: Path) -> None:
     assert rendered(text) == text, "the files have changed: PYTHONPATH=reference:tests python -m support.readme"
 
 
+def test_the_readme_counts_the_cells_in_which_a_peer_is_faster_as_the_table_does() -> None:
+    found = re.search(r"These are (\d+ of \d+ cells)", dict(sections())["behind"])
+    assert found and f"A peer is faster in {found[1]}" in (TOP / "README.md").read_text()
+
+
 def test_every_table_stands_on_one_page() -> None:
     assert sorted(name for name, _ in sections()) == sorted(SECTIONS)
 

@@ -17,14 +17,15 @@ Results = Mapping[str, Any]
 AXES = ("batch", "window", "rows", "sequences", "tokens", "behind", "heads", "state", "op", "layers", "drafter")
 # What stands in the one table of the README: kind -> the cells that matter, by some of their axes.
 SHOWN: Mapping[str, tuple[Mapping[str, Any], ...]] = {
-    "strategies": tuple({"batch": batch, "window": 4, "heads": 32, "state": "float32"} for batch in (1, 8, 32)),
-    "decode": ({"batch": 32, "heads": 32, "state": "float32"},),
-    "prefill": ({"sequences": 1, "tokens": 2048, "heads": 32}, {"sequences": 1, "tokens": 8192, "heads": 32}),
+    "strategies": tuple({"batch": batch, "window": 4, "heads": 32, "state": state}
+                        for batch, state in ((1, "float32"), (32, "float32"), (1, "bfloat16"))),
+    "decode": tuple({"batch": 32, "heads": 32, "state": state} for state in ("float32", "bfloat16")),
+    "prefill": tuple({"sequences": sequences, "tokens": tokens, "heads": 32}
+                     for sequences, tokens in ((1, 2048), (8, 2048))),
     "attend": ({"batch": 1, "rows": 2048}, {"batch": 32, "rows": 4, "behind": 4096},
                {"batch": 1, "rows": 4, "behind": 4096}),
     "conv": ({"batch": 32, "rows": 4},),
-    "pick": ({"rows": 1},),
-    "rounds": tuple({"batch": batch, "layers": 32} for batch in (1, 8, 32)),
+    "rounds": tuple({"batch": batch, "layers": 32} for batch in (1, 32)),
 }  # fmt: skip
 LAYERS = 32  # of the 9B shape
 # What peers do within their time, and of ours only the arms that end with `TOO`.
@@ -47,7 +48,8 @@ def strategies(result: Results) -> str:
         arms = [row["arms"].get(name, {}) for row in rows.values()]
         held = f"{sum(arms[0]['bytes'].values()) / 2**20:.2f}" if "bytes" in arms[0] else ""
         peer = any(arm.get("peer") for arm in arms)
-        exact = "" if peer else "bit by bit" if not any(arm.get("finding") for arm in arms) else "NO"
+        wrong = [f"B = {batch}" for batch, arm in zip(rows, arms, strict=True) if arm.get("finding")]
+        exact = f"off at {', '.join(wrong)}" * bool(wrong) if peer else "NO" if wrong else "bit by bit"
         lines.append("| " + " | ".join((name if peer else _own(name), held, *map(spread, arms), exact)) + " |")
     return "\n".join([*lines, *_unlike([*rows.values()])])
 
@@ -73,16 +75,36 @@ def speed(result: Results) -> str:
     return "\n".join([*lines, *_unlike(rows)])
 
 
+def behind(result: Results) -> str:
+    """Every cell in which a peer with right answers is faster than ours, by the means: how many times."""
+    lines = _head(["work", "cell", "ours, us", "fastest peer that is right, us", "ours, times the peer's"])
+    head, cells = len(lines), 0
+    for row in result["rows"]:
+        ours, peers = _timed(row)
+        right = {name: arm for name, arm in peers.items() if not arm["finding"]}
+        if not ours or not right:
+            continue
+        best, peer = _fastest(ours), _fastest(right)
+        times, cells = ours[best]["mean"] / right[peer]["mean"], cells + 1
+        if round(times, 2) > 1:
+            lines.append(f"| {row['kind']} | {_cell(row)} | {spread(ours[best])} {_own(best)} "
+                         f"| {spread(right[peer])} {peer} | {times:.2f} |")  # fmt: skip
+    return "\n".join([*lines, "", f"These are {len(lines) - head} of {cells} cells that have such a peer."])
+
+
+def _cell(row: Results) -> str:
+    return ", ".join(f"{axis} {row['cell'][axis]}" for axis in AXES if axis in row["cell"])
+
+
 def _lines(row: Results) -> Iterator[str]:
     """One, or none where nothing of ours has a time."""
     ours, peers = _timed(row)
     if not ours:
         return
     best, peer = _fastest(ours), _fastest(peers) if peers else ""
-    cells = ", ".join(f"{axis} {row['cell'][axis]}" for axis in AXES if axis in row["cell"])
-    floor = row["floor_us"]
+    floor, times = row["floor_us"], f"{ours[best]['mean'] / row['floor_us']:.2f}"
     theirs = (f"{spread(peers[peer])} {peer}", peers[peer]["finding"] or "right") if peer else ("", "")
-    yield " | ".join((cells, f"{spread(ours[best])} {_own(best)}", figure(floor), f"{ours[best]['mean'] / floor:.2f}",
+    yield " | ".join((_cell(row), f"{spread(ours[best])} {_own(best)}", figure(floor), times,
                       *theirs))  # fmt: skip
 
 

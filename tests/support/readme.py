@@ -257,7 +257,7 @@ def scripts() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "found": found, "replay": replay, "parity": parity, "tiny": tiny, "strategies": strategies, "memory": memory,
-    "speed": lambda: bench_tables.speed(_read(BENCH)),
+    "speed": lambda: bench_tables.speed(_read(BENCH)), "behind": lambda: bench_tables.behind(_read(BENCH)),
     "shapes": shapes, "effect": effect, "peers": peers, "faults": faults, "unseen": unseen,
     "calibration": calibration, "combined": combined, "others": others,
     "scripts": scripts,
