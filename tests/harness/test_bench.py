@@ -29,7 +29,7 @@ from instep.bench.work import OTHER, kind_of
 from instep.verdict import Exit
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
-from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.errors import BadInput, Unsupported
 from support.command import Runner, complaint
 
 SLOW = pytest.mark.slow
@@ -281,6 +281,15 @@ def _ground() -> Any:
 # Clocks and words
 
 
+def test_only_cells_that_are_asked_for_are_measured() -> None:
+    asked = Asked({"plain": PLAIN}, "cpu", FP32, ("decode", "pick"), "tiny", peers=False, at={"batch": ("2",)})
+    found = bench(asked)
+    assert [(row["kind"], row["cell"]["batch"]) for row in found.rows] == [("decode", 2)] and not found.left
+    assert found.result().found["setting"]["at"] == {"batch": ["2"]}
+    with pytest.raises(BadInput, match=r"batch=2, rows=3, which no cell of this grid has, expected batch 1, 2; "):
+        bench(replace(asked, at={"batch": ("2",), "rows": ("3",)}))
+
+
 def test_a_floor_is_of_what_moves_and_of_what_is_multiplied() -> None:
     assert MACHINE.floor(1e10, 1e10) == pytest.approx(2.0)  # both at the rate of copying
     assert MACHINE.floor(2e10, 0) == pytest.approx(1.0)
@@ -318,7 +327,8 @@ def test_a_round_by_kind_of_work_is_drawn() -> None:
     (["--ops", "triton", "--device", "cpu"], "its kernels are interpreted there"),
     (["--ops", "ledger"], "expected an op set that computes"), (["--kind", "speed"], "--kind"),
     (["--grid", "full"], "--json FILE beside it"), (["--grid", "large"], "default or full"),
-    (["--minutes", "0"], "--minutes"), (["--kind", "pick", "--plots", "README.md"], "expected a folder"),
+    (["--minutes", "0"], "--minutes"), (["--at", "batch"], "expected AXIS=VALUE"),
+    (["--kind", "pick", "--plots", "README.md"], "expected a folder"),
 ])  # fmt: skip
 def test_what_cannot_be_measured_is_told_in_a_line(instep: Runner, words: list[str], says: str) -> None:
     assert says in complaint(instep("bench", *words))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from instep.bench.kept import joined
 from instep.bench.kinds import pick
 from instep.bench.run import Asked, Bench, bench
 from instep_optimized.ops.plain import PLAIN
@@ -117,3 +118,19 @@ def test_results_of_several_calls_are_one_in_which_rows_keep_their_date(tmp_path
     for more in (("--kind", "pick"), ("--ops", "plain")):
         refused = instep("bench", "--json", tmp_path / "one", "--join", tmp_path / "other", *more)
         assert "to join measures nothing" in complaint(refused)
+
+
+def test_a_call_of_chosen_cells_says_nothing_of_the_others(tmp_path: Path) -> None:
+    asked = Asked({"it": PLAIN}, "cpu", FP32, ("pick",), "tiny", peers=False)
+    files = [tmp_path / name for name in ("grid.json", "chosen.json")]
+    for file, rows in zip(files, ("1", "3"), strict=True):
+        bench(replace(asked, at={"rows": (rows,)})).result().write(file)
+    data = json.loads(files[0].read_text())
+    data["left_out"] = {"pick": 2, "decode": 3}
+    del data["setting"]["at"]
+    files[0].write_text(json.dumps(data))
+    found = joined(files, None)
+    assert [row["cell"]["rows"] for row in found.rows] == [1, 3] and found.left == {"pick": 1, "decode": 3}
+    assert joined([files[0], files[0]], None).left == {"pick": 2, "decode": 3}
+    files[0].write_text(json.dumps(data | {"left_out": {"pick": 1}}))
+    assert joined(files, None).left == {} and "at" not in joined(files, None).result().found["setting"]

@@ -5,6 +5,7 @@ Leaves out: measuring (`run.py`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,9 @@ def joined(files: Sequence[Path], commit: str | None) -> Bench:
     found, left = dict[Any, tuple[Session, Row]](), dict[str, int]()
     for data in sorted(every, key=lambda data: str(data["date"])):
         sessions = msgspec.convert(data["sessions"], list[Session])
-        found |= {key(row): (sessions[row["session"]], row) for row in data["rows"]}
-        left = {name: count for name, count in left.items() if name not in {row["kind"] for row in data["rows"]}}
-        left |= data["left_out"]
+        own = {key(row): (sessions[row["session"]], row) for row in data["rows"]}
+        left = _left(left, data, Counter(kind for kind, _ in own.keys() - found.keys()))
+        found |= own
     chosen = sorted(found.values(), key=lambda one: list(KINDS).index(one[1]["kind"]))
     numbers = {msgspec.json.encode(session): session for session, _ in chosen}
     setting, order = last["setting"], list(numbers)
@@ -56,6 +57,17 @@ def joined(files: Sequence[Path], commit: str | None) -> Bench:
                   setting["grid"], setting["minutes"], commit=commit)  # fmt: skip
     rows = [row | {"session": order.index(msgspec.json.encode(session))} for session, row in chosen]
     return Bench(asked, Rates(**last["rates"]), rows, left, list(numbers.values()))
+
+
+def _left(left: dict[str, int], data: dict[str, Any], new: Counter[str]) -> dict[str, int]:
+    """How many cells are left out once a further file came in, of which so many are `new`, by kind.
+
+    A file of chosen cells (`--at`) says nothing of the others.
+    """
+    if data["setting"].get("at"):
+        return {name: count - new[name] for name, count in left.items() if count > new[name]}
+    kinds, told = {row["kind"] for row in data["rows"]}, dict[str, int](data["left_out"])
+    return {name: count for name, count in left.items() if name not in kinds} | told
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -39,7 +39,10 @@ class Session(Called):
 
 @dataclass
 class Asked:
-    """What is to be measured: kinds in their order, the size of the grid, the minutes (more than 0)"""
+    """What is to be measured: kinds in their order, the size of the grid, the minutes (more than 0)
+
+    at  axis -> values, as they are printed: only cells with one of these; of kinds without that axis none. Empty: all
+    """
 
     sets: Mapping[str, Ops]
     device: str
@@ -49,6 +52,7 @@ class Asked:
     minutes: float = 6.0
     peers: bool = True
     commit: str | None = None
+    at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, found, right, expected in (
@@ -62,6 +66,11 @@ class Asked:
             slow = [name for name, ops in self.sets.items() if ops.captures]
             if slow:
                 raise Unsupported(f"timing {slow[0]!r} on a CPU: its kernels are interpreted there; --ops plain")
+
+
+    def wants(self, at: At) -> bool:
+        """Whether a cell is among those that are asked for."""
+        return all(str(at.get(axis)) in values for axis, values in self.at.items())
 
 
 @dataclass
@@ -89,6 +98,7 @@ class Bench:
         asked = self.asked
         setting = {"ops": list(asked.sets), "device": asked.device, "dtype": str(asked.dtype).removeprefix("torch."),
                    "grid": asked.size, "minutes": asked.minutes}  # fmt: skip
+        setting |= {"at": {axis: list(values) for axis, values in asked.at.items()}} if asked.at else {}
         last = max(self.sessions, key=lambda one: one.date, default=None)
         machine = fingerprint(asked.device) if last is None else last.machine
         found = {"machine": machine, "setting": setting, "rates": asdict(self.rates),
@@ -116,10 +126,9 @@ def bench(
     session.machine, session.rates = fingerprint(asked.device), asdict(found.rates)
     found.sessions.append(session)
     ground = Ground(device, asked.dtype, asked.sets, found.rates, _past(device), asked.peers)
-    end = time.monotonic() + 60 * asked.minutes
-    for number, name in enumerate(asked.kinds):
-        until = time.monotonic() + (end - time.monotonic()) / (len(asked.kinds) - number)
-        every = list(kind(name).cells(ground, asked.size))
+    end, grid = time.monotonic() + 60 * asked.minutes, _grid(ground, asked)
+    for number, (name, every) in enumerate(grid.items()):
+        until = time.monotonic() + (end - time.monotonic()) / (len(grid) - number)
         for done, at in enumerate(every):
             if key({"kind": name, "cell": at}) in there:
                 continue
@@ -134,6 +143,22 @@ def bench(
             if ground.card:  # its memory is short, and the next cell asks for all of it
                 gc.collect()
                 torch.cuda.empty_cache()
+    return found
+
+
+def _grid(ground: Ground, asked: Asked) -> dict[str, list[At]]:
+    """The cells that are asked for, by kind."""
+    whole = {name: list(kind(name).cells(ground, asked.size)) for name in asked.kinds}
+    found = {name: [at for at in cells if asked.wants(at)] for name, cells in whole.items()}
+    found = {name: cells for name, cells in found.items() if cells}
+    if not found:
+        axes: dict[str, set[str]] = {}
+        for at in (at for cells in whole.values() for at in cells):
+            for axis, value in at.items():
+                axes.setdefault(axis, set()).add(str(value))
+        there = "; ".join(f"{axis} {', '.join(sorted(values))}" for axis, values in axes.items())
+        told = ", ".join(f"{axis}={value}" for axis, values in asked.at.items() for value in values)
+        raise BadInput("--at", found=f"{told}, which no cell of this grid has", expected=there)
     return found
 
 

@@ -32,6 +32,8 @@ def bench(
                                            "on where that stands. A CPU always gets tiny shapes.")] = "default",
     minutes: Annotated[float, typer.Option(help="So long, divided among the kinds. What does not fit is left "
                                                   "out, and named.")] = 6.0,
+    at: Annotated[list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Only cells with this value, as batch=8 or "
+                                                 "state=bfloat16; may be repeated. Left out: all.")] = None,
     peers: Annotated[bool | None, typer.Option("--peers/--no-peers", help="Kernels of other packages beside ours; left "
                                                                          "out: on a card.")] = None,
     plots: Annotated[Path | None, typer.Option(help="A folder for pictures, SVG.")] = None,
@@ -65,7 +67,7 @@ def bench(
         raise BadInput("--plots", found="a file", expected="a folder, or nothing yet")
     must_be_free((json, html), *join or ())
     if join:
-        if kind or given.named or grid != "default" or peers is not None:
+        if kind or given.named or grid != "default" or peers is not None or at:
             raise BadInput("--join", found="what to measure, too", expected="one of them: to join measures nothing")
         _join(join, json, plots, html, commit)
     card = torch.cuda.is_available() and given.named.get("device", "cuda") != "cpu"
@@ -77,13 +79,26 @@ def bench(
         {name: setting.op_set() for name, setting in settings.items()}, one.device, one.activation,
         tuple(dict.fromkeys(kind)) if kind else tuple(KINDS),
         grid if one.device.startswith("cuda") else "tiny", minutes,  # type: ignore[arg-type]
-        card if peers is None else peers, commit,
+        card if peers is None else peers, commit, _axes(at or []),
     )
     with progress("bench") as told:
         found = run(asked, json if grid == "full" else None, told)
     if plots is not None:
         pictures.write(found, plots)
     finish(found.result(), json, lambda console: render.show(found, console), html=html)
+
+
+def _axes(told: list[str]) -> dict[str, tuple[str, ...]]:
+    """AXIS=VALUE, as often as it was written -> axis -> values"""
+    from instep_reference.contract.errors import BadInput
+
+    found: dict[str, tuple[str, ...]] = {}
+    for one in told:
+        axis, equals, value = one.partition("=")
+        if not (axis and equals and value):
+            raise BadInput("--at", found=one, expected="AXIS=VALUE, as batch=8")
+        found[axis] = (*found.get(axis, ()), value)
+    return found
 
 
 def _join(

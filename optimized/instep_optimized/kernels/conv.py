@@ -24,6 +24,8 @@ from .inputs import clear_inputs, consume, gdn_inputs, made, results
 from .runtime import ceil_div, launch, power_of_2, tile
 from .walk import MANY, WARPS, conv_walk
 from .walk import ROWS as WALKED
+from .walk_words import fits as words_fit
+from .walk_words import walk_words
 
 ROWS = tile(16, 64)  # per block, fewer in a shorter window; no bit depends on it: every result is its own sum
 CHANNELS = 128  # channels per program on a GPU: 256 bytes of bf16
@@ -77,6 +79,9 @@ def _over(
     assert x.stride(1) == 1 and weight.stride(1) == 1, "channels of x and taps of weight are contiguous"
     channels, width = weight.shape
     for part in parts:
+        if mixed is not None and words_fit(x, weight, part, mixed):
+            walk_words(x, weight, part, mixed, look)
+            continue
         ahead, step, wide = _tiles(part, channels, width)
         # What is absent is left out of the compiled code. No bit depends on that: every result is its own sum.
         read, store, each = (flat(at, 2, part.read) for at in (part.read, part.store, part.per_row))

@@ -35,7 +35,8 @@ from .tiles import ROWS, beside, packed, scale_of, scales_at
 # threads are left.
 KEY_PIECE, WARPS = 16, 1
 LANES = tl.constexpr(32)  # requests that a row is compared with in one step
-# Rows of V that a thread holds, and registers. The bits do not depend on them.
+# Rows of V that a thread holds, and registers. The bits of fp32 states do not depend on them; those of 16 bits depend
+# on the rows (LOG.md).
 THREAD_ROWS, REGISTERS = 2, 128
 
 

@@ -1,0 +1,110 @@
+"""The conv of many requests by words of four channels: it gives the bits of the kernel that it takes over from.
+
+Leaves out: what the right numbers are (`test_kernels.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from instep.kit.cases.case import Draw
+from instep.kit.cases.pools import same_bits
+from instep_optimized.kernels import conv as conv_file
+from instep_optimized.kernels import walk_words as words_file
+from instep_optimized.kernels.runtime import INTERPRETED
+from instep_optimized.layout import Address, Part
+from instep_optimized.ops.triton import TRITON
+from instep_reference.contract.place import Place
+
+DEVICES = ["cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.gpu)]
+CHANNELS, REQUESTS, MOST = 2 * words_file.CHANNELS, words_file.MANY + 1, 4
+
+
+def batch(
+    device: str, *, columns: bool = False, stored: bool = True, wide: int = MOST, step: int = 3
+) -> dict[str, Any]:
+    """Windows of 0 to 4 rows at every slot, between rows of nobody. Some requests are fresh, some have no unit."""
+    draw, numbers = Draw(11, device), range(REQUESTS)
+    units = torch.tensor([REQUESTS - n if n % 6 else -1 for n in numbers], device=device)
+    count = torch.tensor([n % (wide + 1) for n in numbers], device=device)
+    begin = torch.tensor([(n * 5 + 3) % REQUESTS * (wide + 1) + 1 for n in numbers], device=device)
+    fresh = torch.tensor([n % 4 == 1 for n in numbers], device=device)
+    shape = (REQUESTS + 1, *((2,) if columns else ()), CHANNELS, step)
+    pool = draw.normal(*shape, dtype=torch.bfloat16)
+    column = torch.tensor([n % 2 for n in numbers], device=device) if columns else None
+    read = Address(pool, units, column)
+    store = Address(pool, units, None if column is None else 1 - column) if stored else None
+    return {
+        "x": draw.normal(REQUESTS * (wide + 1) + 2, CHANNELS, dtype=torch.bfloat16),
+        "weight": draw.normal(CHANNELS, step + 1, dtype=torch.bfloat16, scale=0.5),
+        "parts": (Part("window", begin, count, wide, read, fresh, store),), "to": Place("trunk", 0, "mixed"),
+    }  # fmt: skip
+
+
+def run(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    (part,) = given["parts"]
+    pool = part.read.pool.clone()
+    own = replace(part, read=replace(part.read, pool=pool))
+    own = own if part.store is None else replace(own, store=replace(part.store, pool=pool))
+    return TRITON.conv(**{**given, "parts": (own,)}), pool
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
+    """The parts that are served by words, as they come."""
+    seen, serve = list[Part](), words_file.walk_words
+    monkeypatch.setattr(conv_file, "walk_words", lambda *given: (seen.append(given[2]), serve(*given))[1])
+    return seen
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("given", [
+    {}, {"columns": True}, {"stored": False}, {"wide": 1}, {"wide": 7},
+], ids=["live", "columns", "not stored", "decodes", "wide"])  # fmt: skip
+def test_words_give_the_bits_of_the_walk(monkeypatch: pytest.MonkeyPatch, device: str, given: dict[str, Any]) -> None:
+    one = batch(device, **given)
+    seen = counted(monkeypatch)
+    found = run(one)
+    assert len(seen) == 1
+    monkeypatch.setattr(conv_file, "words_fit", lambda *_: False)
+    right = run(one)
+    assert len(seen) == 1 and all(map(same_bits, found, right))
+    (part,) = one["parts"]
+    spans = zip(part.begin.tolist(), part.count.tolist(), part.read.units.tolist(), strict=True)
+    covered = {first + t for first, rows, unit in spans for t in range(rows) if unit >= 0}
+    assert {row for row in range(len(found[0])) if found[0][row].any()} == covered
+    changed = bool((found[1] != part.read.pool).any())
+    assert changed is (part.store is not None)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("what", [
+    "few requests", "fp32", "width 3", "a row kept", "half a tile", "an odd step", "turned",
+])  # fmt: skip
+def test_what_does_not_fit_goes_another_way(monkeypatch: pytest.MonkeyPatch, device: str, what: str) -> None:
+    one = batch(device, step=2 if what == "width 3" else 3)
+    (part,) = one["parts"]
+    if what == "few requests":
+        few = {name: getattr(part, name)[:-2] for name in ("begin", "count", "fresh")}
+        held = {name: replace(getattr(part, name), units=part.read.units[:-2]) for name in ("read", "store")}
+        one["parts"] = (replace(part, **few, **held),)
+    elif what == "fp32":
+        wide = {name: replace(part.read, pool=part.read.pool.float()) for name in ("read", "store")}
+        one |= {"x": one["x"].float(), "parts": (replace(part, **wide),)}
+    elif what == "a row kept":
+        each = Address(part.read.pool.new_zeros(REQUESTS + 1, MOST, CHANNELS, 3), part.read.units)
+        one["parts"] = (replace(part, per_row=each),)
+    elif what == "half a tile":
+        cut = {name: replace(part.read, pool=part.read.pool[:, : CHANNELS - 4]) for name in ("read", "store")}
+        one |= {"x": one["x"][:, :-4], "weight": one["weight"][:-4], "parts": (replace(part, **cut),)}
+    elif what == "an odd step":
+        one["x"] = torch.cat([one["x"], one["x"][:, :1]], 1)[:, :-1]
+    elif what == "turned":
+        turned = part.read.pool.transpose(1, 2).contiguous().transpose(1, 2)
+        one["parts"] = (replace(part, **{name: replace(part.read, pool=turned) for name in ("read", "store")}),)
+    seen = counted(monkeypatch)
+    run(one)
+    assert not seen
