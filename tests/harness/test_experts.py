@@ -5,8 +5,10 @@ Leaves out: the rest of the campaign (`instep faults --family experts`).
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from instep.faults import FAMILIES, TRACES, by_id
 from instep.faults.base import Edit, Fault
 from instep.faults.catalogue.experts import CHOSEN
 from instep.faults.retrace import retraced
-from instep.observe.routes import Route, Routes
+from instep.observe.routes import Route, Routes, scores_of
 from instep.relations import held, relations
 from instep.relations.case import Case
 from instep.relations.row_by_row import row_by_row
@@ -32,8 +34,7 @@ from instep_optimized import load
 from instep_optimized.ops.plain.mlp import _shared, _swiglu
 from instep_reference.contract.config import ModelConfig
 from instep_reference.mlp import route
-from support.checkpoints import config_of
-from support.covering import WHOLE
+from support.checkpoints import config_of, write
 
 MLP = "instep_optimized/ops/plain/mlp.py"
 RANKED = "chances.sort(dim=-1, descending=True, stable=True)"
@@ -41,29 +42,58 @@ HERE = [fault for fault in FAMILIES["experts"] if fault.how.ops == "plain"]  # a
 ELSEWHERE = "    chosen[0, 0] = next(e for e in range(len(weights.router)) if e not in chosen[0])\n"
 HERE += [by_id()["grouped-shares-by-place"], replace(  # no catalogue's sentence: the bank fits it
     HERE[0], id="one-row-elsewhere", says="row 0 goes to expert", edits=(Edit(MLP, CHOSEN, CHOSEN + ELSEWHERE),))]
+ONCE = 6  # event: a prompt, a window and a commit
 TWICE = 9  # event: by then each request has had a prompt, a window and a commit, and one step without drafts
+TO_ARITHMETIC = (Tier.IDENTITY, Tier.BITWISE, Tier.DERIVED)  # what follows is not asked who was first
 CONFIG = ModelConfig.from_dict(config_of("moe"))  # 2 of 4 experts to a row
 
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
+    """Of a trained model, where rows come near to a tie."""
     return read(TRACES / "experts.jsonl")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of random experts: as many, and as many to a row, as the trained model has."""
+    return write(tmp_path_factory.mktemp("random"), "moe", vocab_size=256, dtype=torch.bfloat16, num_hidden_layers=2,
+                 full_attention_interval=2, num_experts=6, num_experts_per_tok=3)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """The same events through it."""
+    return read(retraced(TRACES, ["experts"], model, tmp_path_factory.mktemp("small")) / "experts.jsonl")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [
-    pytest.param({}, marks=WHOLE), {"dtype": "bfloat16", "strategy": "snapshot", "graphs": True},
+    {}, {"dtype": "bfloat16", "strategy": "snapshot", "graphs": True},
 ], ids=str)  # fmt: skip
 def test_another_choice_between_experts_that_tie_is_right(trace: Trace, options: dict[str, Any], plant: Any) -> None:
     """The model has two experts with the same row in the router. Here the higher number wins, not the lower."""
     last_first = f"{RANKED.replace('chances', 'chances.flip(-1)')}"
     plant(Edit(MLP, f"    ranked = {RANKED}\n", f"    ranked = {last_first}\n"),
           Edit(MLP, "ranked.indices[:, :top_k]", "chances.shape[-1] - 1 - ranked.indices[:, :top_k]"))  # fmt: skip
-    verdict = Replay(trace, Setting(**options)).run(until=TWICE).verdict
+    verdict = Replay(trace, Setting(**options)).run(until=ONCE).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     compared = {check: sum(one.blocks for one in verdict.compared if one.check == check)
                 for check in ("experts", "own_inputs", "propagated")}  # fmt: skip
     assert all(compared.values()) and compared["experts"] > 20
+    ties = [one for one in verdict.compared if one.check == Experts.name and one.undecided]
+    assert ties and all(len(set(re.findall(r"\[[\d, ]+\]", one.diagnosis))) == 2 for one in ties), "two choices each"
+
+
+def test_experts_that_are_equal_have_equal_scores() -> None:
+    """The columns of one product differ in their last bits, in most of these shapes (measured on an AMD EPYC)."""
+    generator = torch.Generator().manual_seed(0)
+    for count, width in product(range(1, 6), (16, 64, 128)):
+        rows, router = (torch.randn(n, width, generator=generator, dtype=torch.float64) for n in (count, 6))
+        router[4] = router[1]
+        scores = scores_of(rows, router)
+        assert torch.equal(scores[:, 1], scores[:, 4])
+        torch.testing.assert_close(scores, rows @ router.T)
 
 
 @pytest.mark.slow
@@ -87,19 +117,19 @@ def test_a_yardstick_follows_the_truth_and_stays_sharp(trace: Trace, plant: Any)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", HERE, ids=lambda fault: fault.id)
-def test_a_fault_of_experts_is_found_located_and_named(fault: Fault, trace: Trace, plant: Any) -> None:
+def test_a_fault_of_experts_is_found_located_and_named(fault: Fault, small: Trace, plant: Any) -> None:
     plant(*fault.edits)
-    findings = Replay(trace, fault.how).run(until=fault.event).verdict.findings
+    findings = Replay(small, fault.how).run(until=fault.event, tiers=TO_ARITHMETIC).verdict.findings
     first = findings[0]
     assert (first.event, first.place) == (fault.event, fault.place)
     assert {one.check for one in findings} & {*fault.seen_by} and fault.says in first.diagnosis
 
 
 @pytest.mark.slow
-def test_faults_are_planted_under_a_model_with_experts_too(tmp_path: Path, plant: Any) -> None:
+def test_faults_are_planted_under_a_model_with_experts_too(model: Path, tmp_path: Path, plant: Any) -> None:
     """`instep faults --checkpoint`: the trace of another family, recorded anew."""
     fault = by_id()["commit-index-minus-one"]
-    anew = read(retraced(TRACES, [fault.trace], TRACES.parents[1] / "experts", tmp_path) / f"{fault.trace}.jsonl")
+    anew = read(retraced(TRACES, [fault.trace], model, tmp_path) / f"{fault.trace}.jsonl")
     assert Replay(anew, fault.how).run(until=fault.event).verdict.exit is Exit.AGREED
     plant(*fault.edits)
     outcome = Replay(anew, fault.how).run(until=fault.event)
@@ -154,9 +184,9 @@ ARRIVING = replace(APART, name="arriving", moe=partial(apart, by_arrival=True))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ops", ["APART", "ARRIVING"])
-def test_an_order_of_experts_that_hangs_on_other_rows_parts_two_runs(trace: Trace, ops: str) -> None:
+def test_an_order_of_experts_that_hangs_on_other_rows_parts_two_runs(small: Trace, ops: str) -> None:
     """No run by itself is wrong: both orders are sums of the same terms."""
-    brief = replace(trace, events=trace.events[:6])
+    brief = replace(small, events=small.events[:6])
     on = Replay(brief, Setting(f"{__name__}:{ops}"))
     assert on.run().verdict.exit is Exit.AGREED
     (found,) = held(Case.of(brief, on.plan), relations(["alone"]))

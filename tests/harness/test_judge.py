@@ -139,3 +139,13 @@ def test_a_few_ties_are_always_allowed_and_all_choices_are_counted() -> None:
     ties.add(hardly)
     (found,) = ties.too_many("ties", 0, "generate", PLACE)
     assert "tokens were ties" in found.diagnosis
+
+
+def test_what_is_told_of_is_a_choice_that_differs() -> None:
+    """Two equal logits: the part of what is allowed is 0 in every row."""
+    zeros = torch.zeros(3, dtype=torch.float64)
+    assert Chosen(zeros, zeros, torch.tensor([False, True, False])).row == 1
+    assert Chosen(zeros, torch.tensor([0.0, 0.1, 2.0]), torch.tensor([False, True, True])).row == 2
+    lost = torch.tensor([0.5, torch.nan, 0.1])
+    assert Chosen(lost, lost, torch.tensor([True, True, True])).row == 1
+    assert Chosen(zeros, zeros, torch.tensor([False, False, False])).worst == 0

@@ -18,7 +18,7 @@ from instep_reference.weights import MoeWeights
 from ..observe.context import EventContext
 from ..observe.oracle import Oracle
 from ..observe.recomputation import Recomputation
-from ..observe.routes import Route
+from ..observe.routes import Route, scores_of
 from ..observe.rows import parted, rows
 from ..verdict import Comparison, Skipped, Tier
 from .base import slot_of
@@ -66,8 +66,8 @@ class Experts:
         router = self._router(piece)
         if truth is None or rounded is None or router is None or len(truth) != len(mine.scores):
             return
-        route = Route.of(self.oracle.config, truth @ router.T)
-        error = route.off(rounded.to(truth) @ router.T).clamp(min=noise[family(place, piece.span)])
+        route = Route.of(self.oracle.config, scores_of(truth, router))
+        error = route.off(scores_of(rounded.to(truth), router)).clamp(min=noise[family(place, piece.span)])
         margin, own = route.shortfall(mine.chosen()), mine.chosen()
         differs = (own != route.chosen()).any(-1)
         part = torch.where(differs, margin / granted(route.largest(), error, width), 0.0)

@@ -56,8 +56,8 @@ class Chosen:
 
     @property
     def row(self) -> int:
-        """The choice that stands nearest to its limit, or beyond it."""
-        return int(self.part.argmax())
+        """The choice that stands nearest to its limit, or beyond it; of those that differ, where any does."""
+        return int(torch.where(self.differs, self.part, -1.0).argmax())
 
     @property
     def worst(self) -> float:

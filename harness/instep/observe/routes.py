@@ -100,6 +100,14 @@ def _exchanged(experts: int, top: int) -> list[int]:
     return at
 
 
+def scores_of(rows: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+    """[T, hidden], [E, hidden] -> [T, E], expert by expert, as the reference asks a router.
+
+    Experts that are equal have equal scores then, to the last bit. The columns of one product may differ there.
+    """
+    return torch.stack([rows @ expert for expert in router], dim=-1)
+
+
 class Routes(TorchFunctionMode):
     """While it is entered, every router that runs is noted. given: the rankings to follow, in the order of routers.
 
