@@ -132,12 +132,12 @@ def _unshared(call: ConvLaunch) -> None:
      "the kernel changed x, which it may only read"),
 ], ids=["stray", "behind", "inputs", "live window", "late", "kept", "dense inputs"])  # fmt: skip
 def test_each_alarm_rings(ops, kind, component, says, judged):
-    found = judged(ops, strategy="rerun").verdict.findings[0]
+    found = judged(ops, OF_WINDOWS, strategy="rerun").verdict.findings[0]
     assert (found.kind, found.place.component) == (kind, component) and says in found.diagnosis, found
 
 
 def test_a_kernel_that_never_saw_a_window_is_said_not_to_be_judged_there(judged):
-    said = [line for line in exercised(judged(dense())) if line.startswith("conv.window")]
+    said = [line for line in exercised(judged(dense(), {Tier.IDENTITY})) if line.startswith("conv.window")]
     assert len(said) == 1 and "never with more than one row of a sequence; windows have up to 4" in said[0]
 
 

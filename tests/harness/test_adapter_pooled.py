@@ -25,7 +25,8 @@ from instep_optimized.memory.pool import Demand
 from instep_reference.contract.errors import Unsupported
 from support.covering import WHOLE
 from support.few_channels import few_channels
-from support.traces import brief, recorded
+from support.first_rounds import first
+from support.traces import recorded
 
 TOP = Path(__file__).resolve().parents[2]
 DENSE, POOLED, _CONV = re.findall(r"```python\n(.*?)```", (TOP / "docs" / "adapters.md").read_text(), re.DOTALL)
@@ -45,7 +46,7 @@ PREFILL_OF_PLAIN = ("chunk=kernel, ", "")
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """Windows of 2, 4 and 1 tokens in pools for 4, a preemption, a reload; slot 2 is never handed out."""
-    return recorded(tmp_path_factory.mktemp("small"), brief())
+    return recorded(tmp_path_factory.mktemp("small"), first(4))
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_a_right_kernel_over_pools_agrees(edits: Any, setting: dict[str, Any], j
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("trace", "until", "dtype"), [("ragged", None, "float32"), ("wider", None, "bfloat16")])
+@pytest.mark.parametrize(("trace", "until", "dtype"), [("ragged", None, "float32"), ("wider", 12, "bfloat16")])
 def test_a_right_kernel_over_pools_agrees_in_windows_of_many_widths(
     trace: str, until: int | None, dtype: str, judged: Any
 ) -> None:

@@ -361,11 +361,11 @@ def test_a_model_too_large_for_a_whole_reference_is_refused_before_anything_is_r
 
 @pytest.mark.slow
 def test_what_compared_nothing_is_a_line_for_each_reason_and_the_file_has_them_all(
-    copy, instep, tmp_path, monkeypatch
+    brief, instep, tmp_path, monkeypatch
 ):
     look, file = directed.look, tmp_path / "r.json"
     monkeypatch.setattr(directed, "look", lambda *given, **named: replace(look(*given, **named), blocks=0, undecided=0))
-    out = " ".join(instep("audit", copy, "--model", TINY, "--json", file).out.split())
+    out = " ".join(instep("audit", brief, "--model", TINY, "--json", file).out.split())
     found = [one for one in json.loads(file.read_text())["not_compared"] if one["check"] == "directed"]
     assert len({one["where"] for one in found}) > 3 and len(found) > 20
     first = f"first at event {found[0]['event']}, {found[0]['where']}"

@@ -75,7 +75,7 @@ def test_graphs_are_compared_while_batches_are_full(decoded, large):
 
 
 def test_laps_begin_at_the_first_step_count_again(large):
-    ask = Ask(Checkpoint.open(TINY), Setting(), {"a": tuple(b"0, 1, 2, 3, " * 4)}, 1, tokens=24, batch=2, stop=0)
+    ask = Ask(Checkpoint.open(TINY), Setting(), {"a": tuple(b"0, 1, 2, 3, " * 4)}, 1, tokens=16, batch=2, stop=0)
     decoded = arms(ask, {"candidate_steps": [1, 3], "warmup_batches": 0, "update_interval": 1}, ())
     counts = [event.num_steps for event in decoded["adaptive"].events if isinstance(event, SetNumSteps)]
     assert counts and counts[-1] != 1

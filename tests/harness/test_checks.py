@@ -27,6 +27,8 @@ from support.covering import WHOLE
 
 pytestmark = pytest.mark.slow  # whole runs in several widths
 
+# Events to the second step without drafts: by then every op has run, and each kind of event wrote a state.
+SECOND_PLAIN = 20
 FINAL = Place("trunk", AFTER_LAYERS, "final")
 
 
@@ -79,17 +81,18 @@ def found(opened, contexts, *, explain=True):
 
 
 @pytest.mark.parametrize(
-    ("activation", "state"),
+    ("activation", "state", "until"),
     [
-        pytest.param(torch.float32, torch.float32, id="fp32"),
-        pytest.param(torch.bfloat16, torch.float32, id="bf16", marks=WHOLE),
-        pytest.param(torch.bfloat16, torch.bfloat16, id="bf16-state"),
+        pytest.param(torch.float32, torch.float32, SECOND_PLAIN, id="fp32"),
+        pytest.param(torch.float32, torch.float32, m.ALONE, id="fp32-all", marks=WHOLE),
+        pytest.param(torch.bfloat16, torch.float32, SECOND_PLAIN, id="bf16", marks=WHOLE),
+        pytest.param(torch.bfloat16, torch.bfloat16, SECOND_PLAIN, id="bf16-state"),
     ],
 )
-def test_a_correct_run_agrees_in_every_tier_with_room_to_spare(request, opened, events, activation, state):
+def test_a_correct_run_agrees_in_every_tier_with_room_to_spare(request, opened, events, activation, state, until):
     fp32 = activation == state == torch.float32
-    # In other widths to the second step without drafts: by then every op has run, and each kind of event wrote a state.
-    contexts = request.getfixturevalue("correct") if fp32 else m.run(opened, events[:20], activation, state)
+    run = request.getfixturevalue("correct") if fp32 else m.run(opened, events[:until], activation, state)
+    contexts = run[:until]
     verdict = m.judge(contexts, numbers(opened, activation, state))
     assert verdict.exit == Exit.AGREED
     assert {c.tier for c in verdict.compared} == set(Tier)

@@ -117,11 +117,15 @@ def test_a_slip_of_an_interpreted_kernel_is_found_where_it_is_made(tmp_path: Pat
     must_be(found, "forward", {"core", "update"})
 
 
-@pytest.mark.parametrize(("trace", "strategy"), [
-    ("short", "rerun"), ("short", "lazy_rerun"), ("short", "snapshot"), ("rounds", "columns"),
+@pytest.mark.parametrize(("trace", "strategy", "until"), [
+    ("short", "rerun", None), ("short", "lazy_rerun", None), ("short", "snapshot", None),
+    ("rounds", "columns", 6),  # a prompt in two chunks, and the first round
 ])  # fmt: skip
-def test_without_a_slip_nothing_is_found_and_every_op_was_looked_at(trace: str, strategy: str) -> None:
-    verdict = Replay(few_channels(trace, 2), Setting(dtype="bfloat16", strategy=strategy)).run().verdict
+def test_without_a_slip_nothing_is_found_and_every_op_was_looked_at(
+    trace: str, strategy: str, until: int | None
+) -> None:
+    how = Setting(dtype="bfloat16", strategy=strategy)
+    verdict = Replay(few_channels(trace, 2), how).run(until=until).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:2]
     near = {c.place.component: c for c in verdict.compared if c.check == "own_inputs"}
     alone = {"embedding", "normed", "final", "logits"}  # ops whose inputs are a boundary: judged from there

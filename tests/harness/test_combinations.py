@@ -1,5 +1,6 @@
 """Every pair of options that is served agrees in some row, judged in all tiers; what is refused is refused at once.
 
+A row of the few ends behind its second round, but for those with which every value goes on to a plain step.
 Leaves out: the whole product (`tests/perf/combinations.py`).
 """
 
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from typing import Any
@@ -20,7 +22,7 @@ from instep.verdict import Exit, Tier
 from instep_optimized import load
 from instep_optimized.options import check
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.engine import Draft
+from instep_reference.contract.engine import Commit, Draft, Forward, Load
 from instep_reference.contract.errors import InstepError
 from support.checkpoints import config_of
 from support.combinations import (
@@ -57,6 +59,32 @@ def test_every_pair_that_is_served_stands_in_a_row() -> None:
     assert not any(map(refusals, pairwise())) and len(pairwise()) <= 24
 
 
+@cache
+def to_the_end() -> tuple[Row, ...]:
+    """Of the rows few, in which every value of every factor stands: these go on to a plain step."""
+    due, rows = {(name, value) for name, values in FACTORS.items() for value in values}, list[Row]()
+    while due:
+        rows.append(max(pairwise(), key=lambda row: len(due & row.items())))
+        due -= rows[-1].items()
+    return tuple(rows)
+
+
+def played(row: Row, entire: Trace) -> Trace:
+    """The events of a row's trace that it is replayed with."""
+    if row in to_the_end():
+        return entire
+    second = [index for index, event in enumerate(entire.events) if isinstance(event, Commit)][1]
+    return replace(entire, events=entire.events[: second + 1])
+
+
+def test_every_value_goes_on_to_a_plain_step_in_a_row() -> None:
+    rows = to_the_end()
+    assert {cell for row in rows for cell in row.items()} == {
+        (name, value) for name, values in FACTORS.items() for value in values
+    }
+    assert all(row in pairwise() for row in rows)
+
+
 class Looking:
     """Notes how many graphs were replayed, and the dtypes of pools."""
 
@@ -74,16 +102,23 @@ class Looking:
 @pytest.mark.slow
 @pytest.mark.parametrize("row", pairwise(), ids=words)
 def test_what_is_served_agrees(row: Row, trace_of: Callable[[Row], Trace]) -> None:
-    played, seen = trace_of(row), Looking()
-    outcome = Replay(played, setting(row)).run(also=[seen])
+    seen, replayed = Looking(), played(row, trace_of(row))
+    outcome = Replay(replayed, setting(row)).run(also=[seen])
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
+    assert outcome.verdict.events == len(replayed.events)
     assert {one.tier for one in outcome.verdict.compared} == set(Tier)
     assert bool(seen.replays) == row["graphs"]
     width = "float64" if row["dtype"] == "float64" else "float32"
     assert seen.dtypes["state"] == (row["state_dtype"] or width)
     assert seen.dtypes["keys"] == seen.dtypes["draft_keys"] == (row["kv_dtype"] or row["dtype"])
-    shapes = {shape for event in played.events if isinstance(event, Draft) for shape in event.parents or ()}
+    shapes = {shape for event in replayed.events if isinstance(event, Draft) for shape in event.parents or ()}
     assert bool(shapes) == row["trees"]
+    assert any(isinstance(event, Load) for event in replayed.events) == row["tracked"]
+    kinds = [{one.kind for one in event.rows} for event in replayed.events if isinstance(event, Forward)]
+    assert {"verify", "prefill"} in kinds and {"verify"} in kinds
+    assert ({"decode"} in kinds) == (row in to_the_end())
+    setup = outcome.plan.setting
+    assert (setup.drafter, setup.overlap, setup.graphs) == (row["drafter"], row["overlap"], row["graphs"])
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from instep.verdict import Exit, Tier, Verdict
 from instep_reference.contract.engine import Forward
 from support.checkpoints import write
 from support.command import Runner, complaint
+from support.covering import WHOLE
 from support.few_channels import few_channels
 from support.narrow import narrow
 from support.traces import ROOM, policy
@@ -60,8 +61,11 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["CUT", "NEAREST", "BF16", "THREE"])
+@pytest.mark.parametrize("name", [
+    "CUT", *(pytest.param(name, marks=WHOLE) for name in ("NEAREST", "BF16")), "THREE",
+])  # fmt: skip
 def test_blocks_of_every_format_agree(name: str, blocks: Trace) -> None:
+    """The formats between have blocks in `test_like_tokens.py`."""
     verdict = Replay(blocks, Setting(f"{NARROW}:{name}")).run().verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     assert any(isinstance(event, Forward) and sum(row.tokens for row in event.rows) == 138 for event in blocks.events)
@@ -149,7 +153,7 @@ def test_the_usual_op_set_says_nothing(instep: Runner) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("relation", "trace"), [("split", "short"), ("drift", "rounds")])
 def test_relations_within_tolerance_grant_what_is_declared(relation: str, trace: str, instep: Runner) -> None:
-    words = ("relations", few_channels(trace, 2).path, relation, "--tokens", 256)
+    words = ("relations", few_channels(trace, 2).path, relation, "--tokens", 128)
     assert instep(*words, "--ops", f"{NARROW}:CUT").code == 0
     assert instep(*words, "--ops", f"{NARROW}:UNDECLARED").code == 1
 

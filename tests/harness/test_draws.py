@@ -23,6 +23,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import Phase
 from instep_reference.contract.sampling import UNIFORM, Sampling
 from instep_reference.sampling import Drawing, drawn, probabilities
+from support.covering import each_value
 from support.traces import header, policy, recorded
 
 VOCAB, TREE = 50, (-1, 0, 0, 2, 2)
@@ -41,8 +42,7 @@ def drawings(seed: int, parents: tuple[int, ...], count: int = 40) -> list[tuple
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parents", [chain(5), TREE], ids=["chain", "tree"])
-@pytest.mark.parametrize("error", [1e-6, 0.02, 0.4])
+@pytest.mark.parametrize(("parents", "error"), each_value([TREE, chain(5)], [1e-6, 0.02, 0.4]))
 def test_whatever_logits_within_the_error_draw_is_reachable(parents: tuple[int, ...], error: float) -> None:
     """The bounds are sound: drawn from logits that are off, to the edge, no token is called wrong."""
     dice, moved = torch.Generator().manual_seed(9), 0
@@ -62,7 +62,7 @@ def test_whatever_logits_within_the_error_draw_is_reachable(parents: tuple[int, 
 def test_a_token_of_another_uniform_is_not_reachable(parents: tuple[int, ...]) -> None:
     """And they are sharp: of all other tokens hardly any is granted, in fp32."""
     granted = total = 0
-    for logits, drawing in drawings(4, parents, 8):
+    for logits, drawing in drawings(4, parents, len(SAMPLINGS)):
         right = drawn(logits, drawing)
         for node, row in enumerate(logits):
             one = DrawnRow(row, drawing, node)

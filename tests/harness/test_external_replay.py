@@ -24,7 +24,7 @@ from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace, read
 from instep.trace.header import Recording
 from instep.trace.policy import read_policy, read_prompts
-from instep.verdict import Exit
+from instep.verdict import Exit, Tier
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit, Draft, Forward
 from instep_reference.contract.errors import BadInput
@@ -194,9 +194,13 @@ def test_memory_counts_no_draft_kv(instep):
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAMILIES["drafters"], ids=lambda fault: fault.id)
 def test_a_fault_of_a_drafter_is_found_where_it_is_and_named(fault, plant):
-    """The draft head's memory has a range of validity of its own; several layers; blocks that are handed in."""
+    """The draft head's memory has a range of validity of its own; several layers; blocks that are handed in.
+
+    Asked are the tiers of all checks that see one.
+    """
     plant(*fault.edits)
     trace = read(TRACES / f"{fault.trace}.jsonl")
-    found = Replay(trace, fault.how).run(until=fault.event).verdict.findings[0]
+    asked = (Tier.IDENTITY, Tier.BITWISE, Tier.DERIVED)
+    found = Replay(trace, fault.how).run(until=fault.event, tiers=asked).verdict.findings[0]
     assert (found.event, found.place) == (fault.event, fault.place)
     assert fault.says in found.diagnosis and found.check in fault.seen_by

@@ -64,7 +64,7 @@ def run(before: str | Path, after: str | Path, model: Path, folder: Path) -> Rep
 def test_a_against_a_is_silent(model: Path, tmp_path: Path, instep: Runner) -> None:
     """A name against the checkout that the name is served from; the arms are processes as a user's are."""
     file = tmp_path / "gate.json"
-    small = ["--batch", "2", "--rounds", "1", "--checkpoint", str(model)]
+    small = ["--batch", "2", "--rounds", "1", "--checkpoint", str(model), "--case", "commit"]
     done = instep("gate", "plain", TOP, "--allowed", ALLOWED, *small, "--json", file, "--html", tmp_path / "page.html")
     assert done.code in (Exit.AGREED, Exit.INCONCLUSIVE), done
     found = json.loads(file.read_text())

@@ -81,7 +81,7 @@ def test_the_command_prints_texts_and_a_speed_beside_its_check(instep, tmp_path,
 @pytest.mark.slow
 def test_drawn_tokens_are_read_again_by_what_drew_them(instep, tmp_path):
     """An engine that takes another temperature, or draws a rejected draft again, is found; a right one is not."""
-    told = ("generate", TINY, *SHORT[:4], "--tokens", 6, "--temperature", "0.9", "--top-k", "20")
+    told = ("generate", TINY, *SHORT[:4], "--tokens", 4, "--temperature", "0.9", "--top-k", "20")
     files = [tmp_path / f"{name}.json" for name in ("one", "again", "other")]
     for file, seed in zip(files, (1, 1, 2), strict=True):
         ran = instep(*told, "--seed", seed, "--json", file, "--trace", tmp_path / "t.jsonl")
@@ -110,8 +110,8 @@ def test_a_sampling_with_which_nothing_can_be_drawn_is_one_line(instep, words, s
 @pytest.mark.parametrize(("ops", "strategy"), [("unmoved", "snapshot"), ("swapped", "rerun"), ("louder", "columns")])
 def test_what_is_wrong_has_no_speed(instep, tmp_path, ops, strategy):
     module = "subjects" if ops == "louder" else "wrong_ops"
-    ran = instep("generate", TINY, *SHORT, "--ops", f"support.{module}:{ops.upper()}", "--strategy", strategy,
-                 "--json", tmp_path / "r.json")  # fmt: skip
+    ran = instep("generate", TINY, *SHORT[:2], "--tokens", "6", "--ops", f"support.{module}:{ops.upper()}",
+                 "--strategy", strategy, "--json", tmp_path / "r.json")  # fmt: skip
     assert ran.code == 1 and "DIVERGED" in ran.out and "tokens/s" not in ran.out
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["speed"] is None and result["findings"] and result["exit"] == 1
@@ -129,7 +129,7 @@ def test_text_does_not_hang_on_the_strategy_or_on_drafts(instep, tmp_path):
     texts = []
     strategies = (("--strategy", strategy, "--conv", "widened") for strategy in ("columns", "lazy_rerun"))
     for number, words in enumerate((("--num-steps", "0"), *strategies)):
-        ran = instep("generate", TINY, *SHORT, *words, "--json", tmp_path / f"{number}.json")
+        ran = instep("generate", TINY, *SHORT, *words, "--tokens", "8", "--json", tmp_path / f"{number}.json")
         assert ran.code == 0, ran
         texts.append(json.loads((tmp_path / f"{number}.json").read_text())["texts"])
     assert texts[0] == texts[1] == texts[2]

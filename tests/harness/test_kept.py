@@ -23,6 +23,7 @@ from instep.trace.drive import drive
 from instep.trace.event_rules import verified
 from instep.trace.file import Trace, read
 from instep.trace.policy import read_policy, read_prompts
+from instep.verdict import Tier
 from instep_optimized import OptimizedEngine
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Evict, Fetch, Offload
@@ -33,6 +34,7 @@ from support.planting import planted_here
 # One of each way to be wrong; `instep faults --family tiers` plants them all.
 HERE = ("offload-without-final-row", "offload-newer-than-its-key", "fetch-of-another", "offload-frees-nothing",
         "evicted-and-still-there", "evicted-with-a-shared-page")  # fmt: skip
+EXACT = (Tier.IDENTITY, Tier.BITWISE)  # of which all that sees them is
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def trace() -> Trace:
 def test_a_fault_of_tiers_is_found_located_and_named(name: str, trace: Trace) -> None:
     fault = by_id()[name]
     with planted_here(*fault.edits):
-        findings = Replay(trace, fault.how).run(until=fault.event).verdict.findings
+        findings = Replay(trace, fault.how).run(until=fault.event, tiers=EXACT).verdict.findings
     assert findings, "not found"
     first = findings[0]
     assert (first.event, first.place) == (fault.event, fault.place), first
@@ -79,7 +81,7 @@ def test_an_old_copy_under_a_name_that_is_used_again_is_found_by_its_bytes_alone
     again = by_id()["evicted-and-served-again"]
     monkeypatch.delattr(OptimizedEngine, "copies")
     with planted_here(*again.edits):
-        findings = Replay(trace, Setting("ledger")).run().verdict.findings
+        findings = Replay(trace, Setting("ledger")).run(tiers=EXACT).verdict.findings
     assert trace.events[findings[0].event] == Offload("a, 0") and findings[0].event > again.event
     assert 'is a prefix of 4 tokens; expected 16' in findings[0].diagnosis
 

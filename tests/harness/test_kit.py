@@ -94,7 +94,7 @@ WRONG = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "ops", "says"), WRONG.values(), ids=WRONG)
 def test_a_wrong_op_is_found_by_its_cases_and_named(op: str, ops: Any, says: str) -> None:
-    found = kit.served(kit.op_cases(op, dtype="float32" if op == "gdn" else None), ops)
+    found = kit.served(kit.op_cases("gdn", dtype="float32")[::3] if op == "gdn" else kit.op_cases(op), ops)
     assert found.exit is kit.Exit.DIVERGED and says in "\n".join(
         f"{found.where(one)}, {one.diagnosis}" for one in found.verdict.findings)
     with pytest.raises(kit.Divergence, match=f"op {op} of wrong") as failed:

@@ -39,7 +39,7 @@ SETUP = Setting("plain", dtype="bfloat16")
 @pytest.fixture(scope="module")
 def made():
     checkpoint = random_checkpoint(narrow("qwen3.5-9b"))
-    return checkpoint, course(checkpoint, "narrow", requests=2, rounds=8)
+    return checkpoint, course(checkpoint, "narrow", requests=2, rounds=7)
 
 
 def test_a_course_has_what_a_commit_can_go_wrong_at(made):
@@ -69,7 +69,7 @@ def test_every_state_of_every_gdn_layer_is_judged(made):
 def test_every_check_that_needs_no_whole_reference_is_asked(made):
     checkpoint, trace = made
     for how in ({}, {"strategy": "columns", "conv": "widened", "graphs": True}):
-        verdict = outcome(trace, checkpoint, Setting("plain", dtype="bfloat16", **how), until=9, layers=(0,)).verdict
+        verdict = outcome(trace, checkpoint, Setting("plain", dtype="bfloat16", **how), until=6, layers=(0,)).verdict
         assert verdict.exit is Exit.AGREED, verdict.findings[:1]
         asked = {one.check for one in verdict.compared}
         assert asked >= {"bounds", "contracts", "capacity", "aliasing", "graphs", "hostreads", "tails", "poison"}
@@ -141,7 +141,7 @@ def test_states_are_drawn_with_roundings_by_chance_only_where_something_is_store
         rounds = setting.op_set().rounds(setting.activation, torch.float32)
         oracle, lockstep = StateOracle(checkpoint, rounds, torch.float32, torch.device("cpu")), Lockstep(trace, seats)
         seen = set()
-        for _ in range(8):
+        for _ in range(7):
             for piece in oracle.at(lockstep.step()):
                 if isinstance(piece, Recomputation) and piece.writes_state:
                     assert piece.narrow is narrow_places
@@ -153,9 +153,9 @@ def test_states_are_drawn_with_roundings_by_chance_only_where_something_is_store
 
 def test_layers_that_are_not_judged_are_not_computed(made):
     checkpoint, trace = made
-    found = outcome(trace, checkpoint, SETUP, until=8, layers=(1,))
+    found = outcome(trace, checkpoint, SETUP, until=6, layers=(1,))
     assert {one.place.layer for one in found.verdict.compared if one.check == "directed"} == {1}
-    assert found.verdict.events == 9
+    assert found.verdict.events == 7
 
 
 def test_states_are_those_of_the_whole_oracle(made):

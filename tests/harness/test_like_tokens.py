@@ -44,8 +44,9 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Trace]:
 
 
 @pytest.mark.parametrize(("period", "ops"), [
-    (1, "CUT"), (1, "MERGED"), (1, "NEAREST"), (1, "BF16"), (3, "CUT"), (5, "CUT"),
-    pytest.param(3, "BF16", marks=WHOLE), pytest.param(5, "BF16", marks=WHOLE), pytest.param(1, "THREE", marks=WHOLE),
+    (1, "MERGED"), (1, "BF16"), (3, "NEAREST"), (5, "CUT"),
+    *(pytest.param(period, "CUT", marks=WHOLE) for period in (1, 3)), pytest.param(1, "NEAREST", marks=WHOLE),
+    *(pytest.param(period, "BF16", marks=WHOLE) for period in (3, 5)), pytest.param(1, "THREE", marks=WHOLE),
 ])  # fmt: skip
 def test_right_kernels_agree(prompts: dict[int, Trace], period: int, ops: str) -> None:
     verdict = Replay(prompts[period], Setting(f"{NARROW}:{ops}")).run().verdict
@@ -63,14 +64,17 @@ def test_our_kernels_agree(prompts: dict[int, Trace], period: int) -> None:
 @pytest.mark.parametrize(("ops", "component"), [("SLIPPED", "core"), ("LOST", "state"), ("UNDERSTATED", "core")])
 def test_wrong_kernels_are_found(prompts: dict[int, Trace], ops: str, component: str) -> None:
     """A read-out 2% too large, a token that is not written, products narrower than declared."""
-    verdict = Replay(prompts[1], Setting(f"{NARROW}:{ops}")).run(explain=False).verdict
+    verdict = Replay(prompts[1], Setting(f"{NARROW}:{ops}")).run(tiers={Tier.DERIVED}, explain=False).verdict
     assert component in {found.place.component for found in verdict.findings}, verdict.findings[:1]
     assert verdict.findings[0].place.component in ("core", "state")
 
 
-@pytest.mark.parametrize("ops", ["CUT", "MERGED"])
+@pytest.mark.parametrize("ops", [pytest.param("CUT", marks=WHOLE), "MERGED"])
 def test_a_right_kernel_does_not_drift(ops: str) -> None:
-    """The prompts of this trace are so short that a long request says them again in its first block."""
+    """The prompts of this trace are so short that a long request says them again in its first block.
+
+    That `CUT` does not drift on longer prompts: `test_declared_rounding.py`.
+    """
     trace = few_channels("short", 2)
     case = Case.of(trace, Replay(trace, Setting(f"{NARROW}:{ops}")).plan, bitwise=False, tokens=128)
     (found,) = held(case, relations(["drift"]))

@@ -130,7 +130,9 @@ def test_a_chunk_as_wide_as_a_window_agrees_as_the_prefill_that_it_is(
 # ---- where a prompt is split
 
 
-@pytest.mark.parametrize(("dtype", "layout"), [("float32", "KV"), ("bfloat16", "VK")])
+@pytest.mark.parametrize(("dtype", "layout"), [
+    ("float32", "KV"), pytest.param("bfloat16", "VK", marks=WHOLE),  # which a crowd is served in, above
+])  # fmt: skip
 def test_a_prompt_split_at_any_edge_stays_within_its_tier(model: Path, dtype: str, layout: StateLayout) -> None:
     told = trace(model, split_everywhere(rounds=False), LONG_ROOM)
     outcome = Replay(told, Setting("plain", dtype=dtype, layout=layout), checkpoint=model).run()

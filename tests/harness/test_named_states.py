@@ -29,7 +29,7 @@ LAYER = 1
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    opened = m.checkpoint(tmp_path_factory.mktemp("named"))
+    opened = m.checkpoint(tmp_path_factory.mktemp("named"), num_hidden_layers=3, layer_types=m.TWO_AND_ONE)
     return opened, m.run(opened, m.events_of(opened)[:16])  # up to the third commit
 
 
@@ -199,7 +199,7 @@ def test_numbers_of_16_bits_that_are_not_the_truths_rounding_are_not_called_so(r
 
 def test_rows_that_are_16_bits_by_construction_are_not_called_stored_so(tmp_path):
     """v is a part of the conv output, which bf16 activations store in 16 bits: another row of it is no rounding."""
-    opened = m.checkpoint(tmp_path, dtype=torch.bfloat16)
+    opened = m.checkpoint(tmp_path, dtype=torch.bfloat16, num_hidden_layers=3, layer_types=m.TWO_AND_ONE)
     contexts = m.run(opened, m.events_of(opened)[:4], torch.bfloat16)
     at = next(context.index for context in contexts if isinstance(context.event, Forward))
     for component in ("v", "mixed", "embedding"):

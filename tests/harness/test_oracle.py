@@ -24,12 +24,13 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support import contexts as m
 
 pytestmark = pytest.mark.slow  # whole runs, computed again place by place
+ROUNDS = 22  # events: chunks, plain steps, and rounds of every outcome
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     opened = m.checkpoint(tmp_path_factory.mktemp("oracle"), num_hidden_layers=3, layer_types=m.TWO_AND_ONE)
-    return opened, m.run(opened, m.events_of(opened)[: m.ALONE])
+    return opened, m.run(opened, m.events_of(opened)[:ROUNDS])
 
 
 @pytest.fixture(scope="module")

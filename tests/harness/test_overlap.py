@@ -25,7 +25,7 @@ from support.checkpoints import write
 from support.traces import PROMPTS, VOCAB, policy, recorded
 
 ROUNDS = policy(
-    arrivals=(Arrival("a", "few", max_new=14), Arrival("b", "one", max_new=9)), deeds=(), num_steps=3,
+    arrivals=(Arrival("a", "few", max_new=11), Arrival("b", "one", max_new=7)), deeds=(), num_steps=3,
     steps=(Steps(2, 1), Steps(4, 3)), accept=(0, 1, 0, 2),
 )
 

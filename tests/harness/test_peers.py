@@ -23,9 +23,9 @@ from peers.environment import environment, install, unpack
 from peers.run import TOP, sentence, served
 from peers.run import _told as told
 from support import peers_table
+from support.few_channels import few_channels
 from support.process import ENVIRONMENT
 
-TRACE = "fixtures/traces/faults/short.jsonl"
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 SPEAKS = "import os; print('a'); print('x > y failed', flush=True); os.abort()"
 ODD = "import os; os.kill(os.getpid(), 40)"
@@ -51,10 +51,10 @@ def row(one: Entry, tmp_path: Path) -> dict[str, Any]:
     (SPEAKS, "dies", "the process died by SIGABRT: x > y failed"),
     (ODD, "dies", "the process died by signal 40"),
     (BYTES, "diverged", "\ufffd"),
-    (BORN, "hangs", "runs past its limit of 2 s"),
+    (BORN, "hangs", "runs past its limit of 1 s"),
 ], ids=["agrees", "diverges", "nothing", "oddly", "dies", "speaks", "a number", "bytes", "hangs"])  # fmt: skip
 def test_a_peer_is_told_right(code: str, verdict: str, finding: str, tmp_path: Path) -> None:
-    came = row(entry(f"python -c {json.dumps(code)}", seconds=2 if verdict == "hangs" else 60), tmp_path)
+    came = row(entry(f"python -c {json.dumps(code)}", seconds=1 if verdict == "hangs" else 60), tmp_path)
     assert (came["verdict"], came["finding"]) == (verdict, finding)
     assert came["met"] is (verdict == "agree")
 
@@ -122,12 +122,13 @@ def test_a_replay_tells_events_tiers_and_the_finding(ops: str, verdict: str, tmp
         "OPS = replace(PLAIN, name='peer', move=move)\n"
     )
     roots = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([ENVIRONMENT["PYTHONPATH"], str(tmp_path)])}
-    one = entry(f"instep replay {{trace}} --ops {ops} --strategy snapshot --no-ladder", traces=[TRACE],
+    trace = str(few_channels("short", 2).path)
+    one = entry(f"instep replay {{trace}} --ops {ops} --strategy snapshot --no-ladder", traces=[trace],
                 expected="agree" if verdict == "agree" else "diverged; commit; slot")  # fmt: skip
     came = served(one, roots, tmp_path, sys.executable)
     assert came["verdict"] == verdict and came["of"] == 8 and "T2d" in came["tiers"], came
     assert came["events"] == 8 if verdict == "agree" else came["finding"].startswith("event 5 commit"), came
-    assert came["met"] and came["command"] == f"instep replay {TRACE} --ops {ops} --strategy snapshot --no-ladder"
+    assert came["met"] and came["command"] == f"instep replay {trace} --ops {ops} --strategy snapshot --no-ladder"
 
 
 @pytest.mark.parametrize(("traces", "expected", "verdict", "met"), [

@@ -23,6 +23,7 @@ from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier, Verdict
 from instep_reference.contract.errors import Unsupported
+from support.covering import WHOLE
 from support.fake_kernels import Kernels
 from support.few_channels import FIXTURES, few_channels
 from support.first_rounds import first
@@ -35,6 +36,7 @@ PLACES = [f"{OPS}.{name}" for name in (
 )]  # fmt: skip
 pytestmark = pytest.mark.slow
 OURS = ("instep.adapters.sglang", "instep.adapters.sglang_commit", "peers.kernels.vllm")
+THREE_WINDOWS = 12  # event: of 2, 4 and 2 tokens each, and their commits
 Put = Callable[[Any], None]
 
 
@@ -73,8 +75,8 @@ def wider() -> Trace:
     return few_channels("wider", 2)
 
 
-def verdict(trace: Trace, ops: str, strategy: str) -> Verdict:
-    return Replay(trace, Setting(ops, strategy=strategy)).run().verdict
+def verdict(trace: Trace, ops: str, strategy: str, until: int | None = None) -> Verdict:
+    return Replay(trace, Setting(ops, strategy=strategy)).run(until=until).verdict
 
 
 @pytest.mark.parametrize(("ops", "strategy"), [
@@ -125,7 +127,8 @@ def test_what_is_written_to_a_copy_is_seen(ops: str, strategy: str, kind: str, p
 
 def test_a_slip_that_the_caller_can_mend_is_mended_by_the_allocated_steps(put: Put, wider: Trace) -> None:
     put(Kernels(slip=True))
-    assert verdict(wider, "instep.adapters.sglang:ALLOCATED", "snapshot").exit is Exit.AGREED
+    came = verdict(wider, "instep.adapters.sglang:ALLOCATED", "snapshot", until=THREE_WINDOWS)
+    assert came.exit is Exit.AGREED and came.events == THREE_WINDOWS + 1, came.findings[:1]
 
 
 def test_a_kernel_that_no_release_has_is_named(put: Put) -> None:
@@ -152,7 +155,7 @@ def test_vllms_columns_agree_and_other_strategies_are_refused(
         verdict(small, f"peers.kernels.vllm:{ops}", "snapshot")
 
 
-@pytest.mark.parametrize("slips", [False, True])
+@pytest.mark.parametrize("slips", [pytest.param(False, marks=WHOLE), True])  # the right one agrees above, too
 def test_the_kit_for_somebodys_tree_says_which_step_counts_fail(
     slips: bool, put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from support.command import complaint
 from support.few_channels import few_channels
 
 
-def case(name: str, layers: int = 4) -> Case:
+def case(name: str, layers: int = 2) -> Case:
     trace = few_channels("kept", layers)
     return Case.of(trace, Replay(trace, Setting(engine=f"support.{name}")).plan)
 
@@ -26,7 +26,7 @@ def case(name: str, layers: int = 4) -> Case:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["by_verbs:right", "by_verbs:keeping", "by_verbs:watching"])
 def test_a_right_engine_agrees_in_every_relation_that_has_a_meaning(name):
-    found = {one.relation.name: one for one in held(case(name, 2), relations())}
+    found = {one.relation.name: one for one in held(case(name), relations())}
     meant = {relation: one.verdict for relation, one in found.items() if one.lacks is None}
     assert set(meant) == {
         "unseen", "later_rows", "speculation_off", "alone", "schedule", "rejected_is_plain", "split"
@@ -46,7 +46,8 @@ def test_a_right_engine_agrees_in_every_relation_that_has_a_meaning(name):
     ("rejected_is_plain", "by_verbs:no_rollback", "conv"), ("split", "by_two_runs:chunks_alone", "conv"),
 ])  # fmt: skip
 def test_each_finds_the_engine_that_is_wrong_in_it(relation, name, component):
-    found, = held(case(name), relations([relation]))
+    layers = 4 if name.endswith("chunks_alone") else 2  # its windows are wrong behind a layer that is
+    found, = held(case(name, layers), relations([relation]))
     assert found.verdict.exit is Exit.DIVERGED
     assert component in {one.place.component for one in found.verdict.findings}, found.verdict.findings[:2]
 

@@ -19,6 +19,7 @@ from instep.trace.file import Trace
 from instep.verdict import Exit, Tier, Verdict
 from instep_optimized import OptimizedEngine
 from instep_reference.contract.engine import Preempt, Resume, Save
+from support.covering import each_value
 from support.traces import brief, recorded
 
 pytestmark = pytest.mark.slow  # replays of whole traces
@@ -125,15 +126,18 @@ def spoil(kept: Any) -> None:
     next(iter(kept.state.values())).flatten().view(torch.uint8)[-1] ^= 1
 
 
-@pytest.mark.parametrize("ops", ["plain", "ledger"])
-@pytest.mark.parametrize(("method", "kept", "named"), [
+WRITTEN = (
     ("commit", "_preempted", 'the copy that preempt kept of "b"'),
     ("idle", "_saved", 'the copy that save kept as "start"'),
     ("load", "_saved", 'the copy that save kept as "start"'),
-])  # fmt: skip
+)
+
+
+@pytest.mark.parametrize(("ops", "written"), each_value(("plain", "ledger"), WRITTEN))
 def test_a_copy_that_is_written_while_it_is_kept_is_found_at_that_event(
-    trace: Trace, monkeypatch: pytest.MonkeyPatch, ops: str, method: str, kept: str, named: str
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, ops: str, written: tuple[str, str, str]
 ) -> None:
+    method, kept, named = written
     planted(monkeypatch, method, lambda self: [spoil(copy) for _, copy in getattr(self, kept).values()])
     kind = {"commit": "Commit", "idle": "Idle", "load": "Load"}[method]
     begun = first(trace, Preempt if kept == "_preempted" else Save)

@@ -28,7 +28,7 @@ from instep.verdict import Exit, Verdict
 from instep_optimized.commit import STRATEGIES
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
-from support.covering import WHOLE
+from support.covering import WHOLE, each_value
 from support.planting import planted_here
 
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces"
@@ -119,8 +119,7 @@ def test_a_relabelled_trace_is_legal_and_says_which_drafts_are_rejected(adaptive
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("strategy", "level"), each_value(STRATEGIES, LEVELS))
 def test_right_engines_hold_what_they_should(strategy: str, level: str, ragged: Trace) -> None:
     found = streamed(ragged, Setting("plain", strategy=strategy, conv="widened"), level, until=9)
     assert found.verdict.exit is Exit.AGREED
@@ -199,11 +198,11 @@ SAID = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize(("ops", "name", "says"), SAID, ids=[ops for ops, _, _ in SAID])
+@pytest.mark.parametrize(("wrong", "level"), each_value(SAID, LEVELS))
 def test_a_state_in_the_wrong_place_says_whose_it_is(
-    ops: str, name: str, says: str, level: str, request: pytest.FixtureRequest
+    wrong: tuple[str, str, str], level: str, request: pytest.FixtureRequest
 ) -> None:
+    ops, name, says = wrong
     setting = Setting(f"support.stream_ops:{ops}", strategy="snapshot")
     verdict = streamed(request.getfixturevalue(name), setting, level, until=14).verdict
     assert verdict.exit is Exit.DIVERGED

@@ -19,6 +19,7 @@ from instep.replay.participants import bare, participants_of
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace
+from support.covering import WHOLE
 from support.traces import brief, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
@@ -30,7 +31,8 @@ def trace(tmp_path_factory) -> Trace:
 
 
 @pytest.mark.parametrize(("ops", "how"), [
-    ("plain", {}), ("ledger", {"graphs": True}), ("plain", {"graphs": True, "strategy": "snapshot"}),
+    pytest.param("plain", {}, marks=WHOLE),  # the other rows have each of these values
+    ("ledger", {"graphs": True}), ("plain", {"graphs": True, "strategy": "snapshot"}),
     ("ledger", {"strategy": "columns", "conv": "widened"}),
 ], ids=str)  # fmt: skip
 def test_watched_judged_and_digested_or_left_alone(trace, ops, how):

@@ -45,6 +45,10 @@ OPS = [
     pytest.param("plain", "cpu", id="plain"),
     pytest.param("triton", "cuda", id="cuda", marks=gpu),
 ]
+# Of `plain`, rows with graphs and rounds that overlap are replayed in `test_combinations.py`; here it is the whole's.
+LABELS = [
+    pytest.param(*one.values, id=one.id, marks=(*one.marks, *((WHOLE,) if one.id == "plain" else ()))) for one in OPS
+]
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +110,7 @@ def course(subject: Callable[[Event], Answer | None]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ops", "device"), [
-    pytest.param(*one.values, id=one.id, marks=(*one.marks, *((WHOLE,) if one.id == "plain" else ()))) for one in OPS
-])
+@pytest.mark.parametrize(("ops", "device"), LABELS)
 def test_layouts_with_equally_many_rows_are_kept_apart(checkpoint: Checkpoint, ops: str, device: str) -> None:
     both = Twins(*(engine(checkpoint, ops, device, recorder) for recorder in (emulated(device), eagerly)))
     course(both)
@@ -116,7 +118,7 @@ def test_layouts_with_equally_many_rows_are_kept_apart(checkpoint: Checkpoint, o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ops", "device"), OPS)
+@pytest.mark.parametrize(("ops", "device"), LABELS)
 def test_answers_outlive_the_next_replays(checkpoint: Checkpoint, ops: str, device: str) -> None:
     subject, kept = engine(checkpoint, ops, device, emulated(device)), []
 
@@ -182,7 +184,7 @@ def rounds(subject: OptimizedEngine, plan: Sequence[int]) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ops", "device"), OPS)
+@pytest.mark.parametrize(("ops", "device"), LABELS)
 def test_overlapping_rounds_answer_what_waiting_ones_do(checkpoint: Checkpoint, ops: str, device: str) -> None:
     waiting, overlapping = (engine(checkpoint, ops, device, overlap=overlap) for overlap in (False, True))
     both = Twins(waiting, overlapping)

@@ -18,6 +18,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Row
 from instep_reference.engine import ReferenceEngine, Weights
 from support.checkpoints import Kind, write
+from support.covering import WHOLE
 from support.two_sides import CAPACITY, TwoSides, scenario
 
 WIDTH = torch.float64
@@ -59,7 +60,7 @@ def test_the_model_is_the_reference_s(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["VK", "KV"])
+@pytest.mark.parametrize("layout", [pytest.param("VK", marks=WHOLE), "KV"])  # all above is VK
 def test_free_choices_agree_in_either_layout(layout: StateLayout, tmp_path: Path) -> None:
     both = sides(tmp_path, "tied", layout=layout)
     for event in scenario(64, STEPS, forced=False):

@@ -26,7 +26,7 @@ from support.covering import WHOLE
 from support.sampled import sampled
 from support.two_sides import CAPACITY, TwoSides, scenario
 
-STEPS = (3, 1, 7, 0, 3)
+STEPS = (3, 1, 7, 0)
 
 
 def sides(path: Path, ops: str, *, watched: bool = True, **options: Any) -> TwoSides:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ from instep.kit.cases.recurrent import Heads
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
+from support.covering import each_value
 from support.ring_walk import DEED, WIDEST, Deed, Life, Right, walk
 from support.ring_world import Turn, World, cut, garbage, stream
 
@@ -82,7 +82,7 @@ EVERY = tuple(range(1, WIDEST + 1))
 @OPS
 @pytest.mark.parametrize(
     ("heads", "swap", "widths"),
-    [pytest.param(ONE, True, EVERY, marks=pytest.mark.slow), *product(GROUPS, (True, False), [(1, 3)])], ids=str,
+    [pytest.param(ONE, True, EVERY, marks=pytest.mark.slow), *each_value(GROUPS, (True, False), [(1, 3)])], ids=str,
 )
 def test_after_every_accepted_length_of_every_width_the_state_is_that_of_decoding(
     ops: Ops, heads: Heads, swap: bool, widths: tuple[int, ...]

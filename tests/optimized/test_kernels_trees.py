@@ -8,6 +8,7 @@ Every body runs interpreted on a CPU, native on a GPU at real sizes.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_optimized.ops.invariant import INVARIANT
 from instep_optimized.ops.triton import TRITON
+from support.covering import each_value
 from support.ring_world import Turn, World, cut, stream
 from support.trees import Parents, path
 
@@ -45,11 +47,13 @@ def some(rows: GdnInputs, nodes: list[int]) -> GdnInputs:
     return GdnInputs(*(x[nodes].contiguous() for x in rows))
 
 
-@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
-@pytest.mark.parametrize("swap", [True, False], ids=["VK", "KV"])
-@pytest.mark.parametrize("heads", SIZES, ids=str)
-def test_a_path_of_the_delta_rule_is_that_chain(heads: Heads, swap: bool, dtype: torch.dtype) -> None:
+FORMS = (SIZES, ("VK", "KV"), (FP32, BF16))
+
+
+@pytest.mark.parametrize(("heads", "layout", "dtype"), product(*FORMS) if NATIVE else each_value(*FORMS), ids=str)
+def test_a_path_of_the_delta_rule_is_that_chain(heads: Heads, layout: str, dtype: torch.dtype) -> None:
     """Core rows, states per node and what the ring keeps, behind tokens that run again; of a whole chain too."""
+    swap = layout == "VK"
     size = PENDING + max(map(len, MANY))
 
     def world() -> World:

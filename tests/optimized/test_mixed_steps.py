@@ -27,7 +27,7 @@ from instep_reference.contract.place import Place
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.ledger import LedgerEngine
 from support.checkpoints import write
-from support.covering import WHOLE
+from support.covering import WHOLE, each_value
 from support.mixed import (
     CANDIDATES,
     CONV_WIDTH,
@@ -108,11 +108,11 @@ def served(both: TwoSides, events: Iterable[Event]) -> None:
 # ---- all kinds of rows in one step, in any order
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(("num_steps", "order"), [(3, MIXED), (7, BACKWARDS)])
+@pytest.mark.parametrize(("strategy", "course"), each_value(STRATEGIES, ((3, MIXED), (7, BACKWARDS))))
 def test_labels_are_right_in_an_order_of_all_kinds(
-    model: Model, strategy: str, num_steps: int, order: Sequence[int]
+    model: Model, strategy: str, course: tuple[int, Sequence[int]]
 ) -> None:
+    num_steps, order = course
     served(labels(model, strategy), crowd(num_steps, order))
 
 
@@ -211,8 +211,12 @@ def test_such_a_chunk_is_the_reference_s(model: Model, num_steps: int) -> None:
 # ---- speculation enabled and disabled
 
 
+OTHERS = {f"{strategy} plain {width}" for strategy, width in (
+    ("snapshot", "bf16"), ("columns", "fp32"), ("rerun", "bf16"), ("lazy_rerun", "fp32"),
+)}  # labels move with every strategy; each width is the whole's where the other one stands
 PREFILLS = [
-    *((f"{strategy} {name}", (strategy, *QUICK[name]), ()) for strategy in STRATEGIES for name in QUICK),
+    *((f"{strategy} {name}", (strategy, *QUICK[name]), (WHOLE,) * (f"{strategy} {name}" in OTHERS))
+      for strategy in STRATEGIES for name in QUICK),
     *((name, (Options().strategy, *TRITON[name]), (*GPU, pytest.mark.slow)) for name in TRITON),
 ]
 
@@ -274,12 +278,12 @@ def test_numbers_do_not_know_where_a_prompt_was_split(model: Model, layout: Stat
 
 
 @pytest.mark.parametrize(("strategy", "counts"), [
-    ("snapshot", (0, 3, 1)), ("columns", (0, 7, 3)), ("rerun", (0, 3, 1, 7)), ("lazy_rerun", (0, 3, 1, 0, 7, 3)),
+    ("snapshot", (0, 3, 1)), ("columns", (0, 7, 3)), ("rerun", (0, 3, 1, 7)), ("lazy_rerun", (0, 3, 1, 0, 7)),
 ])  # fmt: skip
 def test_labels_are_right_while_step_counts_change_and_requests_come(
     model: Model, strategy: str, counts: Sequence[int]
 ) -> None:
-    """Longest where inputs wait in rings, whose width the count is."""
+    """Longest where inputs wait in rings, whose width the count is. All counts, one after another: the next test."""
     served(labels(model, strategy), comings(counts))
 
 
@@ -328,7 +332,7 @@ def test_empty_steps_change_no_byte(model: Model, ops: str, strategy: str) -> No
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(FEW, max_examples=3)
+@FEW
 @given(data=st.data())
 def test_labels_are_right_in_whatever_steps(model: Model, strategy: str, data: st.DataObject) -> None:
     both = labels(model, strategy)

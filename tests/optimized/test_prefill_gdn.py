@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,13 +110,18 @@ def rounded(**formats: torch.dtype) -> Callable[..., torch.Tensor]:
     return planted
 
 
+@cache
+def short_in_parts(dtype: torch.dtype) -> tuple[Case, Any]:
+    one = case(PROMPTS["short"], GROUPED, dtype)
+    return one, serve(composed(in_parts(TRITON)), one, DEVICE)
+
+
 @pytest.mark.parametrize(("formats", "dtype"), [
     ({"k": FP16}, BF16), ({"q": FP16}, BF16), ({"v": BF16}, FP16), ({}, FP16),
 ], ids=["k rounded twice", "q rounded twice", "v in bf16 beside fp16", "nothing"])  # fmt: skip
 def test_a_row_that_is_rounded_otherwise_is_seen(formats: dict[str, torch.dtype], dtype: torch.dtype) -> None:
-    one = case(PROMPTS["short"], GROUPED, dtype)
-    right, found = (serve(composed(ops), one, DEVICE) for ops in (
-        in_parts(TRITON), replace(TRITON, prefill_gdn=rounded(**formats))))  # fmt: skip
+    one, right = short_in_parts(dtype)
+    found = serve(composed(replace(TRITON, prefill_gdn=rounded(**formats))), one, DEVICE)
     assert bool(agree(one, right, found)) is bool(formats)
 
 

@@ -35,6 +35,7 @@ from instep_reference.contract.errors import BadInput, OutOfCapacity
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.ledger import LedgerEngine
 from support.checkpoints import write
+from support.covering import WHOLE
 from support.two_sides import CAPACITY, TwoSides
 
 EVERY, STEPS = 4, 5
@@ -94,7 +95,7 @@ def checked(subject: OptimizedEngine, truth: Any, shape: tuple[int, ...], *, wat
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "conv", "nodes", "shape"), [
     *((strategy, conv, None, CHAIN) for strategy, conv in zip(STRATEGIES, [*CONV_FORMS] * 2, strict=True)),
-    *((strategy, "windows", nodes, shape)
+    *(pytest.param(strategy, "windows", nodes, shape, marks=WHOLE if strategy == "columns" else ())  # trees: the others
       for strategy, nodes, shape in zip(STRATEGIES, (6, 6, 8, 8), (TREE, TREE, TREE, CHAIN), strict=True))])
 def test_labels_of_prefixes_and_of_requests_that_go_on_from_them_are_right(
     checkpoint: Checkpoint, strategy: str, conv: str, nodes: int | None, shape: tuple[int, ...]

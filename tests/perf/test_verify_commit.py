@@ -17,11 +17,10 @@ from instep.replay.replay import Replay
 from instep.verdict import Exit
 from instep_reference.contract.place import unseen
 
-pytestmark = pytest.mark.timing
-
 TIMED_ROUNDS = 30
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("case", CASES)
 def test_speed_of(case: str, course: Course, benchmark: BenchmarkFixture) -> None:
     plan = Replay(course.trace).plan

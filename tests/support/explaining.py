@@ -6,6 +6,7 @@ Leaves out: what is wrong with it (`test_explain.py`, `test_explain_memory.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ class Scenario:
     def __init__(self, directory: Any) -> None:
         self.opened = m.checkpoint(directory)
         self.contexts = m.run(self.opened, m.events_of(self.opened)[:24])
+        self._oracles: dict[int, tuple[Oracle, torch.Tensor]] = {}  # by the event that they stand before
         self.weights, self.config = Weights.of(self.opened), self.opened.config
 
     def oracle(self) -> Oracle:
@@ -40,13 +42,26 @@ class Scenario:
 
     def said(self, spoiled: EventContext, *, bits: bool = False) -> Sequence[Comparison]:
         """What the event's findings say, explained, as at the end of a replay."""
-        oracle, older = self.oracle(), Older()
+        oracle, older = self._oracle_before(spoiled.index), Older()
         check = Bytes() if bits else Derived(oracle)
         for context in self.contexts[: spoiled.index]:
-            list(check(context)), oracle.at(context), older(context)
+            older(context)
         findings = [found for found in check(spoiled) if isinstance(found, Comparison) and not found.agrees]
         older(spoiled)
         return sorted(explained(findings, spoiled, oracle, older), key=Comparison.order)
+
+    def _oracle_before(self, index: int) -> Oracle:
+        """As it stands before an event, its draws too: what it keeps of the right events is computed once."""
+        if index not in self._oracles:
+            made = self.oracle()
+            for context in self.contexts[:index]:
+                made.at(context)
+            self._oracles[index] = made, made.runner.generator.get_state()
+        kept, draws = self._oracles[index]
+        mine = copy(kept)
+        mine.flights, mine.previous = dict(kept.flights), dict(kept.previous)
+        mine.runner.generator.set_state(draws)
+        return mine
 
     def own(self, context: EventContext, layer: int, span: RowSpan) -> Rows:
         """The subject's rows of a layer, in fp64, and the layer's hidden rows."""
