@@ -17,9 +17,8 @@ from instep.checks.directed import scene_of
 from instep.checks.scene import Scene, add
 from instep.explain import UNEXPLAINED, Older, explained
 from instep.observe.context import EventContext
-from instep.observe.oracle import Oracle
 from instep.observe.recomputation import Recomputation
-from instep.verdict import Explained, Skipped, Tier
+from instep.verdict import Explained, Tier
 from instep_reference.contract.engine import Commit
 from support import contexts as m
 from support.explaining import Scenario, with_row
@@ -29,39 +28,9 @@ pytestmark = pytest.mark.slow  # every commit of a run computed again
 GDN, ATTENTION = 0, 3
 
 
-class Kept(Oracle):
-    """Computes every event of the run as it was once, for all tests: what it answered, and what it remembers then."""
-
-    of: dict[int, tuple[EventContext, list[Recomputation | Skipped], dict[str, Any], dict[str, Any]]]
-
-    def at(self, context: EventContext) -> list[Recomputation | Skipped]:
-        if (kept := self.of.get(context.index)) is None or kept[0] is not context:
-            return super().at(context)
-        _, answer, flights, previous = kept
-        self.flights, self.previous = dict(flights), dict(previous)
-        return answer
-
-
-class KeptScenario(Scenario):
-    """A run of which nothing is computed twice but what is spoiled."""
-
-    def __init__(self, directory: Any) -> None:
-        super().__init__(directory)
-        self._kept: dict[int, Any] = {}
-        oracle = super().oracle()
-        for context in self.contexts:
-            answer = oracle.at(context)
-            self._kept[context.index] = context, answer, dict(oracle.flights), dict(oracle.previous)
-
-    def oracle(self) -> Kept:
-        made = Kept(self.opened, m.declared(torch.float32, torch.float32), torch.float32)
-        made.of = self._kept
-        return made
-
-
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory) -> Scenario:
-    return KeptScenario(tmp_path_factory.mktemp("explain"))
+    return Scenario(tmp_path_factory.mktemp("explain"))
 
 
 def of_memory(scene: Scenario, field: str, layer: int, change: Callable[[EventContext, str, Any], torch.Tensor]) -> str:

@@ -112,7 +112,6 @@ def test_what_stands_in_the_repository_is_of_a_gate_that_is_fit() -> None:
     """Few false alarms; and what was slowed is found as often as is asked, or the file says: the machine is too noisy.
 
     An arm is asked to take 8% longer. It came to between 6% and 12%, as the file tells: that much is shown to be found.
-    On a card it came to as much as 12.4%: within its time the arm asks once more whether the card has ended.
     """
     files = list(Path("fixtures/baselines").glob("*.json"))
     assert files
@@ -122,10 +121,9 @@ def test_what_stands_in_the_repository_is_of_a_gate_that_is_fit() -> None:
         asked = {name: value for name, value in told["setting"].items() if name not in ("source", "cases")}
         assert baseline.named(told["machine"], asked) == file.name
         assert told["ratio"].keys() == set(told["setting"]["cases"])
-        most = 0.13 if told["setting"]["device"] == "cuda" else 0.12
         for case, counts in told["says"]["A/A"].items():
             assert told["ratio"][case].keys() == set(judged(told["setting"]["device"]))
-            assert all(0.06 <= ratio - 1 <= most for ratio in told["ratio"][case].values()), f"{file.name}: {case}"
+            assert all(0.06 <= ratio - 1 <= 0.12 for ratio in told["ratio"][case].values()), f"{file.name}: {case}"
             assert counts.get("slower", 0) <= power.MOST_ALARMS * 200, f"{file.name}: {case}"
             enough = told["says"]["slowed"][case].get("slower", 0) >= power.LEAST_POWER * 200
             assert enough or told["exit"] == Exit.INCONCLUSIVE, f"{file.name}: {case}"

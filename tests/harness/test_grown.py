@@ -171,11 +171,11 @@ def test_what_is_wrong_with_an_own_window_is_found_where_nobody_gives_one(fault:
 @pytest.mark.slow
 def test_the_recorded_window_is_served_where_an_own_one_is_another(tmp_path: Path) -> None:
     """A model drawn at random, in bf16: some of its choices are ties, so that not every window is its own."""
-    told = policy(capacity=ROOM, num_steps=3, adaptive=None, steps=(), deeds=(), accept=(2, 0, 1), own=True, rounds=4,
+    told = policy(capacity=ROOM, num_steps=3, adaptive=None, steps=(), deeds=(), accept=(2, 0, 1), own=True, rounds=5,
                   arrivals=(Arrival("a", "few", max_new=24), Arrival("b", "one", max_new=24)))  # fmt: skip
     trace = recorded(tmp_path, told, dtype=torch.bfloat16)
     drafts = [event for event in trace.events if isinstance(event, e.Draft)]
-    assert len(drafts) > 2 and all(event.own and event.parents is not None for event in drafts)
+    assert len(drafts) > 3 and all(event.own and event.parents is not None for event in drafts)
     with pytest.MonkeyPatch.context() as patch:
         asked, draft = list[bool](), OptimizedEngine.draft
         patch.setattr(OptimizedEngine, "draft", lambda self, names, picks=None, parents=None: (

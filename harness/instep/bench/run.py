@@ -67,7 +67,6 @@ class Asked:
             if slow:
                 raise Unsupported(f"timing {slow[0]!r} on a CPU: its kernels are interpreted there; --ops plain")
 
-
     def wants(self, at: At) -> bool:
         """Whether a cell is among those that are asked for."""
         return all(str(at.get(axis)) in values for axis, values in self.at.items())
