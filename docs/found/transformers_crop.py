@@ -18,9 +18,9 @@ tokens, (cropped, right) = torch.randint(64, (1, 16)), (DynamicCache(config=mode
 for past, length in ((cropped, 16), (right, 13)):  # 12 tokens, then so many
     past.activate_past_recording()
     with torch.no_grad():
-        model(tokens[:, :12], past_key_values=past)
+        model(tokens[:, :12], None, None, past)
         past.crop(0)
-        model(tokens[:, 12:length], past_key_values=past)
+        model(tokens[:, 12:length], None, None, past)
         past.crop(13 - length)
 found, wanted = cropped.layers[0].recurrent_states[0], right.layers[0].recurrent_states[0]
 off = float((found - wanted).abs().max() / wanted.abs().max())

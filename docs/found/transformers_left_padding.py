@@ -21,8 +21,7 @@ for chunks in (((0, 1), (1, 5)), ((0, 5),)):
     past = DynamicCache(config=model.config)
     for begin, end in chunks:
         with torch.no_grad():
-            out = model(tokens[:, begin:end], attention_mask=mask[:, :end], position_ids=positions[:, begin:end],
-                        past_key_values=past)  # fmt: skip
+            out = model(tokens[:, begin:end], mask[:, :end], positions[:, begin:end], past)
     last.append(out.logits[:, -1])
 found, wanted = last
 off = ((found - wanted).abs().amax(-1) / wanted.abs().amax(-1)).tolist()

@@ -88,12 +88,12 @@ class Qwen3_5ForCausalLM:
     def lm_head(self, final: torch.Tensor) -> torch.Tensor:
         return final.repeat(1, 2)
 
-    def model(self, ids: torch.Tensor, past_key_values: DynamicCache, use_cache: bool) -> Any:
-        first = len(past_key_values.history)
-        past_key_values.tokens += ids[0].tolist()
-        past_key_values.history += ids[0].tolist()
-        past_key_values.show()
-        return SimpleNamespace(last_hidden_state=rows(past_key_values.history, first)[None])
+    def model(self, ids: torch.Tensor, mask: None, positions: None, cache: DynamicCache, use_cache: bool) -> Any:
+        first = len(cache.history)
+        cache.tokens += ids[0].tolist()
+        cache.history += ids[0].tolist()
+        cache.show()
+        return SimpleNamespace(last_hidden_state=rows(cache.history, first)[None])
 
 
 # -- mlx-lm --------------------------------------------------------------------------------------

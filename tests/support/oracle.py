@@ -66,7 +66,7 @@ def run(model: Any, tokens: Sequence[int], parts: Sequence[int], cached: bool = 
     logits, begin = [], 0
     for size in parts:
         part = torch.tensor([tokens[begin : begin + size]])
-        logits.append(model(input_ids=part, past_key_values=past, use_cache=cached).logits[0])
+        logits.append(model(part, None, None, past, use_cache=cached).logits[0])  # its name changed in 5.24
         begin += size
     for hook in hooks:
         hook.remove()

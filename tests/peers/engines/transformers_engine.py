@@ -48,7 +48,8 @@ class Engine:
         if row.kind == "verify":
             self.windows[row.request] = row, self._before(cache)
         ids = torch.tensor([row.tokens], device=self.model.device)
-        return self.model.model(ids, past_key_values=cache, use_cache=True).last_hidden_state[0]
+        # mask, positions, cache: the cache has another name before transformers 5.24
+        return self.model.model(ids, None, None, cache, use_cache=True).last_hidden_state[0]
 
     def _empty(self) -> Any:
         return DynamicCache(config=self.model.config)
