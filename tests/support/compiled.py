@@ -120,15 +120,16 @@ def windows() -> None:
 
     staged_file.launch = staged_alone  # type: ignore[assignment]
     q, v, gate = torch.zeros(8, H, K), torch.zeros(8, HV, V), torch.zeros(8, HV)
-    pool = Address(torch.zeros(3, HV, V, K).transpose(2, 3), ints())
     kept = Updates(torch.zeros(3, 8, H, K), torch.zeros(3, 8, HV), torch.zeros(3, 8, HV, V))
     ring = Ring(kept, ints(), ints(), ints(), ints())
-    for *shape, _ in staged_file.SHAPES:
-        for most, fields in ((4, {"ring": ring, "settled": pool}), (1, {"store": pool})):
-            part = Part("window", ints(), ints(), most, pool, torch.zeros(2, dtype=torch.bool), **fields)
-            inputs, core = GdnInputs(q, q, v, gate, gate), v.bfloat16()
-            assert staged_file.fits(inputs, part, core)
-            staged_file.staged(inputs, part, core, tuple(shape))  # type: ignore[arg-type]
+    for dtype in (torch.float32, torch.bfloat16):
+        pool = Address(torch.zeros(3, HV, V, K, dtype=dtype).transpose(2, 3), ints())
+        for shape in {staged_file.NARROW, *(known[:3] for known in staged_file.SHAPES)}:
+            for most, fields in ((4, {"ring": ring, "settled": pool}), (1, {"store": pool})):
+                part = Part("window", ints(), ints(), most, pool, torch.zeros(2, dtype=torch.bool), **fields)
+                inputs, core = GdnInputs(q, q, v, gate, gate), v.bfloat16()
+                assert staged_file.fits(inputs, part, core)
+                staged_file.staged(inputs, part, core, shape)
 
 
 FORMS = {"attend": attention, "handshake": handshakes, "products": products, "prompts": prompts, "windows": windows}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..replay.setting import Setting
 
 # Options that say where something is written.
-PLACES = ("--html", "--json", "--out", "--picture", "--plots", "--trail", "--trace", "--sarif", "--save-tensors")
+PLACES = ("--baselines", "--html", "--json", "--out", "--picture", "--plots", "--trail", "--trace", "--sarif", "--save-tensors")
 
 
 def typed(argv: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """The chain form of `window.py` with explicit layouts: what the tokens need comes into shared memory beside the state.
 
 It has the body of `window.py`, its contract, and the layout that the compiler chooses there. So it gives the same bits,
-and a GPU runs it in place of `window` wherever it fits. Leaves out: what does not fit (`fits`), and interpretation.
+and a GPU runs it in place of `window` wherever it fits. States in 16 bits have the layout of those in fp32.
+Leaves out: what does not fit (`fits`), and interpretation.
 """
 
 # ruff: noqa: SIM102 (what is absent is not compiled: the test for it stands alone)
@@ -40,31 +41,35 @@ from .layouts import (
 from .runtime import launch, power_of_2
 from .window import KEY_PIECE, packed_rows, ring_of, rows_of
 
+STORED = (torch.float32, torch.bfloat16, torch.float16)  # states
 # Each lane has 4 numbers of a key at least. Of a narrower key the compiler gives it fewer in `window`, which sums in
 # another order; a wider one takes more registers than the shapes below have.
 WIDTH = 128
-LINE = gl.constexpr(32)  # numbers of a line of the cache
+LINE = gl.constexpr(1024)  # bits of a line of the cache
 TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one token
 # On a GPU (LOG.md): rows of V that a thread holds, warps, registers; and how many rows of V there are at least, in all
 # heads and requests together, where this is used. The bits depend on none of them.
 SHAPES: tuple[tuple[int, int, int, int], ...] = ((2, 4, 128, 16384), (1, 4, 96, 0))
 DECODED = 131072  # from so many rows on one token each takes the last shape again
+NARROW = (2, 2, 128)  # of states in 16 bits
 
 again, overlap, step, covering = (gluon.jit(one.fn) for one in (body.again, body.overlap, body.step, cover.covering))
 
 
 def fits(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
-    """Whether `staged` can run this part. States are in fp32, so none is rounded here, to nearest or by chance."""
+    """Whether `staged` can run this part. No state is rounded by chance here, and none has scales."""
     addresses = [one for one in (part.read, part.store, part.settled, part.per_row) if one is not None]
-    wide = all(one.pool.dtype == torch.float32 and one.pool.stride(-2) == 1 for one in addresses)
-    wide &= all(x.dtype == torch.float32 for x in inputs)
+    dtype = part.read.pool.dtype
+    alike = dtype in STORED and all(one.pool.dtype == dtype and one.pool.stride(-2) == 1 for one in addresses)
+    alike &= all(one.scales is None and one.chance is None for one in addresses)
+    wide = all(x.dtype == torch.float32 for x in inputs)
     kept = 0
     if part.ring is not None:
         wide &= isinstance(part.ring.kept, Updates) and all(pool.dtype == torch.float32 for pool in part.ring.kept)
         kept = part.ring.size
     keys, values = inputs.k.shape[2], core.shape[2]
     filled = keys == WIDTH and values % rows_of(*SHAPES[0][:2], keys) == 0
-    return wide and filled and part.parents is None and max(kept, part.most) <= TOKENS
+    return alike and wide and filled and part.parents is None and max(kept, part.most) <= TOKENS
 
 
 def staged(
@@ -73,7 +78,7 @@ def staged(
     """`window` of a part that fits. shape: as one of SHAPES begins; the bits do not depend on it."""
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
     requests = part.begin.numel()
-    held, warps, registers = shape or shape_for(requests * heads * values, part.most)
+    held, warps, registers = shape or shape_for(requests * heads * values, part.most, part.read.pool.dtype)
     ring = part.ring
     kept = 18 * (None,) if ring is None else ring_of(ring)
     launch(
@@ -94,8 +99,10 @@ def held_at(address: Address | None) -> tuple[Any, ...]:
     return pool, units, address.column, unit, column, head, value
 
 
-def shape_for(rows: int, most: int) -> tuple[int, int, int]:
-    """The shape of a launch over so many rows of V, with at most so many tokens of a request."""
+def shape_for(rows: int, most: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """The shape of a launch over so many rows of V of states in dtype, with at most so many tokens of a request."""
+    if dtype.itemsize == 2:
+        return NARROW
     if most == 1 and rows >= DECODED:
         rows = 0
     return next((held, warps, registers) for held, warps, registers, least in SHAPES if rows >= least)
@@ -123,6 +130,7 @@ def _staged_window(
     """
     W: gl.constexpr = gl.num_warps()
     P: gl.constexpr = KT // KI
+    DTYPE: gl.constexpr = read.dtype.element_ty  # of states
     SIDE: gl.constexpr = KI // 4  # lanes along K
     VL: gl.constexpr = W * 32 // SIDE
     TILE: gl.constexpr = gl.BlockedLayout([1, 1, 1, 4], [32 // SIDE, 1, 1, SIDE], [W, 1, 1, 1], [3, 0, 1, 2])
@@ -140,8 +148,9 @@ def _staged_window(
             said = gl.load(read_units + gl.program_id(2), cache_modifier=".cg")
             ahead = read + gl.minimum(gl.maximum(said, 0), units - 1) * read_unit
             ahead += gl.program_id(1).to(gl.int64) * read_h
-            lines = gl.arange(0, VL * VR * KT // LINE, LANES)
-            line_v, line_k = gl.program_id(0) * VL * VR + lines // (KT // LINE), lines % (KT // LINE) * LINE
+            EACH: gl.constexpr = LINE // DTYPE.primitive_bitwidth  # numbers of a line
+            lines = gl.arange(0, VL * VR * KT // EACH, LANES)
+            line_v, line_k = gl.program_id(0) * VL * VR + lines // (KT // EACH), lines % (KT // EACH) * EACH
             into_cache(ahead + line_v * read_v + line_k)
         gdc_wait()
         gdc_launch_dependents()
@@ -178,7 +187,7 @@ def _staged_window(
     source = place(read, unit, read_columns, request, read_unit, read_column) + head * read_h
     source = source + (lane_v * read_v + lane_k)
     if known:
-        state = gl.load(source + (thread_v * read_v + thread_k), eviction_policy="evict_first")
+        state = gl.load(source + (thread_v * read_v + thread_k), eviction_policy="evict_first").to(gl.float32)
 
     # What the tokens need is copied by lanes, or groups of lanes, one per token. A state is not read again before many
     # others were: what it leaves in the cache goes first.
@@ -223,12 +232,13 @@ def _staged_window(
             again_key = over_rows(old_keys.index(age).load(OF_K))
             update = updates.index(age).load(OF_V)
             state = again(state, again_key, gl.sum(old_decays.index(age).load(ONE), 0), update)
+        state = state.to(DTYPE).to(gl.float32)  # what was read and nothing more is rounded already
         own = keep % ring_u_size
     if settled is not None:
         if settle >= 0:
             target = place(settled, settle, settled_columns, request, settled_unit, settled_column)
             target = target + head * settled_h + (lane_v * settled_v + lane_k) + (thread_v * settled_v + thread_k)
-            gl.store(target, state, eviction_policy="evict_first")
+            gl.store(target, state.to(DTYPE), eviction_policy="evict_first")
     core = core + first * core_row + head * core_head + at_v
     for t in range(rows):
         key, query = over_rows(keys.index(t).load(OF_K)), over_rows(queries.index(t).load(OF_K))
@@ -240,7 +250,7 @@ def _staged_window(
         if each is not None:
             if each_to >= 0:
                 column = each + each_to * each_unit + t * each_column + head * each_h
-                gl.store(column + (lane_v * each_v + lane_k) + (thread_v * each_v + thread_k), state)
+                gl.store(column + (lane_v * each_v + lane_k) + (thread_v * each_v + thread_k), state.to(DTYPE))
         if ring_units is not None:
             if keeps:
                 gl.store(kept_u + own * ring_u_entry + at_v, update)
@@ -249,4 +259,4 @@ def _staged_window(
         if goal >= 0:
             target = place(store, goal, store_columns, request, store_unit, store_column)
             target = target + head * store_h + (lane_v * store_v + lane_k) + (thread_v * store_v + thread_k)
-            gl.store(target, state, eviction_policy="evict_first")
+            gl.store(target, state.to(DTYPE), eviction_policy="evict_first")
