@@ -33,7 +33,8 @@ from instep_reference.contract.errors import BadInput, Unsupported
 from support.command import Runner, complaint
 
 SLOW = pytest.mark.slow
-DRAWN = ("strategies", "decode", "conv", "pick", "products")  # kinds that have a plot on a CPU: two cells in one line
+# Kinds that have a plot on a CPU: two cells in one line.
+DRAWN = ("strategies", "decode", "mixer", "conv", "pick", "products")
 FP32, MACHINE = torch.float32, Rates(1e10, 2e10, 1e11)
 
 
@@ -113,6 +114,8 @@ def test_states_of_16_bits_are_held_to_plain(
     pytest.param("strategies", "gdn", without_the_last_token, "the read-out of round 1", marks=SLOW),
     pytest.param("strategies", "advance", lambda **given: None, "the read-out of round 2", marks=SLOW),
     ("decode", "gdn", with_one_decay_for_all, "is off by"),
+    ("mixer", "gdn", with_one_decay_for_all, "is off by"),
+    ("mixer", "conv", old_windows, "windows: "),
     ("conv", "conv", old_windows, "the windows differ"),
     ("prefill", "gdn", without_the_last_token, "is off by"),
     ("attend", "attend", blind_to_itself, "attended of head"),
@@ -130,7 +133,7 @@ def test_what_is_wrong_has_no_speed(name: str, op: str, wrong: Callable[..., Any
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [
-    pytest.param("strategies", marks=SLOW), "decode", "conv", "prefill", "attend", "pick", "products",
+    pytest.param("strategies", marks=SLOW), "decode", "mixer", "conv", "prefill", "attend", "pick", "products",
 ])  # fmt: skip
 def test_what_is_right_is_timed_and_its_mark_is_drawn(name: str, tmp_path: Path) -> None:
     found = ran(PLAIN, name)
@@ -344,4 +347,6 @@ def test_the_command_says_what_a_cpu_is_for_and_writes_its_result(instep: Runner
     assert (found["commit"], found["exit"], len(found["rows"])) == ("a1", 0, 2) and found["machine"]["cores"]
     assert [file.name for file in (tmp_path / "p").iterdir()] == ["pick.svg"]
     assert '"form":"curves","title":"pick"' in (tmp_path / "page.html").read_text()
-    assert set(KINDS) == {"strategies", "decode", "conv", "prefill", "attend", "pick", "products", "rounds", "decoding"}
+    assert set(KINDS) == {
+        "strategies", "decode", "mixer", "conv", "prefill", "attend", "pick", "products", "rounds", "decoding"
+    }  # fmt: skip

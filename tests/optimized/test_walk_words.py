@@ -53,6 +53,24 @@ def run(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     return TRITON.conv(**{**given, "parts": (own,)}), pool
 
 
+def consumed(given: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """What the delta rule consumes, and the pool behind it. A program's heads are queries, keys and values together,
+    or values alone."""
+    draw = Draw(12, str(given["x"].device))
+    head = words_file.CHANNELS // 8
+    keys, values = 3, CHANNELS // head - 6
+    (part,) = given["parts"]
+    pool = part.read.pool.clone()
+    own = replace(part, read=replace(part.read, pool=pool), store=part.store and replace(part.store, pool=pool))
+    assert TRITON.conv_inputs is not None
+    found = TRITON.conv_inputs(
+        x=given["x"], weight=given["weight"], parts=(own,), key_heads=keys, key_dim=head,
+        a=draw.normal(len(given["x"]), values), b=draw.normal(len(given["x"]), values), A_log=draw.normal(values),
+        dt_bias=draw.normal(values), to=(given["to"],) * 6,
+    )  # fmt: skip
+    return *found, pool
+
+
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     """The parts that are served by words, as they come."""
     seen, serve = list[Part](), words_file.walk_words
@@ -78,6 +96,25 @@ def test_words_give_the_bits_of_the_walk(monkeypatch: pytest.MonkeyPatch, device
     assert {row for row in range(len(found[0])) if found[0][row].any()} == covered
     changed = bool((found[1] != part.read.pool).any())
     assert changed is (part.store is not None)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("given", [{}, {"wide": 1}, {"columns": True, "wide": 7}], ids=["live", "decodes", "wide"])
+def test_what_the_rule_consumes_has_the_bits_of_the_walk(
+    monkeypatch: pytest.MonkeyPatch, device: str, given: dict[str, Any]
+) -> None:
+    """Memory is NaN before, so that rows of nobody are seen."""
+    one, seen = batch(device, **given), counted(monkeypatch)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        found = consumed(one)
+        assert len(seen) == 1
+        monkeypatch.setattr(conv_file, "words_fit", lambda *_: False)
+        right = consumed(one)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(seen) == 1 and all(map(same_bits, found, right))
+    assert all(x.isfinite().all() and x.any() for x in found[:5])
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 KINDS: dict[str, str] = {
     "strategies": "verify and commit under every commit strategy",
     "decode": "the recurrence of one token",
+    "mixer": "conv, norms, gates and recurrence of one token",
     "conv": "the causal conv of windows and prompts",
     "attend": "attention over paged KV",
     "pick": "the argmax over the vocabulary",

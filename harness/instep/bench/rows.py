@@ -104,7 +104,7 @@ def off_from_plain(
     form    the part, with the pool that is drawn anew from;  truth: the inputs in fp64, left out: `inputs` widened
     """
     pool = form.read.pool
-    own, wide, twin = (kept(pool).copy_(pool) for kept in (_like, _like_wide, _like))
+    own, wide, twin = (like(pool, dtype) for dtype in (pool.dtype, WIDE, pool.dtype))
     core = run(own)
     dtype = core.dtype
     o = PLAIN.gdn(inputs=truth or widened(inputs), parts=(on(form, wide),), dtype=WIDE, to=TO)
@@ -118,12 +118,9 @@ def on(form: Part, pool: torch.Tensor) -> Part:
     return Part(form.form, form.begin, form.count, form.most, here, form.fresh, here)
 
 
-def _like(pool: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(pool.mT).mT
-
-
-def _like_wide(pool: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(pool.mT, dtype=WIDE).mT
+def like(pool: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A copy in the same order, in a dtype."""
+    return torch.empty_like(pool.mT, dtype=dtype).mT.copy_(pool)
 
 
 Blocks = tuple[torch.Tensor, torch.Tensor]  # read-outs [N, HV, V], states [n, HV, K, V]

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from ..replay.setting import Setting
 
 # Options that say where something is written.
-PLACES = ("--baselines", "--html", "--json", "--out", "--picture", "--plots", "--trail", "--trace", "--sarif", "--save-tensors")
+PLACES = (
+    "--baselines", "--html", "--json", "--out", "--picture", "--plots", "--sarif", "--save-tensors", "--trace",
+    "--trail",
+)  # fmt: skip
 
 
 def typed(argv: Sequence[str]) -> str:

@@ -79,8 +79,8 @@ def _over(
     assert x.stride(1) == 1 and weight.stride(1) == 1, "channels of x and taps of weight are contiguous"
     channels, width = weight.shape
     for part in parts:
-        if mixed is not None and words_fit(x, weight, part, mixed):
-            walk_words(x, weight, part, mixed, look)
+        if words_fit(x, weight, part, mixed, columns):
+            walk_words(x, weight, part, mixed, look, rule, columns)
             continue
         ahead, step, wide = _tiles(part, channels, width)
         # What is absent is left out of the compiled code. No bit depends on that: every result is its own sum.

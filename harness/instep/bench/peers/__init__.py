@@ -27,6 +27,10 @@ PEERS: dict[str, dict[str, str]] = {
         "fla recurrent": "instep.bench.peers.fla:decode",
         "flashinfer decode": "instep.bench.peers.flashinfer:decode",
     },
+    "mixer": {
+        "sglang conv + packed decode": "instep.bench.peers.sglang:mixer_packed",
+        "sglang conv + sigmoid": "instep.bench.peers.sglang:mixer_gated",
+    },
     "conv": {"sglang conv update": "instep.bench.peers.sglang:conv"},
     "prefill": {
         "fla chunked": "instep.bench.peers.fla:prefill",

@@ -5,6 +5,7 @@
     replay              ReplaySSM (since 0.5.23): `gdn_replayssm_spec_decode` with its cursors; a row that has no room
                         for a further window is folded in the same launch
     decode, packed_decode, prefill, conv
+    mixer_packed, mixer_gated  `causal_conv1d_update`, then a decode of its rows
 
 Norms and gates are computed inside, so ours beside it are the arms that compute them, too. Where the package is only
 unpacked, its modules come out of the wheel by themselves. Leaves out: trees. Mirrors: sglang 0.5.12 to 0.5.23.
@@ -13,6 +14,7 @@ unpacked, its modules come out of the wheel by themselves. Leaves out: trees. Mi
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -28,12 +30,14 @@ from ...adapters import sources
 from ...report.machine import installed
 from ..base import Arm, At, Ground
 from ..grid import state_dtype
+from ..kinds.mixer import Judge, Layer
 from ..kinds.strategies import accepted_of
 from ..right import first
 from ..rows import WIDE, Rows, off_from_plain
 from .snapshots import committed, pools, read_out
 
 RING = 16  # tokens that ReplaySSM keeps of a request before it folds them
+Rule = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # rows, pool, slots -> read-outs
 INSIDE = {"softplus_beta": 1.0, "softplus_threshold": 20.0, "use_qk_l2norm_in_kernel": True}
 
 
@@ -71,15 +75,20 @@ def decode(ground: Ground, at: At, name: str, rows: Rows, parts: list[Part]) -> 
 
 
 def packed_decode(ground: Ground, at: At, name: str, rows: Rows, parts: list[Part]) -> Arm:
-    packed, slots, out = _kernels().PACKED, parts[0].read.units.int(), torch.empty_like(rows.split["v"])[:, None]
+    rule, slots = _packed(rows), parts[0].read.units.int()
+    return _over_pools(name, lambda pool: rule(rows.mixed, pool, slots), rows, parts)
 
-    def run(pool: torch.Tensor) -> torch.Tensor:
-        packed(mixed_qkv=rows.mixed, a=rows.a, b=rows.b, A_log=rows.A_log, dt_bias=rows.dt_bias,
+
+def _packed(rows: Rows) -> Rule:
+    packed, out = _kernels().PACKED, torch.empty_like(rows.split["v"])[:, None]
+
+    def rule(mixed: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        packed(mixed_qkv=mixed, a=rows.a, b=rows.b, A_log=rows.A_log, dt_bias=rows.dt_bias,
                scale=rows.config.key_dim**-0.5, initial_state=pool.mT, out=out, ssm_state_indices=slots,
                use_qk_l2norm_in_kernel=True)  # fmt: skip
-        return out[:, 0]
+        return torch.as_tensor(out[:, 0])
 
-    return _over_pools(name, run, rows, parts)
+    return rule
 
 
 def prefill(ground: Ground, at: At, name: str, rows: Rows, parts: list[Part], inputs: GdnInputs, **judged: Any) -> Arm:
@@ -121,6 +130,34 @@ def conv(ground: Ground, at: At, name: str, x: torch.Tensor, weight: torch.Tenso
         return update(even, pool, weight, None, "silu", conv_state_indices=slots)
 
     return Arm(name, lambda: [in_place(pool) for pool in pools], lambda: judge(run), len(pools), peer=_version())
+
+
+def mixer_packed(ground: Ground, at: At, name: str, rows: Rows, layers: list[Layer], judge: Judge) -> Arm:
+    return _mixer(name, _packed(rows), layers, judge)
+
+
+def mixer_gated(ground: Ground, at: At, name: str, rows: Rows, layers: list[Layer], judge: Judge) -> Arm:
+    starts = _starts(ground, at["batch"], 1)
+
+    def rule(mixed: torch.Tensor, states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        return _gated(replace(rows, mixed=mixed), starts, initial_state_source=states.mT, initial_state_indices=slots)
+
+    return _mixer(name, rule, layers, judge)
+
+
+def _mixer(name: str, rule: Rule, layers: list[Layer], judge: Judge) -> Arm:
+    """The conv writes over its rows, so whoever is judged gets a copy."""
+    _kernels()
+    update, slots = import_module("instep.adapters.sglang_commit")._conv("causal_conv1d_update"), layers[0].slots.int()
+
+    def run(layer: Layer) -> torch.Tensor:
+        mixed = update(layer.x, layer.windows, layer.weight, None, "silu", conv_state_indices=slots)
+        return rule(mixed, layer.states, slots)
+
+    def check() -> str:
+        return judge(lambda layer: run(replace(layer, x=layer.x.clone())))
+
+    return Arm(name, lambda: [run(layer) for layer in layers], check, len(layers), peer=_version())
 
 
 def verify_and_scatter(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelConfig) -> Arm:
