@@ -70,8 +70,18 @@ def test_every_shape_of_a_launch_gives_the_same_bits(
         assert all(map(same_bits, run("window", held, 5), right)), f"window {held}"
     for shape in SHAPES:
         assert all(map(same_bits, run("staged", shape, 5), right)), f"staged {shape}"
-    for requests in (1, 70, 300):  # each takes the shape that its size asks for
-        assert all(map(same_bits, run("staged", None, requests), run("window", 2, requests))), requests
+
+
+@native
+@pytest.mark.gpu
+@pytest.mark.parametrize("requests", [5, 1, 70, 300])
+@pytest.mark.parametrize("dtype", TWIN, ids=str)
+def test_the_shape_that_serves_gives_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, requests: int
+) -> None:
+    """Each number of requests takes the shape that its size asks for."""
+    run = partial(served, monkeypatch, Heads(2, 4, 128, 128), dtype)
+    assert all(map(same_bits, run("staged", None, requests), run("window", 2, requests)))
 
 
 @pytest.mark.filterwarnings("ignore:.*determinis")
