@@ -36,8 +36,9 @@ NARROW = "support.narrow_products"
 
 @cache
 def judged(name: str, until: int | None = None) -> Verdict:
-    """A replay of one op set, which several tests look at."""
-    return Replay(few_channels("short", 2), Setting(f"{NARROW}:{name}")).run(until=until, explain=False).verdict
+    """A replay of one op set, which several tests look at; with the drafts of the trace handed in."""
+    setting = Setting(f"{NARROW}:{name}", drafter="external")
+    return Replay(few_channels("short", 2), setting).run(until=until, explain=False).verdict
 
 
 @pytest.mark.slow
@@ -66,7 +67,7 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 ])  # fmt: skip
 def test_blocks_of_every_format_agree(name: str, blocks: Trace) -> None:
     """The formats between have blocks in `test_like_tokens.py`."""
-    verdict = Replay(blocks, Setting(f"{NARROW}:{name}")).run().verdict
+    verdict = Replay(blocks, Setting(f"{NARROW}:{name}", drafter="external")).run().verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     assert any(isinstance(event, Forward) and sum(row.tokens for row in event.rows) == 138 for event in blocks.events)
 
