@@ -119,7 +119,7 @@ def test_the_page_breaks_three_things_in_each_file() -> None:
 def test_every_strategy_serves_dense_states(
     strategy: str, layout: StateLayout, mine: Callable[..., Path], small: Trace
 ) -> None:
-    """With the drafts of the trace handed in: the draft head has no GDN layer. It drafts where a page's command runs."""
+    """With the drafts of the trace handed in: the draft head has no GDN layer. It drafts in the commands above."""
     mine()
     setting = Setting("mine:OPS", strategy=strategy, layout=layout, drafter="external")
     verdict = Replay(small, setting).run().verdict
