@@ -121,6 +121,7 @@ def test_paths_that_part_early_may_err_by_every_row_below() -> None:
     assert own._error((0, 0), (1, 0)) < 1e-4, "what is the engine's own errs by rounding alone"
 
 
+OF_THE_RUN = frozenset(Tier) - {Tier.DERIVED, Tier.DIRECTED}  # which window is served shows in what follows from it
 NAMED = ["grown-tie", "grown-parent-beside", "grown-parent-alone", "grown-score-of-the-step", "grown-last-step-alone",
          "grown-nodes-by-score"]  # fmt: skip
 
@@ -180,7 +181,7 @@ def test_the_recorded_window_is_served_where_an_own_one_is_another(tmp_path: Pat
         asked, draft = list[bool](), OptimizedEngine.draft
         patch.setattr(OptimizedEngine, "draft", lambda self, names, picks=None, parents=None: (
             asked.append(picks is None), draft(self, names, picks, parents))[1])
-        verdict = Replay(trace, Setting(dtype="bfloat16")).run().verdict
+        verdict = Replay(trace, Setting(dtype="bfloat16")).run(tiers=OF_THE_RUN).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     instead = [one for one in verdict.skipped if "its own were others" in one.reason]
     assert asked.count(True) == len(drafts) > len(instead) == asked.count(False) > 0
