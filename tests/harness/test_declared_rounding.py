@@ -32,6 +32,7 @@ from support.traces import ROOM, policy
 
 SHORT = TRACES / "short.jsonl"
 NARROW = "support.narrow_products"
+GIVEN = ("--drafter", "external")  # with the drafts of the trace
 
 
 @cache
@@ -128,7 +129,7 @@ def test_every_form_is_declared_by_itself(form: str) -> None:
 @pytest.mark.slow
 def test_an_engine_of_somebody_else_that_declares_what_it_stores_agrees(instep: Runner, tmp_path: Path) -> None:
     trace, file = few_channels("short", 2).path, tmp_path / "a.json"
-    words = ("replay", trace, "--dtype", "bfloat16", "--until", 5, "--no-ladder", "--json", file)
+    words = ("replay", trace, "--dtype", "bfloat16", "--until", 5, "--no-ladder", "--json", file, *GIVEN)
     ran = instep(*words, "--ops", "support.subjects:declared")
     assert ran.code == 0, ran.out
     assert "declares: stores all but q, k, v, log_decay, beta, update, state, logits in bfloat16" in ran.out
@@ -154,7 +155,7 @@ def test_the_usual_op_set_says_nothing(instep: Runner) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("relation", "trace"), [("split", "short"), ("drift", "rounds")])
 def test_relations_within_tolerance_grant_what_is_declared(relation: str, trace: str, instep: Runner) -> None:
-    words = ("relations", few_channels(trace, 2).path, relation, "--tokens", 128)
+    words = ("relations", few_channels(trace, 2).path, relation, "--tokens", 128, *GIVEN)
     assert instep(*words, "--ops", f"{NARROW}:CUT").code == 0
     assert instep(*words, "--ops", f"{NARROW}:UNDECLARED").code == 1
 
