@@ -107,7 +107,7 @@ def test_what_fits_by_exact_lengths_alone_is_legal_and_served(tmp_path):
 
 
 def served(trace: Trace) -> bool:
-    """Whether pages and lengths are right to the end; labels of overlapped rounds: `covering.py`."""
+    """Whether pages and lengths are right to the end; what memory holds is looked at in `test_combinations.py`."""
     run = Replay(trace, Setting("ledger", overlap=True), checks=lambda plan: [Identity()]).run()
     return run.verdict.exit is Exit.AGREED
 

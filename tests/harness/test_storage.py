@@ -204,7 +204,7 @@ def test_a_chance_that_there_is_not_is_named_with_its_option(told: dict[str, Any
 @pytest.mark.slow
 def test_states_by_chance_hang_on_no_strategy_no_slot_and_no_other_request() -> None:
     short = few_channels("short", 2)
-    case = Case.of(short, Replay(short, Setting(**CHANCE)).plan)
+    case = Case.of(short, Replay(short, Setting(**CHANCE, **GIVEN)).plan)
     for one in held(case, relations(("strategies", "slots", "alone"))):
         assert one.verdict.exit is Exit.AGREED, (one.relation.name, one.verdict.findings[:1])
         assert {compared.tier for compared in one.verdict.compared} & {Tier.BITWISE}
