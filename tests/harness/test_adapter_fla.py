@@ -103,7 +103,7 @@ def test_what_the_page_breaks_is_found_where_it_says(
     way: str, old: str, new: str, says: list[str], mine: Callable[..., Path], instep: Runner
 ) -> None:
     mine(old, new, way)
-    ran = instep(*run_of(way), "--no-ladder")
+    ran = instep(*run_of(way), "--no-ladder", "--drafter", "external")
     assert ran.code == 1 and all(part in ran.out for part in says), ran.out
 
 
@@ -119,8 +119,10 @@ def test_the_page_breaks_three_things_in_each_file() -> None:
 def test_every_strategy_serves_dense_states(
     strategy: str, layout: StateLayout, mine: Callable[..., Path], small: Trace
 ) -> None:
+    """With the drafts of the trace handed in: the draft head has no GDN layer. It drafts in the commands above."""
     mine()
-    verdict = Replay(small, Setting("mine:OPS", strategy=strategy, layout=layout)).run().verdict
+    setting = Setting("mine:OPS", strategy=strategy, layout=layout, drafter="external")
+    verdict = Replay(small, setting).run().verdict
     assert verdict.exit is Exit.AGREED and verdict.events == len(small.events), verdict.findings[:1]
 
 
@@ -149,7 +151,7 @@ def test_a_kernel_that_loses_what_is_run_again_is_found(mine: Callable[..., Path
     """`dense` hands kept tokens over as sequences of their own, asked by their keys."""
     first = "    q, k = (x.repeat_interleave"
     mine(first, f"    if q is k:\n        return v, state\n{first}")
-    verdict = Replay(small, Setting("mine:OPS", strategy="rerun")).run().verdict
+    verdict = Replay(small, Setting("mine:OPS", strategy="rerun", drafter="external")).run().verdict
     assert verdict.exit is Exit.DIVERGED
     found = verdict.findings[0]
     assert (found.kind, found.place.component) == ("commit", "state") and "accepted" in found.diagnosis, found

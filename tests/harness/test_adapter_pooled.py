@@ -51,7 +51,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 @pytest.fixture
 def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Trace) -> Any:
-    """`judged(*edits, strategy=..)`: the page's file with these edits, through a whole trace."""
+    """`judged(*edits, strategy=..)`: the page's file with these edits, through a whole trace.
+
+    The drafts of the trace are handed in: the draft head has no GDN layer, and calls no kernel of the file.
+    """
     monkeypatch.syspath_prepend(tmp_path)
 
     def run(
@@ -63,7 +66,7 @@ def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Trace) -> Any
             text = text.replace(old, new)
         name = f"pooled_{abs(hash(text))}"
         (tmp_path / f"{name}.py").write_text(text)
-        setting.setdefault("strategy", "snapshot")
+        setting = {"strategy": "snapshot", "drafter": "external", **setting}
         opened = few_channels(trace, 2) if isinstance(trace, str) else trace
         return Replay(opened, Setting(f"{name}:OPS", **setting)).run(until=until, variant=variant)
 

@@ -87,7 +87,8 @@ def decodes(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 def judged(ops: str, trace: Trace, strategy: str = "rerun") -> list[Comparison]:
-    setting = Setting(ops, dtype="bfloat16", strategy=strategy)
+    """With the drafts of the trace handed in: the slips are ones of the delta rule, and the draft head has none."""
+    setting = Setting(ops, dtype="bfloat16", strategy=strategy, drafter="external")
     return Replay(trace, setting).run(explain=False).verdict.findings
 
 

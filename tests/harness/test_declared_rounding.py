@@ -32,12 +32,14 @@ from support.traces import ROOM, policy
 
 SHORT = TRACES / "short.jsonl"
 NARROW = "support.narrow_products"
+GIVEN = ("--drafter", "external")  # with the drafts of the trace
 
 
 @cache
 def judged(name: str, until: int | None = None) -> Verdict:
-    """A replay of one op set, which several tests look at."""
-    return Replay(few_channels("short", 2), Setting(f"{NARROW}:{name}")).run(until=until, explain=False).verdict
+    """A replay of one op set, which several tests look at; with the drafts of the trace handed in."""
+    setting = Setting(f"{NARROW}:{name}", drafter="external")
+    return Replay(few_channels("short", 2), setting).run(until=until, explain=False).verdict
 
 
 @pytest.mark.slow
@@ -66,7 +68,7 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 ])  # fmt: skip
 def test_blocks_of_every_format_agree(name: str, blocks: Trace) -> None:
     """The formats between have blocks in `test_like_tokens.py`."""
-    verdict = Replay(blocks, Setting(f"{NARROW}:{name}")).run().verdict
+    verdict = Replay(blocks, Setting(f"{NARROW}:{name}", drafter="external")).run().verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     assert any(isinstance(event, Forward) and sum(row.tokens for row in event.rows) == 138 for event in blocks.events)
 
@@ -127,7 +129,7 @@ def test_every_form_is_declared_by_itself(form: str) -> None:
 @pytest.mark.slow
 def test_an_engine_of_somebody_else_that_declares_what_it_stores_agrees(instep: Runner, tmp_path: Path) -> None:
     trace, file = few_channels("short", 2).path, tmp_path / "a.json"
-    words = ("replay", trace, "--dtype", "bfloat16", "--until", 5, "--no-ladder", "--json", file)
+    words = ("replay", trace, "--dtype", "bfloat16", "--until", 5, "--no-ladder", "--json", file, *GIVEN)
     ran = instep(*words, "--ops", "support.subjects:declared")
     assert ran.code == 0, ran.out
     assert "declares: stores all but q, k, v, log_decay, beta, update, state, logits in bfloat16" in ran.out
@@ -153,7 +155,7 @@ def test_the_usual_op_set_says_nothing(instep: Runner) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("relation", "trace"), [("split", "short"), ("drift", "rounds")])
 def test_relations_within_tolerance_grant_what_is_declared(relation: str, trace: str, instep: Runner) -> None:
-    words = ("relations", few_channels(trace, 2).path, relation, "--tokens", 128)
+    words = ("relations", few_channels(trace, 2).path, relation, "--tokens", 128, *GIVEN)
     assert instep(*words, "--ops", f"{NARROW}:CUT").code == 0
     assert instep(*words, "--ops", f"{NARROW}:UNDECLARED").code == 1
 

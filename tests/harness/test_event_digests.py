@@ -45,9 +45,9 @@ class Spoiler:
 
 def test_digests_are_the_same_again_and_part_at_a_bit(trace: Trace) -> None:
     first, again, spoiled = EventDigests(), EventDigests(), EventDigests()
-    assert Replay(trace, Setting("ledger")).run(also=[first]).verdict.exit is Exit.AGREED
-    Replay(trace, Setting("ledger")).run(also=[again])
-    Replay(trace, Setting("ledger")).run(also=[Spoiler(len(trace.events) - 1), spoiled])
+    replay = Replay(trace, Setting("ledger"), checks=lambda plan: ())  # whether anything is right is not asked
+    for also in ([first], [again], [Spoiler(len(trace.events) - 1), spoiled]):
+        replay.run(also=also)
     assert first.lines == again.lines and len(first.lines) == len(trace.events)
     assert first.lines[:-1] == spoiled.lines[:-1] and first.lines[-1] != spoiled.lines[-1]
 

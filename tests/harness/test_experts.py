@@ -35,6 +35,7 @@ from instep_optimized.ops.plain.mlp import _shared, _swiglu
 from instep_reference.contract.config import ModelConfig
 from instep_reference.mlp import route
 from support.checkpoints import config_of, write
+from support.planting import begun
 
 MLP = "instep_optimized/ops/plain/mlp.py"
 RANKED = "chances.sort(dim=-1, descending=True, stable=True)"
@@ -42,6 +43,7 @@ HERE = [fault for fault in FAMILIES["experts"] if fault.how.ops == "plain"]  # a
 ELSEWHERE = "    chosen[0, 0] = next(e for e in range(len(weights.router)) if e not in chosen[0])\n"
 HERE += [by_id()["grouped-shares-by-place"], replace(  # no catalogue's sentence: the bank fits it
     HERE[0], id="one-row-elsewhere", says="row 0 goes to expert", edits=(Edit(MLP, CHOSEN, CHOSEN + ELSEWHERE),))]
+GIVEN = {"drafter": "external"}  # with the drafts of the trace, where no fault is one of the draft head
 ONCE = 6  # event: a prompt, a window and a commit
 TWICE = 9  # event: by then each request has had a prompt, a window and a commit, and one step without drafts
 TO_ARITHMETIC = (Tier.IDENTITY, Tier.BITWISE, Tier.DERIVED)  # what follows is not asked who was first
@@ -76,7 +78,7 @@ def test_another_choice_between_experts_that_tie_is_right(trace: Trace, options:
     last_first = f"{RANKED.replace('chances', 'chances.flip(-1)')}"
     plant(Edit(MLP, f"    ranked = {RANKED}\n", f"    ranked = {last_first}\n"),
           Edit(MLP, "ranked.indices[:, :top_k]", "chances.shape[-1] - 1 - ranked.indices[:, :top_k]"))  # fmt: skip
-    verdict = Replay(trace, Setting(**options)).run(until=ONCE).verdict
+    verdict = Replay(trace, Setting(**options, **GIVEN)).run(until=ONCE).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     compared = {check: sum(one.blocks for one in verdict.compared if one.check == check)
                 for check in ("experts", "own_inputs", "propagated")}  # fmt: skip
@@ -98,7 +100,7 @@ def test_experts_that_are_equal_have_equal_scores() -> None:
 
 @pytest.mark.slow
 def test_where_rounding_sends_a_row_elsewhere_the_free_run_is_left_out_and_said(trace: Trace) -> None:
-    verdict = Replay(trace, Setting(dtype="bfloat16")).run(until=TWICE).verdict
+    verdict = Replay(trace, Setting(dtype="bfloat16", **GIVEN)).run(until=TWICE).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     ties = sum(one.undecided for one in verdict.compared if one.check == Experts.name)
     assert ties and any(one.reason == OTHER_EXPERTS for one in verdict.skipped)
@@ -109,7 +111,7 @@ def test_where_rounding_sends_a_row_elsewhere_the_free_run_is_left_out_and_said(
 def test_a_yardstick_follows_the_truth_and_stays_sharp(trace: Trace, plant: Any) -> None:
     """An error of 1e-4 in one expert is found in every event although the router does not decide in every fifth row."""
     plant(Edit(MLP, "answer * share[row, rank, None]", "answer * (1 + 1e-4 * (expert == 4)) * share[row, rank, None]"))
-    verdict = Replay(trace, Setting()).run().verdict
+    verdict = Replay(trace, Setting(**GIVEN)).run(explain=False).verdict
     assert verdict.exit is Exit.DIVERGED
     first = verdict.findings[0]
     assert (first.event, first.place.component, first.check) == (2, "mlp", "derived")
@@ -119,7 +121,10 @@ def test_a_yardstick_follows_the_truth_and_stays_sharp(trace: Trace, plant: Any)
 @pytest.mark.parametrize("fault", HERE, ids=lambda fault: fault.id)
 def test_a_fault_of_experts_is_found_located_and_named(fault: Fault, small: Trace, plant: Any) -> None:
     plant(*fault.edits)
-    findings = Replay(small, fault.how).run(until=fault.event, tiers=TO_ARITHMETIC).verdict.findings
+    how = replace(fault.how, **GIVEN) if fault.place.stage == "trunk" else fault.how
+    ran = Replay(small, how).run(
+        until=fault.event, tiers=TO_ARITHMETIC, judged_from=begun(small, fault.event))
+    findings = ran.verdict.findings
     first = findings[0]
     assert (first.event, first.place) == (fault.event, fault.place)
     assert {one.check for one in findings} & {*fault.seen_by} and fault.says in first.diagnosis
@@ -187,7 +192,7 @@ ARRIVING = replace(APART, name="arriving", moe=partial(apart, by_arrival=True))
 def test_an_order_of_experts_that_hangs_on_other_rows_parts_two_runs(small: Trace, ops: str) -> None:
     """No run by itself is wrong: both orders are sums of the same terms."""
     brief = replace(small, events=small.events[:6])
-    on = Replay(brief, Setting(f"{__name__}:{ops}"))
+    on = Replay(brief, Setting(f"{__name__}:{ops}", **GIVEN))
     assert on.run().verdict.exit is Exit.AGREED
     (found,) = held(Case.of(brief, on.plan), relations(["alone"]))
     assert found.verdict.exit is (Exit.AGREED if ops == "APART" else Exit.DIVERGED)
@@ -198,7 +203,7 @@ def test_an_order_of_experts_that_hangs_on_other_rows_parts_two_runs(small: Trac
 def test_two_runs_with_other_rejected_drafts_may_part_by_how_many_rows_an_expert_has(trace: Trace) -> None:
     """`plain` multiplies the rows of an expert together, and torch sums two rows otherwise than three."""
     brief = replace(trace, events=trace.events[:12])  # two rounds, and what reads the second one
-    case = Case.of(brief, Replay(brief, Setting()).plan)
+    case = Case.of(brief, Replay(brief, Setting(**GIVEN)).plan)
     (found,) = held(case, relations(["later_rows"]))
     assert found.verdict.exit is Exit.AGREED, found.verdict.findings[:1]
     assert {Tier.BITWISE, Tier.PROPAGATED} <= {one.tier for one in found.verdict.compared}

@@ -5,6 +5,8 @@ The catalogue's own sentence is not asked. Leaves out: single wrong computations
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from instep.explain import UNEXPLAINED
@@ -13,10 +15,9 @@ from instep.faults.base import Edit
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace, read
-from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.place import Place
 from support.few_channels import few_channels
-from support.planting import planted_here
+from support.planting import begun, planted_here
 
 pytestmark = pytest.mark.slow  # replays of whole traces
 
@@ -46,7 +47,7 @@ NAMED = (
 )
 SAYS |= {fault: by_id()[fault].says for fault in NAMED}
 TRAINED = ("gate-l2-eps-outside-the-root",)  # the norm of a random model's keys is too large to tell this eps by
-FOUR_LAYERS = ("layer-kind-polluted",)  # its sentence names a layer by number
+FOUR_LAYERS = ("layer-kind-polluted",)  # its sentence names a layer by number, whose place the draft head pollutes
 
 
 def told(fault: str) -> Trace:
@@ -60,18 +61,15 @@ def there(place: Place) -> Place:
     return Place(place.stage, 1, place.component) if second else place
 
 
-def begun(trace: Trace, event: int) -> int:
-    """Where the round of an event begins: that nothing is found before it is what `instep faults` looks at."""
-    kinds = [type(one) for one in trace.events[: event + 1]]
-    return max(at for at, kind in enumerate(kinds) if kind is Forward) if kinds[event] is Commit else event
-
-
 @pytest.mark.parametrize("fault", SAYS)
 def test_a_planted_fault_is_explained_without_a_sentence_of_its_own(fault):
+    """Faults of the trunk with the drafts of the trace handed in: no draft head is computed then."""
     planted = by_id()[fault]
+    given = planted.place.stage == "trunk" and planted.how.drafter is None and fault not in FOUR_LAYERS
     with planted_here(*planted.edits):
         trace = told(fault)
-        findings = Replay(trace, planted.how).run(judged_from=begun(trace, planted.event)).verdict.findings
+        replay = Replay(trace, replace(planted.how, drafter="external") if given else planted.how)
+        findings = replay.run(judged_from=begun(trace, planted.event), until=planted.event).verdict.findings
     place = planted.place if fault in (*TRAINED, *FOUR_LAYERS) else there(planted.place)
     here = [found.diagnosis for found in findings if (found.event, found.place) == (planted.event, place)]
     assert here, findings[:2]

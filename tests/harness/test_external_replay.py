@@ -29,6 +29,8 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit, Draft, Forward
 from instep_reference.contract.errors import BadInput
 from support.command import complaint
+from support.covering import BEGUN
+from support.planting import begun
 
 HOME = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "drafters"
 TRACES = HOME.parent / "faults"
@@ -66,7 +68,7 @@ def test_a_recording_with_the_ngram_drafter_is_what_is_committed(handed, tmp_pat
 
 @pytest.mark.slow
 def test_what_has_nothing_to_judge_says_so(handed):
-    verdict = Replay(handed, Setting("plain")).run().verdict
+    verdict = Replay(handed, Setting("plain")).run(until=BEGUN["handed"] - 1).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     stages = {one.place.stage for one in verdict.compared if one.check == "derived"}
     assert stages == {"trunk"}, "no head is computed again"
@@ -201,6 +203,7 @@ def test_a_fault_of_a_drafter_is_found_where_it_is_and_named(fault, plant):
     plant(*fault.edits)
     trace = read(TRACES / f"{fault.trace}.jsonl")
     asked = (Tier.IDENTITY, Tier.BITWISE, Tier.DERIVED)
-    found = Replay(trace, fault.how).run(until=fault.event, tiers=asked).verdict.findings[0]
+    ran = Replay(trace, fault.how).run(until=fault.event, tiers=asked, judged_from=begun(trace, fault.event))
+    found = ran.verdict.findings[0]
     assert (found.event, found.place) == (fault.event, fault.place)
     assert fault.says in found.diagnosis and found.check in fault.seen_by

@@ -97,7 +97,8 @@ def test_what_the_page_breaks_is_found_where_it_says(
     old: str, new: str, says: str, write: Write, instep: Runner
 ) -> None:
     name = next(name for name, text in TEXTS.items() if old in text)
-    ran = instep("replay", few_channels(RAGGED, 2).path, *typed(write(name, (old, new))), "--no-ladder")
+    words = (*typed(write(name, (old, new))), "--no-ladder", "--drafter", "external")
+    ran = instep("replay", few_channels(RAGGED, 2).path, *words)
     more = next(edit[3:] for edit in BROKEN if edit[:2] == (old, new))
     assert ran.code == 1 and all(part in ran.out for part in (says, *more)), ran.out
 
@@ -123,13 +124,13 @@ def test_the_page_breaks_five_things_and_says_the_same_of_the_states(write: Writ
 def test_it_agrees_through_preemption_abort_reload_and_step_counts(
     name: str, options: dict[str, Any], write: Write, small: Trace
 ) -> None:
-    verdict = Replay(small, Setting(**write(name), **options)).run().verdict
+    verdict = Replay(small, Setting(**write(name), **options, drafter="external")).run().verdict
     assert verdict.exit is Exit.AGREED and verdict.events == len(small.events), verdict.findings[:1]
 
 
 @pytest.mark.slow
 def test_any_op_set_serves_with_a_strategy_of_a_file_and_labels_show_its_address(write: Write, small: Trace) -> None:
-    named = {"ops": "ledger", "strategy": "mine:STATES", "conv": "mine:WINDOWS"}
+    named = {"ops": "ledger", "strategy": "mine:STATES", "conv": "mine:WINDOWS", "drafter": "external"}
     write("mine")
     assert Replay(small, Setting(**named)).run().verdict.exit is Exit.AGREED
     write("mine", ("rows=accepted.rows", "rows=accepted.rows.flip(0)"))
@@ -330,7 +331,7 @@ HELPERS = '''
 @pytest.mark.parametrize("what", WIDER)
 def test_a_verify_that_writes_more_is_found_at_the_verify(what: str, write: Write, longer: Trace) -> None:
     edit, region = WIDER[what]
-    replay = Replay(longer, Setting(**write("mine", edit, ("\n    def claim", HELPERS))))
+    replay = Replay(longer, Setting(**write("mine", edit, ("\n    def claim", HELPERS)), drafter="external"))
     first = replay.run(tiers=EXACT).verdict.findings[0]
     assert first.kind == "forward" and first.check in ("bytes", "tails") and region in first.diagnosis, first
 
@@ -338,7 +339,8 @@ def test_a_verify_that_writes_more_is_found_at_the_verify(what: str, write: Writ
 @pytest.mark.slow
 def test_a_pool_that_declares_nothing_is_looked_at_as_a_whole_and_that_is_said(write: Write, small: Trace) -> None:
     plain = "snapshots(cls.component, config, sizes)"
-    verdict = Replay(small, Setting(**write("mine", (plain, f"replace({plain}, means=None)")))).run(tiers=EXACT).verdict
+    setting = Setting(**write("mine", (plain, f"replace({plain}, means=None)")), drafter="external")
+    verdict = Replay(small, setting).run(tiers=EXACT).verdict
     assert verdict.exit is Exit.AGREED
     assert any("snapshot_state" in one.reason and "as a whole" in one.reason for one in verdict.skipped)
 
@@ -347,12 +349,12 @@ def test_a_pool_that_declares_nothing_is_looked_at_as_a_whole_and_that_is_said(w
 def test_rows_that_a_commit_clears_are_the_commits_if_the_table_says_so(write: Write, small: Trace) -> None:
     kept, clears = "snapshots(cls.component, config, sizes)", "kept[accepted.rows] *= 0\n    def peek"
     edits = [(kept, f"replace({kept}, means=None)"), ("\n    def peek", f"            {clears}")]
-    replayed = Replay(small, Setting(**write("mine", *edits)))
+    replayed = Replay(small, Setting(**write("mine", *edits), drafter="external"))
     first = replayed.run(tiers=EXACT).verdict.findings[0]
     assert "snapshot_conv row 0, which this event may not write" in first.diagnosis
     table = '    return {"verify": verify, **{\n', "    rows = {f'snapshot_{component}': 'row', component: 'slot'}\n"
     told = write("mine", *edits, (table[0], table[1] + table[0]), ("    }}\n", '    }, "commit": rows}\n'))
-    assert Replay(small, Setting(**told)).run(tiers=EXACT).verdict.exit is Exit.AGREED
+    assert Replay(small, Setting(**told, drafter="external")).run(tiers=EXACT).verdict.exit is Exit.AGREED
 
 
 @pytest.mark.slow

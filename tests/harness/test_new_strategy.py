@@ -24,12 +24,12 @@ def trace(tmp_path_factory, monkeypatch) -> Trace:
 
 
 def found(trace: Trace, ops: str) -> list[Comparison]:
-    return Replay(trace, Setting(ops, strategy="put_by")).run().verdict.findings
+    return Replay(trace, Setting(ops, strategy="put_by", drafter="external")).run().verdict.findings
 
 
 @pytest.mark.slow
 def test_it_agrees_and_its_positions_are_looked_at(trace):
-    verdict = Replay(trace, Setting("plain", strategy="put_by")).run().verdict
+    verdict = Replay(trace, Setting("plain", strategy="put_by", drafter="external")).run().verdict
     assert verdict.exit is Exit.AGREED and not [one for one in verdict.skipped if one.check == "tails"]
 
 

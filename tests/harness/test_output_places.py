@@ -133,7 +133,7 @@ def test_a_file_that_must_not_be_written_is_not_replaced(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["-", "/dev/fd/1"])  # nothing could be put in the place of the second
 def test_a_result_on_stdout_stands_there_alone(tmp_path, name):
-    done = start(*MEMORY, "--json", name, cold=name == "-", cwd=tmp_path)
+    done = start(*MEMORY, "--json", name, cwd=tmp_path)
     out, err = done.communicate(timeout=120)
     assert done.returncode == 0 and json.loads(out)["widest"] == 4
     assert "lazy_rerun" in err and not list(tmp_path.iterdir())

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from peers.entry import Entry
 from peers.environment import environment, install, unpack
 from peers.run import TOP, sentence, served
 from peers.run import _told as told
-from support import peers_table
+from support import peers_table, warm
 from support.few_channels import few_channels
 from support.process import ENVIRONMENT
 
@@ -108,8 +110,12 @@ def test_a_recording_counts_its_tokens_and_agrees_about_none_of_them_never(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "verdict"), [("plain", "agree"), ("peer:OPS", "diverged")])
-def test_a_replay_tells_events_tiers_and_the_finding(ops: str, verdict: str, tmp_path: Path) -> None:
-    """A peer whose scatter takes the count for the index."""
+def test_a_replay_tells_events_tiers_and_the_finding(
+    ops: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer whose scatter takes the count for the index. The processes have imported torch already."""
+    ready = SimpleNamespace(**{**vars(subprocess), "Popen": warm.Popen})
+    monkeypatch.setattr("peers.run.subprocess", ready)
     (tmp_path / "peer.py").write_text(
         "from dataclasses import replace\n"
         "from instep_optimized import load\n"

@@ -49,7 +49,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     policy = Policy(
         name="short", claim="two requests, ragged acceptance", capacity=Room((2, 1), tuple(range(1, 20)), 4, 32),
         arrivals=(Arrival("a", "p", max_new=8), Arrival("b", "q", chunks=(1,), max_new=6)), num_steps=2,
-        accept=(2, 0, 1), rounds=3,
+        accept=(1, 2, 0), rounds=2,
     )
     model = write(folder / "model", num_hidden_layers=2, full_attention_interval=2)
     make(model, {"p": (1, 2, 3, 4, 5), "q": (6, 7)}, policy, traces / "short.jsonl")

@@ -51,6 +51,7 @@ from support.traces import brief, policy, recorded
 pytestmark = pytest.mark.slow  # whole replays
 
 SLOTS = (5, 2)
+GIVEN = {"drafter": "external"}  # with the drafts of the trace, where no relation is about who drafts
 FIRST_COMMIT, SECOND_COMMIT = 6, 16  # events of both small traces; what follows is like what was before
 
 
@@ -99,11 +100,11 @@ def test_all_relations_agree_where_nothing_is_wrong(trace: Trace, ops: str, unti
 @pytest.mark.parametrize(("plan", "names"), [
     ({"dtype": "bfloat16", "strategy": "columns", "conv": "widened", "layout": "KV"}, ("alone", "rejected_is_plain")),
     ({"strategy": "lazy_rerun"}, ("rejected_is_plain", "decode_is_verify_1")),
-    pytest.param({"dtype": "float64"}, ("draft_layout",), marks=WHOLE),
+    pytest.param({"dtype": "float64", "drafter": None}, ("draft_layout",), marks=WHOLE),
     ({"state_dtype": FP8, "state_rounding": "stochastic:3"}, ("split", "schedule")),  # states are stored elsewhere
 ])  # fmt: skip
 def test_they_agree_in_other_settings(narrow: Trace, plan: dict[str, Any], names: tuple[str, ...]) -> None:
-    for one in held(case(narrow, "plain", until=SECOND_COMMIT, **plan), relations(names)):
+    for one in held(case(narrow, "plain", until=SECOND_COMMIT, **{**GIVEN, **plan}), relations(names)):
         assert one.verdict.exit is Exit.AGREED, one.verdict.findings[:1]
 
 
@@ -115,22 +116,20 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """As little as the interpreter can be asked for: two requests with a prompt of one token, and a few rounds. Weights
-    are stored in bf16, so activations may have 16 bits."""
+    """As little as the interpreter can be asked for: prompts of one token, a few rounds, weights stored in bf16."""
     arrivals = (Arrival("a", "one", max_new=3), Arrival("b", "one", arrive=1, max_new=2))
     told = policy(deeds=(), arrivals=arrivals, adaptive={"candidate_steps": [1]}, steps=(), accept=(1, 0))
     small = {"hidden_size": 16, "intermediate_size": 16, "linear_num_value_heads": 2, "num_attention_heads": 2}
     return recorded(tmp_path_factory.mktemp("tiny"), told, dtype=torch.bfloat16, **small)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "names", "dtype"), [
     ("triton", ("rejected_is_plain", "fused"), "float32"), pytest.param("triton", ("slots",), "float32", marks=WHOLE),
     ("triton", ("fused", "unseen"), "bfloat16"), ("invariant", ("alone",), "float32"),
 ])  # fmt: skip
 def test_kernels_agree_on_a_tiny_trace(tiny: Trace, ops: str, names: tuple[str, ...], dtype: str) -> None:
     until = None if dtype == "bfloat16" else 6  # in fp32 as long as there are two requests
-    for one in held(case(tiny, ops, until=until, dtype=dtype), relations(names)):
+    for one in held(case(tiny, ops, until=until, dtype=dtype, **GIVEN), relations(names)):
         assert one.verdict.exit is Exit.AGREED, one.verdict.findings[:1]
         assert ops == "triton" or {c.tier for c in one.verdict.compared} == {Tier.BITWISE}, "not a bit may differ"
 
@@ -161,7 +160,8 @@ def test_a_relation_meets_the_fault_that_it_exists_for(
     few_rounds = name not in ("split", "schedule") or bool(plan)
     trace = request.getfixturevalue("trace" if few_rounds else "whole")
     until = 10 if fault == "FORGETFUL" else FIRST_COMMIT  # 10: behind it more inputs wait than are run again
-    found = hold(name, trace, f"support.parting:{fault}", until=until, **plan)
+    given = GIVEN if name not in ("draft_layout", "speculation_off") else {}
+    found = hold(name, trace, f"support.parting:{fault}", until=until, **given, **plan)
     assert found.verdict.exit is Exit.DIVERGED
     first = found.verdict.findings[0]
     assert first.place.component == component, first
@@ -183,7 +183,7 @@ def test_what_no_tolerance_sees_is_found_by_its_bits(
     request: pytest.FixtureRequest, name: str, fault: str, strategy: str, dtype: str, until: int
 ) -> None:
     trace = request.getfixturevalue("trace" if dtype == "float32" else "narrow")
-    found = hold(name, trace, f"support.parting:{fault}", until=until, strategy=strategy, dtype=dtype).verdict
+    found = hold(name, trace, f"support.parting:{fault}", until=until, strategy=strategy, dtype=dtype, **GIVEN).verdict
     by_bits = [each for each in found.findings if each.tier is Tier.BITWISE]
     assert by_bits and by_bits[0].place.component in ("core", "update", "state"), found.findings[:1]
     assert len(by_bits) == len(found.findings) or (fault, dtype) == ("NARROW_MOVE", "float32")

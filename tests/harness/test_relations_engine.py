@@ -17,10 +17,12 @@ from instep.verdict import Exit
 from support.command import complaint
 from support.few_channels import few_channels
 
+RESUMED = 16  # an event: behind a save, a load and a preemption; what follows is like what was before
+
 
 def case(name: str, layers: int = 2) -> Case:
     trace = few_channels("kept", layers)
-    return Case.of(trace, Replay(trace, Setting(engine=f"support.{name}")).plan)
+    return Case.of(trace, Replay(trace, Setting(engine=f"support.{name}")).plan, until=RESUMED)
 
 
 @pytest.mark.slow

@@ -32,8 +32,9 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 def replayed(trace: Trace, ops: str = "plain", **how: Any) -> Verdict:
-    """What is remembered is bytes: nobody is asked for the arithmetic."""
-    return Replay(trace, Setting(ops, **how)).run(tiers={Tier.IDENTITY, Tier.BITWISE}, explain=False).verdict
+    """What is remembered is bytes: nobody is asked for the arithmetic, or for drafts of an own."""
+    setting = Setting(ops, **{"drafter": "external", **how})
+    return Replay(trace, setting).run(tiers={Tier.IDENTITY, Tier.BITWISE}, explain=False).verdict
 
 
 def said(trace: Trace, check: str, *given: Any, **how: Any) -> tuple[int, str]:

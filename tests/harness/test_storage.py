@@ -36,11 +36,12 @@ from support.command import Runner, complaint
 from support.covering import WHOLE
 from support.few_channels import few_channels
 from support.first_rounds import first
-from support.planting import planted_here
+from support.planting import begun, planted_here
 from support.traces import brief, recorded
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 E4M3 = torch.float8_e4m3fn
+GIVEN = {"drafter": "external"}  # with drafts of the trace: the draft head has no states
 CHANCE = {"state_dtype": FP8, "state_rounding": "stochastic:7"}
 NOT_FREE = frozenset(Tier) - {Tier.PROPAGATED, Tier.DECISIONS}  # the tiers that none of these faults needs
 HERE = [fault for fault in FAMILIES["storage"] if fault.how.ops == "plain"]  # a kernel is planted in a copy
@@ -120,7 +121,7 @@ ENOUGH = {"one": 12, "mixed": 10}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trace", "options"), [
-    ("first", {"state_dtype": FP8, "strategy": "snapshot", "snapshot_layout": "KV"}),
+    ("first", {"state_dtype": FP8, "strategy": "snapshot", "snapshot_layout": "KV", **GIVEN}),
     pytest.param("first", {"state_dtype": FP8, "kv_dtype": FP8, "strategy": "rerun", "dtype": "bfloat16",
                            "graphs": True}, marks=WHOLE),  # by chance: below; keys so: the next two
     ("mixed", {"state_dtype": FP8, "kv_dtype": FP8, "strategy": "columns", "conv": "widened", "layout": "KV"}),
@@ -128,9 +129,10 @@ ENOUGH = {"one": 12, "mixed": 10}
     pytest.param("small", {"state_dtype": "bfloat16", "strategy": "snapshot"}, marks=WHOLE),
     ("rounds", {"state_dtype": FP8, "kv_dtype": FP8, "ops": "ledger"}),
     pytest.param("small", {**CHANCE, "strategy": "snapshot", "conv": "widened"}, marks=WHOLE),
-    ("first", {**CHANCE, "strategy": "snapshot", "conv": "widened", "overlap": True}),
-    ("first", {**CHANCE, "strategy": "rerun", "dtype": "bfloat16", "layout": "KV", "graphs": True}),
-    pytest.param("one", {**CHANCE, "state_dtype": "float16", "ops": "invariant", "overlap": True, "device": DEVICE},
+    ("first", {**CHANCE, "strategy": "snapshot", "conv": "widened", "overlap": True, **GIVEN}),
+    ("first", {**CHANCE, "strategy": "rerun", "dtype": "bfloat16", "layout": "KV", "graphs": True, **GIVEN}),
+    pytest.param("one", {**CHANCE, "state_dtype": "float16", "ops": "invariant", "overlap": True, "device": DEVICE,
+                         **GIVEN},
                  marks=pytest.mark.gpu if DEVICE == "cuda" else pytest.mark.interpreted),
 ], ids=str)  # fmt: skip
 def test_a_right_engine_agrees(small: Trace, four_rounds: Trace, trace: str, options: dict[str, Any]) -> None:
@@ -144,9 +146,11 @@ def test_a_right_engine_agrees(small: Trace, four_rounds: Trace, trace: str, opt
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", HERE, ids=lambda fault: fault.id)
 def test_a_fault_that_storage_makes_possible_is_found(fault: Fault) -> None:
-    replay = Replay(few_channels(fault.trace, 4 if fault.place.layer else 2), fault.how)
+    trace = few_channels(fault.trace, 4 if fault.place.layer else 2)
     with planted_here(*fault.edits):
-        findings = replay.run(tiers=NOT_FREE).verdict.findings
+        how = replace(fault.how, **GIVEN) if fault.place.stage == "trunk" else fault.how
+        ran = Replay(trace, how).run(tiers=NOT_FREE, until=fault.event, judged_from=begun(trace, fault.event))
+    findings = ran.verdict.findings
     first = findings[0]
     assert (first.event, first.place) == (fault.event, fault.place)
     assert {one.check for one in findings if one.event == first.event} & {*fault.seen_by}
@@ -200,7 +204,7 @@ def test_a_chance_that_there_is_not_is_named_with_its_option(told: dict[str, Any
 @pytest.mark.slow
 def test_states_by_chance_hang_on_no_strategy_no_slot_and_no_other_request() -> None:
     short = few_channels("short", 2)
-    case = Case.of(short, Replay(short, Setting(**CHANCE)).plan)
+    case = Case.of(short, Replay(short, Setting(**CHANCE, **GIVEN)).plan)
     for one in held(case, relations(("strategies", "slots", "alone"))):
         assert one.verdict.exit is Exit.AGREED, (one.relation.name, one.verdict.findings[:1])
         assert {compared.tier for compared in one.verdict.compared} & {Tier.BITWISE}

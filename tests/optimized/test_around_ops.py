@@ -5,7 +5,6 @@ Leaves out: what the harness makes of what it sees.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import Any
 
@@ -17,6 +16,7 @@ from instep_optimized.ops.around import around
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place, unseen
+from support import warm
 
 HERE, THERE = Place("trunk", 0, "residual"), Place("trunk", 0, "query")
 
@@ -110,6 +110,6 @@ def test_what_is_no_op_set_is_refused_with_the_names_that_are(name: str, found: 
 def test_triton_is_imported_only_when_it_is_asked_for() -> None:
     program = "import sys, instep_optimized; instep_optimized.load('plain'); print('triton' in sys.modules)"
     paths = {"PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=paths)
+    done = warm.run([sys.executable, "-c", program], timeout=120, env=paths)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "False"

@@ -5,7 +5,6 @@ Leaves out: the kernels.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
@@ -20,6 +19,7 @@ from instep_optimized import load
 from instep_optimized.kernels import quick_operators, runtime
 from instep_optimized.ops.interpreter import wanted_on
 from instep_reference.contract.errors import InstepError
+from support import warm
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -61,7 +61,7 @@ def test_triton_imported_the_right_way_is_accepted(kind: str, cuda: bool) -> Non
 def test_a_process_that_imported_triton_first_is_told() -> None:
     program = "import triton, triton.language\nimport instep_optimized.kernels"
     environment = {"PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    done = warm.run([sys.executable, "-c", program], timeout=120, env=environment)
     assert done.returncode == 1
     assert "Triton was imported native before instep could choose" in done.stderr.splitlines()[-1]
 

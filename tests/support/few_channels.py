@@ -12,10 +12,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from msgspec import structs
 
 from instep.faults import TRACES as FAULTS
 from instep.faults.retrace import retraced
 from instep.trace.file import Trace, read
+from instep.trace.header import Model
+from instep_reference.contract.checkpoint import Checkpoint
 from support.checkpoints import write
 
 _FOLDER = TemporaryDirectory(prefix="few-channels-")  # until the process ends
@@ -30,11 +33,24 @@ def few_channels(name: str, layers: int = 4) -> Trace:
     (committed,) = TRACES.rglob(f"{name}.jsonl")
     folder = FIXTURES.with_name(str(layers)) / "traces" / committed.parent.relative_to(TRACES)
     folder.mkdir(parents=True, exist_ok=True)
-    return read(retraced(committed.parent, [name], _model(layers), folder) / committed.name)
+    return read(retraced(committed.parent, [name], _model("tiny", layers), folder) / committed.name)
 
 
 @cache
-def _model(layers: int) -> Path:
-    """Stored in bf16 and of 256 tokens, as `fixtures/tiny` is."""
-    folder = FIXTURES.with_name(str(layers)) / "tiny"
-    return write(folder, vocab_size=256, dtype=torch.bfloat16, num_hidden_layers=layers, full_attention_interval=layers)
+def same_events(name: str, layers: int) -> Trace:
+    """The recorded events, with every choice in them, for such a model: what a policy with names of prefixes asks for
+    hangs on what its model accepts."""
+    (committed,) = TRACES.rglob(f"{name}.jsonl")
+    told = read(committed)
+    model = _model(Path(told.header.checkpoint.near).name, layers)
+    header = structs.replace(told.header, checkpoint=Model.of(Checkpoint.open(model), model, f"../{model.name}"))
+    return Trace(model / committed.name, header, told.events, {}, "")
+
+
+@cache
+def _model(name: str, layers: int) -> Path:
+    """Stored in bf16 and of 256 tokens, as `fixtures/tiny` is; with as many experts as `fixtures/experts` has."""
+    folder, experts = FIXTURES.with_name(str(layers)) / name, {"num_experts": 6, "num_experts_per_tok": 3}
+    return write(folder, "moe" if name == "experts" else "dense", vocab_size=256, dtype=torch.bfloat16,
+                 num_hidden_layers=layers, full_attention_interval=layers,
+                 **(experts if name == "experts" else {}))  # fmt: skip

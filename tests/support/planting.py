@@ -19,6 +19,8 @@ from instep.faults.base import Edit, Wrap
 from instep.faults.pieces import parsed
 from instep.faults.plant import edited
 from instep.shelf import forget
+from instep.trace.file import Trace
+from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.errors import BadInput
 
 COPY = "plant it in a copy of the source: `plant.planted`"
@@ -46,6 +48,12 @@ def planted_here(*edits: Edit | Wrap) -> Iterator[None]:
             function.__code__ = code
         if shared:
             forget()
+
+
+def begun(trace: Trace, event: int) -> int:
+    """Where the round of an event begins: that nothing is found before it is what `instep faults` looks at."""
+    kinds = [type(one) for one in trace.events[: event + 1]]
+    return max(at for at, kind in enumerate(kinds) if kind is Forward) if kinds[event] is Commit else event
 
 
 def _module(file: str) -> ModuleType:
