@@ -216,7 +216,10 @@ def _calls(interpreter: Any, language: Any) -> None:
             named["_semantic"] = semantic
             return inner(*given, **named)
 
-        scope.set_attr(obj, name, (quick.of(name, inner) if obj is tensor else None) or call)
+        if obj is tensor:
+            scope.set_attr(obj, name, quick.of(name, inner) or call)
+        else:
+            scope.set_attr(obj, name, quick.load(inner) if (obj, name) == (language, "load") else call)
 
     interpreter._patch_attr = patch
 
