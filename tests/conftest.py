@@ -44,13 +44,13 @@ def pytest_configure() -> None:
     """The C library keeps what is freed: tensors come and go, and fresh pages are slow. Modules give back (below)."""
     for option in (MMAP_THRESHOLD, TRIM_THRESHOLD) if hasattr(LIBRARY, "mallopt") else ():
         LIBRARY.mallopt(option, 1 << 30)
+    gc.set_threshold(20_000, 20, 100)  # what is imported stays, and of what tests make hardly anything is in a cycle
 
 
 def pytest_collection_finish() -> None:
     """Some 10^6 objects of imported modules live on: a collector that looks at them again makes every test slower."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 100)  # the others are few, and hardly any stand in a cycle
 
 
 def pytest_unconfigure() -> None:

@@ -56,7 +56,7 @@ class Shelf(Generic[T]):
         self.size = 0
 
     def _more(self, held: Mapping[int, int]) -> int:
-        return sum(size for at, size in held.items() if not self._holders[at])
+        return sum(size for at, size in held.items() if at not in self._holders)
 
     def _drop(self, held: Mapping[int, int]) -> None:
         self._holders.subtract(held.keys())

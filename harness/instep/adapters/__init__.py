@@ -82,18 +82,19 @@ def named(name: str, *, field: str, group: str, known: Iterable[str] = ()) -> ob
 
     field: what an error calls it;  known: further names, for the error
     """
-    offered, ops = _offered(group), group == GROUP
+    ops = group == GROUP
+    offered = {} if ":" in name else _offered(group)  # to ask every package that is installed takes milliseconds
     try:
         return offered[name].load() if name in offered else _attribute(HERE.get(name, name) if ops else name)
     except _NoName as error:
-        raise _unknown(field, name, str(error), (*known, *offered)) from None
+        raise _unknown(field, name, str(error), (*known, *_offered(group))) from None
     except InstepError:
         raise
     except (Exception, SystemExit) as error:  # the module is foreign code and may raise anything
         needs = NEEDS.get(name, {}) if ops else {}
         if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in needs:
             raise _not_installed(name) from None
-        raise _unknown(field, name, f"{type(error).__name__}: {error}", (*known, *offered)) from None
+        raise _unknown(field, name, f"{type(error).__name__}: {error}", (*known, *_offered(group))) from None
 
 
 def _offered(group: str) -> dict[str, EntryPoint]:

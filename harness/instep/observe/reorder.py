@@ -60,7 +60,7 @@ def stored(
 
 def by_a_unit(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """x moved within a unit of its own last place: what stands where nothing narrower is stored was rounded as well."""
-    return x * (1 + torch.finfo(x.dtype).eps * (2 * _chance(x, generator) - 1))
+    return _moved(x, torch.finfo(x.dtype).eps, generator)
 
 
 def aside(hook: See) -> See:
@@ -71,6 +71,11 @@ def aside(hook: See) -> See:
             return hook(place, tensor)
 
     return called
+
+
+def _moved(x: torch.Tensor, most: float, generator: torch.Generator) -> torch.Tensor:
+    """x times a number drawn uniformly within `most` of 1."""
+    return x * torch.rsub(_chance(x, generator), 1 - most, alpha=-2 * most)
 
 
 def _chance(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -123,8 +128,7 @@ class Reordered(TorchFunctionMode):
         return out
 
     def _evaluated(self, out: torch.Tensor) -> torch.Tensor:
-        most = FUNCTION_ULPS * torch.finfo(out.dtype).eps
-        return out * _chance(out, self.generator).mul_(2 * most).add_(1 - most)
+        return _moved(out, FUNCTION_ULPS * torch.finfo(out.dtype).eps, self.generator)
 
     def _summed(self, out: torch.Tensor, terms: int, squares: torch.Tensor) -> torch.Tensor:
         """A sum s of n terms, by one of all running orders: its partial sums s_k are each rounded.
@@ -132,8 +136,10 @@ class Reordered(TorchFunctionMode):
         For terms in random order s_k has mean k/n s and variance k (n-k) / n (n-1) (q - s^2/n), q the sum of the
         squares of the terms. So the squares of all partial sums sum up to n (s^2/3 + q/6) for n not too small, and
         every one of them brings a rounding of its own size. Blocked and pairwise sums round fewer partial sums.
+
+        squares: q, which nobody else needs.
         """
-        deviation = torch.addcmul(squares * (terms / 6), out, out, value=terms / 3).sqrt()
+        deviation = torch.addcmul(squares.mul_(terms / 6), out, out, value=terms / 3).sqrt_()
         at = self.generator.device
         sampled = torch.randn(out.shape, generator=self.generator, dtype=out.dtype, device=at)
         return torch.addcmul(out, deviation, sampled.to(out.device), value=ROUNDING * torch.finfo(out.dtype).eps)
@@ -170,4 +176,4 @@ def _squares(
         equation, left, right = args
         return torch.einsum(equation, left.square(), right.square())
     squares = torch.sum(args[0].square(), *args[1:], **given)
-    return squares if name == "sum" else squares / terms**2
+    return squares if name == "sum" else squares.div_(terms**2)

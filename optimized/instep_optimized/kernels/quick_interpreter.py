@@ -3,16 +3,20 @@
 It puts its own functions into `triton.language` at every launch, and once more at every call of a function from a
 kernel, where they stand already. It makes the type of every block anew, and computes whether a sum of integers
 overflows, which it tells only when it debugs. Together that is half of the time of a kernel. Here a launch puts back
-what the first one found, shapes are remembered, and an overflow is looked for by whoever debugs. Leaves out: how
-kernels compute and round (`runtime.py`).
+what the first one found, arguments stay where they are, shapes are remembered, and an overflow is looked for by whoever
+debugs. Leaves out: how kernels compute and round (`runtime.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
+from types import ModuleType
 from typing import Any
+
+import numpy as np
+import torch
 
 from .quick_operators import Quick
 
@@ -20,14 +24,16 @@ from .quick_operators import Quick
 class Patches:
     """`_patch_lang` of the interpreter: what a launch changes in `triton.language`, found once and kept."""
 
-    def __init__(self, patch: Callable[[Any], Any], scope: Callable[[], Any], languages: tuple[Any, ...]) -> None:
-        self.patch, self.scope, self.languages = patch, scope, languages
+    def __init__(
+        self, patch: Callable[[Any], Any], scope: Callable[[], Any], absent: object, languages: tuple[Any, ...]
+    ) -> None:
+        self.patch, self.absent, self.languages = patch, absent, languages
         self.named: dict[Any, tuple[int, ...]] = {}  # function -> the languages that its module names
-        self.found: dict[tuple[int, ...], list[tuple[Any, str, Any]]] = {}
-        self.were: dict[tuple[int, ...], list[tuple[Any, str, Any]] | None] = {}  # what stood there before
+        self.found: dict[tuple[int, ...], Changes] = {}
+        self.were: dict[tuple[int, ...], Changes] = {}  # what stood there before
         self.holds: set[int] = set()  # the languages that a launch has changed now; none: no kernel runs
         self.left: set[int] = set()  # those that a call within a launch has changed, which nobody puts back
-        self.outer: Any = None
+        self.outer: Changes = []  # what the launch puts back that runs
         self.nothing = scope()
 
     def __call__(self, function: Any) -> Any:
@@ -40,27 +46,48 @@ class Patches:
             if not (self.holds | self.left).issuperset(mine):
                 self.patch(function)
                 self.left.update({*mine} - self.holds)
+                self.were.clear()  # something else may stand there from now on
             return self.nothing  # to put back, as a call within a launch has it
         if mine not in self.found:
-            self.outer = self.patch(function)
-            self.found[mine] = [(obj, name, vars(obj)[name]) for obj, name, _ in self.outer._changes]
-            self.were[mine] = None if self.left else [*self.outer._changes]
+            changes = self.patch(function)._changes
+            self.found[mine] = grouped((obj, name, vars(obj)[name]) for obj, name, _ in changes)
+            self.were[mine] = grouped(reversed(changes))  # of what is changed twice, as it stood before the first time
         else:
-            self.outer = self.scope()
-            if self.left or (were := self.were[mine]) is None:
-                for change in self.found[mine]:
-                    self.outer.set_attr(*change)
-            else:  # nothing but launches changes them: what the first one found stands there again
-                self.outer._changes = [*were]
-                for obj, name, value in self.found[mine]:
-                    setattr(obj, name, value)
+            if mine not in self.were:  # nothing but launches changes them: what one found stands there again
+                self.were[mine] = [(obj, {name: getattr(obj, name, self.absent) for name in values})
+                                   for obj, values in self.found[mine]]  # fmt: skip
+            self.put(self.found[mine])
+        self.outer = self.were[mine]
         self.holds.update(mine)
         return self
 
     def restore(self) -> None:
         """A launch has ended."""
         self.holds.clear()
-        self.outer.restore()
+        self.put(self.outer)
+
+    def put(self, changes: Changes) -> None:
+        """Make them; a module takes all at once."""
+        for obj, values in changes:
+            if isinstance(obj, ModuleType) and self.absent not in values.values():
+                vars(obj).update(values)
+                continue
+            for name, value in values.items():
+                if value is self.absent:
+                    delattr(obj, name)
+                else:
+                    setattr(obj, name, value)
+
+
+Changes = list[tuple[Any, dict[str, Any]]]  # modules and classes, and what stands there by name
+
+
+def grouped(changes: Iterable[tuple[Any, str, Any]]) -> Changes:
+    """What is changed in each module or class, together; the last change of a name holds."""
+    found = dict[int, tuple[Any, dict[str, Any]]]()
+    for obj, name, value in changes:
+        found.setdefault(id(obj), (obj, {}))[1][name] = value
+    return [*found.values()]
 
 
 class Asked:
@@ -86,7 +113,7 @@ def quicken() -> None:
     """Do so from now on, in this process; an interpreter with other internals stays as it is."""
     interpreter: Any = import_module("triton.runtime.interpreter")
     language: Any = import_module("triton.language")
-    for part in (_patches, _launches, _kinds, _types, _calls, _operators):
+    for part in (_patches, _launches, _arguments, _kinds, _types, _calls, _operators):
         try:
             part(interpreter, language)
         except AttributeError:  # this part stands elsewhere in this version
@@ -95,11 +122,39 @@ def quicken() -> None:
 
 def _patches(interpreter: Any, language: Any) -> None:
     languages = language, language.core
-    interpreter._patch_lang = Patches(interpreter._patch_lang, interpreter._LangPatchScope, languages)
+    interpreter._patch_lang = Patches(
+        interpreter._patch_lang, interpreter._LangPatchScope, interpreter._MISSING, languages)
 
 
 def _launches(interpreter: Any, language: Any) -> None:
     interpreter.inspect = Asked(interpreter.inspect)
+
+
+def _arguments(interpreter: Any, language: Any) -> None:
+    """What is on the host is not brought there, nor copied onto itself behind the launch."""
+    executor, convert = interpreter.GridExecutor, interpreter._implicit_cvt
+    there, back = executor._init_args_hst, executor._restore_args_dev
+    handle, tensor, types = interpreter.TensorHandle, language.core.tensor, dict[torch.dtype, Any]()
+    plain = {int, float, bool, str, type(None), language.core.dtype, language.core.constexpr}
+
+    def brought(self: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+        here = all(x.is_cpu if type(x) is torch.Tensor else type(x) in plain for x in (*given, *named.values()))
+        return (given, named) if here else there(self, given, named)
+
+    def taken_back(self: Any, given: Any, on_host: Any, named: Any, named_on_host: Any) -> None:
+        if on_host is not given:
+            back(self, given, on_host, named, named_on_host)
+
+    def converted(given: Any) -> Any:
+        """A tensor's address, as a pointer of the type that follows from its dtype."""
+        if type(given) is not torch.Tensor:
+            return convert(given)
+        if given.dtype not in types:
+            types[given.dtype] = convert(given).type
+        kind = types[given.dtype]
+        return tensor(handle(np.array([given.data_ptr()], dtype=np.uint64), kind), kind)
+
+    executor._init_args_hst, executor._restore_args_dev, interpreter._implicit_cvt = brought, taken_back, converted
 
 
 def _kinds(interpreter: Any, language: Any) -> None:
@@ -161,7 +216,10 @@ def _calls(interpreter: Any, language: Any) -> None:
             named["_semantic"] = semantic
             return inner(*given, **named)
 
-        scope.set_attr(obj, name, (quick.of(name, inner) if obj is tensor else None) or call)
+        if obj is tensor:
+            scope.set_attr(obj, name, quick.of(name, inner) or call)
+        else:
+            scope.set_attr(obj, name, quick.load(inner) if (obj, name) == (language, "load") else call)
 
     interpreter._patch_attr = patch
 

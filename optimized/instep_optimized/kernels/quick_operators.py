@@ -17,6 +17,7 @@ import numpy as np
 
 FLOATS, WHOLE, BOOLS = ("fp32", "fp64"), ("int32", "int64"), ("int1",)
 INT32 = 1 << 31
+ZEROS = ("0", "0.0")  # as Python writes them: -0.0 has other bits
 
 
 def _divided(left: Any, right: Any) -> Any:
@@ -44,6 +45,7 @@ class Quick:
     def __init__(self, interpreter: Any, core: Any) -> None:
         self.tensor, self.constexpr, self.handle = core.tensor, core.constexpr, interpreter.TensorHandle
         self.numpy_type, self.semantic = interpreter._get_np_dtype, interpreter.interpreter_semantic
+        self.read = interpreter._interpreter.load
 
     def of(self, name: str, inner: Callable[..., Any]) -> Callable[..., Any] | None:
         """inner: Triton's own way."""
@@ -51,6 +53,31 @@ class Quick:
             function, kinds = OPERATORS[REVERSED.get(name, name)]
             return self._operator(inner, function, kinds, turned=name in REVERSED)
         return {"__getitem__": self._getitem, "to": self._to}.get(name, lambda inner: None)(inner)
+
+    def load(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """`tl.load` of a block behind a mask of its own shape, 0 where the mask is not; all others go Triton's way."""
+        semantic, tensor, known = self.semantic, self.tensor, dict[tuple[str, str], dict[str, Any] | None]()
+
+        def call(pointer: Any, mask: Any = None, other: Any = None, **named: Any) -> Any:
+            plain = not named and type(mask) is tensor and str(other) in ZEROS and type(other) in (int, float)
+            key = (pointer.type.name, mask.type.name) if plain else None
+            template = None if key is None else known.get(key)
+            if template is not None:
+                return self._loaded(template, pointer, mask)
+            right = inner(pointer, mask, other, **named, _semantic=semantic)
+            if key is not None and key not in known:
+                shapes = {part.handle.data.shape for part in (pointer, mask, right)}
+                alike = pointer.type.is_block() and len(shapes) == 1 and right.dtype.name not in BOOLS
+                template = {**vars(right), "handle": None}
+                known[key] = template if alike and self._same(self._loaded(template, pointer, mask), right) else None
+            return right
+
+        return call
+
+    def _loaded(self, template: dict[str, Any], pointer: Any, mask: Any) -> Any:
+        kind, at = template["dtype"], pointer.handle.data
+        numbers = self.numpy_type(kind)
+        return self._made(template, self.read(at, mask.handle.data, np.zeros(at.shape, numbers), numbers), kind)
 
     def _operator(
         self, inner: Callable[..., Any], function: Callable[[Any, Any], Any], kinds: tuple[str, ...], *, turned: bool
