@@ -134,3 +134,15 @@ def test_a_call_of_chosen_cells_says_nothing_of_the_others(tmp_path: Path) -> No
     assert joined([files[0], files[0]], None).left == {"pick": 2, "decode": 3}
     files[0].write_text(json.dumps(data | {"left_out": {"pick": 1}}))
     assert joined(files, None).left == {} and "at" not in joined(files, None).result().found["setting"]
+
+
+def test_what_a_later_call_left_out_an_earlier_one_may_have(tmp_path: Path) -> None:
+    asked = Asked({"it": PLAIN}, "cpu", FP32, ("pick",), "tiny", peers=False)
+    files = [tmp_path / name for name in ("first.json", "second.json")]
+    for file, rows, left in zip(files, ("1", "3"), (1, 2), strict=True):
+        bench(replace(asked, at={"rows": (rows,)})).result().write(file)
+        data = json.loads(file.read_text()) | {"left_out": {"pick": left}}
+        del data["setting"]["at"]
+        file.write_text(json.dumps(data))
+    found = joined(files, None)
+    assert [row["cell"]["rows"] for row in found.rows] == [1, 3] and found.left == {"pick": 1}

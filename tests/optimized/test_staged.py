@@ -84,6 +84,27 @@ def test_the_shape_that_serves_gives_the_same_bits(
     assert all(map(same_bits, run("staged", None, requests), run("window", 2, requests)))
 
 
+@native
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TWIN, ids=str)
+def test_the_paths_of_a_tree_have_the_bits_of_windows(dtype: torch.dtype) -> None:
+    """Trees are served by `_window`: one of two branches, each of which is a window of its own beside it."""
+    heads, rows = Heads(2, 4, 128, 128), stream(Heads(2, 4, 128, 128), 8, 43, "cuda")
+
+    def ran(path: list[int], parents: tuple[int, ...] = ()) -> tuple[torch.Tensor, torch.Tensor]:
+        world = World.of(TRITON, heads, "cuda", size=8, slots=3, dtype=dtype)
+        world.state.view[1:] = Draw(44, "cuda").normal(1, *world.state.view.shape[1:]).to(dtype)
+        world.fill(1, 1, cut(rows, 0, 3))
+        given = type(rows)(*(x[[3 + node for node in path]] for x in rows))
+        core = world.run([Turn(1, given, 4, 3)], columns=True, trees=[parents] if parents else ())
+        return core, world.snapshots.view[1]
+
+    core, states = ran([0, 1, 2, 3, 4], (-1, 0, 1, 0, 3))
+    for path in ([0, 1, 2], [0, 3, 4]):
+        own, after = ran(path)
+        assert same_bits(core[path], own) and same_bits(states[path], after[: len(path)])
+
+
 @pytest.mark.filterwarnings("ignore:.*determinis")
 @pytest.mark.parametrize("device", ["cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("by", ["window"] if INTERPRETED else ["staged", "window"])

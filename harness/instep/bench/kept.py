@@ -47,7 +47,8 @@ def joined(files: Sequence[Path], commit: str | None) -> Bench:
     for data in sorted(every, key=lambda data: str(data["date"])):
         sessions = msgspec.convert(data["sessions"], list[Session])
         own = {key(row): (sessions[row["session"]], row) for row in data["rows"]}
-        left = _left(left, data, Counter(kind for kind, _ in own.keys() - found.keys()))
+        left = _left(left, data, *(Counter(kind for kind, _ in one.keys() - other.keys())
+                                   for one, other in ((own, found), (found, own))))  # fmt: skip
         found |= own
     chosen = sorted(found.values(), key=lambda one: list(KINDS).index(one[1]["kind"]))
     numbers = {msgspec.json.encode(session): session for session, _ in chosen}
@@ -59,15 +60,17 @@ def joined(files: Sequence[Path], commit: str | None) -> Bench:
     return Bench(asked, Rates(**last["rates"]), rows, left, list(numbers.values()))
 
 
-def _left(left: dict[str, int], data: dict[str, Any], new: Counter[str]) -> dict[str, int]:
-    """How many cells are left out once a further file came in, of which so many are `new`, by kind.
+def _left(left: dict[str, int], data: dict[str, Any], new: Counter[str], stay: Counter[str]) -> dict[str, int]:
+    """How many cells are left out once a further file came in, by kind.
 
-    A file of chosen cells (`--at`) says nothing of the others.
+    new, stay: how many cells it has that no earlier file has, and earlier files have that it has not.
+    A file of chosen cells (`--at`) says nothing of the others. What it left out itself an earlier file may have.
     """
     if data["setting"].get("at"):
         return {name: count - new[name] for name, count in left.items() if count > new[name]}
     kinds, told = {row["kind"] for row in data["rows"]}, dict[str, int](data["left_out"])
-    return {name: count for name, count in left.items() if name not in kinds} | told
+    told = {name: count - stay[name] for name, count in told.items() if count > stay[name]}
+    return {name: count for name, count in left.items() if name not in kinds and name not in data["left_out"]} | told
 
 
 def _read(file: Path) -> dict[str, Any]:
