@@ -29,6 +29,14 @@ TWIN = {torch.float32: (1, 2, 4), torch.bfloat16: (2, 4), torch.float16: (2, 4)}
 SHAPES = tuple((held, warps, 168) for held in (1, 2, 4) for warps in (1, 2, 4))
 
 
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
+    """The parts that run staged, as they come."""
+    file: Any = sys.modules["instep_optimized.kernels.gdn"].staged
+    seen, serve = list[Part](), file.staged
+    monkeypatch.setattr(file, "staged", lambda *given, **named: (seen.append(given[1]), serve(*given, **named))[1])
+    return seen
+
+
 def served(
     monkeypatch: pytest.MonkeyPatch, heads: Heads, dtype: torch.dtype, by: str, shape: Any, requests: int
 ) -> list[torch.Tensor]:
@@ -37,7 +45,7 @@ def served(
     All requests are shown: their rings are wrapped or not, and fold as many tokens as are pending.
     """
     gdn_file: Any = sys.modules["instep_optimized.kernels.gdn"]
-    staged_file = gdn_file.staged
+    staged_file, seen = gdn_file.staged, counted(monkeypatch)
     if by == "window":
         monkeypatch.setattr(gdn_file, "staged", None)
         monkeypatch.setattr(window_file, "THREAD_ROWS", shape)
@@ -52,6 +60,7 @@ def served(
     core = world.run(turns, columns=True)
     one = world.run([Turn(1, cut(rows, 7, 1), 0, kept=False, settled=False, goal="slot")])
     monkeypatch.undo()
+    assert len(seen) == (requests + 2 if by == "staged" else 0), "each ring is filled by a launch of its own"
     written = (world.state, world.snapshots, *world.rings)  # nobody writes the scratch here
     return [core, one, *(pool.view[1:].clone() for pool in written)]
 
@@ -87,7 +96,7 @@ def test_the_shape_that_serves_gives_the_same_bits(
 @native
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", TWIN, ids=str)
-def test_the_paths_of_a_tree_have_the_bits_of_windows(dtype: torch.dtype) -> None:
+def test_the_paths_of_a_tree_have_the_bits_of_windows(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """Trees are served by `_window`: one of two branches, each of which is a window of its own beside it."""
     heads, rows = Heads(2, 4, 128, 128), stream(Heads(2, 4, 128, 128), 8, 43, "cuda")
 
@@ -99,10 +108,14 @@ def test_the_paths_of_a_tree_have_the_bits_of_windows(dtype: torch.dtype) -> Non
         core = world.run([Turn(1, given, 4, 3)], columns=True, trees=[parents] if parents else ())
         return core, world.snapshots.view[1]
 
+    seen = counted(monkeypatch)
     core, states = ran([0, 1, 2, 3, 4], (-1, 0, 1, 0, 3))
+    assert len(seen) == 1, "the ring was filled"
+    assert core.isfinite().all() and core.any() and states[:5].isfinite().all()
     for path in ([0, 1, 2], [0, 3, 4]):
         own, after = ran(path)
         assert same_bits(core[path], own) and same_bits(states[path], after[: len(path)])
+    assert len(seen) == 5, "both chains ran staged"
 
 
 @pytest.mark.filterwarnings("ignore:.*determinis")

@@ -53,11 +53,12 @@ def run(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     return TRITON.conv(**{**given, "parts": (own,)}), pool
 
 
-def consumed(given: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+def consumed(
+    given: dict[str, Any], head: int = words_file.CHANNELS // (4 if INTERPRETED else 8)
+) -> tuple[torch.Tensor, ...]:
     """What the delta rule consumes, and the pool behind it. A program's heads are queries, keys and values together,
     or values alone."""
     draw = Draw(12, str(given["x"].device))
-    head = words_file.CHANNELS // 8
     keys, values = 3, CHANNELS // head - 6
     (part,) = given["parts"]
     pool = part.read.pool.clone()
@@ -145,3 +146,9 @@ def test_what_does_not_fit_goes_another_way(monkeypatch: pytest.MonkeyPatch, dev
     seen = counted(monkeypatch)
     run(one)
     assert not seen
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_head_that_is_no_whole_word_goes_another_way(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    one, seen = batch(device, wide=1), counted(monkeypatch)
+    assert all(x.isfinite().all() for x in consumed(one, head=2)) and not seen

@@ -59,8 +59,7 @@ def measured(
     assert subject is not None
     sampled = yardsticks if isinstance(yardsticks, torch.Tensor) else torch.stack(list(yardsticks))
     # All at once, as most tensors are small: [1 + draws + 1, blocks, elements], the truth last.
-    # To join tensors of several dtypes brings all to the widest, which is that of the truth here.
-    rows = torch.cat([one.cpu() for one in (subject[None], sampled, truth[None].double())])
+    rows = torch.cat([one.to("cpu", torch.float64) for one in (subject[None], sampled, truth[None])])
     rows = blocks(spot.place.component, rows, many=True)
     rows[:-1].sub_(rows[-1])
     off = sizes(rows).numpy()  # [2, 1 + draws + 1, blocks]; these are so few that numpy takes a third of the time

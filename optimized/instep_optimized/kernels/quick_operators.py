@@ -60,6 +60,7 @@ class Quick:
 
         def call(pointer: Any, mask: Any = None, other: Any = None, **named: Any) -> Any:
             plain = not named and type(mask) is tensor and str(other) in ZEROS and type(other) in (int, float)
+            plain = plain and mask.handle.data.dtype == np.bool_  # others are refused, or mended on Triton's way
             key = (pointer.type.name, mask.type.name) if plain else None
             template = None if key is None else known.get(key)
             if template is not None:

@@ -42,7 +42,7 @@ def fits(x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor 
     rows = [one for one in (x, weight, mixed) if one is not None]
     if width != WIDTH or channels % CHANNELS or any(one.dtype != torch.bfloat16 for one in rows):
         return False
-    if mixed is None and CHANNELS % columns:
+    if mixed is None and (columns % NUMBERS or CHANNELS % columns):
         return False
     addresses = [one for one in (part.read, part.store) if one is not None]
     held = all(one.pool.dtype == x.dtype and one.pool.stride()[-2:] == (WIDTH - 1, 1) for one in addresses)
