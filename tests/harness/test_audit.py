@@ -107,13 +107,13 @@ def test_a_plain_file_of_prompts_and_answers_is_enough(spoken, tmp_path, instep)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "some", "tokens"), [
-    ("bfloat16", 8, 8), *(pytest.param(dtype, 100, 16, marks=WHOLE) for dtype in ("float32", "bfloat16"))])
+    ("bfloat16", 12, 8), *(pytest.param(dtype, 100, 16, marks=WHOLE) for dtype in ("float32", "bfloat16"))])
 def test_a_correct_engine_is_not_accused_in_any_width(tmp_path, dtype, some, tokens):
     prompts = dict([*prompts_from(TINY / "prompts.json", Bytes()).items()][:some])
     ran = decode(Ask(Checkpoint.open(TINY), Setting(dtype=dtype), prompts, 3, tokens=tokens, batch=8))
     requests = [{"prompt": prompts[name], "tokens": ran.said(name)} for name in prompts]
     found = audit(said(tmp_path / "said.jsonl", requests), TINY, dtype=dtype)
-    assert found.exit is Exit.AGREED and (made := found.tokens.ties.made) > 60, found.verdict.findings[:1]
+    assert found.exit is Exit.AGREED and (made := found.tokens.ties.made) > 90, found.verdict.findings[:1]
     assert made == tokens * len(prompts) and found.tokens.decided > {"float32": 0.99, "bfloat16": 0.6}[dtype] * made
 
 

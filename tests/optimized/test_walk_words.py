@@ -56,8 +56,7 @@ def run(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 def consumed(
     given: dict[str, Any], head: int = words_file.CHANNELS // (4 if INTERPRETED else 8)
 ) -> tuple[torch.Tensor, ...]:
-    """What the delta rule consumes, and the pool behind it. A program's heads are queries, keys and values together,
-    or values alone."""
+    """What the delta rule consumes, and the pool behind it. The heads of a program are of several kinds."""
     draw = Draw(12, str(given["x"].device))
     keys, values = 3, CHANNELS // head - 6
     (part,) = given["parts"]

@@ -66,7 +66,8 @@ def run(model: Any, tokens: Sequence[int], parts: Sequence[int], cached: bool = 
     logits, begin = [], 0
     for size in parts:
         part = torch.tensor([tokens[begin : begin + size]])
-        logits.append(model(part, None, None, past, use_cache=cached).logits[0])  # its name changed in 5.24
+        # mask, positions, cache: the cache has another name before transformers 5.24
+        logits.append(model(part, None, None, past, use_cache=cached).logits[0])
         begin += size
     for hook in hooks:
         hook.remove()

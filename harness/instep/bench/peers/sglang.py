@@ -146,9 +146,10 @@ def mixer_gated(ground: Ground, at: At, name: str, rows: Rows, layers: list[Laye
 
 
 def _mixer(name: str, rule: Rule, layers: list[Layer], judge: Judge) -> Arm:
-    """The conv writes over its rows, so whoever is judged gets a copy."""
+    """The conv writes over its rows, so it has some of its own, and whoever is judged gets a copy."""
     _kernels()
     update, slots = import_module("instep.adapters.sglang_commit")._conv("causal_conv1d_update"), layers[0].slots.int()
+    layers = [replace(layer, x=layer.x.clone()) for layer in layers]
 
     def run(layer: Layer) -> torch.Tensor:
         mixed = update(layer.x, layer.windows, layer.weight, None, "silu", conv_state_indices=slots)
