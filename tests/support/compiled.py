@@ -113,23 +113,30 @@ def products() -> None:
 
 
 def windows() -> None:
-    """Every shape of a launch over windows and over decodes of one token."""
+    """Every shape of a launch over windows and decodes with their norms and gates; the first of each without, too."""
 
     def ints() -> torch.Tensor:
         return torch.zeros(2, dtype=torch.int64)
 
     staged_file.launch = staged_alone  # type: ignore[assignment]
-    q, v, gate = torch.zeros(8, H, K), torch.zeros(8, HV, V), torch.zeros(8, HV)
     kept = Updates(torch.zeros(3, 8, H, K), torch.zeros(3, 8, HV), torch.zeros(3, 8, HV, V))
     ring = Ring(kept, ints(), ints(), ints(), ints())
-    for dtype in (torch.float32, torch.bfloat16):
-        pool = Address(torch.zeros(3, HV, V, K, dtype=dtype).transpose(2, 3), ints())
-        for shape in {staged_file.NARROW, *(known[:3] for known in staged_file.SHAPES)}:
-            for most, fields in ((4, {"ring": ring, "settled": pool}), (1, {"store": pool})):
-                part = Part("window", ints(), ints(), most, pool, torch.zeros(2, dtype=torch.bool), **fields)
-                inputs, core = GdnInputs(q, q, v, gate, gate), v.bfloat16()
-                assert staged_file.fits(inputs, part, core)
-                staged_file.staged(inputs, part, core, shape)
+    q, v, gate = torch.zeros(8, H, K), torch.zeros(8, HV, V), torch.zeros(8, HV)
+    made = GdnInputs(q, q, v, gate, gate)
+    raw, rule = GdnInputs(*(x.bfloat16() for x in made)), (torch.zeros(HV), torch.zeros(HV), K**-0.5)
+    for form, sizes in staged_file.SHAPES.items():
+        for size, known in sizes.items():
+            dtype = {4: torch.float32, 2: torch.bfloat16}[size]
+            pool = Address(torch.zeros(3, HV, V, K, dtype=dtype).transpose(2, 3), ints())
+            fields: dict[str, Any] = {"store": pool} if form == "decode" else {"ring": ring, "settled": pool}
+            part = Part("window", ints(), ints(), 4 if form == "window" else 1, pool, torch.zeros(2, dtype=torch.bool),
+                        **fields)  # fmt: skip
+            core = v.bfloat16()
+            assert staged_file.fits(made, part, core) and staged_file.form(part) == form
+            for number, (_, shape) in enumerate(known):
+                staged_file.staged(raw, part, core, shape, rule=rule)
+                if size == 4 and number == 0:
+                    staged_file.staged(made, part, core, shape)
 
 
 FORMS = {"attend": attention, "handshake": handshakes, "products": products, "prompts": prompts, "windows": windows}

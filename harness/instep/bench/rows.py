@@ -15,6 +15,7 @@ import torch
 
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import GdnInputs, Ops
+from instep_optimized.ops.fused import window_gdn
 from instep_optimized.ops.fused.prefill_gdn import serves, stored
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.config import ModelConfig
@@ -52,6 +53,12 @@ class Rows:
         named = {name: getattr(self, name) for name in ("mixed", "a", "b", "A_log", "dt_bias")}
         given: dict[str, Any] = {name: x.to(WIDE) for name, x in named.items()} if wide else named
         return ops.gdn_inputs(**given, key_heads=self.config.key_heads, key_dim=self.config.key_dim, to=(TO,) * 5)
+
+    def core(self, ops: Ops, parts: tuple[Part, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The read-outs of windows, norms and gates computed on the way: inside the kernel where a set has that."""
+        named = {name: getattr(self, name) for name in ("mixed", "a", "b", "A_log", "dt_bias")}
+        return window_gdn(ops, **named, key_heads=self.config.key_heads, key_dim=self.config.key_dim, parts=parts,
+                          dtype=dtype, to=(TO,) * 6)  # fmt: skip
 
     @property
     def split(self) -> dict[str, torch.Tensor]:

@@ -95,6 +95,14 @@ def copied(source, inside, shape: gl.constexpr):
 
 
 @gluon.jit
+def shared(rows, shape: gl.constexpr):
+    """Rows [tokens, ..] of rank 2 or 3 put into shared memory as a copy of `copied`, which is of this shape"""
+    order: gl.constexpr = [1, 0] if len(rows.shape) == 2 else [2, 1, 0]
+    memory = gl.allocate_shared_memory(gl.float32, rows.shape, gl.SwizzledSharedLayout(1, 1, 1, order), rows)
+    return seen_as(memory, shape, gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+
+
+@gluon.jit
 def gates(lanes, size: gl.constexpr):
     """A number per lane, put where every thread can read each  ->  memory whose index is a tensor [1]"""
     memory = gl.allocate_shared_memory(gl.float32, [size], gl.SwizzledSharedLayout(1, 1, 1, [0]), lanes)

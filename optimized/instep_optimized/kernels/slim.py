@@ -40,6 +40,7 @@ STAGED: dict[tuple[int, bool], tuple[tuple[int, Shape], ...]] = {
     (16, False): ((8192, BESIDE), (4096, ALONE)), (16, True): ((4096, ALONE | {"NT": 32}),),
     (32, False): ((8192, BESIDE), (4096, ALONE)), (32, True): ((4096, ALONE | {"NT": 32}),),
     (128, False): ((12288, {"NT": 128, "KT": 64, "STEPS": 6, "warps": 8, "programs": 132}),),
+    (128, True): ((8192, {"NT": 128, "KT": 64, "STEPS": 4, "warps": 8, "programs": 132}),),
 }  # fmt: skip
 
 staged = explicit("slim_staged")

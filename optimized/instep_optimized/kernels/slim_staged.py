@@ -2,8 +2,8 @@
 
 A program copies rows and weights of many steps ahead by TMA, and the weights of the first ones before it waits for the
 launch that makes its rows. So the memory is not idle between two products. Columns of weights are the rows of a tile of
-the tensor cores, which has 64 at least. Each sum runs over K in order, as in `slim.py`. Leaves out: which sizes take
-this form (`slim.py`), and other GPUs than Hopper.
+the tensor cores, which has 64 at least; of 128 gated rows these are. Each sum runs over K in order, as in `slim.py`.
+Leaves out: which sizes take this form (`slim.py`), and other GPUs than Hopper.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -32,6 +32,7 @@ from .runtime import ceil_div, hopper, launch
 
 ALIGNED = 16  # bytes: where boxes begin, and rows
 BYTES = gl.constexpr(2)  # of a number
+TALL = 128  # rows of a gated product that are those of the tile
 
 
 def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -49,8 +50,9 @@ def product(x: torch.Tensor, weight: torch.Tensor, gated: bool, out: torch.Tenso
     (rows, depth), columns = x.shape, out.shape[1]
     tall, wide, deep = shape["MT"], shape["NT"], shape["KT"]
     tiles = ceil_div(columns, wide)
+    kernel = _linear_tall if gated and tall == TALL else _linear_staged
     launch(
-        _linear_staged, (min(tiles, shape["programs"]),), _boxes(x, tall, deep), _boxes(weight, wide, deep), out,
+        kernel, (min(tiles, shape["programs"]),), _boxes(x, tall, deep), _boxes(weight, wide, deep), out,
         rows, columns, ceil_div(depth, deep), tiles, MT=tall, NT=wide, KT=deep, STEPS=shape["STEPS"], GATED=gated,
         warps=shape["warps"],
     )  # fmt: skip
@@ -143,4 +145,61 @@ def _linear_staged(
         else:
             found = gl.convert_layout(total.to(DTYPE), STORED)
         n, m = tile * NT + along(0, NT, STORED), along(1, MT, STORED)
+        gl.store(out + (m * columns + n), found, mask=(m < rows) & (n < columns))
+
+
+@gluon.jit(do_not_specialize=["rows"])
+def _linear_tall(
+    x, weight, out, rows, columns, steps, tiles,
+    MT: gl.constexpr, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr,
+    EARLY: gl.constexpr,
+):  # fmt: skip
+    """`_linear_staged` of so many rows that they are those of the tile: two groups of warps share each weight. A
+    product begins while the one before it still runs. Grid: any."""
+    W: gl.constexpr = gl.num_warps()
+    DTYPE: gl.constexpr = out.dtype.element_ty
+    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    WIDE: gl.constexpr = 2 * NT if GATED else NT
+    BOTH: gl.constexpr = (WIDE + MT) * KT * BYTES
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, WIDE, 16])
+    STORED: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [W, 1], [1, 0])
+    weights = gl.allocate_shared_memory(DTYPE, [STEPS, WIDE, KT], TILE)
+    given = gl.allocate_shared_memory(DTYPE, [STEPS, MT, KT], TILE)
+    full = gl.allocate_shared_memory(gl.int64, [STEPS, 1], mbarrier.MBarrierLayout())
+    for step in gl.static_range(STEPS):
+        mbarrier.init(full.index(step), count=1)
+    fence_async_shared()
+    barrier()
+
+    first, programs = gl.program_id(0), gl.num_programs(0)
+    every = (tiles - first + programs - 1) // programs * steps
+    work = (first, programs, steps, every, columns)
+    if EARLY:
+        gdc_launch_dependents()
+    for step in gl.static_range(STEPS):  # weights are nobody's to write
+        _ask(weight, weights.index(step), full.index(step), step, work, NT, KT, BOTH, GATED)
+    if EARLY:
+        gdc_wait()
+    for step in gl.static_range(STEPS):
+        _ask_rows(x, given.index(step), full.index(step), step, work, KT)
+
+    at = 0
+    for tile in range(first, tiles, programs):
+        sums = warpgroup_mma_init(gl.full((MT, WIDE), 0.0, gl.float32, SUMS))
+        for _ in range(steps):
+            place = at % STEPS
+            mbarrier.wait(full.index(place), at // STEPS & 1)
+            sums = warpgroup_mma(given.index(place), weights.index(place).permute((1, 0)), sums, is_async=True)
+            sums = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[sums]))
+            barrier()  # all warps are done with the step before this one: its place is free
+            free, then = (at + STEPS - 1) % STEPS, gl.where(at > 0, at + STEPS - 1, every)  # before the first: nothing
+            _ask(weight, weights.index(free), full.index(free), then, work, NT, KT, BOTH, GATED)
+            _ask_rows(x, given.index(free), full.index(free), then, work, KT)
+            at += 1
+        total = warpgroup_mma_wait(0, deps=[sums])
+        if GATED:  # a thread has both halves of a column
+            gate, up = gl.split(total.reshape([MT, 2, NT]).permute((0, 2, 1)))
+            total = gate / (1.0 + gl.exp(-gate)) * up
+        found = gl.convert_layout(total.to(DTYPE), STORED)
+        m, n = along(0, MT, STORED), tile * NT + along(1, NT, STORED)
         gl.store(out + (m * columns + n), found, mask=(m < rows) & (n < columns))

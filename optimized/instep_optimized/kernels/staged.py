@@ -12,6 +12,7 @@ Leaves out: what does not fit (`fits`), and interpretation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,12 +22,15 @@ from triton.experimental.gluon import language as gl
 from ..layout import Address, Part, Updates
 from ..ops.base import GdnInputs
 from . import body, cover
+from . import inputs as inputs_file
 from .address import flat
+from .inputs import L2_EPS, STEPS
 from .layouts import (
     along,
     along_3,
     async_copy,
     barrier,
+    begin_copy,
     copied,
     gates,
     gdc_launch_dependents,
@@ -35,6 +39,7 @@ from .layouts import (
     over_k,
     over_rows,
     place,
+    shared,
     whole,
     wrapped,
 )
@@ -47,47 +52,69 @@ STORED = (torch.float32, torch.bfloat16, torch.float16)  # states
 WIDTH = 128
 LINE = gl.constexpr(1024)  # bits of a line of the cache
 TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one token
-# On a GPU (LOG.md): rows of V that a thread holds, warps, registers; and how many rows of V there are at least, in all
-# heads and requests together, where this is used. The bits depend on none of them.
-SHAPES: tuple[tuple[int, int, int, int], ...] = ((2, 4, 128, 16384), (1, 4, 96, 0))
-DECODED = 131072  # from so many rows on one token each takes the last shape again
-NARROW = (2, 2, 128)  # of states in 16 bits
+Shape = tuple[int, int, int]  # rows of V that a thread holds, warps, registers
+# On a GPU (LOG.md), by what a launch is (`form`) and the bytes of a state's number: how many rows of V there are at
+# least, in all heads and requests together, where a shape is used. The bits depend on none of them.
+SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
+    "window": {4: ((8192, (2, 4, 128)), (0, (1, 4, 96))), 2: ((8192, (2, 2, 128)), (0, (1, 4, 96)))},
+    "kept": {4: ((0, (2, 2, 112)),), 2: ((0, (2, 2, 112)),)},
+    "decode": {4: ((65536, (1, 1, 80)), (0, (2, 2, 112))), 2: ((65536, (2, 1, 112)), (0, (2, 2, 112)))},
+}
+LARGEST = (2, 4)  # of all shapes
 
-again, overlap, step, covering = (gluon.jit(one.fn) for one in (body.again, body.overlap, body.step, cover.covering))
+again, answer, overlap, covering, softplus = (
+    gluon.jit(one.fn) for one in (body.again, body.answer, body.overlap, cover.covering, inputs_file.softplus)
+)
 
 
-def fits(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
-    """Whether `staged` can run this part. No state is rounded by chance here, and none has scales."""
+def fits(inputs: GdnInputs, part: Part, core: torch.Tensor, raw: bool = False) -> bool:
+    """Whether `staged` can run this part. No state is rounded by chance here, and none has scales.
+
+    raw: inputs are as a `rule` takes them, in any dtype
+    """
     addresses = [one for one in (part.read, part.store, part.settled, part.per_row) if one is not None]
     dtype = part.read.pool.dtype
     alike = dtype in STORED and all(one.pool.dtype == dtype and one.pool.stride(-2) == 1 for one in addresses)
-    alike &= all(one.scales is None and one.chance is None for one in addresses)
-    wide = all(x.dtype == torch.float32 for x in inputs)
-    kept = 0
+    alike &= all(one.scales is None and one.chance is None for one in addresses) and _aligned(part.read.pool)
+    wide, kept = raw or all(x.dtype == torch.float32 for x in inputs), 0
     if part.ring is not None:
         wide &= isinstance(part.ring.kept, Updates) and all(pool.dtype == torch.float32 for pool in part.ring.kept)
         kept = part.ring.size
     keys, values = inputs.k.shape[2], core.shape[2]
-    filled = keys == WIDTH and values % rows_of(*SHAPES[0][:2], keys) == 0
+    filled = keys == WIDTH and values % rows_of(*LARGEST, keys) == 0
     return alike and wide and filled and part.parents is None and max(kept, part.most) <= TOKENS
 
 
+def _aligned(pool: torch.Tensor) -> bool:
+    """Whether every row of a state can be copied in pieces of 16 bytes."""
+    steps = (*pool.stride()[:-2], pool.stride(-1))
+    return pool.data_ptr() % 16 == 0 and all(step % 16 == 0 for step in steps)
+
+
+Rule = tuple[torch.Tensor, torch.Tensor, float]  # A_log, dt_bias [HV], and what a query is multiplied by
+
+
 def staged(
-    inputs: GdnInputs, part: Part, core: torch.Tensor, shape: tuple[int, int, int] | None = None, look: int = 0
+    inputs: GdnInputs, part: Part, core: torch.Tensor, shape: Shape | None = None, look: int = 0,
+    rule: Rule | None = None,
 ) -> None:
-    """`window` of a part that fits. shape: as one of SHAPES begins; the bits do not depend on it."""
+    """`window` of a part that fits. shape: left out, as SHAPES has it; the bits do not depend on it.
+
+    rule: `inputs` are rows as they come from the conv and the linear maps, with a and b in the places of log decay and
+    beta. Then norms and gates are computed here, with the bits of `inputs.py`.
+    """
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
     requests = part.begin.numel()
-    held, warps, registers = shape or shape_for(requests * heads * values, part.most, part.read.pool.dtype)
+    held, warps, registers = shape or shape_for(part, requests * heads * values)
     ring = part.ring
     kept = 18 * (None,) if ring is None else ring_of(ring)
     launch(
         _staged_window, (values // rows_of(held, warps, keys), heads, requests), *packed_rows(inputs, core),
-        part.begin, part.count, part.fresh,
+        *(rule or (None, None, None)), part.begin, part.count, part.fresh,
         *held_at(part.read), *held_at(part.store), *held_at(part.settled), *held_at(part.per_row), *kept,
         heads // inputs.k.shape[1], look, len(part.read.pool),
         VR=held, KT=keys, KI=KEY_PIECE, KEPT=power_of_2(ring.size) if ring is not None else 1,
-        MOST=power_of_2(part.most), warps=warps, registers=registers,
+        MOST=power_of_2(part.most), ALONE=form(part) == "decode", warps=warps, registers=registers,
     )  # fmt: skip
 
 
@@ -99,20 +126,23 @@ def held_at(address: Address | None) -> tuple[Any, ...]:
     return pool, units, address.column, unit, column, head, value
 
 
-def shape_for(rows: int, most: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """The shape of a launch over so many rows of V of states in dtype, with at most so many tokens of a request."""
-    if dtype.itemsize == 2:
-        return NARROW
-    if most == 1 and rows >= DECODED:
-        rows = 0
-    return next((held, warps, registers) for held, warps, registers, least in SHAPES if rows >= least)
+def form(part: Part) -> str:
+    """A `window` of several rows; one row of which something is `kept` beside the state behind it; or a `decode`."""
+    if part.most > 1:
+        return "window"
+    return "decode" if part.ring is None and part.per_row is None else "kept"
+
+
+def shape_for(part: Part, rows: int) -> Shape:
+    """The shape of a launch over so many rows of V."""
+    return next(shape for least, shape in SHAPES[form(part)][part.read.pool.itemsize] if rows >= least)
 
 
 @gluon.jit(do_not_specialize=["ring_size", "ring_u_size", "look"])
 def _staged_window(
     q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
     log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, core, core_row, core_head,
-    begin, count, fresh,
+    A_log, dt_bias, scale, begin, count, fresh,
     read, read_units, read_columns, read_unit, read_column, read_h, read_v: gl.constexpr,
     store, store_units, store_columns, store_unit, store_column, store_h, store_v: gl.constexpr,
     settled, settled_units, settled_columns, settled_unit, settled_column, settled_h, settled_v: gl.constexpr,
@@ -121,7 +151,7 @@ def _staged_window(
     ring_u, ring_u_unit, ring_u_entry, ring_u_head,
     ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_u_size,
     group, look, units, VR: gl.constexpr, KT: gl.constexpr, KI: gl.constexpr, KEPT: gl.constexpr, MOST: gl.constexpr,
-    EARLY: gl.constexpr,
+    ALONE: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """One program: one request, one value head, VL * VR rows of V. Grid (V tiles, HV, B).
 
@@ -141,6 +171,10 @@ def _staged_window(
     VEC: gl.constexpr = 4 if VR >= 4 else VR
     ROWS: gl.constexpr = gl.BlockedLayout([1, 1, VEC], [8, 4, 1], [1, W, 1], [2, 1, 0])  # [tokens, VL, VR]
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [W], [0])  # [tokens]
+    # Rows of a state as they are copied, 16 bytes a lane, and as a thread takes them: TILE in two axes.
+    WORD: gl.constexpr = 128 // DTYPE.primitive_bitwidth
+    SPAN: gl.constexpr = gl.BlockedLayout([1, WORD], [32 * WORD // KT, KT // WORD], [W, 1], [1, 0])
+    MINE: gl.constexpr = gl.BlockedLayout([VR, 4], [32 // SIDE, SIDE], [W, 1], [1, 0])
 
     if EARLY:  # what is before the wait may run while the launch before this one still does
         if read_columns is None and MOST > 1:  # a decode is slower with it, from 8 requests on
@@ -180,17 +214,15 @@ def _staged_window(
     if (unit < 0) | ((rows <= 0) & (pending <= 0)):
         return
 
-    # Offsets in a tile, those of a lane and those of a register: the latter become part of an instruction.
-    lane_v, lane_k = over_k((stripe * VL + along(0, VL, OF_V)) * VR), over_rows(along(1, KI, OF_K))
-    thread_v, thread_k = over_k(along(1, VR, OF_V)), over_rows(along(0, P, OF_K) * KI)
-    state = gl.full((VL, VR, P, KI), 0.0, gl.float32, TILE)
-    source = place(read, unit, read_columns, request, read_unit, read_column) + head * read_h
-    source = source + (lane_v * read_v + lane_k)
-    if known:
-        state = gl.load(source + (thread_v * read_v + thread_k), eviction_policy="evict_first").to(gl.float32)
-
-    # What the tokens need is copied by lanes, or groups of lanes, one per token. A state is not read again before many
+    # A state comes through shared memory, so that whole lines are asked for at once: in TILE a lane has pieces of them.
+    # Pieces of 16 bytes are swapped there by row, or lanes would wait for each other. It is not read again before many
     # others were: what it leaves in the cache goes first.
+    tile = gl.allocate_shared_memory(DTYPE, [VL * VR, KT], gl.SwizzledSharedLayout(WORD, 1, 8, [1, 0]))
+    source = place(read, unit, read_columns, request, read_unit, read_column) + head * read_h
+    span_v = stripe * (VL * VR) + along(0, VL * VR, SPAN)
+    begin_copy(tile, source + (span_v * read_v + along(1, KT, SPAN)), mask=(span_v >= 0) & known)
+
+    # What the tokens need is copied by lanes, or groups of lanes, one per token.
     copied_k = along_3(1, P, KEYS) * KI + along_3(2, KI, KEYS)
     copied_v = (stripe * VL + along_3(1, VL, ROWS)) * VR + along_3(2, VR, ROWS)
     row_k, row_v, row = along_3(0, MOST, KEYS), along_3(0, MOST, ROWS), gl.arange(0, MOST, LANES)
@@ -205,24 +237,49 @@ def _staged_window(
         entry = wrapped(oldest + old, ring_size)
         aged = gl.load(kept_decay + entry * ring_decay_entry, mask=old < pending, other=0.0)
     k, q = k + first * k_row + key_head * k_head, q + first * q_row + key_head * q_head
-    v, beta = v + first * v_row + head * v_head, beta + first * beta_row + head * beta_head
-    keys = copied(k + row_k * k_row + copied_k, row_k < rows, [MOST, P, KI])
-    queries = copied(q + row_k * q_row + copied_k, row_k < rows, [MOST, P, KI])
-    values = copied(v + row_v * v_row + copied_v, row_v < rows, [MOST, VL, VR])
+    v = v + first * v_row + head * v_head
     log_decay = log_decay + first * log_decay_row + head * log_decay_head
-    decay = gl.exp(gl.load(log_decay + row * log_decay_row, mask=row < rows, other=0.0))
-    writes = gates(gl.load(beta + row * beta_row, mask=row < rows, other=0.0), MOST)
-    decays = gates(decay, MOST)
-    async_copy.commit_group()
+    beta = beta + first * beta_row + head * beta_head
+    if ALONE:
+        forgets, strength, value = gl.load(log_decay), gl.load(beta), gl.load(v + at_v).to(gl.float32)
+    else:
+        forgets = gl.load(log_decay + row * log_decay_row, mask=row < rows, other=0.0)
+        strength = gl.load(beta + row * beta_row, mask=row < rows, other=0.0)
+    if A_log is None:
+        keys = copied(k + row_k * k_row + copied_k, row_k < rows, [MOST, P, KI])
+        queries = copied(q + row_k * q_row + copied_k, row_k < rows, [MOST, P, KI])
+        if not ALONE:
+            values = copied(v + row_v * v_row + copied_v, row_v < rows, [MOST, VL, VR])
+        async_copy.commit_group()
+        async_copy.wait_group(0)
+    else:
+        async_copy.commit_group()
+        LINES: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [W, 1], [1, 0])  # [tokens, K]
+        raw, raw_at = along(0, MOST, LINES), along(1, KT, LINES)
+        raw_k = gl.load(k + raw * k_row + raw_at, mask=raw < rows, other=0.0).to(gl.float32)
+        raw_q = gl.load(q + raw * q_row + raw_at, mask=raw < rows, other=0.0).to(gl.float32)
+        if not ALONE:
+            values = gl.load(v + row_v * v_row + copied_v, mask=row_v < rows, other=0.0)
+            values = shared(values.to(gl.float32), [MOST, VL, VR])
+        drive = forgets.to(gl.float32) + gl.load(dt_bias + head).to(gl.float32)
+        forgets = -gl.exp(gl.load(A_log + head).to(gl.float32)) * softplus(drive)
+        strength = 1.0 / (1.0 + gl.exp(-strength.to(gl.float32)))
+        keys, queries = shared(length_1(raw_k), [MOST, P, KI]), shared(length_1(raw_q) * scale, [MOST, P, KI])
+    decay = gl.exp(forgets)
+    if not ALONE:
+        writes, decays = gates(strength, MOST), gates(decay, MOST)
     if ring_units is not None:
         old_decays = gates(aged, KEPT)
         if keeps & (stripe == 0):
             gl.store(kept_decay + wrapped(keep + row, ring_size) * ring_decay_entry, decay, mask=row < rows)
-    async_copy.wait_group(0)
     barrier()
     every_key, every_query = whole(keys, [MOST, P, KI]).load(KEYS), whole(queries, [MOST, P, KI]).load(KEYS)
-    overlaps = gates(gl.convert_layout(overlap(every_key, every_query), LANES), MOST)
+    products = overlap(every_key, every_query)
+    if not ALONE:
+        overlaps = gates(gl.convert_layout(products, LANES), MOST)
+    async_copy.wait_group(0)
     barrier()
+    state = gl.convert_layout(gl.reshape(tile.load(MINE).to(gl.float32), [VL, VR, P, KI]), TILE)
 
     if ring_units is not None:
         if keeps & (stripe == 0) & (head % group == 0):
@@ -234,29 +291,60 @@ def _staged_window(
             state = again(state, again_key, gl.sum(old_decays.index(age).load(ONE), 0), update)
         state = state.to(DTYPE).to(gl.float32)  # what was read and nothing more is rounded already
         own = keep % ring_u_size
+    # Offsets in a tile, those of a lane and those of a register: the latter become part of an instruction.
+    lane_v, lane_k = over_k((stripe * VL + along(0, VL, OF_V)) * VR), over_rows(along(1, KI, OF_K))
+    thread_v, thread_k = over_k(along(1, VR, OF_V)), over_rows(along(0, P, OF_K) * KI)
     if settled is not None:
         if settle >= 0:
             target = place(settled, settle, settled_columns, request, settled_unit, settled_column)
             target = target + head * settled_h + (lane_v * settled_v + lane_k) + (thread_v * settled_v + thread_k)
             gl.store(target, state.to(DTYPE), eviction_policy="evict_first")
     core = core + first * core_row + head * core_head + at_v
-    for t in range(rows):
-        key, query = over_rows(keys.index(t).load(OF_K)), over_rows(queries.index(t).load(OF_K))
-        forget, write = gl.sum(decays.index(t).load(ONE), 0), gl.sum(writes.index(t).load(ONE), 0)
-        value, kq = values.index(t).load(OF_V), gl.sum(overlaps.index(t).load(ONE), 0)
-        state, out, update = step(state, query, key, kq, value, forget, write)
-        gl.store(core, out.to(core.dtype.element_ty))
-        core += core_row
-        if each is not None:
-            if each_to >= 0:
-                column = each + each_to * each_unit + t * each_column + head * each_h
-                gl.store(column + (lane_v * each_v + lane_k) + (thread_v * each_v + thread_k), state.to(DTYPE))
-        if ring_units is not None:
-            if keeps:
-                gl.store(kept_u + own * ring_u_entry + at_v, update)
-            own = gl.where(own + 1 == ring_u_size, 0, own + 1)
+    if ALONE:  # there is a row, or nobody would be here
+        kq = gl.sum(products, 0)
+        state, _ = token(state, queries.index(0), keys.index(0), kq, value, decay, strength, core, True)
+    else:
+        for t in range(rows):
+            forget, write = gl.sum(decays.index(t).load(ONE), 0), gl.sum(writes.index(t).load(ONE), 0)
+            value, kq = values.index(t).load(OF_V), gl.sum(overlaps.index(t).load(ONE), 0)
+            state, update = token(state, queries.index(t), keys.index(t), kq, value, forget, write, core, MOST == 1)
+            core += core_row
+            if each is not None:
+                if each_to >= 0:
+                    column = each + each_to * each_unit + t * each_column + head * each_h
+                    gl.store(column + (lane_v * each_v + lane_k) + (thread_v * each_v + thread_k), state.to(DTYPE))
+            if ring_units is not None:
+                if keeps:
+                    gl.store(kept_u + own * ring_u_entry + at_v, update)
+                own = gl.where(own + 1 == ring_u_size, 0, own + 1)
     if store is not None:
         if goal >= 0:
             target = place(store, goal, store_columns, request, store_unit, store_column)
             target = target + head * store_h + (lane_v * store_v + lane_k) + (thread_v * store_v + thread_k)
             gl.store(target, state.to(DTYPE), eviction_policy="evict_first")
+
+
+@gluon.jit
+def token(state, query, key, kq, value, decay, beta, core, TWICE: gl.constexpr):
+    """`step` of a row whose query and key lie in shared memory, which stores its read-out  ->  the state, the update
+
+    TWICE: the key is read twice, so that it takes no registers meanwhile
+    """
+    OF_K: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(0, state.type.layout))
+    first = over_rows(key.load(OF_K))
+    out, update = answer(state, over_rows(query.load(OF_K)), first, kq, value, decay, beta)
+    if TWICE:
+        barrier()
+        first = over_rows(key.load(OF_K))
+    gl.store(core, out.to(core.dtype.element_ty))
+    return again(state, first, decay, update), update
+
+
+@gluon.jit
+def length_1(raw):
+    """`unit` of `inputs.py`, with its order of the sum."""
+    total = raw * raw
+    for _ in gl.static_range(STEPS):
+        if total.shape[1] > 1:
+            total = gl.sum(gl.reshape(total, [raw.shape[0], total.shape[1] // 2, 2]), axis=2)
+    return raw * gl.rsqrt(gl.convert_layout(total, raw.type.layout) + L2_EPS)

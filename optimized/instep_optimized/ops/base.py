@@ -25,7 +25,7 @@ from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product, Storage
 
 from ..layout import Keeps, Pages, Part
-from .fused import ConvInputs, FusedGdn, HeadPick, KvInputs, Linears, MakeAddNorm, Moves, PrefillGdn, not_of
+from .fused import ConvInputs, FusedGdn, HeadPick, KvInputs, Linears, MakeAddNorm, Moves, PrefillGdn, WindowGdn, not_of
 from .placing import (
     Accept,
     Advance,
@@ -265,7 +265,7 @@ class Ops:
     keeps          what its rings keep of a token (`Ring`)
     captures       its ops never wait for the host, so a CUDA graph can hold them
     products       form of an op -> how its products round operands, {"gdn.chunk": Product("tf32", block=64)}; else fp32
-    add_norm, conv_inputs, head_pick, kv_inputs, linears, moves, prefill_gdn, fused_gdn: its fusions
+    add_norm, conv_inputs, head_pick, kv_inputs, linears, moves, prefill_gdn, window_gdn, fused_gdn: its fusions
                    (`fused.FUSIONS`). To replace a part is to drop them
     tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
     chances        its ops round by chance what is stored so (`Blocked.seed`)
@@ -325,6 +325,7 @@ class Ops:
     linears: Linears | None = None
     moves: Moves | None = None
     prefill_gdn: PrefillGdn | None = None
+    window_gdn: WindowGdn | None = None
     fused_gdn: FusedGdn | None = None
     tiled: bool = False
     chances: bool = False

@@ -96,6 +96,12 @@ def _gdn(given: Given) -> Iterator[Fit]:
         yield name, tuple(gate.shape), tuple(v.shape[:-1])
     yield from _states(given, state)
     yield from _parents(given, len(q))
+    yield from _kept(given, q, k, v, log_decay, beta)
+
+
+def _kept(given: Given, *consumed: torch.Tensor) -> Iterator[Fit]:
+    """Entries of rings, beside what the delta rule consumes."""
+    _, k, v, log_decay, beta = consumed
     for part in given["parts"]:
         if part.ring is not None:
             like = {"k": k, "v": v, "update": v, "decay": log_decay, "log_decay": log_decay, "beta": beta}
@@ -112,6 +118,11 @@ def _fused_gdn(given: Given) -> Iterator[Fit]:
     heads, width = _heads(given)[2][1:]
     yield from _states(given, (heads, given["key_dim"], width))
     yield from _parents(given, given["mixed"].shape[0])
+
+
+def _window_gdn(given: Given) -> Iterator[Fit]:
+    yield from _fused_gdn(given)
+    yield from _kept(given, *(torch.empty(shape, device="meta") for shape in _heads(given)))  # in fp32, as computed
 
 
 def _prefill_gdn(given: Given) -> Iterator[Fit]:
@@ -243,7 +254,7 @@ FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
     "output_gate": _output_gate, "mlp": _mlp, "move": _move, "fused_gdn": _fused_gdn,
     "add_norm": _add_norm, "conv_inputs": _conv_inputs, "linears": _linears, "kv_inputs": _kv_inputs,
-    "moves": _moves, "prefill_gdn": _prefill_gdn,
+    "moves": _moves, "prefill_gdn": _prefill_gdn, "window_gdn": _window_gdn,
     "draw": _draw, "select_beams": _select_beams, "build_tree": _of_trees("tokens", "parents", "scores"),
 }  # fmt: skip
 
@@ -273,7 +284,7 @@ GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "select": lambda g: ((g["index"].shape[0], *g["x"].shape[1:]),),
     "gdn_inputs": _heads, "gdn": lambda g: (tuple(g["inputs"].v.shape),), "gated_norm": _like("core"),
     "fused_gdn": lambda g: _heads(g)[2:3], "conv_inputs": lambda g: _heads({**g, "mixed": g["x"]}),
-    "prefill_gdn": lambda g: _heads({**g, "mixed": g["x"]})[2:3],
+    "window_gdn": lambda g: _heads(g)[2:3], "prefill_gdn": lambda g: _heads({**g, "mixed": g["x"]})[2:3],
     "add_norm": lambda g: (tuple(g["x"].shape),) * 2,
     "linears": lambda g: tuple((g["x"].shape[0], *shape) for shape in g["shapes"]),
     "attention_inputs": lambda g: (

@@ -16,6 +16,7 @@ from ..kernels.attend import attend, scratch
 from ..kernels.blocks import TOKENS
 from ..kernels.conv import conv, conv_inputs
 from ..kernels.draw import draw
+from ..kernels.gated import window_gdn
 from ..kernels.gdn import gdn
 from ..kernels.grow import build_tree, select_beams, topk_tokens
 from ..kernels.index import advance, choose, place_rows, shift
@@ -104,6 +105,7 @@ TRITON = Ops(
     linears=linears,
     moves=moves,
     prefill_gdn=prefill_gdn,
+    window_gdn=window_gdn,
     products={
         "gdn.chunk": Product("bf16", block=TOKENS, residual=True, narrow=True),
         "lm_head": Product("ieee", narrow=True, sums="hopper"),  # the one product whose result is wider than 16 bits

@@ -11,6 +11,7 @@ import torch
 
 from instep_optimized.layout import Part
 from instep_optimized.ops.base import GdnInputs, Ops
+from instep_optimized.ops.plain import PLAIN
 
 from ..base import TO, TOO, Arm, At, Cell, Ground, Kind, Size
 from ..grid import batches_and_heads, state_dtype
@@ -38,16 +39,16 @@ def make(ground: Ground, at: At) -> Cell:
 def _arms(name: str, ops: Ops, rows: Rows, parts: list[Part], ground: Ground) -> Iterator[Arm]:
     inputs = rows.inputs(ops)
 
-    def gdn(form: Part, given: GdnInputs) -> torch.Tensor:
-        return ops.gdn(inputs=given, parts=(form,), dtype=ground.dtype, to=TO)
+    def arm(name: str, core: Callable[[Part], torch.Tensor], *judged: GdnInputs) -> Arm:
+        given, *truth = judged
+        return Arm(name, lambda: [core(form) for form in parts],
+                   lambda: off_from_plain(lambda pool: core(on(parts[0], pool)), given, parts[0],
+                                          truth=truth[0] if truth else None), len(parts))  # fmt: skip
 
-    def arm(name: str, given: Callable[[], GdnInputs]) -> Arm:
-        return Arm(name, lambda: [gdn(form, given()) for form in parts],
-                   lambda: off_from_plain(lambda pool: gdn(on(parts[0], pool), given()), inputs, parts[0]), len(parts))
-
-    yield arm(name, lambda: inputs)
+    yield arm(name, lambda form: ops.gdn(inputs=inputs, parts=(form,), dtype=ground.dtype, to=TO), inputs)
     if ground.peers:
-        yield arm(f"{name}{TOO}", lambda: rows.inputs(ops))
+        yield arm(f"{name}{TOO}", lambda form: rows.core(ops, (form,), ground.dtype), rows.inputs(PLAIN),
+                  rows.inputs(PLAIN, wide=True))  # fmt: skip
 
 
 KIND = Kind("a layer", cells, make)

@@ -1,6 +1,6 @@
 """What a GDN layer does between its linear maps with one token per request: conv, norms, gates and the recurrence.
 
-Here peers that put norms and gates into the recurrence and ours, which puts them into the conv, do the same work.
+A peer may put norms and gates into the conv or into the recurrence: here all do the same work.
 Leaves out: the parts alone (`conv.py`, `decode.py`).
 """
 
@@ -13,7 +13,7 @@ import torch
 
 from instep_optimized.layout import Part
 from instep_optimized.ops.base import Ops
-from instep_optimized.ops.fused import conv_inputs
+from instep_optimized.ops.fused import prefill_gdn
 from instep_optimized.ops.plain import PLAIN
 
 from ..base import TO, Arm, At, Cell, Ground, Kind, Size
@@ -76,9 +76,9 @@ def make(ground: Ground, at: At) -> Cell:
         gates = {name: getattr(rows, name) for name in ("a", "b", "A_log", "dt_bias")}
         if dtype == WIDE:
             gates = {name: x.to(WIDE) for name, x in gates.items()}
-        inputs = conv_inputs(ops, x=one.x, weight=one.weight, parts=(one.at(one.windows),), key_heads=config.key_heads,
-                             key_dim=config.key_dim, to=(TO,) * 6, **gates)  # fmt: skip
-        return ops.gdn(inputs=inputs, parts=(one.at(one.states),), dtype=dtype, to=TO)
+        return prefill_gdn(ops, x=one.x, weight=one.weight, windows=(one.at(one.windows),), **gates,
+                           key_heads=config.key_heads, key_dim=config.key_dim, parts=(one.at(one.states),), dtype=dtype,
+                           to=(TO,) * 7)  # fmt: skip
 
     def judge(of: Callable[[Layer], torch.Tensor]) -> str:
         own, wide, twin = layers[0].again(), layers[0].to(WIDE), layers[0].again()

@@ -89,8 +89,7 @@ class Course:
         tokens = torch.zeros(len(lens) * self.window, dtype=torch.int64, device=lens.device)
         bound = self.commit.bind(self.ops, windows(self.ops, self.memory, self.who, tokens, "verify", self.window))
         count = self.layers if layers is None else layers
-        cores = [self.ops.gdn(inputs=self._consumed(layer), parts=bound.state(layer), dtype=self.dtype, to=TO)
-                 for layer in range(count)]  # fmt: skip
+        cores = [self._core(layer, bound.state(layer)) for layer in range(count)]
         bound.ran(self.ops)
         before = self.ops.select(x=self.memory.slot_table.length, index=self.who.slots)
         if count:
@@ -99,9 +98,11 @@ class Course:
         self.ops.advance(length=self.memory.slot_table.length, slots=self.who.slots, by=lens)
         return cores
 
-    def _consumed(self, layer: int) -> GdnInputs:
+    def _core(self, layer: int, parts: tuple[Part, ...]) -> torch.Tensor:
         drawn = layer % DRAWN
-        return self.inputs[drawn] if self.rows is None else self.rows[drawn].inputs(self.ops)
+        if self.rows is not None:
+            return self.rows[drawn].core(self.ops, parts, self.dtype)
+        return self.ops.gdn(inputs=self.inputs[drawn], parts=parts, dtype=self.dtype, to=TO)
 
     def check(self, stored: torch.dtype) -> str:
         """What differs from the one-token kernel, whose state is rounded where a window's is: once a round.

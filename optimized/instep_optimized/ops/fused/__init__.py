@@ -19,14 +19,15 @@ from .kv_inputs import KvInputs, kv_inputs
 from .linears import Linears, linears
 from .moves import Moved, Moves, moves
 from .prefill_gdn import PrefillGdn, prefill_gdn
+from .window_gdn import WindowGdn, window_gdn
 
 if TYPE_CHECKING:
     from ..base import Ops
 
 __all__ = [
     "FUSIONS", "AddNorm", "ConvInputs", "FusedGdn", "Fusion", "HeadPick", "KvInputs", "Linears", "MakeAddNorm",
-    "Moved", "Moves", "PrefillGdn", "add_norm", "conv_inputs", "exact_of", "fuses", "head_pick", "in_parts",
-    "inside_of", "kv_inputs", "linears", "moves", "not_of", "prefill_gdn", "wholes",
+    "Moved", "Moves", "PrefillGdn", "WindowGdn", "add_norm", "conv_inputs", "exact_of", "fuses", "head_pick",
+    "in_parts", "inside_of", "kv_inputs", "linears", "moves", "not_of", "prefill_gdn", "wholes", "window_gdn",
 ]
 
 
@@ -55,6 +56,7 @@ FUSIONS: Mapping[str, Fusion] = {
     "moves": Fusion(("move",)),
     "prefill_gdn": Fusion(
         ("conv", "gdn_inputs", "gdn"), hides=frozenset({"mixed", "q", "k", "v", "log_decay", "beta"})),
+    "window_gdn": Fusion(("gdn_inputs", "gdn"), hides=frozenset({"q", "k", "v", "log_decay", "beta"})),
     "fused_gdn": Fusion(
         ("gdn_inputs", "gdn"), exact=False, hides=frozenset({"q", "k", "v", "log_decay", "beta"})),
 }  # fmt: skip

@@ -1,0 +1,45 @@
+"""The delta rule of windows, with the norms and gates before it: nothing of a row is stored between them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from instep_reference.contract.place import Place
+
+from ...layout import Part
+
+if TYPE_CHECKING:
+    from ..base import Ops
+
+
+class WindowGdn(Protocol):
+    """`gdn_inputs`, then `gdn`, with the arguments of both  ->  core [N, HV, V].
+
+    parts: windows, none of them a tree. mixed: of 16 bits. Rings keep what they would keep of the parts' rows.
+    `to`: places of q, k, v, log_decay, beta and core. All but core stay inside.
+    """
+
+    def __call__(
+        self, *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
+        key_heads: int, key_dim: int, parts: tuple[Part, ...], dtype: torch.dtype, to: tuple[Place, ...],
+    ) -> torch.Tensor: ...
+
+
+def window_gdn(
+    ops: Ops, *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
+    key_heads: int, key_dim: int, parts: tuple[Part, ...], dtype: torch.dtype, to: tuple[Place, ...],
+) -> torch.Tensor:  # fmt: skip
+    """`WindowGdn` where it `serves`, or its parts."""
+    rule = {"a": a, "b": b, "A_log": A_log, "dt_bias": dt_bias, "key_heads": key_heads, "key_dim": key_dim}
+    if ops.window_gdn is not None and serves(parts, mixed.dtype):
+        return ops.window_gdn(mixed=mixed, **rule, parts=parts, dtype=dtype, to=to)  # type: ignore[arg-type]
+    inputs = ops.gdn_inputs(mixed=mixed, **rule, to=to[:-1])  # type: ignore[arg-type]
+    return ops.gdn(inputs=inputs, parts=parts, dtype=dtype, to=to[-1])
+
+
+def serves(parts: tuple[Part, ...], dtype: torch.dtype) -> bool:
+    """Whether the op is for these parts of rows in dtype. Rows of 32 bits are as wide in both forms."""
+    chains = len(parts) > 0 and all(part.form == "window" and part.parents is None for part in parts)
+    return chains and dtype.itemsize == 2

@@ -1,0 +1,207 @@
+"""`window_gdn` is norms, gates and delta rule of windows: the bits of its parts, in results and in memory.
+
+Leaves out: what all fusions share (`test_fusions.py`), and whole runs (the relation `fused`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from instep.kit.cases import serve
+from instep.kit.cases.case import BF16, FP32, Call, Case, Draw, at
+from instep.kit.cases.pools import same_bits
+from instep.kit.cases.recurrent import SHAPES, Heads, Shape, conv_case, gdn_case
+from instep_optimized.kernels import gated
+from instep_optimized.kernels.runtime import INTERPRETED
+from instep_optimized.layout import Part
+from instep_optimized.ops import fused
+from instep_optimized.ops.around import around
+from instep_optimized.ops.base import GdnInputs, Ops
+from instep_optimized.ops.contracts import contracts
+from instep_optimized.ops.fused import in_parts
+from instep_optimized.ops.precise import PRECISE
+from instep_optimized.ops.triton import TRITON
+from instep_reference.contract.place import unseen
+from support.covering import each_value
+from support.ops_agree import agree
+from support.ring_world import Turn, World, cut
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+pytestmark = [pytest.mark.interpreted] if INTERPRETED else [pytest.mark.gpu]
+native = pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")
+FP16 = torch.float16
+INSIDE = GdnInputs._fields
+GROUPED, NO_TILE = Heads(2, 4, 16, 16), Heads(2, 4, 16, 32)
+REAL = Heads(1, 2, 128, 128)  # as wide as kernels with explicit layouts take them on a GPU
+WINDOWS = {name: SHAPES[name] for name in ("decode", "padded", "verify", "columns")} | {
+    "apart": (*SHAPES["decode"], Shape("window", (2, 3), (9, 2), (0, 1), store=(9, 2), skip=1)),
+    "fresh": (Shape("window", (3, 1, 2), (2, 5, 8), (1, 0, 1), store=(2, 5, 8), skip=2),),
+}  # fmt: skip
+
+
+def raw(heads: Heads, rows: int, dtype: torch.dtype, seed: int = 7) -> dict[str, Any]:
+    """Rows of the conv and of the linear maps; a and b are columns of something wider."""
+    (H, HV, K, V), draw = heads, Draw(seed, DEVICE)
+    sides = draw.normal(rows, 2 * HV + 3, dtype=dtype, scale=3.0)
+    return {"mixed": draw.normal(rows, 2 * H * K + HV * V, dtype=dtype), "a": sides[:, :HV], "b": sides[:, HV : 2 * HV],
+            "A_log": draw.normal(HV), "dt_bias": draw.normal(HV), "key_heads": H, "key_dim": K}  # fmt: skip
+
+
+def case(shapes: tuple[Shape, ...], heads: Heads, dtype: torch.dtype, state: torch.dtype = FP32) -> Case:
+    def build(device: str) -> Call:
+        rule = gdn_case(2, shapes, heads, state, True, dtype)(device)
+        given = raw(heads, len(rule.inputs["inputs"].v), dtype)
+        places = tuple(map(at, (*INSIDE, "core")))
+        return Call(given | {"parts": rule.inputs["parts"], "dtype": dtype, "to": places}, rule.pools)
+
+    return Case("window_gdn", "drawn", build, exact=True)
+
+
+def composed(ops: Ops) -> Any:
+    """What is called, as an op set of this one op."""
+    return SimpleNamespace(window_gdn=partial(fused.window_gdn, ops))
+
+
+def trap(**given: Any) -> torch.Tensor:
+    raise AssertionError("the parts are to serve")
+
+
+def staged(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
+    """The parts whose norms and gates the staged kernel computes, as they come."""
+    file: Any = sys.modules["instep_optimized.kernels.gdn"].staged
+    seen, run = list[Part](), file.staged
+
+    def told(*given: Any, **named: Any) -> None:
+        seen.extend([given[1]] if named.get("rule") else [])
+        run(*given, **named)
+
+    monkeypatch.setattr(file, "staged", told)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("heads", "shape", "dtype"), each_value((GROUPED, NO_TILE, REAL), WINDOWS, (BF16, FP16)), ids=str)
+def test_windows_with_their_norms_and_gates_have_the_bits_of_the_parts(
+    heads: Heads, shape: str, dtype: torch.dtype
+) -> None:
+    one = case(WINDOWS[shape], heads, dtype)
+    parts, whole = (serve(composed(ops), one, DEVICE) for ops in (in_parts(TRITON), TRITON))
+    assert agree(one, parts, whole) == [] and bool(parts.results["result"].any())
+
+
+@native
+@pytest.mark.parametrize("shape", WINDOWS)
+@pytest.mark.parametrize("state", [FP32, BF16, FP16], ids=str)
+def test_the_staged_kernel_computes_them(monkeypatch: pytest.MonkeyPatch, shape: str, state: torch.dtype) -> None:
+    seen, one = staged(monkeypatch), case(WINDOWS[shape], Heads(2, 4, 128, 256), BF16, state)
+    parts, whole = (serve(composed(ops), one, DEVICE) for ops in (in_parts(TRITON), TRITON))
+    assert agree(one, parts, whole) == [] and bool(parts.results["result"].any())
+    assert len(seen) == (shape != "apart"), "several parts are served one by one"
+
+
+@pytest.mark.parametrize("requests", [3] if INTERPRETED else [3, 1, 70, 300])
+@pytest.mark.parametrize("state", [BF16] if INTERPRETED else [FP32, BF16], ids=str)
+@pytest.mark.parametrize("rows", [1, 4])
+def test_rings_keep_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch, requests: int, state: torch.dtype, rows: int
+) -> None:
+    """Windows behind 0 to 3 pending tokens; each launch has the shape that its size asks for."""
+    heads = GROUPED if INTERPRETED else Heads(2, 4, 128, 128)
+    given = raw(heads, requests * rows, BF16)
+    made = TRITON.gdn_inputs(**given, to=tuple(map(at, INSIDE)))
+    earlier = TRITON.gdn_inputs(**raw(heads, 3, BF16, seed=8), to=tuple(map(at, INSIDE)))
+    seen = list[Part]() if INTERPRETED else staged(monkeypatch)
+
+    def ran(ops: Ops) -> list[torch.Tensor]:
+        world = World.of(TRITON, heads, DEVICE, size=8, slots=requests + 1, dtype=state)
+        world.state.view[1:] = Draw(42, DEVICE).normal(1, *world.state.view.shape[1:]).to(state)
+        for slot in range(1, requests + 1):
+            world.fill(slot, slot, earlier)
+        turns = [Turn(n + 1, cut(made, n * rows, rows), n + 4, n % 4) for n in range(requests)]
+        places = tuple(map(at, (*INSIDE, "core")))
+        core = fused.window_gdn(ops, **given, parts=(world.part(turns),), dtype=BF16, to=places)
+        return [core, *(pool.view[1:].clone() for pool in (world.state, *world.rings))]
+
+    right, found = ran(in_parts(TRITON)), ran(TRITON)
+    assert all(map(same_bits, right, found)) and bool(right[0].any()) and bool(right[0].isfinite().all())
+    assert len(seen) == (not INTERPRETED)
+
+
+def wrong(plant: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., torch.Tensor]:
+    """The fusion, of which one argument is another one."""
+    return lambda **given: gated.window_gdn(**given | plant(given))
+
+
+@pytest.mark.parametrize("plant", [
+    lambda g: {"a": g["b"]}, lambda g: {"A_log": g["A_log"].bfloat16().float()},
+    lambda g: {"dt_bias": g["dt_bias"].roll(1)}, lambda g: {"mixed": g["mixed"].roll(1, 0)}, lambda g: {},
+], ids=["b for a", "A_log rounded", "another head's dt_bias", "another row", "nothing"])  # fmt: skip
+def test_what_is_computed_of_something_else_is_seen(plant: Any) -> None:
+    one = case(SHAPES["verify"], GROUPED if INTERPRETED else REAL, BF16)
+    parts, found = (serve(composed(ops), one, DEVICE) for ops in (
+        in_parts(TRITON), replace(TRITON, window_gdn=wrong(plant))))  # fmt: skip
+    assert bool(agree(one, parts, found)) is bool(plant({"a": 0, "b": 0, **raw(GROUPED, 1, BF16)}))
+
+
+@pytest.mark.parametrize(("shapes", "dtype"), [
+    (SHAPES["mixed"], BF16), (SHAPES["prefill"], BF16), ((), BF16), (SHAPES["decode"], FP32),
+], ids=["beside chunks", "chunks", "nothing", "32 bits"])  # fmt: skip
+def test_elsewhere_the_parts_serve(shapes: tuple[Shape, ...], dtype: torch.dtype) -> None:
+    one = case(shapes, GROUPED, dtype)
+    parts, found = (serve(composed(ops), one, DEVICE) for ops in (
+        in_parts(TRITON), replace(TRITON, window_gdn=trap)))  # fmt: skip
+    assert agree(one, parts, found) == []
+
+
+def test_a_tree_is_served_by_the_parts() -> None:
+    given = case(SHAPES["decode"], GROUPED, BF16).build(DEVICE).inputs
+    (part,) = given["parts"]
+    given["parts"] = (replace(part, store=None, parents=torch.full_like(part.begin, -1)),)
+    watched = replace(TRITON, window_gdn=trap, gdn=lambda *, inputs, **rest: inputs.v)
+    assert fused.window_gdn(watched, **given).dtype is FP32
+
+
+def test_a_set_with_another_rule_has_no_use_for_it() -> None:
+    assert PRECISE.window_gdn is None and TRITON.window_gdn is gated.window_gdn
+
+
+def test_a_model_puts_the_conv_before_it() -> None:
+    """`prefill_gdn` composes conv and `window_gdn` where all parts are windows: with the bits of all parts."""
+    shapes, heads = WINDOWS["fresh"], GROUPED if INTERPRETED else REAL
+    H, HV, K, V = heads
+
+    def build(device: str) -> Call:
+        conv = conv_case(1, shapes, 2 * H * K + HV * V, 4, BF16, True)(device)
+        rule = gdn_case(2, shapes, heads, FP32, True, BF16)(device)
+        x, weight, windows, _ = conv.inputs.values()
+        given = raw(heads, len(x), BF16) | {"x": x, "weight": weight, "windows": windows}
+        given |= {"parts": rule.inputs["parts"], "dtype": BF16, "to": tuple(map(at, ("mixed", *INSIDE, "core")))}
+        del given["mixed"]
+        return Call(given, {"windows": conv.pools["memory"], "states": rule.pools["memory"]})
+
+    one, seen = Case("prefill_gdn", "drawn", build, exact=True), list[str]()
+    told = around(TRITON, unseen, lambda name, op: lambda **given: (seen.append(name), op(**given))[1])
+    parts, whole = (serve(SimpleNamespace(prefill_gdn=partial(fused.prefill_gdn, ops)), one, DEVICE) for ops in (
+        in_parts(TRITON), told))  # fmt: skip
+    assert agree(one, parts, whole) == [] and seen == ["conv", "window_gdn"]
+
+
+def test_its_call_is_held_to_the_contracts_of_its_parts() -> None:
+    broken = list[str]()
+    told = around(TRITON, unseen, contracts(broken.append))
+    given = case(SHAPES["decode"], GROUPED, BF16).build(DEVICE).inputs
+    fused.window_gdn(told, **given)
+    assert broken == []
+    (part,) = given["parts"]
+    units = part.store.units.clone()
+    units[0] = 0
+    fused.window_gdn(told, **{**given, "parts": (replace(part, store=replace(part.store, units=units)),)})
+    assert any("reserved" in one for one in broken), broken
