@@ -25,9 +25,12 @@ CHANNELS, REQUESTS, MOST = 2 * words_file.CHANNELS, words_file.MANY + 1, 4
 
 
 def batch(
-    device: str, *, columns: bool = False, stored: bool = True, wide: int = MOST, step: int = 3
+    device: str, *, columns: bool = False, stored: bool = True, wide: int = MOST, step: int = 3, kept: bool = False
 ) -> dict[str, Any]:
-    """Windows of 0 to 4 rows at every slot, between rows of nobody. Some requests are fresh, some have no unit."""
+    """Windows of 0 to 4 rows at every slot, between rows of nobody. Some requests are fresh, some have no unit.
+
+    kept: the window after every row is kept, of some requests
+    """
     draw, numbers = Draw(11, device), range(REQUESTS)
     units = torch.tensor([REQUESTS - n if n % 6 else -1 for n in numbers], device=device)
     count = torch.tensor([n % (wide + 1) for n in numbers], device=device)
@@ -38,19 +41,23 @@ def batch(
     column = torch.tensor([n % 2 for n in numbers], device=device) if columns else None
     read = Address(pool, units, column)
     store = Address(pool, units, None if column is None else 1 - column) if stored else None
+    aside = draw.normal(REQUESTS, wide + 1, CHANNELS, step, dtype=torch.bfloat16)
+    each = Address(aside, torch.tensor([n if n % 5 else -1 for n in numbers], device=device)) if kept else None
     return {
         "x": draw.normal(REQUESTS * (wide + 1) + 2, CHANNELS, dtype=torch.bfloat16),
         "weight": draw.normal(CHANNELS, step + 1, dtype=torch.bfloat16, scale=0.5),
-        "parts": (Part("window", begin, count, wide, read, fresh, store),), "to": Place("trunk", 0, "mixed"),
+        "parts": (Part("window", begin, count, wide, read, fresh, store, each),), "to": Place("trunk", 0, "mixed"),
     }  # fmt: skip
 
 
-def run(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def run(given: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """The result, the pool behind it, and the windows that were kept after rows, if any."""
     (part,) = given["parts"]
-    pool = part.read.pool.clone()
+    pool, aside = part.read.pool.clone(), () if part.per_row is None else (part.per_row.pool.clone(),)
     own = replace(part, read=replace(part.read, pool=pool))
     own = own if part.store is None else replace(own, store=replace(part.store, pool=pool))
-    return TRITON.conv(**{**given, "parts": (own,)}), pool
+    own = own if part.per_row is None else replace(own, per_row=replace(part.per_row, pool=aside[0]))
+    return TRITON.conv(**{**given, "parts": (own,)}), pool, *aside
 
 
 def consumed(
@@ -80,8 +87,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("given", [
-    {}, {"columns": True}, {"stored": False}, {"wide": 1}, {"wide": 7},
-], ids=["live", "columns", "not stored", "decodes", "wide"])  # fmt: skip
+    {}, {"columns": True}, {"stored": False}, {"wide": 1}, {"wide": 7}, {"kept": True},
+    {"kept": True, "stored": False, "wide": 1},
+], ids=["live", "columns", "not stored", "decodes", "wide", "rows kept", "of decodes"])  # fmt: skip
 def test_words_give_the_bits_of_the_walk(monkeypatch: pytest.MonkeyPatch, device: str, given: dict[str, Any]) -> None:
     one = batch(device, **given)
     seen = counted(monkeypatch)
@@ -96,6 +104,11 @@ def test_words_give_the_bits_of_the_walk(monkeypatch: pytest.MonkeyPatch, device
     assert {row for row in range(len(found[0])) if found[0][row].any()} == covered
     changed = bool((found[1] != part.read.pool).any())
     assert changed is (part.store is not None)
+    if part.per_row is not None:  # each row's of who is asked for, and of nobody else
+        written = (found[2] != part.per_row.pool).flatten(2).any(2)
+        counts = [rows * (unit >= 0) for rows, unit in zip(part.count.tolist(), part.read.units.tolist(), strict=True)]
+        asked = [(unit, t) for unit, rows in zip(part.per_row.units.tolist(), counts, strict=True) for t in range(rows)]
+        assert {tuple(at) for at in written.nonzero().tolist()} == {(unit, t) for unit, t in asked if unit >= 0}
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -119,7 +132,7 @@ def test_what_the_rule_consumes_has_the_bits_of_the_walk(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("what", [
-    "few requests", "fp32", "width 3", "a row kept", "half a tile", "an odd step", "turned",
+    "few requests", "fp32", "width 3", "a row kept, turned", "half a tile", "an odd step", "turned",
 ])  # fmt: skip
 def test_what_does_not_fit_goes_another_way(monkeypatch: pytest.MonkeyPatch, device: str, what: str) -> None:
     one = batch(device, step=2 if what == "width 3" else 3)
@@ -131,8 +144,8 @@ def test_what_does_not_fit_goes_another_way(monkeypatch: pytest.MonkeyPatch, dev
     elif what == "fp32":
         wide = {name: replace(part.read, pool=part.read.pool.float()) for name in ("read", "store")}
         one |= {"x": one["x"].float(), "parts": (replace(part, **wide),)}
-    elif what == "a row kept":
-        each = Address(part.read.pool.new_zeros(REQUESTS + 1, MOST, CHANNELS, 3), part.read.units)
+    elif what == "a row kept, turned":
+        each = Address(part.read.pool.new_zeros(REQUESTS + 1, MOST, 3, CHANNELS).mT, part.read.units)
         one["parts"] = (replace(part, per_row=each),)
     elif what == "half a tile":
         cut = {name: replace(part.read, pool=part.read.pool[:, : CHANNELS - 4]) for name in ("read", "store")}

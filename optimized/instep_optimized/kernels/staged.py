@@ -26,6 +26,7 @@ from . import inputs as inputs_file
 from .address import flat
 from .inputs import L2_EPS, STEPS
 from .layouts import (
+    NEWER,
     along,
     along_3,
     async_copy,
@@ -53,12 +54,13 @@ WIDTH = 128
 LINE = gl.constexpr(1024)  # bits of a line of the cache
 TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one token
 Shape = tuple[int, int, int]  # rows of V that a thread holds, warps, registers
+SLIM = 80 if NEWER.value else 72  # registers of a row of V: of 72 a newer Triton spills two
 # On a GPU (LOG.md), by what a launch is (`form`) and the bytes of a state's number: how many rows of V there are at
 # least, in all heads and requests together, where a shape is used. The bits depend on none of them.
 SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
     "window": {4: ((8192, (2, 4, 128)), (0, (1, 4, 96))), 2: ((8192, (2, 2, 128)), (0, (1, 4, 96)))},
     "kept": {4: ((0, (2, 2, 112)),), 2: ((0, (2, 2, 112)),)},
-    "decode": {4: ((65536, (1, 1, 80)), (0, (2, 2, 112))), 2: ((65536, (2, 1, 112)), (0, (2, 2, 112)))},
+    "decode": {4: ((65536, (1, 1, SLIM)), (0, (2, 2, 112))), 2: ((65536, (2, 1, 112)), (0, (2, 2, 112)))},
 }
 LARGEST = (2, 4)  # of all shapes
 

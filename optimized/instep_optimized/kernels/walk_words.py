@@ -2,7 +2,7 @@
 
 It gives the bits of `walk.py`: every result is its own sum, and the taps of a sum have one order. So does the sum of a
 head's squares (`inputs.py`).
-Leaves out: windows that are kept after every row, other widths than 4, and channels that are no whole tiles (`fits`).
+Leaves out: other widths than 4, and channels that are no whole tiles (`fits`).
 """
 
 # ruff: noqa: RUF005 (Triton knows no unpacking)
@@ -28,8 +28,9 @@ from .runtime import ceil_div, launch, power_of_2, tile
 from .walk import ROWS
 from .window import LANES
 
-WIDTH, MANY = 4, 16  # of the conv; requests from which on it pays (LOG.md)
-CHANNELS, WARPS = tile(1024, 32), 8  # of a program
+WIDTH = 4  # of the conv
+ALONE, MANY = 4, 16  # requests of one row, and of more, from which on it pays (LOG.md)
+CHANNELS, WARPS = tile(256, 32), 2  # of a program
 NUMBERS = 4  # of a word
 Rule = tuple[Any, ...]  # a, its row step, b, its row step, A_log, dt_bias; q, k, v, log_decay, beta; H, HV, scale
 
@@ -37,14 +38,14 @@ Rule = tuple[Any, ...]  # a, its row step, b, its row step, A_log, dt_bias; q, k
 def fits(x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor | None, columns: int = 0) -> bool:
     """Whether `walk_words` can run this part. columns: of a head, where no `mixed` is stored"""
     channels, width = weight.shape
-    if part.parents is not None or part.per_row is not None or part.most > ROWS or len(part.begin) < MANY:
+    if part.parents is not None or part.most > ROWS or len(part.begin) < (ALONE if part.most == 1 else MANY):
         return False
     rows = [one for one in (x, weight, mixed) if one is not None]
     if width != WIDTH or channels % CHANNELS or any(one.dtype != torch.bfloat16 for one in rows):
         return False
     if mixed is None and (columns % NUMBERS or CHANNELS % columns):
         return False
-    addresses = [one for one in (part.read, part.store) if one is not None]
+    addresses = [one for one in (part.read, part.store, part.per_row) if one is not None]
     held = all(one.pool.dtype == x.dtype and one.pool.stride()[-2:] == (WIDTH - 1, 1) for one in addresses)
     return held and all(map(_whole, rows)) and all(_whole(one.pool, 2) for one in addresses)
 
@@ -63,11 +64,11 @@ def walk_words(
     rule, columns: instead of `mixed`, what the delta rule consumes of it, and of how many channels a head is
     """
     channels, requests = len(weight), len(part.begin)
-    read, store = _address(part.read, part), _address(part.store, part)
+    read, store, each = (_address(one, part) for one in (part.read, part.store, part.per_row))
     out = (None, 0) if mixed is None else (_words(mixed), mixed.stride(0) // NUMBERS)
     launch(
         conv_walk_words, (channels // CHANNELS, requests), _words(x), x.stride(0) // NUMBERS, *out, _words(weight),
-        part.begin, part.count, part.fresh, *read, *store, look, ceil_div(look, requests), *rule,
+        part.begin, part.count, part.fresh, *read, *store, *each, look, ceil_div(look, requests), *rule,
         RT=power_of_2(part.most), CT=CHANNELS // NUMBERS, HT=columns // NUMBERS, warps=WARPS,
     )  # fmt: skip
 
@@ -87,7 +88,8 @@ def _address(address: Address | None, part: Part) -> tuple[object, ...]:
 def conv_walk_words(
     x, x_row, mixed, mixed_row, weight, begin, count, fresh,
     read, read_units, read_columns, read_unit, read_column,
-    store, store_units, store_columns, store_unit, store_column, look, share,
+    store, store_units, store_columns, store_unit, store_column,
+    each, each_units, each_columns, each_unit, each_column, look, share,
     a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
     RT: tl.constexpr, CT: tl.constexpr, HT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -108,6 +110,8 @@ def conv_walk_words(
     known, column = tl.load(fresh + request) == 0, tl.load(read_columns + request)
     if store is not None:
         goal, goal_column = tl.load(store_units + request), tl.load(store_columns + request)
+    if each is not None:
+        kept_unit = tl.load(each_units + request)
     requests = tl.num_programs(1)
     behind = tl.minimum((request + 1) * share, look)
     own = (unit >= 0) & (start <= request * share) & (start + rows >= behind)
@@ -152,16 +156,26 @@ def conv_walk_words(
                 quads = tl.join(tl.join(outs[0], outs[2]), tl.join(outs[1], outs[3]))
                 consume(tl.reshape(quads, (CT, 4)).to(tl.float32), start + t, a, a_row, b, b_row, A_log, dt_bias,
                         q, k, v, log_decay, beta, H, HV, scale, CT, HT)  # fmt: skip
-    # The window may be kept in the memory that the history was read from, and a thread may have read for another one.
+    # Windows may be kept in the memory that the history was read from, and a thread may have read for another one.
     tl.debug_barrier()
-    if store is not None:
+    if each is not None:  # the window after every row
+        kept = each + kept_unit * each_unit + 3 * c
+        for t in tl.static_range(RT):
+            if (t < rows) & (kept_unit >= 0):
+                put_window(kept + t * each_column, inputs[t + 1], inputs[t + 2], inputs[t + 3])
+    if store is not None:  # the window after the last row
         target = store + goal * store_unit + goal_column * store_column + 3 * c
         for t in tl.static_range(RT):
             if (t + 1 == rows) & (goal >= 0):
-                old, middle, new = inputs[t + 1], inputs[t + 2], inputs[t + 3]
-                tl.store(target, four(bits(old, 0), bits(middle, 0), bits(new, 0), bits(old, 1)))
-                tl.store(target + 1, four(bits(middle, 1), bits(new, 1), bits(old, 2), bits(middle, 2)))
-                tl.store(target + 2, four(bits(new, 2), bits(old, 3), bits(middle, 3), bits(new, 3)))
+                put_window(target, inputs[t + 1], inputs[t + 2], inputs[t + 3])
+
+
+@triton.jit
+def put_window(target, old, middle, new):
+    """Three inputs of four channels each, as the window of these channels"""
+    tl.store(target, four(bits(old, 0), bits(middle, 0), bits(new, 0), bits(old, 1)))
+    tl.store(target + 1, four(bits(middle, 1), bits(new, 1), bits(old, 2), bits(middle, 2)))
+    tl.store(target + 2, four(bits(new, 2), bits(old, 3), bits(middle, 3), bits(new, 3)))
 
 
 @triton.jit
