@@ -21,7 +21,7 @@ from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import Place
 
 DEVICES = ["cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.gpu)]
-CHANNELS, REQUESTS, MOST = 2 * words_file.CHANNELS, words_file.MANY + 1, 4
+CHANNELS, REQUESTS, MOST = 2 * words_file.CHANNELS, 17, 4
 
 
 def batch(
@@ -138,8 +138,9 @@ def test_what_does_not_fit_goes_another_way(monkeypatch: pytest.MonkeyPatch, dev
     one = batch(device, step=2 if what == "width 3" else 3)
     (part,) = one["parts"]
     if what == "few requests":
-        few = {name: getattr(part, name)[:-2] for name in ("begin", "count", "fresh")}
-        held = {name: replace(getattr(part, name), units=part.read.units[:-2]) for name in ("read", "store")}
+        few = {name: getattr(part, name)[: words_file.MANY - 1] for name in ("begin", "count", "fresh")}
+        units = part.read.units[: words_file.MANY - 1]
+        held = {name: replace(getattr(part, name), units=units) for name in ("read", "store")}
         one["parts"] = (replace(part, **few, **held),)
     elif what == "fp32":
         wide = {name: replace(part.read, pool=part.read.pool.float()) for name in ("read", "store")}

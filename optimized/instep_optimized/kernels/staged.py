@@ -220,9 +220,11 @@ def _staged_window(
     # Pieces of 16 bytes are swapped there by row, or lanes would wait for each other. It is not read again before many
     # others were: what it leaves in the cache goes first.
     tile = gl.allocate_shared_memory(DTYPE, [VL * VR, KT], gl.SwizzledSharedLayout(WORD, 1, 8, [1, 0]))
-    source = place(read, unit, read_columns, request, read_unit, read_column) + head * read_h
     span_v = stripe * (VL * VR) + along(0, VL * VR, SPAN)
-    begin_copy(tile, source + (span_v * read_v + along(1, KT, SPAN)), mask=(span_v >= 0) & known)
+    source = place(read, unit, read_columns, request, read_unit, read_column) + head * read_h
+    source = source + (span_v * read_v + along(1, KT, SPAN))
+    if A_log is not None:  # norms are computed meanwhile
+        begin_copy(tile, source, mask=(span_v >= 0) & known)
 
     # What the tokens need is copied by lanes, or groups of lanes, one per token.
     copied_k = along_3(1, P, KEYS) * KI + along_3(2, KI, KEYS)
@@ -253,7 +255,9 @@ def _staged_window(
         if not ALONE:
             values = copied(v + row_v * v_row + copied_v, row_v < rows, [MOST, VL, VR])
         async_copy.commit_group()
-        async_copy.wait_group(0)
+        begin_copy(tile, source, mask=(span_v >= 0) & known)
+        async_copy.commit_group()
+        async_copy.wait_group(1)  # what overlaps are made of is here, and the state may still be on its way
     else:
         async_copy.commit_group()
         LINES: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [W, 1], [1, 0])  # [tokens, K]

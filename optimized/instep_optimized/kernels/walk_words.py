@@ -1,4 +1,4 @@
-"""`conv_walk` for many requests with rows in bf16: a thread has four channels side by side, and moves 64 bits at once.
+"""`conv_walk` of rows in bf16: a thread has four channels side by side, and moves 64 bits at once.
 
 It gives the bits of `walk.py`: every result is its own sum, and the taps of a sum have one order. So does the sum of a
 head's squares (`inputs.py`).
@@ -29,7 +29,7 @@ from .walk import ROWS
 from .window import LANES
 
 WIDTH = 4  # of the conv
-ALONE, MANY = 4, 16  # requests of one row, and of more, from which on it pays (LOG.md)
+MANY = 2  # requests of several rows from which on it pays (LOG.md); of one row it always does
 CHANNELS, WARPS = tile(256, 32), 2  # of a program
 NUMBERS = 4  # of a word
 Rule = tuple[Any, ...]  # a, its row step, b, its row step, A_log, dt_bias; q, k, v, log_decay, beta; H, HV, scale
@@ -38,7 +38,7 @@ Rule = tuple[Any, ...]  # a, its row step, b, its row step, A_log, dt_bias; q, k
 def fits(x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor | None, columns: int = 0) -> bool:
     """Whether `walk_words` can run this part. columns: of a head, where no `mixed` is stored"""
     channels, width = weight.shape
-    if part.parents is not None or part.most > ROWS or len(part.begin) < (ALONE if part.most == 1 else MANY):
+    if part.parents is not None or part.most > ROWS or (part.most > 1 and len(part.begin) < MANY):
         return False
     rows = [one for one in (x, weight, mixed) if one is not None]
     if width != WIDTH or channels % CHANNELS or any(one.dtype != torch.bfloat16 for one in rows):
