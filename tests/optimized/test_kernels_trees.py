@@ -50,7 +50,7 @@ def some(rows: GdnInputs, nodes: list[int]) -> GdnInputs:
 FORMS = (SIZES, ("VK", "KV"), (FP32, BF16))
 
 
-@pytest.mark.parametrize(("heads", "layout", "dtype"), product(*FORMS) if NATIVE else each_value(*FORMS), ids=str)
+@pytest.mark.parametrize(("heads", "layout", "dtype"), list(product(*FORMS)) if NATIVE else each_value(*FORMS), ids=str)
 def test_a_path_of_the_delta_rule_is_that_chain(heads: Heads, layout: str, dtype: torch.dtype) -> None:
     """Core rows, states per node and what the ring keeps, behind tokens that run again; of a whole chain too."""
     swap = layout == "VK"
