@@ -1,8 +1,9 @@
-"""The chain form of `window.py` with explicit layouts: what the tokens need comes into shared memory beside the state.
+"""The chain form of `window.py` with explicit layouts: states and what the tokens need come through shared memory.
 
 It has the body of `window.py`, its contract, and the layout that the compiler chooses there. So it gives the same bits,
-and a GPU runs it in place of `window` wherever it fits. States in 16 bits have the layout of those in fp32.
-Leaves out: what does not fit (`fits`), and interpretation.
+and a GPU runs it in place of `window` wherever it fits. States in 16 bits have the layout of those in fp32. Norms and
+gates may be computed here, too, with the bits of `inputs.py`. Leaves out: what does not fit (`fits`), and
+interpretation.
 """
 
 # ruff: noqa: SIM102 (what is absent is not compiled: the test for it stands alone)
@@ -158,7 +159,9 @@ def _staged_window(
     """One program: one request, one value head, VL * VR rows of V. Grid (V tiles, HV, B).
 
     At most KEPT tokens run again, and then at most MOST rows. An address that is absent is None, as a ring is; then
-    nothing of it is compiled.
+    nothing of it is compiled. Where A_log is given, q, k and v are the conv's rows, and log_decay and beta are a and b.
+
+    ALONE: one row and nothing else, so that nothing of it but its key and query need be shared.
     """
     W: gl.constexpr = gl.num_warps()
     P: gl.constexpr = KT // KI
@@ -217,8 +220,7 @@ def _staged_window(
         return
 
     # A state comes through shared memory, so that whole lines are asked for at once: in TILE a lane has pieces of them.
-    # Pieces of 16 bytes are swapped there by row, or lanes would wait for each other. It is not read again before many
-    # others were: what it leaves in the cache goes first.
+    # Pieces of 16 bytes are swapped there by row, or lanes would wait for each other.
     tile = gl.allocate_shared_memory(DTYPE, [VL * VR, KT], gl.SwizzledSharedLayout(WORD, 1, 8, [1, 0]))
     span_v = stripe * (VL * VR) + along(0, VL * VR, SPAN)
     source = place(read, unit, read_columns, request, read_unit, read_column) + head * read_h
@@ -300,6 +302,7 @@ def _staged_window(
     # Offsets in a tile, those of a lane and those of a register: the latter become part of an instruction.
     lane_v, lane_k = over_k((stripe * VL + along(0, VL, OF_V)) * VR), over_rows(along(1, KI, OF_K))
     thread_v, thread_k = over_k(along(1, VR, OF_V)), over_rows(along(0, P, OF_K) * KI)
+    # A state is not read again before many others were: what a store leaves in the cache goes first.
     if settled is not None:
         if settle >= 0:
             target = place(settled, settle, settled_columns, request, settled_unit, settled_column)
