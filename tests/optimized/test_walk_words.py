@@ -1,4 +1,4 @@
-"""The conv of many requests by words of four channels: it gives the bits of the kernel that it takes over from.
+"""The conv by words of four channels: it gives the bits of the kernel that it takes over from.
 
 Leaves out: what the right numbers are (`test_kernels.py`).
 """

@@ -39,11 +39,12 @@ def make(ground: Ground, at: At) -> Cell:
 def _arms(name: str, ops: Ops, rows: Rows, parts: list[Part], ground: Ground) -> Iterator[Arm]:
     inputs = rows.inputs(ops)
 
-    def arm(name: str, core: Callable[[Part], torch.Tensor], *judged: GdnInputs) -> Arm:
-        given, *truth = judged
+    def arm(
+        name: str, core: Callable[[Part], torch.Tensor], given: GdnInputs, truth: GdnInputs | None = None
+    ) -> Arm:
         return Arm(name, lambda: [core(form) for form in parts],
-                   lambda: off_from_plain(lambda pool: core(on(parts[0], pool)), given, parts[0],
-                                          truth=truth[0] if truth else None), len(parts))  # fmt: skip
+                   lambda: off_from_plain(lambda pool: core(on(parts[0], pool)), given, parts[0], truth=truth),
+                   len(parts))  # fmt: skip
 
     yield arm(name, lambda form: ops.gdn(inputs=inputs, parts=(form,), dtype=ground.dtype, to=TO), inputs)
     if ground.peers:
