@@ -1,4 +1,4 @@
-"""The conv by words of four channels: it gives the bits of the kernel that it takes over from.
+"""The conv by words of four channels or two: it gives the bits of the kernel that it takes over from.
 
 Leaves out: what the right numbers are (`test_kernels.py`).
 """
@@ -16,12 +16,27 @@ from instep.kit.cases.pools import same_bits
 from instep_optimized.kernels import conv as conv_file
 from instep_optimized.kernels import walk_words as words_file
 from instep_optimized.kernels.runtime import INTERPRETED
+from instep_optimized.kernels.walk_words import Shape
 from instep_optimized.layout import Address, Part
+from instep_optimized.ops.base import Ops
+from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import Place
 
 DEVICES = ["cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.gpu)]
 CHANNELS, REQUESTS, MOST = 2 * words_file.CHANNELS, 17, 4
+# Words of both sizes whatever is tuned, and what is: once for each number of warps would be too often.
+USED = [shape for known in words_file.SHAPES.values() for _, shape in known]
+SHAPES = [*{one[:2]: one for one in (Shape(2, warps=4), Shape(4), *USED)}.values()]
+
+
+@pytest.fixture(params=SHAPES, ids=lambda shape: f"{shape.numbers} of {shape.channels}")
+def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Shape:
+    """Of all launches, from as many requests on as any has."""
+    found: Shape = request.param
+    table = {several: ((known[-1][0], found),) for several, known in words_file.SHAPES.items()}
+    monkeypatch.setattr(words_file, "SHAPES", table)
+    return found
 
 
 def batch(
@@ -50,32 +65,42 @@ def batch(
     }  # fmt: skip
 
 
-def run(given: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+def anew(part: Part) -> tuple[Part, tuple[torch.Tensor, ...]]:
+    """The part over copies of its memory, and these: the pool, and the windows that are kept after rows, if any."""
+    pool, aside = part.read.pool.clone(), part.per_row and replace(part.per_row, pool=part.per_row.pool.clone())
+    store = part.store and replace(part.store, pool=pool)
+    own = replace(part, read=replace(part.read, pool=pool), store=store, per_row=aside)
+    return own, (pool,) if aside is None else (pool, aside.pool)
+
+
+def run(given: dict[str, Any], ops: Ops | None = None) -> tuple[torch.Tensor, ...]:
     """The result, the pool behind it, and the windows that were kept after rows, if any."""
-    (part,) = given["parts"]
-    pool, aside = part.read.pool.clone(), () if part.per_row is None else (part.per_row.pool.clone(),)
-    own = replace(part, read=replace(part.read, pool=pool))
-    own = own if part.store is None else replace(own, store=replace(part.store, pool=pool))
-    own = own if part.per_row is None else replace(own, per_row=replace(part.per_row, pool=aside[0]))
-    return TRITON.conv(**{**given, "parts": (own,)}), pool, *aside
+    own, memory = anew(*given["parts"])
+    return (ops or TRITON).conv(**{**given, "parts": (own,)}), *memory
 
 
 def consumed(
     given: dict[str, Any], head: int = words_file.CHANNELS // (4 if INTERPRETED else 8)
 ) -> tuple[torch.Tensor, ...]:
-    """What the delta rule consumes, and the pool behind it. The heads of a program are of several kinds."""
+    """What the delta rule consumes, and memory as `run` gives it. The heads of a program are of several kinds."""
     draw = Draw(12, str(given["x"].device))
-    keys, values = 3, CHANNELS // head - 6
-    (part,) = given["parts"]
-    pool = part.read.pool.clone()
-    own = replace(part, read=replace(part.read, pool=pool), store=part.store and replace(part.store, pool=pool))
+    keys = min(3, CHANNELS // head // 2 - 1)
+    values = CHANNELS // head - 2 * keys
+    own, memory = anew(*given["parts"])
     assert TRITON.conv_inputs is not None
     found = TRITON.conv_inputs(
         x=given["x"], weight=given["weight"], parts=(own,), key_heads=keys, key_dim=head,
         a=draw.normal(len(given["x"]), values), b=draw.normal(len(given["x"]), values), A_log=draw.normal(values),
         dt_bias=draw.normal(values), to=(given["to"],) * 6,
     )  # fmt: skip
-    return *found, pool
+    return *found, *memory
+
+
+def first(part: Part, count: int) -> Part:
+    """Of so many requests."""
+    cut = {name: getattr(part, name)[:count] for name in ("begin", "count", "fresh")}
+    held = {name: replace(one, units=one.units[:count]) for name in ("read", "store") if (one := getattr(part, name))}
+    return replace(part, **cut, **held)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
@@ -90,7 +115,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     {}, {"columns": True}, {"stored": False}, {"wide": 1}, {"wide": 7}, {"kept": True},
     {"kept": True, "stored": False, "wide": 1},
 ], ids=["live", "columns", "not stored", "decodes", "wide", "rows kept", "of decodes"])  # fmt: skip
-def test_words_give_the_bits_of_the_walk(monkeypatch: pytest.MonkeyPatch, device: str, given: dict[str, Any]) -> None:
+def test_words_give_the_bits_of_the_walk(
+    monkeypatch: pytest.MonkeyPatch, shape: Shape, device: str, given: dict[str, Any]
+) -> None:
     one = batch(device, **given)
     seen = counted(monkeypatch)
     found = run(one)
@@ -98,6 +125,7 @@ def test_words_give_the_bits_of_the_walk(monkeypatch: pytest.MonkeyPatch, device
     monkeypatch.setattr(conv_file, "words_fit", lambda *_: False)
     right = run(one)
     assert len(seen) == 1 and all(map(same_bits, found, right))
+    assert all(map(same_bits, found[1:], run(one, PLAIN)[1:]))
     (part,) = one["parts"]
     spans = zip(part.begin.tolist(), part.count.tolist(), part.read.units.tolist(), strict=True)
     covered = {first + t for first, rows, unit in spans for t in range(rows) if unit >= 0}
@@ -112,9 +140,11 @@ def test_words_give_the_bits_of_the_walk(monkeypatch: pytest.MonkeyPatch, device
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("given", [{}, {"wide": 1}, {"columns": True, "wide": 7}], ids=["live", "decodes", "wide"])
+@pytest.mark.parametrize("given", [
+    {}, {"wide": 1}, {"columns": True, "wide": 7}, {"kept": True}, {"kept": True, "stored": False, "wide": 1},
+], ids=["live", "decodes", "wide", "rows kept", "of decodes"])  # fmt: skip
 def test_what_the_rule_consumes_has_the_bits_of_the_walk(
-    monkeypatch: pytest.MonkeyPatch, device: str, given: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, shape: Shape, device: str, given: dict[str, Any]
 ) -> None:
     """Memory is NaN before, so that rows of nobody are seen."""
     one, seen = batch(device, **given), counted(monkeypatch)
@@ -131,17 +161,31 @@ def test_what_the_rule_consumes_has_the_bits_of_the_walk(
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("words", ["one", "many"])
+def test_the_shortest_heads_and_long_ones_have_the_bits_of_the_walk(
+    monkeypatch: pytest.MonkeyPatch, shape: Shape, device: str, words: str
+) -> None:
+    one, seen = batch(device, wide=1), counted(monkeypatch)
+    head = shape.numbers if words == "one" else min(words_file.CHANNELS // 2, shape.channels)
+    found = consumed(one, head)
+    assert len(seen) == 1
+    monkeypatch.setattr(conv_file, "words_fit", lambda *_: False)
+    assert all(map(same_bits, found, consumed(one, head))) and len(seen) == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("what", [
-    "few requests", "fp32", "width 3", "a row kept, turned", "half a tile", "an odd step", "turned",
+    "few requests", "no requests", "no decodes", "fp32", "width 3", "a row kept, turned", "half a tile", "an odd step",
+    "taps apart", "turned",
 ])  # fmt: skip
-def test_what_does_not_fit_goes_another_way(monkeypatch: pytest.MonkeyPatch, device: str, what: str) -> None:
-    one = batch(device, step=2 if what == "width 3" else 3)
+def test_what_does_not_fit_goes_another_way(
+    monkeypatch: pytest.MonkeyPatch, shape: Shape, device: str, what: str
+) -> None:
+    one = batch(device, step=2 if what == "width 3" else 3, wide=1 if what == "no decodes" else MOST)
     (part,) = one["parts"]
-    if what == "few requests":
-        few = {name: getattr(part, name)[: words_file.MANY - 1] for name in ("begin", "count", "fresh")}
-        units = part.read.units[: words_file.MANY - 1]
-        held = {name: replace(getattr(part, name), units=units) for name in ("read", "store")}
-        one["parts"] = (replace(part, **few, **held),)
+    if what in ("few requests", "no requests", "no decodes"):
+        ((least, _),) = words_file.SHAPES[True]
+        one["parts"] = (first(part, least - 1 if what == "few requests" else 0),)
     elif what == "fp32":
         wide = {name: replace(part.read, pool=part.read.pool.float()) for name in ("read", "store")}
         one |= {"x": one["x"].float(), "parts": (replace(part, **wide),)}
@@ -153,15 +197,31 @@ def test_what_does_not_fit_goes_another_way(monkeypatch: pytest.MonkeyPatch, dev
         one |= {"x": one["x"][:, :-4], "weight": one["weight"][:-4], "parts": (replace(part, **cut),)}
     elif what == "an odd step":
         one["x"] = torch.cat([one["x"], one["x"][:, :1]], 1)[:, :-1]
+    elif what == "taps apart":
+        one["weight"] = torch.cat([one["weight"], one["weight"]], 1)[:, :4]
     elif what == "turned":
         turned = part.read.pool.transpose(1, 2).contiguous().transpose(1, 2)
         one["parts"] = (replace(part, **{name: replace(part.read, pool=turned) for name in ("read", "store")}),)
     seen = counted(monkeypatch)
-    run(one)
-    assert not seen
+    found = run(one)
+    assert not seen and not (what.startswith("no ") and found[0].any())
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_head_that_is_no_whole_word_goes_another_way(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+def test_rows_that_begin_at_every_other_number_have_words_of_two_alone(
+    monkeypatch: pytest.MonkeyPatch, shape: Shape, device: str
+) -> None:
+    one, seen = batch(device), counted(monkeypatch)
+    one["x"] = torch.cat([one["x"], one["x"][:, :2]], 1)[:, :-2]
+    found = run(one)
+    assert len(seen) == (shape.numbers == 2)
+    monkeypatch.setattr(conv_file, "words_fit", lambda *_: False)
+    assert all(map(same_bits, found, run(one)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_head_that_is_no_whole_word_goes_another_way(
+    monkeypatch: pytest.MonkeyPatch, shape: Shape, device: str
+) -> None:
     one, seen = batch(device, wide=1), counted(monkeypatch)
-    assert all(x.isfinite().all() for x in consumed(one, head=2)) and not seen
+    assert all(x.isfinite().all() for x in consumed(one, head=shape.numbers // 2)) and not seen

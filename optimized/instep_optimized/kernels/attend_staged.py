@@ -36,25 +36,29 @@ def fitted(
         return None
     if not pages.table.shape[1]:  # nothing would be copied, and who reads waits for the first positions
         return None
-    boxes = [box for pool in pools if (box := _boxes(pool, positions)) is not None]
+    page = pages.keys.shape[1]
+    if max(page, positions) % min(page, positions) or page % 8 or not all(map(_copyable, pools)):
+        return None
     constants = {
-        "MT": rows, "NT": positions, "DT": WIDTH, "PAGE": pages.keys.shape[1], "STAGES": stages,
+        "MT": rows, "NT": positions, "DT": WIDTH, "PAGE": page, "STAGES": stages,
         "REGISTERS": registers, "COPIER_REGISTERS": ALL_REGISTERS - 2 * registers, "warps": 4,
     }  # fmt: skip
-    return (tuple(boxes), constants) if len(boxes) == len(pools) else None
+    return tuple(_boxes(pool, positions) for pool in pools), constants
 
 
-def _boxes(pool: torch.Tensor, positions: int) -> TensorDescriptor | None:
-    """What a GPU needs to copy boxes of a pool  ->  None if its pages or strides do not permit it"""
+def _copyable(pool: torch.Tensor) -> bool:
+    """Whether a GPU can copy boxes of a pool. Between its pages there may be something else: a red zone."""
+    begins = (step * pool.element_size() % 16 for step in pool.stride()[:2])
+    return pool.stride()[2:] == (pool.shape[3], 1) and pool.data_ptr() % 16 == 0 and not any(begins)
+
+
+def _boxes(pool: torch.Tensor, positions: int) -> TensorDescriptor:
+    """A box is a whole step, or so many numbers of all positions of a page."""
     pages, size, heads, width = pool.shape
     rows = min(size, positions)
-    if max(size, positions) % rows or rows % 8 or pool.stride() != (size * pool.stride(1), pool.stride(1), width, 1):
-        return None
-    if pool.stride(1) * pool.element_size() % 16 or pool.data_ptr() % 16:
-        return None
-    seen = pool.as_strided((pages * size, heads * width), (pool.stride(1), 1))
-    tile = gl.NVMMASharedLayout(128, 8 * pool.element_size(), rank=2)
-    return TensorDescriptor.from_tensor(seen, [rows, width if rows == positions else BOX.value], tile)
+    seen = pool.as_strided((pages, size, heads * width), (*pool.stride()[:2], 1))
+    tile = gl.NVMMASharedLayout(128, 8 * pool.element_size(), rank=3)
+    return TensorDescriptor.from_tensor(seen, [1, rows, width if rows == positions else BOX.value], tile)
 
 
 @gluon.jit
@@ -90,22 +94,29 @@ def where(step, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _begin(pool, column, pages, step, stop, full, tile, NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr):
-    """Begin to copy the positions of a step. What has no page becomes 0."""
+def _page_of(pages, step, stop, PAGE: gl.constexpr):
+    """The page of a position; behind the last one, as where there is none: -1, before the first page"""
     line, table_column = pages
+    return gl.load(line + step // PAGE * table_column, mask=step < stop, other=-1).to(gl.int32)
+
+
+@gluon.jit
+def _begin(
+    pool, column, pages, step, stop, full, tile, NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr
+):  # fmt: skip
+    """Begin to copy the positions of a step, from one page or from several. What has no page becomes 0."""
     mbarrier.expect(full, NT * DT * 2)
+    BOXES: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=3)
     if PAGE >= NT:
-        page = gl.load(line + step // PAGE * table_column)
-        load_box(pool, [gl.where(page < 0, -NT, page * PAGE + step % PAGE).to(gl.int32), column], full, tile)
+        whole = seen_as(tile, [1, NT, DT], BOXES, tile.dtype)
+        load_box(pool, [_page_of(pages, step, stop, PAGE), step % PAGE, column], full, whole)
     else:
-        TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-        parts = seen_as(tile, [DT // BOX, NT, BOX], TILE, tile.dtype)
-        for piece in gl.static_range(NT // PAGE):
-            at = step + piece * PAGE
-            page = gl.load(line + at // PAGE * table_column, mask=at < stop, other=-1)
-            row = gl.where(page < 0, -NT, page * PAGE).to(gl.int32)
+        PIECES: gl.constexpr = NT // PAGE
+        boxes = seen_as(tile, [DT // BOX * PIECES, 1, PAGE, BOX], BOXES, tile.dtype)
+        for piece in gl.static_range(PIECES):
+            source = _page_of(pages, step + piece * PAGE, stop, PAGE)
             for part in gl.static_range(DT // BOX):
-                load_box(pool, [row, column + part * BOX], full, parts.index(part).slice(piece * PAGE, PAGE))
+                load_box(pool, [source, 0, column + part * BOX], full, boxes.index(part * PIECES + piece))
 
 
 @gluon.jit

@@ -96,22 +96,22 @@ def _rotary(
     Grid (row tiles, head tiles).
 
     All heads of a row turn by the same angles. Channel i turns by 2^(i * (step + step_rest)) per position; 2 pi is
-    turn + turn_rest. The angle is formed in fp64, and reduced to less than one turn there: in fp32 the angle at
-    position 100 000 would have lost five digits.
+    turn + turn_rest. Weights are nobody's to write, so they are loaded before the wait.
     """
     row, at = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.arange(0, CT)
+    number = tl.program_id(1)
+    other = tl.where(at < 2 * half, tl.where(at < half, at + half, at - half), at)  # a channel's partner
     channel = tl.where(at < half, at, at - half).to(tl.float64)
     pace = tl.exp2(channel * step + channel * step_rest)
+    of_queries = number < blocks
+    mine, theirs = _scales(q_norm, k_norm, of_queries, at, width), _scales(q_norm, k_norm, of_queries, other, width)
     if EARLY:
         wait()
-    position = tl.load(positions + row, mask=row < rows, other=0).to(tl.float64)
-    angle = position[:, None] * pace[None, :]
-    whole = tl.floor(angle / turn)  # one more or less does not matter: sine and cosine stay the same
-    angle = (angle - whole * turn - whole * turn_rest).to(tl.float32)
-    number = tl.program_id(1)
-    if number < blocks:
-        _turn(query, query_row, query_head, q_norm, query_out, row * query_heads * width, width, row < rows, row,
-              number * HT + tl.arange(0, HT), at, rows, query_heads, width, eps, half, angle)  # fmt: skip
+    position = tl.load(positions + row, mask=row < rows, other=0)
+    turning = (position, pace, turn, turn_rest, mine, theirs, other, at, half)
+    if of_queries:
+        _turn(query, query_row, query_head, query_out, row * query_heads * width, width, row < rows, row,
+              number * HT + tl.arange(0, HT), rows, query_heads, width, eps, turning)  # fmt: skip
     else:
         place, live = row, row < rows
         key_place = row * key_entry
@@ -121,8 +121,8 @@ def _rotary(
             live = place >= 0
             key_place = (place // page_size) * key_page + (place % page_size) * key_entry
         if number < blocks + more:
-            _turn(key, key_row, key_head, k_norm, key_out, key_place, key_step, live, row,
-                  (number - blocks) * HT + tl.arange(0, HT), at, rows, key_heads, width, eps, half, angle)  # fmt: skip
+            _turn(key, key_row, key_head, key_out, key_place, key_step, live, row,
+                  (number - blocks) * HT + tl.arange(0, HT), rows, key_heads, width, eps, turning)  # fmt: skip
         elif value is not None:
             head = (number - blocks - more) * HT + tl.arange(0, HT)
             inside = (live[:, None] & (head < key_heads)[None, :])[:, :, None] & (at < width)[None, None, :]
@@ -133,26 +133,38 @@ def _rotary(
 
 
 @triton.jit
-def _turn(
-    x, x_row, x_head, weight, out, out_at, out_head, live, row, head, at, rows, heads, width, eps, half, angle
-):
-    """[RT, HT, CT]: every lane norms its channel and the channel's partner, `half` channels away, and turns by `angle`
+def _scales(q_norm, k_norm, of_queries, at, width):
+    """What a channel's norm is multiplied by"""
+    if of_queries:
+        scale = tl.load(q_norm + at, mask=at < width, other=0.0).to(tl.float32)
+    else:
+        scale = tl.load(k_norm + at, mask=at < width, other=0.0).to(tl.float32)
+    return 1.0 + scale
+
+
+@triton.jit
+def _turn(x, x_row, x_head, out, out_at, out_head, live, row, head, rows, heads, width, eps, turning):
+    """[RT, HT, CT]: every lane norms its channel and the channel's partner, `half` channels away, and turns by an angle
     [RT, CT]. Channels behind the first 2 * half are normed only: they are their own partners. A row goes to its
-    `out_at` if it is `live`."""
-    turns = at < 2 * half
-    other = tl.where(turns, tl.where(at < half, at + half, at - half), at)
+    `out_at` if it is `live`.
+
+    The angle is formed in fp64, and reduced to less than one turn there: in fp32 the angle at position 100 000 would
+    have lost five digits. Meanwhile the rows come.
+    """
+    position, pace, turn, turn_rest, mine, theirs, other, at, half = turning
     inside = ((row < rows)[:, None] & (head < heads)[None, :])[:, :, None] & (at < width)[None, None, :]
     source = x + (row[:, None] * x_row + head[None, :] * x_head)[:, :, None]
     value = tl.load(source + at[None, None, :], mask=inside, other=0.0).to(tl.float32)
     partner = tl.load(source + other[None, None, :], mask=inside, other=0.0).to(tl.float32)
+    angle = position.to(tl.float64)[:, None] * pace[None, :]
+    whole = tl.floor(angle / turn)  # one more or less does not matter: sine and cosine stay the same
+    angle = (angle - whole * turn - whole * turn_rest).to(tl.float32)
     # The partner is normed here too, so that no program waits for another one's result.
     scale = tl.rsqrt(tl.sum(value * value, axis=2) / width + eps)[:, :, None]
-    mine, theirs = (1.0 + tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32),
-                    1.0 + tl.load(weight + other, mask=at < width, other=0.0).to(tl.float32))  # fmt: skip
     value, partner = value * scale * mine[None, None, :], partner * scale * theirs[None, None, :]
     # first * cos - second * sin for the first half, second * cos + first * sin for the second
     sign = tl.where(at < half, -1.0, 1.0)[None, None, :]
     turned = value * tl.cos(angle)[:, None, :] + sign * partner * tl.sin(angle)[:, None, :]
     goal = out + (out_at[:, None] + head[None, :] * out_head)[:, :, None] + at[None, None, :]
-    tl.store(goal, tl.where(turns[None, None, :], turned, value).to(out.dtype.element_ty),
+    tl.store(goal, tl.where((at < 2 * half)[None, None, :], turned, value).to(out.dtype.element_ty),
              mask=inside & live[:, None, None])  # fmt: skip
