@@ -25,9 +25,8 @@ from instep_reference.contract.place import Place
 
 DEVICES = ["cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.gpu)]
 CHANNELS, REQUESTS, MOST = 2 * words_file.CHANNELS, 17, 4
-# Words of both sizes whatever is tuned, and what is: once for each number of warps would be too often.
 USED = [shape for known in words_file.SHAPES.values() for _, shape in known]
-SHAPES = [*{one[:2]: one for one in (Shape(2, warps=4), Shape(4), *USED)}.values()]
+SHAPES = [*dict.fromkeys((Shape(2), Shape(4), *USED))]  # words of both sizes, and whatever is tuned
 
 
 @pytest.fixture(params=SHAPES, ids=lambda shape: f"{shape.numbers} of {shape.channels}")
@@ -65,9 +64,15 @@ def batch(
     }  # fmt: skip
 
 
+def copied(pool: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, also where they leave something between units."""
+    span = 1 + sum((size - 1) * step for size, step in zip(pool.shape, pool.stride(), strict=True))
+    return pool.new_zeros(span).as_strided(pool.shape, pool.stride()).copy_(pool)
+
+
 def anew(part: Part) -> tuple[Part, tuple[torch.Tensor, ...]]:
     """The part over copies of its memory, and these: the pool, and the windows that are kept after rows, if any."""
-    pool, aside = part.read.pool.clone(), part.per_row and replace(part.per_row, pool=part.per_row.pool.clone())
+    pool, aside = copied(part.read.pool), part.per_row and replace(part.per_row, pool=part.per_row.pool.clone())
     store = part.store and replace(part.store, pool=pool)
     own = replace(part, read=replace(part.read, pool=pool), store=store, per_row=aside)
     return own, (pool,) if aside is None else (pool, aside.pool)
@@ -96,11 +101,18 @@ def consumed(
     return *found, *memory
 
 
-def first(part: Part, count: int) -> Part:
-    """Of so many requests."""
+def of_first(part: Part, count: int) -> Part:
+    """The part of so many requests."""
     cut = {name: getattr(part, name)[:count] for name in ("begin", "count", "fresh")}
     held = {name: replace(one, units=one.units[:count]) for name in ("read", "store") if (one := getattr(part, name))}
     return replace(part, **cut, **held)
+
+
+def apart(pool: torch.Tensor) -> torch.Tensor:
+    """The same units, with one number between them."""
+    wider = pool.new_zeros(len(pool), pool[0].numel() + 1)
+    wider[:, 1:] = pool.flatten(1)
+    return wider[:, 1:].unflatten(1, pool.shape[1:])
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
@@ -176,7 +188,7 @@ def test_the_shortest_heads_and_long_ones_have_the_bits_of_the_walk(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("what", [
     "few requests", "no requests", "no decodes", "fp32", "width 3", "a row kept, turned", "half a tile", "an odd step",
-    "taps apart", "turned",
+    "an odd number on", "taps apart", "taps half a word on", "turned", "windows in fp32", "units an odd step apart", "trees",
 ])  # fmt: skip
 def test_what_does_not_fit_goes_another_way(
     monkeypatch: pytest.MonkeyPatch, shape: Shape, device: str, what: str
@@ -185,7 +197,7 @@ def test_what_does_not_fit_goes_another_way(
     (part,) = one["parts"]
     if what in ("few requests", "no requests", "no decodes"):
         ((least, _),) = words_file.SHAPES[True]
-        one["parts"] = (first(part, least - 1 if what == "few requests" else 0),)
+        one["parts"] = (of_first(part, least - 1 if what == "few requests" else 0),)
     elif what == "fp32":
         wide = {name: replace(part.read, pool=part.read.pool.float()) for name in ("read", "store")}
         one |= {"x": one["x"].float(), "parts": (replace(part, **wide),)}
@@ -197,8 +209,19 @@ def test_what_does_not_fit_goes_another_way(
         one |= {"x": one["x"][:, :-4], "weight": one["weight"][:-4], "parts": (replace(part, **cut),)}
     elif what == "an odd step":
         one["x"] = torch.cat([one["x"], one["x"][:, :1]], 1)[:, :-1]
+    elif what == "an odd number on":
+        one["x"] = torch.cat([one["x"][:, :4], one["x"]], 1)[:, 3:-1]
     elif what == "taps apart":
         one["weight"] = torch.cat([one["weight"], one["weight"]], 1)[:, :4]
+    elif what == "taps half a word on":
+        flat = one["weight"].flatten()
+        one["weight"] = torch.cat([flat[:2], flat])[2:].view_as(one["weight"])
+    elif what in ("windows in fp32", "units an odd step apart"):
+        pool = part.read.pool.float() if what == "windows in fp32" else apart(part.read.pool)
+        one["parts"] = (replace(part, **{name: replace(part.read, pool=pool) for name in ("read", "store")}),)
+    elif what == "trees":
+        roots = torch.full((len(one["x"]),), -1, device=device)
+        one["parts"] = (replace(part, store=None, parents=roots),)
     elif what == "turned":
         turned = part.read.pool.transpose(1, 2).contiguous().transpose(1, 2)
         one["parts"] = (replace(part, **{name: replace(part.read, pool=turned) for name in ("read", "store")}),)
@@ -225,3 +248,10 @@ def test_a_head_that_is_no_whole_word_goes_another_way(
 ) -> None:
     one, seen = batch(device, wide=1), counted(monkeypatch)
     assert all(x.isfinite().all() for x in consumed(one, head=shape.numbers // 2)) and not seen
+
+
+@pytest.mark.parametrize(("requests", "numbers"), [(1, None), (2, 2), (63, 2), (64, 4)])
+def test_how_many_windows_there_are_decides_the_words(requests: int, numbers: int | None) -> None:
+    (part,) = batch("cpu")["parts"]
+    found = words_file.shape_for(replace(part, begin=torch.zeros(requests, dtype=torch.int64)))
+    assert (found and found.numbers) == numbers

@@ -99,7 +99,7 @@ class Join(NamedTuple):
 
 JOINS = 264  # rows, up to which registers are there for more loads under way
 FEW_JOINED = Join(tile(1, 128), 4, tile(3, 1))
-MANY_JOINED = Join(tile(1, 128), 1, 1)
+MANY_JOINED = Join(tile(1, 128), 1, 1)  # one warp: LOG.md
 
 # By the bytes of an element; others are as the last.
 CHUNK = {2: Shape(128, 64, 8, 2), 4: Shape(16, 32, 8, 2)}

@@ -47,13 +47,16 @@ def fitted(
 
 
 def _copyable(pool: torch.Tensor) -> bool:
-    """Whether a GPU can copy boxes of a pool. Between its pages there may be something else: a red zone."""
-    begins = (step * pool.element_size() % 16 for step in pool.stride()[:2])
-    return pool.stride()[2:] == (pool.shape[3], 1) and pool.data_ptr() % 16 == 0 and not any(begins)
+    """Whether a GPU can copy boxes of a pool. Between its pages there may be something else: a red zone.
+
+    A page's pitch need be no multiple of an entry's: of strides a GPU asks for whole 16 bytes.
+    """
+    left = (step * pool.element_size() % 16 for step in pool.stride()[:2])
+    return pool.stride()[2:] == (pool.shape[3], 1) and pool.data_ptr() % 16 == 0 and not any(left)
 
 
 def _boxes(pool: torch.Tensor, positions: int) -> TensorDescriptor:
-    """A box is a whole step, or so many numbers of all positions of a page."""
+    """A box is a whole step, or BOX numbers of all positions of a page."""
     pages, size, heads, width = pool.shape
     rows = min(size, positions)
     seen = pool.as_strided((pages, size, heads * width), (*pool.stride()[:2], 1))

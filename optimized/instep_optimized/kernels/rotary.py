@@ -148,8 +148,10 @@ def _turn(x, x_row, x_head, out, out_at, out_head, live, row, head, rows, heads,
     [RT, CT]. Channels behind the first 2 * half are normed only: they are their own partners. A row goes to its
     `out_at` if it is `live`.
 
+    turning: positions [RT], the pace of every channel and one turn; the norm's scale of every channel and of its
+    partner; which channel that is; the channels, and half of those that turn.
     The angle is formed in fp64, and reduced to less than one turn there: in fp32 the angle at position 100 000 would
-    have lost five digits. Meanwhile the rows come.
+    have lost five digits. Rows are asked for first, and arrive while it is formed.
     """
     position, pace, turn, turn_rest, mine, theirs, other, at, half = turning
     inside = ((row < rows)[:, None] & (head < heads)[None, :])[:, :, None] & (at < width)[None, None, :]

@@ -86,21 +86,16 @@ def _ask_rows(x, tile, full, at, work, KT: gl.constexpr):
     load_box(x, [0, (at % steps * KT).to(gl.int32)], full, tile, pred=at < every)
 
 
-@gluon.jit(do_not_specialize=["rows"])
-def _linear_staged(
-    x, weight, out, rows, columns, steps, tiles,
-    MT: gl.constexpr, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr,
-    EARLY: gl.constexpr,
+@gluon.jit
+def _begun(
+    x, weight, columns, steps, tiles, DTYPE: gl.constexpr, MT: gl.constexpr, NT: gl.constexpr, KT: gl.constexpr,
+    STEPS: gl.constexpr, GATED: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """All rows, and NT columns at a time. Grid: any."""
-    W: gl.constexpr = gl.num_warps()
-    DTYPE: gl.constexpr = out.dtype.element_ty
+    """Places for STEPS steps, which are on their way  ->  weights, rows, what says that a place is full; the work."""
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    TALL: gl.constexpr = 2 * NT if GATED else NT
-    BOTH: gl.constexpr = (TALL + MT) * KT * BYTES
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, MT, 16])
-    STORED: gl.constexpr = gl.BlockedLayout([8, 1], [4, 8], [1, W], [0, 1])
-    weights = gl.allocate_shared_memory(DTYPE, [STEPS, TALL, KT], TILE)
+    ALL: gl.constexpr = 2 * NT if GATED else NT
+    BOTH: gl.constexpr = (ALL + MT) * KT * BYTES
+    weights = gl.allocate_shared_memory(DTYPE, [STEPS, ALL, KT], TILE)
     given = gl.allocate_shared_memory(DTYPE, [STEPS, MT, KT], TILE)
     full = gl.allocate_shared_memory(gl.int64, [STEPS, 1], mbarrier.MBarrierLayout())
     for step in gl.static_range(STEPS):
@@ -119,19 +114,44 @@ def _linear_staged(
         gdc_wait()
     for step in gl.static_range(STEPS):
         _ask_rows(x, given.index(step), full.index(step), step, work, KT)
+    return weights, given, full, work
 
+
+@gluon.jit
+def _ask_next(
+    x, weight, weights, given, full, at, work, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr,
+    GATED: gl.constexpr,
+):  # fmt: skip
+    """The step before this one is done: begin to copy what takes its place."""
+    BOTH: gl.constexpr = (weights.shape[1] + given.shape[1]) * KT * BYTES
+    barrier()  # all warps are done with it
+    free, then = (at + STEPS - 1) % STEPS, gl.where(at > 0, at + STEPS - 1, work[3])  # before the first: nothing
+    _ask(weight, weights.index(free), full.index(free), then, work, NT, KT, BOTH, GATED)
+    _ask_rows(x, given.index(free), full.index(free), then, work, KT)
+
+
+@gluon.jit(do_not_specialize=["rows"])
+def _linear_staged(
+    x, weight, out, rows, columns, steps, tiles,
+    MT: gl.constexpr, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr,
+    EARLY: gl.constexpr,
+):  # fmt: skip
+    """All rows, and NT columns at a time. Grid: any."""
+    W: gl.constexpr = gl.num_warps()
+    DTYPE: gl.constexpr = out.dtype.element_ty
+    TALL: gl.constexpr = 2 * NT if GATED else NT
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, MT, 16])
+    STORED: gl.constexpr = gl.BlockedLayout([8, 1], [4, 8], [1, W], [0, 1])
+    weights, given, full, work = _begun(x, weight, columns, steps, tiles, DTYPE, MT, NT, KT, STEPS, GATED, EARLY)
     at = 0
-    for tile in range(first, tiles, programs):
+    for tile in range(work[0], tiles, work[1]):
         sums = warpgroup_mma_init(gl.full((TALL, MT), 0.0, gl.float32, SUMS))
         for _ in range(steps):
             place = at % STEPS
             mbarrier.wait(full.index(place), at // STEPS & 1)
             before = warpgroup_mma_wait(0, deps=[sums])
             sums = warpgroup_mma(weights.index(place), given.index(place).permute((1, 0)), before, is_async=True)
-            barrier()  # all warps are done with the step before this one: its place is free
-            free, then = (at + STEPS - 1) % STEPS, gl.where(at > 0, at + STEPS - 1, every)  # before the first: nothing
-            _ask(weight, weights.index(free), full.index(free), then, work, NT, KT, BOTH, GATED)
-            _ask_rows(x, given.index(free), full.index(free), then, work, KT)
+            _ask_next(x, weight, weights, given, full, at, work, NT, KT, STEPS, GATED)
             at += 1
         total = warpgroup_mma_wait(0, deps=[sums])
         if GATED and NT % (16 * W) == 0:  # a thread has both halves of a column
@@ -158,43 +178,19 @@ def _linear_tall(
     product begins while the one before it still runs. Grid: any."""
     W: gl.constexpr = gl.num_warps()
     DTYPE: gl.constexpr = out.dtype.element_ty
-    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     WIDE: gl.constexpr = 2 * NT if GATED else NT
-    BOTH: gl.constexpr = (WIDE + MT) * KT * BYTES
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, WIDE, 16])
     STORED: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [W, 1], [1, 0])
-    weights = gl.allocate_shared_memory(DTYPE, [STEPS, WIDE, KT], TILE)
-    given = gl.allocate_shared_memory(DTYPE, [STEPS, MT, KT], TILE)
-    full = gl.allocate_shared_memory(gl.int64, [STEPS, 1], mbarrier.MBarrierLayout())
-    for step in gl.static_range(STEPS):
-        mbarrier.init(full.index(step), count=1)
-    fence_async_shared()
-    barrier()
-
-    first, programs = gl.program_id(0), gl.num_programs(0)
-    every = (tiles - first + programs - 1) // programs * steps
-    work = (first, programs, steps, every, columns)
-    if EARLY:
-        gdc_launch_dependents()
-    for step in gl.static_range(STEPS):  # weights are nobody's to write
-        _ask(weight, weights.index(step), full.index(step), step, work, NT, KT, BOTH, GATED)
-    if EARLY:
-        gdc_wait()
-    for step in gl.static_range(STEPS):
-        _ask_rows(x, given.index(step), full.index(step), step, work, KT)
-
+    weights, given, full, work = _begun(x, weight, columns, steps, tiles, DTYPE, MT, NT, KT, STEPS, GATED, EARLY)
     at = 0
-    for tile in range(first, tiles, programs):
+    for tile in range(work[0], tiles, work[1]):
         sums = warpgroup_mma_init(gl.full((MT, WIDE), 0.0, gl.float32, SUMS))
         for _ in range(steps):
             place = at % STEPS
             mbarrier.wait(full.index(place), at // STEPS & 1)
             sums = warpgroup_mma(given.index(place), weights.index(place).permute((1, 0)), sums, is_async=True)
             sums = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[sums]))
-            barrier()  # all warps are done with the step before this one: its place is free
-            free, then = (at + STEPS - 1) % STEPS, gl.where(at > 0, at + STEPS - 1, every)  # before the first: nothing
-            _ask(weight, weights.index(free), full.index(free), then, work, NT, KT, BOTH, GATED)
-            _ask_rows(x, given.index(free), full.index(free), then, work, KT)
+            _ask_next(x, weight, weights, given, full, at, work, NT, KT, STEPS, GATED)
             at += 1
         total = warpgroup_mma_wait(0, deps=[sums])
         if GATED:  # a thread has both halves of a column

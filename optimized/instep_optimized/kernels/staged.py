@@ -59,7 +59,7 @@ SLIM = 80 if NEWER.value else 72  # registers of a row of V: of 72 a newer Trito
 # On a GPU (LOG.md), by what a launch is (`form`) and the bytes of a state's number: how many rows of V there are at
 # least, in all heads and requests together, where a shape is used. The bits depend on none of them.
 SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
-    "window": {4: ((8192, (2, 4, 128)), (0, (1, 4, 96))), 2: ((8192, (2, 4, 128)), (0, (1, 4, 96)))},
+    "window": dict.fromkeys((4, 2), ((8192, (2, 4, 128)), (0, (1, 4, 96)))),
     "kept": {4: ((0, (2, 2, 112)),), 2: ((0, (2, 2, 112)),)},
     "decode": {4: ((65536, (1, 1, SLIM)), (0, (2, 2, 112))), 2: ((65536, (2, 1, 112)), (0, (2, 2, 112)))},
 }

@@ -35,20 +35,21 @@ TYPES = {2: torch.uint32, 4: torch.uint64}  # of a word, by its numbers
 
 
 class Shape(NamedTuple):
-    """Of a launch: numbers of a word, channels of a program, its warps. The bits depend on none of them.
-
-    There are as many words as threads: where a thread has two, threads exchange them before they are stored.
-    """
+    """Of a launch: numbers of a word, and channels of a program. The bits depend on neither."""
 
     numbers: int = 4
     channels: int = CHANNELS
-    warps: int = 2
+
+    @property
+    def warps(self) -> int:
+        """As many as words need: with two words a thread, threads would exchange them before they are stored."""
+        return max(1, self.channels // self.numbers // 32)
 
 
 # By whether requests have several rows: how many requests there are at least where a shape is used, the most first
 # (LOG.md). One window of several rows alone goes another way.
 SHAPES: Mapping[bool, tuple[tuple[int, Shape], ...]] = {
-    False: ((1, Shape()),), True: ((64, Shape()), (2, Shape(2, CHANNELS, 4))),
+    False: ((1, Shape()),), True: ((64, Shape()), (2, Shape(2))),
 }  # fmt: skip
 Rule = tuple[Any, ...]  # a, its row step, b, its row step, A_log, dt_bias; q, k, v, log_decay, beta; H, HV, scale
 
@@ -58,8 +59,8 @@ def fits(x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor 
     shape, (channels, width) = shape_for(part), weight.shape
     if shape is None or part.parents is not None or part.most > ROWS:
         return False
-    rows = [one for one in (x, weight, mixed) if one is not None]
-    if width != WIDTH or channels % shape.channels or any(one.dtype != torch.bfloat16 for one in rows):
+    rows = [one for one in (x, mixed) if one is not None]
+    if width != WIDTH or channels % shape.channels or any(one.dtype != torch.bfloat16 for one in (weight, *rows)):
         return False
     if mixed is None and (columns % shape.numbers or shape.channels % columns):
         return False
@@ -91,14 +92,14 @@ def walk_words(
     """
     shape, requests = shape_for(part), len(part.begin)
     assert shape is not None
-    numbers, channels, warps = shape
+    numbers, channels = shape
     read, store, each = (_address(one, part, numbers) for one in (part.read, part.store, part.per_row))
     out = (None, 0) if mixed is None else (_words(mixed, numbers), mixed.stride(0) // numbers)
     launch(
         conv_walk_words, (len(weight) // channels, requests), _words(x, numbers), x.stride(0) // numbers, *out,
         _words(weight, WIDTH), part.begin, part.count, part.fresh, *read, *store, *each, look,
         ceil_div(look, requests), *rule,
-        RT=power_of_2(part.most), CT=channels // numbers, HT=columns // numbers, NUMBERS=numbers, warps=warps,
+        RT=power_of_2(part.most), CT=channels // numbers, HT=columns // numbers, NUMBERS=numbers, warps=shape.warps,
     )  # fmt: skip
 
 
