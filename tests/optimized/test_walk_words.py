@@ -188,7 +188,8 @@ def test_the_shortest_heads_and_long_ones_have_the_bits_of_the_walk(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("what", [
     "few requests", "no requests", "no decodes", "fp32", "width 3", "a row kept, turned", "half a tile", "an odd step",
-    "an odd number on", "taps apart", "taps half a word on", "turned", "windows in fp32", "units an odd step apart", "trees",
+    "an odd number on", "taps apart", "taps half a word on", "turned", "windows in fp32", "units an odd step apart",
+    "trees",
 ])  # fmt: skip
 def test_what_does_not_fit_goes_another_way(
     monkeypatch: pytest.MonkeyPatch, shape: Shape, device: str, what: str
