@@ -75,7 +75,7 @@ def speed(result: Results) -> str:
 
 
 def behind(result: Results) -> str:
-    """Every cell in which a peer with right answers is faster than ours, by the means: how many times."""
+    """Every cell in which a peer with right answers is faster by half a percent of the means: how many times."""
     lines = _head(["work", "cell", "ours, us", "fastest peer that is right, us", "ours, times the peer's"])
     head, cells = len(lines), 0
     for row in result["rows"]:
