@@ -43,16 +43,16 @@ def served(inputs: GdnInputs, dtype: torch.dtype, state: torch.dtype, chains: in
     """By the staged kernels; chains = 0: by their twin."""
     ints, heads = Draw(0, "cuda").ints, inputs.v.shape[1]
     pool = Draw(1, "cuda").normal(9, heads, V, K, dtype=state, scale=0.1).transpose(2, 3)
-    core = torch.zeros(len(inputs.v), heads, V, dtype=dtype, device="cuda")
+    core = torch.full((len(inputs.v), heads, V), torch.nan, dtype=dtype, device="cuda")
     fresh = torch.tensor([i == FRESH for i in range(len(COUNTS))], device="cuda")
     here = Address(pool, ints(SLOTS))
     begin = ints([sum(COUNTS[:i]) for i in range(len(COUNTS))])
     part = Part("chunk", begin, ints(COUNTS), max(COUNTS), here, fresh, here)
     if chains == 0:
-        blocks(inputs, part, core)
+        blocks(inputs, part, core, len(core))
     else:
         assert staged.fits(inputs, part, core)
-        staged.blocks_staged(inputs, part, core, chains)
+        staged.blocks_staged(inputs, part, core, len(core), chains)
     return core, pool.mT
 
 

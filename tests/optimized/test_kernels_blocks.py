@@ -54,11 +54,11 @@ def served(
     kernel: Callable[..., None] = blocks.blocks,
 ) -> Run:  # fmt: skip
     """Requests packed one after the other; the core is kept in fp32, so that nothing hides behind its rounding."""
-    ints, core = Draw(0, HERE).ints, torch.zeros(sum(counts), HV, V, device=HERE)
+    ints, core = Draw(0, HERE).ints, torch.full((sum(counts), HV, V), torch.nan, device=HERE)
     begin, kept = [sum(counts[:i]) for i in range(len(counts))], pool.clone(memory_format=torch.preserve_format)
     here = Address(kept, ints(slots))
     new = torch.tensor([i in fresh for i in range(len(counts))], device=HERE)
-    kernel(inputs, Part("chunk", ints(begin), ints(counts), max(counts), here, new, here), core)
+    kernel(inputs, Part("chunk", ints(begin), ints(counts), max(counts), here, new, here), core, len(core))
     return core, kept
 
 
@@ -121,11 +121,29 @@ def test_blocks_err_no_more_than_they_declare_and_a_request_in_a_batch_as_alone(
 def test_activations_and_the_op_set_choose_the_form(ops: str, dtype: torch.dtype, form: Callable[..., None]) -> None:
     inputs, pool = drawn(5, "usual"), states()
 
-    def kernel(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
+    def kernel(inputs: GdnInputs, part: Part, core: torch.Tensor, _: int) -> None:
         core.copy_(load(ops).gdn(inputs=inputs, parts=(part,), dtype=dtype, to=Place("trunk", 0, "core")))
 
     (core, kept), (wanted, right) = (served(inputs, (5,), [3], pool, kernel=one) for one in (kernel, form))
     assert same_bits(core, wanted.to(dtype).float()) and same_bits(kept, right)
+
+
+@pytest.mark.parametrize("kernel", [blocks.blocks, chunk.chunk], ids=lambda x: x.__name__)
+def test_rows_that_no_request_covers_become_zero(kernel: Callable[..., None]) -> None:
+    """Between requests, behind them, and those of an idle one; where nobody asks for it, they stay as they were."""
+    begin, counts, slots, rows = (3, 20, 40, 130), (15, 9, 70, 1), (1, -1, 2, 3), 300
+    inputs, ints, found = drawn(rows, "usual"), Draw(0, HERE).ints, list[torch.Tensor]()
+    covered = torch.zeros(rows, dtype=torch.bool)
+    for first, count, slot in zip(begin, counts, slots, strict=True):
+        covered[first : first + count] = slot >= 0
+    for look in (rows, 0):
+        core, here = torch.full((rows, HV, V), torch.nan, device=HERE), Address(states(), ints(slots))
+        new = torch.zeros(len(slots), dtype=torch.bool, device=HERE)
+        kernel(inputs, Part("chunk", ints(begin), ints(counts), max(counts), here, new, here), core, look)
+        found.append(core.cpu())
+    cleared, left = found
+    assert not cleared[~covered].any() and left[~covered].isnan().all()
+    assert same_bits(cleared[covered], left[covered]) and cleared[covered].isfinite().all()
 
 
 FAULTS = {

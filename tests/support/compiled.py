@@ -99,12 +99,13 @@ def attention() -> None:
 def prompts() -> None:
     """The delta rule of prompts, with rows in bf16 and one group of warps that carries states, and in fp32 with two."""
     blocks_file.launch = compiled  # type: ignore[assignment]
+    blocks_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
     pool = Address(torch.zeros(3, HV, V, K).transpose(2, 3), torch.zeros(2, dtype=torch.int64))
     spans, fresh = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)
     for dtype, chains in ((torch.bfloat16, 1), (torch.float32, 2)):
         q, v, gate = torch.zeros(8, H, K, dtype=dtype), torch.zeros(8, HV, V, dtype=dtype), torch.zeros(8, HV)
         part = Part("chunk", spans, spans, 4, pool, fresh, pool)
-        blocks_file.blocks_staged(GdnInputs(q, q, v, gate, gate), part, v.bfloat16(), chains)
+        blocks_file.blocks_staged(GdnInputs(q, q, v, gate, gate), part, v.bfloat16(), 8, chains)
 
 
 def products() -> None:

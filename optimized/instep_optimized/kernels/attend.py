@@ -6,7 +6,6 @@ explicit layouts `attend_chunk_staged.py`, `attend_parts_staged.py`).
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from instep_reference.contract.place import Place
 from ..layout import Pages
 from .attend_chunk import read_chunk
 from .attend_parts import join_parts, read_parts
-from .runtime import INTERPRETED, ceil_div, explicit, launch, power_of_2, tile
+from .runtime import INTERPRETED, ceil_div, explicit, launch, multiprocessors, power_of_2, tile
 
 staged, chunks, windows = map(explicit, ("attend_staged", "attend_chunk_staged", "attend_parts_staged"))
 
@@ -163,12 +162,6 @@ def scratch(
         return max(found.bytes(heads, config.head_dim), least)
 
     return max(taken(rows) for rows in range(1, most + 1))
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """How many programs run beside each other, at least."""
-    return 2 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 class Call(NamedTuple):

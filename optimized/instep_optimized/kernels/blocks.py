@@ -18,6 +18,7 @@ from ..layout import Part
 from ..ops.base import GdnInputs
 from .address import flat, given
 from .chance import counters
+from .cover import clear_rest
 from .dot import dot
 from .runtime import INTERPRETED, ceil_div, launch, power_of_2
 from .state import state_before, store_state
@@ -35,7 +36,7 @@ PREPARE = {"warps": 4, "registers": 168}  # three programs at a time instead of 
 CARRY = {"warps": 4, "stages": 3}
 
 
-def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
+def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> None:
     """Run one part's rows through their states, block by block; write `core` [N, HV, V] and the memory.
 
     With D_ij, A and S as in `chunk.py`, T = (I + A)^-1, P = tril(q k^T) D, and a block of C tokens:
@@ -48,6 +49,7 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
     the blocks in order. Every product has bf16 operands and adds in fp32; S itself, gates, decays and residuals are
     fp32. T is inverted in fp32 in blocks of 16, and joined of these by products. This is what
     `Product("bf16", block=64, residual=True, narrow=True)` declares.
+    look: of how many rows of `core` those become zero that no request covers
     Mirrors: Gated DeltaNet (arXiv:2412.06464), chunked form with the UT transform. Differs: the inverse is applied to
     the residual, not to keys and values apart: one thing less is rounded, and less memory is moved.
     """
@@ -78,7 +80,7 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
     assert part.read.scales is None or tall % ROWS.value == 0, "a program has whole tiles"
     launch(
         _carry, (ceil_div(values, tall), heads, requests if most else 0), *rows[6:9], *between,
-        core, core.stride(0), core.stride(1), *spans, part.fresh, *flat(part.read, 3, part.read),
+        core, core.stride(0), core.stride(1), look, *spans, part.fresh, *flat(part.read, 3, part.read),
         *flat(part.store, 3, part.read), given(part.store),
         *beside(part.read, part.read), *beside(part.store, part.read), *counters(part, part.store), values, keys, group,
         TILED=part.read.scales is not None, C=TOKENS, KT=wide, VT=tall, WIDEN=INTERPRETED, **CARRY,
@@ -174,9 +176,9 @@ def _substituted(overlap, lower, C: tl.constexpr):
     return tl.reshape(spread, (C, C))
 
 
-@triton.jit(do_not_specialize=["has_store", "layer", "seed_low", "seed_high"])
+@triton.jit(do_not_specialize=["has_store", "look", "layer", "seed_low", "seed_high"])
 def _carry(
-    v, v_row, v_head, q16, k16, solved, mixed, gates, core, core_row, core_head, begin, count, units, fresh,
+    v, v_row, v_head, q16, k16, solved, mixed, gates, core, core_row, core_head, look, begin, count, units, fresh,
     read, read_units, read_columns, read_unit, read_column, read_h, read_k, read_v,
     store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store,
     read_scales, read_scales_unit, read_scales_column, store_scales, store_scales_unit, store_scales_column,
@@ -186,9 +188,10 @@ def _carry(
     """One request, one value head, VT columns of V, all blocks in order. Grid (V tiles, HV, B)."""
     request, head = tl.program_id(2), tl.program_id(1).to(tl.int64)
     unit, rows = tl.load(units + request), tl.load(count + request).to(tl.int32)
-    if (unit < 0) | (rows <= 0):
-        return  # core is zero there already
     i, at_k, at_v = tl.arange(0, C), tl.arange(0, KT), tl.program_id(0) * VT + tl.arange(0, VT)
+    clear_rest(core + head * core_head, core_row, at_v, at_v < V, units, begin, count, look, C)
+    if (unit < 0) | (rows <= 0):
+        return
     state = state_before(
         read, unit, tl.load(read_columns + request), head, read_unit, read_column, read_h, read_k, read_v,
         read_scales, read_scales_unit, read_scales_column, tl.load(fresh + request), at_k, at_v, K, V, TILED,

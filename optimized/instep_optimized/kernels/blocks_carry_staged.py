@@ -8,9 +8,11 @@ Leaves out: what is computed, and why (`blocks.py`); the launch (`blocks_staged.
 
 from __future__ import annotations
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from . import cover
 from .attend_staged import where
 from .blocks_prepare_staged import TOKENS, WIDTH, blocks_before
 from .layouts import (
@@ -28,12 +30,35 @@ from .layouts import (
 )
 
 COLUMNS = gl.constexpr(64)  # of V per group of warps that carries states
+CLEARED = gl.constexpr(32)  # rows at a time
+
+uncovered = gluon.jit(cover.uncovered.fn)
+
+
+@gluon.jit
+def _clear_rest(rest, WIDE: gl.constexpr):
+    """`cover.clear_rest` of WIDE columns"""
+    core, core_row, look, begin, count, units = rest
+    W: gl.constexpr = gl.num_warps()
+    ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [512 // WIDE // 2, WIDE // 8], [W, 1], [1, 0])
+    lane, requests = gl.arange(0, 32, gl.BlockedLayout([1], [32], [W], [0])), gl.num_programs(2)
+    if uncovered(lane, units, count, requests, look) > 0:
+        for first in range(gl.program_id(2) * CLEARED, look, requests * CLEARED):
+            row, at_v = first + along(0, CLEARED, ROWS), along(1, WIDE, ROWS)
+            free = (row < look) & (at_v >= 0)
+            for request in range(requests):
+                past = row - gl.load(begin + request)
+                rows = gl.where(gl.load(units + request) < 0, 0, gl.load(count + request))
+                free = free & ((past < 0) | (past >= rows))
+            nothing = gl.full((CLEARED, WIDE), 0.0, core.dtype.element_ty, ROWS)
+            gl.store(core + row.to(gl.int64) * core_row + at_v, nothing, mask=free)
 
 
 @gluon.jit
 def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr):
     """Copy what the blocks need, as places become free. What lies behind the last row of v is not cleared."""
-    boxes, gates, rows, start, of_keys, key_column, at, heads, column, tiles, full, free, full_last, free_last = given
+    boxes, gates, rows, start, of_keys, key_column, at, heads, column, tiles, places, rest = given
+    full, free, full_last, free_last = places
     q, k, v, solved, mixed = boxes
     queries, keys, values, inverses, weights, lines = tiles
     LANES: gl.constexpr = gl.BlockedLayout([2], [32], [gl.num_warps()], [0])
@@ -65,6 +90,7 @@ def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr)
         more = (n + 1) * TOKENS + lane * 0 < rows
         since, until = gl.load(source, mask=more), gl.load(source + TOKENS, mask=more)
         write = gl.load(source + 2 * TOKENS, mask=more)
+    _clear_rest(rest, CHAINS * COLUMNS)  # the last blocks are still being computed
 
 
 @gluon.jit
@@ -83,7 +109,8 @@ def _send(tile, n, rows, boxes, core, core_row, start, column):
 @gluon.jit
 def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr, CHAINS: gl.constexpr):
     """COLUMNS columns of V, all blocks in order. Tiles are transposed: [V, K] of states, [V, C] of tokens."""
-    rows, memory, tiles, outs, full, free, full_last, free_last = given
+    rows, memory, tiles, outs, places = given
+    full, free, full_last, free_last = places
     tile = outs.index(CHAIN)
     boxes, core, core_row, start, column, source, known, target, kept, read_k, read_v, store_k, store_v = memory
     queries, keys, values, inverses, weights, lines = tiles
@@ -98,7 +125,7 @@ def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr,
     at_k, at_v = along(1, WIDTH, STATE), along(0, COLUMNS, STATE) + CHAIN * COLUMNS
     state = gl.load(source + at_v * read_v + at_k * read_k, mask=(at_v + at_k >= 0) & known, other=0.0).to(gl.float32)
     none = gl.full((COLUMNS, TOKENS), 0.0, gl.float32, TILE)
-    for n in range((rows + TOKENS - 1) // TOKENS):
+    for n in tl.range(0, (rows + TOKENS - 1) // TOKENS, disable_licm=True):
         stage, turn = where(n, STAGES)
         mbarrier.wait(full.index(stage), turn)
         value = values.index(stage * CHAINS + CHAIN)
@@ -144,9 +171,9 @@ def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr,
     stored(0)
 
 
-@gluon.jit(do_not_specialize=["has_store", "narrow"])
+@gluon.jit(do_not_specialize=["has_store", "narrow", "look"])
 def carry_staged(
-    q, k, v, solved, mixed, gates, boxes, core, core_row, begin, count, units, fresh,
+    q, k, v, solved, mixed, gates, boxes, core, core_row, look, begin, count, units, fresh,
     read, read_units, read_columns, read_unit, read_column, read_h, read_k, read_v,
     store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store, group, V, narrow,
     STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr, EARLY: gl.constexpr,
@@ -157,8 +184,12 @@ def carry_staged(
         gdc_wait()
     request, head = gl.program_id(2), gl.program_id(1)
     unit, rows = gl.load(units + request), gl.load(count + request).to(gl.int32)
+    wide, first = head.to(gl.int64), gl.program_id(0) * (CHAINS * COLUMNS)
+    column = (head * V + first).to(gl.int32)
+    rest = core + column, core_row, look, begin, count, units
     if (unit < 0) | (rows <= 0):
-        return  # core is zero there already
+        _clear_rest(rest, CHAINS * COLUMNS)
+        return
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     OF_VALUES: gl.constexpr = gl.NVMMASharedLayout(128, v.dtype.primitive_bitwidth, rank=2)
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -183,23 +214,22 @@ def carry_staged(
     fence_async_shared()
     barrier()
 
-    wide, start, heads = head.to(gl.int64), gl.load(begin + request), gl.num_programs(1)
-    first = gl.program_id(0) * (CHAINS * COLUMNS)
-    column = (head * V + first).to(gl.int32)
+    start, heads = gl.load(begin + request), gl.num_programs(1)
     source = place(read, unit, read_columns, request, read_unit, read_column) + wide * read_h + first * read_v
     own = gl.load(store_units + request)
     target = place(store, own, store_columns, request, store_unit, store_column) + wide * store_h + first * store_v
     known, kept = gl.load(fresh + request) == 0, (has_store != 0) & (own >= 0)
-    block = blocks_before(count, request)
+    block = blocks_before(count, units, request)
     at = block * heads + head
     of_keys = gl.where(narrow != 0, start, block.to(gl.int64) * TOKENS).to(gl.int32)
     start_row = start.to(gl.int32)
     memory = (boxes, core + start * core_row + column, core_row, start_row, column, source, known, target, kept,
               read_k, read_v, store_k, store_v)  # fmt: skip
     tiles = (queries, keys, values, inverses, weights, lines)
-    carried = (rows, memory, tiles, tile, full, free, full_last, free_last)
+    places = (full, free, full_last, free_last)
+    carried = (rows, memory, tiles, tile, places)
     copied = ((q, k, v, solved, mixed), gates, rows, start_row, of_keys, head // group * WIDTH, at, heads, column,
-              tiles, full, free, full_last, free_last)  # fmt: skip
+              tiles, places, rest)  # fmt: skip
     if CHAINS == 1:
         gl.warp_specialize(
             [(_carry, (carried, STAGES, LAST, 0, 1)), (_copy, (copied, STAGES, LAST, 1))], [1], [COPY_REGISTERS],

@@ -8,6 +8,7 @@ Leaves out: what is computed, and why (`blocks.py`); the launch (`blocks_staged.
 
 from __future__ import annotations
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -30,6 +31,7 @@ from .layouts import (
 )
 
 TOKENS = gl.constexpr(BLOCK)
+PIECE = gl.constexpr(4)  # numbers of a row that are loaded at a time
 WIDTH = gl.constexpr(128)  # of a key: others were not measured
 
 
@@ -39,55 +41,106 @@ def _added(a, b):
 
 
 @gluon.jit
-def blocks_before(count, request):
-    """`_blocks_before` of `blocks.py`"""
+def _blocks_in(count):
+    return gl.maximum((count.to(gl.int32) + TOKENS - 1) // TOKENS, 0)
+
+
+@gluon.jit
+def blocks_before(count, units, request):
+    """How many blocks the requests before this one have that are served: where its own begin in the scratch."""
     at, before = gl.arange(0, 32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), 0
     for first in range(0, request, 32):
-        counts = gl.load(count + first + at, mask=first + at < request, other=0)
-        before += gl.sum(((counts + TOKENS - 1) // TOKENS).to(gl.int32), axis=0)
+        there = first + at < request
+        served = gl.load(units + first + at, mask=there, other=-1) >= 0
+        before += gl.sum(_blocks_in(gl.load(count + first + at, mask=served, other=0)), axis=0)
     return before
 
 
 @gluon.jit
-def _substituted(triangles):
-    """[step, B, SOLVED]: what follows every token of a triangle  ->  their inverses [B, SOLVED, SOLVED].
-
-    A thread has a whole row, so no step waits for another thread.
-    """
-    FOUND: gl.constexpr = gl.BlockedLayout([1, 1, SOLVED], [2, SOLVED, 1], [gl.num_warps(), 1, 1], [2, 1, 0])
-    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    B: gl.constexpr = TOKENS // SOLVED
-    after = seen_as(triangles, [SOLVED, B, SOLVED], FLAT)
-    jj, n = along_3(1, SOLVED, FOUND), along_3(2, SOLVED, FOUND)
-    found = gl.where(jj == n, 1.0, gl.full((B, 1, 1), 0.0, gl.float32, FOUND))
-    for step in gl.static_range(SOLVED - 1):
-        behind = gl.expand_dims(after.index(step).load(gl.SliceLayout(1, FOUND)), 1)
-        new = gl.expand_dims(gl.sum(gl.where(n == step, found, -0.0), axis=2), 2)
-        # Both are as wide as `found` then, and nothing is computed for it.
-        found = gl.fma(gl.where(n >= 0, -new, 0.0), gl.where(jj >= 0, behind, 0.0), found)
-    return found
+def _request_of(block, request, begins, count, units):
+    """The request of a block, at or before `request`, whose blocks begin with block `begins`  ->  likewise for it"""
+    while block < begins:
+        request -= 1
+        begins -= gl.where(gl.load(units + request) < 0, 0, _blocks_in(gl.load(count + request)))
+    return request, begins
 
 
 @gluon.jit
+def _inverted(triangles):
+    """[step, B, SOLVED]: what follows every token of a triangle  ->  their inverses in its place [B * SOLVED, SOLVED].
+
+    A thread has a whole row, so no step waits for another thread. It is in pieces, because a step changes only what
+    stands behind it.
+    """
+    FOUND: gl.constexpr = gl.BlockedLayout([1, 1, PIECE], [2, SOLVED, 1], [gl.num_warps(), 1, 1], [2, 1, 0])
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    SOLID: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    B: gl.constexpr = triangles.shape[1]
+    after = seen_as(triangles, [SOLVED, B, SOLVED], FLAT)
+    jj, n = along_3(1, SOLVED, FOUND), along_3(2, PIECE, FOUND)
+    found = ()
+    for piece in gl.static_range(SOLVED // PIECE):
+        found += (gl.where(jj == n + piece * PIECE, 1.0, gl.full((B, 1, 1), 0.0, gl.float32, FOUND)),)  # type: ignore[assignment]
+    for step in gl.static_range(SOLVED - 1):
+        new = gl.expand_dims(gl.sum(gl.where(n == step % PIECE, found[step // PIECE], -0.0), axis=2), 2)
+        new = gl.where(n >= 0, -new, 0.0)  # as wide as `found`, and nothing is computed for it
+        changed = ()
+        for piece in gl.static_range(SOLVED // PIECE):
+            if piece >= (step + 1) // PIECE:
+                behind = after.index(step).slice(piece * PIECE, PIECE, dim=1).load(gl.SliceLayout(1, FOUND))
+                behind = gl.where(jj >= 0, gl.expand_dims(behind, 1), 0.0)
+                changed += (gl.fma(new, behind, found[piece]),)  # type: ignore[assignment]
+            else:
+                changed += (found[piece],)  # type: ignore[assignment]
+        found = changed
+    barrier()  # all of it is read
+    inverses = seen_as(triangles, [B, SOLVED, SOLVED], SOLID)
+    for piece in gl.static_range(SOLVED // PIECE):
+        inverses.slice(piece * PIECE, PIECE, dim=2).store(found[piece])
+    barrier()
+    return seen_as(triangles, [B * SOLVED, SOLVED], FLAT)
+
+
+@gluon.jit
+def _rows_of(block, request, begins, begin, count):
+    """Where the rows of a block begin, and how many there are"""
+    first = (block - begins) * TOKENS
+    return gl.load(begin + request) + first, gl.minimum(gl.load(count + request).to(gl.int32) - first, TOKENS)
+
+
+@gluon.jit
+def _ask(item, every, heads, start, query_boxes, key_boxes, query, key, full):
+    """Begin to copy keys and queries of an item; behind the last: nothing."""
+    live, column = item < every, (item % heads * WIDTH).to(gl.int32)
+    mbarrier.expect(full, 2 * TOKENS * WIDTH * 2, pred=live)
+    load_box(key_boxes, [start.to(gl.int32), column], full, key, pred=live)
+    load_box(query_boxes, [start.to(gl.int32), column], full, query, pred=live)
+
+
+@gluon.jit
+def _gates(item, start, rows, given, GROUP: gl.constexpr, MEMBERS: gl.constexpr, LANES: gl.constexpr):
+    """log decay and beta of an item [MEMBERS, TOKENS]; behind its rows, and where these are less than 1: 0"""
+    log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, heads = given
+    member, token = along(0, MEMBERS, LANES), along(1, TOKENS, LANES)
+    live, head = (token < rows) & (member < GROUP), (item % heads * GROUP + member).to(gl.int64)
+    forget = gl.load(log_decay + (start + token) * log_decay_row + head * log_decay_head, mask=live, other=0.0)
+    return forget, gl.load(beta + (start + token) * beta_row + head * beta_head, mask=live, other=0.0)
+
+
+@gluon.jit(do_not_specialize=["requests"])
 def prepare_staged(
     q, q_row, q_head, k, k_row, k_head, log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head,
-    q16, k16, query_boxes, key_boxes, solved, mixed, gates, begin, count, units,
+    q16, k16, query_boxes, key_boxes, solved, mixed, gates, begin, count, units, requests, heads,
     GROUP: gl.constexpr, MEMBERS: gl.constexpr, NARROW: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """What needs no state, of one block of all value heads of a key head. Grid (H, blocks, B).
+    """What needs no state, of one block of all value heads of a key head at a time. Grid: any.
 
-    Tiles of token pairs are [j, i], also where they are stored.
+    Rows and gates of a program's next block are on their way while it computes. Tiles of token pairs are [j, i], also
+    where they are stored. heads: of keys
     """
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
-    # The states are carried from the first block on: what it needs comes last, so that it is still in the cache.
-    request, key_head = gl.num_programs(2) - 1 - gl.program_id(2), gl.program_id(0)
-    at_block = gl.num_programs(1) - 1 - gl.program_id(1)
-    first = at_block * TOKENS
-    rows = gl.minimum(gl.load(count + request).to(gl.int32) - first, TOKENS)
-    if (gl.load(units + request) < 0) | (rows <= 0):
-        return
     W: gl.constexpr = gl.num_warps()
     B: gl.constexpr = TOKENS // SOLVED
     WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [W, 1], [1, 0])
@@ -100,113 +153,125 @@ def prepare_staged(
     SOLID: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-
-    # What is loaded is asked for at once.
-    start = gl.load(begin + request) + first
     key = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, WIDTH], SHARED)
     query = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, WIDTH], SHARED)
-    if NARROW:
-        full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-        mbarrier.init(full.index(0), count=1)
-        fence_async_shared()
-        barrier()
-        mbarrier.expect(full.index(0), 2 * TOKENS * WIDTH * 2)
-        load_box(key_boxes, [start.to(gl.int32), key_head * WIDTH], full.index(0), key)
-        load_box(query_boxes, [start.to(gl.int32), key_head * WIDTH], full.index(0), query)
-    row, d = along(0, TOKENS, WIDE), along(1, WIDTH, WIDE)
-    rows_of_k = k + (start + row) * k_row + key_head * k_head + d
-    rows_of_q = q + (start + row) * q_row + key_head * q_head + d
-    member, token = along(0, MEMBERS, LANES), along(1, TOKENS, LANES)
-    live, head = (token < rows) & (member < GROUP), (key_head * GROUP + member).to(gl.int64)
-    forget = gl.load(log_decay + (start + token) * log_decay_row + head * log_decay_head, mask=live, other=0.0)
-    write = gl.load(beta + (start + token) * beta_row + head * beta_head, mask=live, other=0.0)
-    if not NARROW:
-        keys = gl.load(rows_of_k, mask=(row < rows) & (d >= 0), other=0.0)
-        queries = gl.load(rows_of_q, mask=(row < rows) & (d >= 0), other=0.0)
-    block = (blocks_before(count, request) + at_block).to(gl.int64)
-
-    forget = forget.to(gl.float64) * LOG2E
-    total = gl.associative_scan(forget, 1, _added)
-    until = gl.expand_dims(gl.sum(forget, axis=1), 1) - total
-    high = total.to(gl.float32)
     lines = gl.allocate_shared_memory(gl.float32, [3, MEMBERS, TOKENS], FLAT)
-    lines.index(0).store(high)
-    lines.index(1).store((total - high.to(gl.float64)).to(gl.float32))
-    lines.index(2).store(write)
-    of_head = gates + (block * (gl.num_programs(0) * GROUP) + head) * (3 * TOKENS) + token
-    ours = (token >= 0) & (member < GROUP)
-    gl.store(of_head, gl.exp2(high), mask=ours)
-    gl.store(of_head + TOKENS, gl.exp2(gl.minimum(until.to(gl.float32), 0.0)), mask=ours)
-    gl.store(of_head + 2 * TOKENS, write, mask=ours)
-
     squares = gl.allocate_shared_memory(gl.bfloat16, [2, TOKENS, TOKENS], SHARED)
     narrow = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, TOKENS], SHARED)
     weights = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, TOKENS], SHARED)
     triangles = gl.allocate_shared_memory(gl.float32, [SOLVED, B, SOLVED], SOLID)
-    if NARROW:
-        mbarrier.wait(full.index(0), 0)
-        if rows < TOKENS:  # behind the last row lies anything
-            key.store(gl.where(row < rows, key.load(WIDE), 0.0).to(gl.bfloat16))
-    else:
-        at = ((block * TOKENS + row) * gl.num_programs(0) + key_head) * WIDTH + d
-        keys, queries = keys.to(gl.bfloat16), queries.to(gl.bfloat16)
-        key.store(keys)
-        query.store(queries)
-        gl.store(k16 + at, keys)
-        gl.store(q16 + at, queries)
+    full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(full.index(0), count=1)
     fence_async_shared()
     barrier()
-    none = gl.full((TOKENS, TOKENS), 0.0, gl.float32, TILE)
-    alike = warpgroup_mma(key, key.permute((1, 0)), none, use_acc=False, is_async=True)
-    seen = warpgroup_mma(key, query.permute((1, 0)), none, use_acc=False, is_async=True)
-    j, i = along(0, TOKENS, TILE), along(1, TOKENS, TILE)
-    SPLIT: gl.constexpr = gl.reshape(none, (TOKENS, B, SOLVED)).type.layout
-    block_j, block_i = along_3(0, TOKENS, SPLIT) // SOLVED, along_3(1, B, SPLIT)
     each = seen_as(lines, [3 * MEMBERS, TOKENS], LINE)
-    for member in gl.static_range(GROUP):
-        own = ((block * gl.num_programs(0) + key_head) * GROUP + member).to(gl.int32) * TOKENS
-        high, low = each.index(member), each.index(MEMBERS + member)
-        over = gl.expand_dims(high.load(OF_I), 0) - gl.expand_dims(high.load(OF_J), 1)
-        over = over + (gl.expand_dims(low.load(OF_I), 0) - gl.expand_dims(low.load(OF_J), 1))
-        decay = gl.exp2(gl.where(i >= j, over, float("-inf")))
-        strength = gl.expand_dims(each.index(2 * MEMBERS + member).load(OF_I), 0)
-        if member == 0:
-            alike, seen = warpgroup_mma_wait(0, deps=[alike, seen])
+    none = gl.full((TOKENS, TOKENS), 0.0, gl.float32, TILE)
+    SPLIT: gl.constexpr = gl.reshape(none, (TOKENS, B, SOLVED)).type.layout
+
+    # The states are carried from the first block on: what it needs comes last, so that it is still in the cache.
+    given = (log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, heads)
+    blocks, programs = blocks_before(count, units, requests), gl.num_programs(0)
+    every, turn = blocks * heads, 0
+    block = blocks - 1 - gl.program_id(0) // heads
+    if block < 0:
+        return
+    request, begins = _request_of(block, requests, blocks, count, units)
+    start, rows = _rows_of(block, request, begins, begin, count)
+    if NARROW:
+        _ask(gl.program_id(0), every, heads, start, query_boxes, key_boxes, query, key, full.index(0))
+    forget, write = _gates(gl.program_id(0), start, rows, given, GROUP, MEMBERS, LANES)
+    # What does not change from turn to turn is computed again: in registers it would not fit.
+    for item in tl.range(gl.program_id(0), every, programs, disable_licm=True):
+        key_head, then = item % heads, item + programs
+        row, d = along(0, TOKENS, WIDE), along(1, WIDTH, WIDE)
+        member, token = along(0, MEMBERS, LANES), along(1, TOKENS, LANES)
+        j, i = along(0, TOKENS, TILE), along(1, TOKENS, TILE)
+        block_j, block_i = along_3(0, TOKENS, SPLIT) // SOLVED, along_3(1, B, SPLIT)
+        ours = (token >= 0) & (member < GROUP)
+        if not NARROW:
+            rows_of_k = k + (start + row) * k_row + key_head * k_head + d
+            rows_of_q = q + (start + row) * q_row + key_head * q_head + d
+            keys = gl.load(rows_of_k, mask=(row < rows) & (d >= 0), other=0.0)
+            queries = gl.load(rows_of_q, mask=(row < rows) & (d >= 0), other=0.0)
+        at = block.to(gl.int64) * heads + key_head
+        total = gl.associative_scan(forget.to(gl.float64) * LOG2E, 1, _added)
+        until = gl.expand_dims(gl.sum(forget.to(gl.float64) * LOG2E, axis=1), 1) - total
+        high = total.to(gl.float32)
+        lines.index(0).store(high)
+        lines.index(1).store((total - high.to(gl.float64)).to(gl.float32))
+        lines.index(2).store(write)
+        of_head = gates + (at * GROUP + member) * (3 * TOKENS) + token
+        gl.store(of_head, gl.exp2(high), mask=ours)
+        gl.store(of_head + TOKENS, gl.exp2(gl.minimum(until.to(gl.float32), 0.0)), mask=ours)
+        gl.store(of_head + 2 * TOKENS, write, mask=ours)
+        if NARROW:
+            mbarrier.wait(full.index(0), turn)
+            turn ^= 1
+            if rows < TOKENS:  # behind the last row lies anything
+                key.store(gl.where(row < rows, key.load(WIDE), 0.0).to(gl.bfloat16))
         else:
-            stored(0)  # the tiles of the head before this one
-            barrier()
-        weights.store((seen * decay).to(gl.bfloat16))
-        split = gl.reshape(alike * decay * strength, (TOKENS, B, SOLVED))
-        for level in gl.static_range(2):
-            square = split * gl.where((block_j ^ block_i) // 2**level == 1, 1.0, 0.0)
-            squares.index(level).store(gl.convert_layout(gl.reshape(square, (TOKENS, TOKENS)), TILE).to(gl.bfloat16))
-        triangle = gl.sum(split * gl.where(block_j == block_i, 1.0, 0.0), axis=1)  # [C, SOLVED]
-        within = gl.expand_dims(gl.arange(0, TOKENS, gl.SliceLayout(1, triangle.type.layout)), 1) % SOLVED
-        after = gl.expand_dims(gl.arange(0, SOLVED, gl.SliceLayout(0, triangle.type.layout)), 0) > within
-        triangle = gl.reshape(gl.where(after, triangle, 0.0), (B, SOLVED, SOLVED))
-        triangles.store(gl.permute(triangle, (1, 0, 2)))
+            place = ((block.to(gl.int64) * TOKENS + row) * heads + key_head) * WIDTH + d
+            keys, queries = keys.to(gl.bfloat16), queries.to(gl.bfloat16)
+            key.store(keys)
+            query.store(queries)
+            gl.store(k16 + place, keys)
+            gl.store(q16 + place, queries)
         fence_async_shared()
         barrier()
-        store_box(mixed, [own, 0], weights)
-        found = gl.reshape(_substituted(triangles), (TOKENS, SOLVED))
-        found = gl.expand_dims(gl.convert_layout(found, gl.SliceLayout(1, SPLIT)), 1)
-        inverse = found * gl.where(block_j == block_i, 1.0, 0.0)
-        inverse = gl.convert_layout(gl.reshape(inverse, (TOKENS, TOKENS)), TILE)
-        for level in gl.static_range(2):
-            part = inverse.to(gl.bfloat16)
-            narrow.store(part)
+        alike = warpgroup_mma(key, key.permute((1, 0)), none, use_acc=False, is_async=True)
+        seen = warpgroup_mma(key, query.permute((1, 0)), none, use_acc=False, is_async=True)
+        for member_at in gl.static_range(GROUP):
+            own = (at * GROUP + member_at).to(gl.int32) * TOKENS
+            high, low = each.index(member_at), each.index(MEMBERS + member_at)
+            over = gl.expand_dims(high.load(OF_I), 0) - gl.expand_dims(high.load(OF_J), 1)
+            over = over + (gl.expand_dims(low.load(OF_I), 0) - gl.expand_dims(low.load(OF_J), 1))
+            decay = gl.exp2(gl.where(i >= j, over, float("-inf")))
+            strength = gl.expand_dims(each.index(2 * MEMBERS + member_at).load(OF_I), 0)
+            if member_at == 0:
+                alike, seen = warpgroup_mma_wait(0, deps=[alike, seen])
+            stored(1)  # the weights of the head before this one
+            barrier()
+            weights.store((seen * decay).to(gl.bfloat16))
+            split = gl.reshape(alike * decay * strength, (TOKENS, B, SOLVED))
+            for level in gl.static_range(2):
+                square = split * gl.where((block_j ^ block_i) // 2**level == 1, 1.0, 0.0)
+                square = gl.convert_layout(gl.reshape(square, (TOKENS, TOKENS)), TILE)
+                squares.index(level).store(square.to(gl.bfloat16))
+            triangle = gl.sum(split * gl.where(block_j == block_i, 1.0, 0.0), axis=1)  # [C, SOLVED]
+            within = gl.expand_dims(gl.arange(0, TOKENS, gl.SliceLayout(1, triangle.type.layout)), 1) % SOLVED
+            after = gl.expand_dims(gl.arange(0, SOLVED, gl.SliceLayout(0, triangle.type.layout)), 0) > within
+            triangle = gl.reshape(gl.where(after, triangle, 0.0), (B, SOLVED, SOLVED))
+            triangles.store(gl.permute(triangle, (1, 0, 2)))
+            stored(0)  # its inverse
             fence_async_shared()
             barrier()
-            part = gl.convert_layout(part, FIRST)
-            across = warpgroup_mma(part, squares.index(level), none, use_acc=False, is_async=True)
-            across, part = warpgroup_mma_wait(0, deps=[across, part])
-            part = gl.convert_layout(across.to(gl.bfloat16), FIRST)
-            join = warpgroup_mma(part, narrow, none, use_acc=False, is_async=True)
-            join, part = warpgroup_mma_wait(0, deps=[join, part])
-            inverse = inverse - join
-            barrier()  # the tile is written again
-        narrow.store(inverse.to(gl.bfloat16))
-        fence_async_shared()
-        barrier()
-        store_box(solved, [own, 0], narrow)
+            store_box(mixed, [own, 0], weights)
+            if member_at == 0:  # all warps are done with keys and queries
+                if then < every:
+                    block = blocks - 1 - then // heads
+                    request, begins = _request_of(block, request, begins, count, units)
+                    start, rows = _rows_of(block, request, begins, begin, count)
+                if NARROW:
+                    _ask(then, every, heads, start, query_boxes, key_boxes, query, key, full.index(0))
+                forget, write = _gates(then, start, gl.where(then < every, rows, 0), given, GROUP, MEMBERS, LANES)
+            found = gl.expand_dims(_inverted(triangles).load(gl.SliceLayout(1, SPLIT)), 1)
+            inverse = found * gl.where(block_j == block_i, 1.0, 0.0)
+            inverse = gl.convert_layout(gl.reshape(inverse, (TOKENS, TOKENS)), TILE)
+            for level in gl.static_range(2):
+                part = inverse.to(gl.bfloat16)
+                narrow.store(part)
+                fence_async_shared()
+                barrier()
+                part = gl.convert_layout(part, FIRST)
+                across = warpgroup_mma(part, squares.index(level), none, use_acc=False, is_async=True)
+                across, part = warpgroup_mma_wait(0, deps=[across, part])
+                part = gl.convert_layout(across.to(gl.bfloat16), FIRST)
+                join = warpgroup_mma(part, narrow, none, use_acc=False, is_async=True)
+                join, part = warpgroup_mma_wait(0, deps=[join, part])
+                inverse = inverse - join
+                barrier()  # the tile is written again
+            narrow.store(inverse.to(gl.bfloat16))
+            fence_async_shared()
+            barrier()
+            store_box(solved, [own, 0], narrow)
     stored(0)

@@ -15,10 +15,11 @@ from .blocks import WIDE_FROM
 from .blocks_carry_staged import COLUMNS, carry_staged
 from .blocks_prepare_staged import TOKENS, WIDTH, prepare_staged
 from .layouts import TensorDescriptor
-from .runtime import ceil_div, hopper, launch, power_of_2
+from .runtime import hopper, launch, multiprocessors, power_of_2
 
 MOST_OF_GROUP = 4  # value heads of a key head: a program has all of them, one after the other
-PREPARE = {"warps": 4, "registers": 168}  # three programs at a time
+PROGRAMS = 3  # that prepare blocks on a multiprocessor at a time
+PREPARE = {"warps": 4, "registers": 168}
 CARRY = {"LAST": 2, "CARRY_REGISTERS": 224, "COPY_REGISTERS": 40, "warps": 4}
 
 
@@ -52,7 +53,7 @@ def _matrix(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided((x.shape[0], x.shape[1] * x.shape[2]), (x.stride(0), 1))
 
 
-def blocks_staged(inputs: GdnInputs, part: Part, core: torch.Tensor, chains: int | None = None) -> None:
+def blocks_staged(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0, chains: int | None = None) -> None:
     """`blocks`, where it `fits`. chains: groups of warps that carry states in a program; left out, as many as pay"""
     assert part.per_row is None, "a prefill chunk keeps no state per position"
     heads, values = core.shape[1:]
@@ -72,10 +73,10 @@ def blocks_staged(inputs: GdnInputs, part: Part, core: torch.Tensor, chains: int
     gates = core.new_empty(room, heads, 3, C, dtype=torch.float32)
     forget, write, group = inputs.log_decay, inputs.beta, heads // key_heads
     launch(
-        prepare_staged, (key_heads, ceil_div(part.most, C), requests),
+        prepare_staged, (min(key_heads * room, PROGRAMS * multiprocessors(core.device)),),
         inputs.q, *inputs.q.stride()[:2], inputs.k, *inputs.k.stride()[:2],
         forget, *forget.stride(), write, *write.stride(),
-        q16, k16, *of_keys, *of_pairs, gates, part.begin, part.count, part.read.units,
+        q16, k16, *of_keys, *of_pairs, gates, part.begin, part.count, part.read.units, requests, key_heads,
         GROUP=group, MEMBERS=power_of_2(group), NARROW=narrow, **PREPARE,
     )  # fmt: skip
     if chains is None:  # the batch may choose: no bit hangs on it
@@ -84,7 +85,7 @@ def blocks_staged(inputs: GdnInputs, part: Part, core: torch.Tensor, chains: int
     launch(
         carry_staged, (values // (COLUMNS.value * chains), heads, requests),
         *of_keys, _boxes(_matrix(inputs.v), COLUMNS.value), *of_pairs, gates,
-        _boxes(_matrix(core), COLUMNS.value), core, core.stride(0),
+        _boxes(_matrix(core), COLUMNS.value), core, core.stride(0), look,
         part.begin, part.count, part.read.units, part.fresh,
         *flat(part.read, 3, part.read), *flat(part.store, 3, part.read), given(part.store), group, values, narrow,
         STAGES=3 if chains == 1 or inputs.v.element_size() == 2 else 2, CHAINS=chains, **CARRY,

@@ -17,6 +17,7 @@ from ..layout import Part
 from ..ops.base import GdnInputs
 from .address import flat, given
 from .chance import counters
+from .cover import clear_rest
 from .runtime import ceil_div, launch, power_of_2, tile
 from .state import state_before, store_state
 from .tiles import ROWS, beside
@@ -28,7 +29,7 @@ PRECISION = "ieee"  # of every product
 WARPS = {"solve": 2, "carry": 4}
 
 
-def chunk(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
+def chunk(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> None:
     """Run one part's rows through their states, block by block; write `core` [N, HV, V] and the memory.
 
         D_ij = exp(g_{j+1} + ... + g_i)                      decay from token j to token i >= j, never above 1
@@ -39,6 +40,7 @@ def chunk(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
 
     (D_i0 includes the decay of the block's first token.) The first kernel, `_solve`, makes (I + A)^-1 and tril(q k^T) D
     of all blocks at once. The second, `_carry`, carries the state from block to block.
+    look: of how many rows of `core` those become zero that no request covers
     Mirrors: Gated DeltaNet (arXiv:2412.06464), chunked form with the UT transform. Differs: each decay D_ij sums its
     own terms and is not a difference of running sums, so it loses no digits after a strong decay and never passes 1;
     the inverse is applied to the residual, not to keys and values apart.
@@ -61,7 +63,7 @@ def chunk(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
     assert part.read.scales is None or columns % ROWS.value == 0 or columns >= values, "a program has whole tiles"
     launch(
         _carry, (ceil_div(values, columns), heads, requests if blocks else 0), *rows, *gates, solved, mixed,
-        core, core.stride(0), core.stride(1), *spans, part.fresh, *flat(part.read, 3, part.read),
+        core, core.stride(0), core.stride(1), look, *spans, part.fresh, *flat(part.read, 3, part.read),
         *flat(part.store, 3, part.read), given(part.store),
         *beside(part.read, part.read), *beside(part.store, part.read), *counters(part, part.store),
         solved.stride(0), values, keys, group,
@@ -112,11 +114,11 @@ def _solve(
     tl.store(mixed + row[None, :] * work_row + at[:, None], seen, mask=live[None, :])
 
 
-@triton.jit(do_not_specialize=["has_store", "layer", "seed_low", "seed_high"])
+@triton.jit(do_not_specialize=["has_store", "look", "layer", "seed_low", "seed_high"])
 def _carry(
     q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
     log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, solved, mixed,
-    core, core_row, core_head, begin, count, units, fresh,
+    core, core_row, core_head, look, begin, count, units, fresh,
     read, read_units, read_columns, read_unit, read_column, read_h, read_k, read_v,
     store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store,
     read_scales, read_scales_unit, read_scales_column, store_scales, store_scales_unit, store_scales_column,
@@ -126,9 +128,10 @@ def _carry(
     """One request, one value head, VT columns of V, all blocks of C = TOKENS in order. Grid (V tiles, HV, B)."""
     request, head = tl.program_id(2), tl.program_id(1).to(tl.int64)
     unit, rows = tl.load(units + request), tl.load(count + request)
-    if (unit < 0) | (rows <= 0):
-        return  # core is zero there already
     i, at_k, at_v = tl.arange(0, TOKENS), tl.arange(0, KT), tl.program_id(0) * VT + tl.arange(0, VT)
+    clear_rest(core + head * core_head, core_row, at_v, at_v < V, units, begin, count, look, TOKENS)
+    if (unit < 0) | (rows <= 0):
+        return
     in_k, in_v = at_k < K, at_v < V  # [KT], [VT]
     state = state_before(
         read, unit, tl.load(read_columns + request), head, read_unit, read_column, read_h, read_k, read_v,

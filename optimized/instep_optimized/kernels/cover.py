@@ -2,7 +2,8 @@
 
 A kernel has `beyond` more programs along the axis of requests, and gives each of them one block of rows. They run at
 the same time as the others, and no row is written twice. In short windows nearly every row is covered: there the
-programs of each request look at their share of all rows (`covering`).
+programs of each request look at their share of all rows (`covering`). Programs of which few run at a time, or which are
+all busy, ask first how many rows are left (`uncovered`), and share these likewise (`clear_rest`).
 
 Leaves out: a launch with several parts, of which none knows what the others cover (its op fills the whole result
 before).
@@ -53,6 +54,25 @@ def covering(row, lane, units, begin, count, requests):
         mine = busy & (past >= 0) & (past < tl.load(count + request, mask=busy, other=0))
         found += tl.sum(mine.to(tl.int32), axis=0)
     return found
+
+
+@triton.jit
+def uncovered(lane, units, count, requests, rows):
+    """How many of so many rows no request with a unit covers; two requests have none in common. lane: as above"""
+    for start in range(0, requests, lane.shape[0]):
+        request = start + lane
+        busy = tl.load(units + request, mask=request < requests, other=-1) >= 0
+        rows -= tl.sum(tl.load(count + request, mask=busy, other=0).to(tl.int32), axis=0)
+    return rows
+
+
+@triton.jit
+def clear_rest(out, out_row, at, inside, units, begin, count, rows, QT: tl.constexpr):
+    """`clear` of all rows, of which the programs of each request (the grid's last axis) have a share."""
+    requests = tl.num_programs(2)
+    if uncovered(tl.arange(0, REQUESTS), units, count, requests, rows) > 0:
+        for first in range(tl.program_id(2) * QT, rows, requests * QT):
+            clear(out, out_row, at, inside, first + tl.arange(0, QT), units, begin, count, requests, rows)
 
 
 @triton.jit

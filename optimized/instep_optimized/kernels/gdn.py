@@ -16,6 +16,7 @@ from ..layout import Part
 from ..ops.base import GdnInputs
 from .blocks import blocks
 from .chunk import chunk
+from .cover import result
 from .runtime import explicit
 from .window import window
 
@@ -32,10 +33,10 @@ def precise_gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtyp
     return _served(inputs, parts, dtype, chunk)
 
 
-def _blocks(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
+def _blocks(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> None:
     """The staged kernels where they fit. Both give the same bits."""
     fits = blocks_staged is not None and blocks_staged.fits(inputs, part, core)
-    (blocks_staged.blocks_staged if fits else blocks)(inputs, part, core)
+    (blocks_staged.blocks_staged if fits else blocks)(inputs, part, core, look)
 
 
 def windows(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> None:
@@ -49,15 +50,12 @@ def windows(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) ->
 def _served(
     inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, prefill: Callable[..., None]
 ) -> torch.Tensor:
-    """Rows that no part covers, and rows of idle requests, are zero; windows alone write them themselves.
+    """Rows that no part covers, and rows of idle requests, are zero; the kernels of a part that is alone write them.
 
     prefill: the kernel of chunks
     """
-    if len(parts) == 1 and parts[0].form == "window" and len(parts[0].begin):
-        core = torch.empty_like(inputs.v, dtype=dtype)
-        windows(inputs, parts[0], core, len(core))
-        return core
-    core = torch.zeros_like(inputs.v, dtype=dtype)
+    running = parts if all(part.most for part in parts) else ()  # a part without rows launches nothing
+    core, look = result(running, inputs.v, *inputs.v.shape, dtype=dtype)
     for part in parts:
-        (prefill if part.form == "chunk" else windows)(inputs, part, core)
+        (prefill if part.form == "chunk" else windows)(inputs, part, core, look)
     return core

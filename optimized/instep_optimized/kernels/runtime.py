@@ -197,6 +197,12 @@ def hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] == 9
 
 
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many programs run beside each other, at least."""
+    return 2 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def versions() -> dict[str, str]:
     """What runs the kernels here: versions, device, interpreted or native. For reports, results and baselines."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
