@@ -44,7 +44,7 @@ fi
 if [ "$part" = all ] || [ "$part" = tests ]; then  # what the replays compiled is taken from Triton's cache
   tests tests-kernels tests/optimized/test_kernels.py &
   tests tests-kernels-more tests/optimized/test_kernels_*.py &
-  tests tests-ops tests/optimized/test_walk_words.py tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py tests/optimized/test_tiles.py tests/optimized/test_draw.py tests/optimized/test_chance.py &
+  tests tests-ops tests/optimized/test_walk_words.py tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py tests/optimized/test_tiles.py tests/optimized/test_draw.py tests/optimized/test_chance.py tests/optimized/test_transfer.py &
   tests tests-attend tests/optimized/test_attend_parts.py -k "not explicit" &
   tests tests-attend-layouts tests/optimized/test_attend_parts.py -k explicit &
   tests tests-forms tests/optimized/test_blocks_staged.py tests/optimized/test_fusions.py tests/optimized/test_prefill_gdn.py tests/optimized/test_window_gdn.py &

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from .build import built
 from .commit import write_set
 from .commit.accepted import answered, forced_paths
 from .commit.base import changes
+from .drafted import cut, told
 from .graphs import Runner
 from .graphs.capture import prepared
 from .memory.saved import Kept, copied, read, write
@@ -51,10 +53,8 @@ from .request import Request, logical
 from .round import IDLE, inputs_of, kind_of, tree_inputs
 from .sampling import in_units
 from .tiers import Entry, Tiers
-from .transfer.to_device import ints
+from .transfer.to_device import HOST, ints
 from .transfer.to_host import HostCopy, Parents, Roots
-
-NO_OPINION = -1  # `own` without a draft head
 
 
 class OptimizedEngine:
@@ -139,11 +139,10 @@ class OptimizedEngine:
             forced = [[*choices, *[0] * (nodes - 1 - len(choices))] for choices in forced]
         if kind == "draft":
             shapes = [line[:nodes] for line in shapes]
-        said = torch.stack(self._run(kind, drafted, forced, tree=shapes), dim=1)
+        said = self._run(kind, drafted, forced, tree=shapes, join=partial(torch.stack, dim=1))
         if kind != "draft":
-            said, steps = self._cut(said, trees), max(map(len, trees))
-        drafts, own = said[:, :steps].contiguous(), said[:, steps:].contiguous()
-        return Drafted(drafts, own if self._model.drafter is not None else torch.full_like(drafts, NO_OPINION))
+            said, steps = cut(said, trees, self._round.width), max(map(len, trees))
+        return told(said, steps, headed=self._model.drafter is not None)
 
     def _grown(
         self, drafted: Sequence[Request], picks: Sequence[Sequence[int]] | None, trees: Sequence[Sequence[int]],
@@ -326,32 +325,30 @@ class OptimizedEngine:
     def _run(
         self, kind: str, requests: Sequence[Request], forced: Sequence[Sequence[int]] = (),
         rows: Sequence[int | None] | None = None, uniforms: Sequence[Sequence[int]] = (),
-        tree: Sequence[Sequence[int]] = (),
+        tree: Sequence[Sequence[int]] = (), join: Callable[[Sequence[torch.Tensor]], torch.Tensor] | None = None,
     ) -> Any:
-        """Run the body of one event on the inputs that come from the host: eagerly, or as a captured graph."""
+        """Run the body of one event on the inputs that come from the host: eagerly, or as a captured graph.
+
+        join: makes one tensor of its results
+        """
         kind = kind_of(kind, bool(uniforms))
         body, slots = self._round.bodies[kind], [self._memory.slots.of(request.name) for request in requests]
         counts = [1 + request.drafts for request in requests] if body.ragged else None
         inputs = inputs_of(
-            slots, range(len(slots)) if rows is None else rows, body.width, forced, self._device, counts, uniforms,
-            tree,
+            slots, range(len(slots)) if rows is None else rows, body.width, forced,
+            self._device if self._graphs is None else HOST, counts, uniforms, tree,
         )
         if self._graphs is None:
-            return body.run(self._ops, inputs)
+            results = body.run(self._ops, inputs)
+            return results if join is None else join(results)
         # Inside a graph no row can be cut: what a replay shows is noted, and cut when the answer says which rows count.
         key, seen = (kind, self._round.num_steps), list[tuple[Place, torch.Tensor]]()
-        answer: Any = self._graphs.run(key, self._base, body.run, inputs, IDLE, noting(self._see, seen))
-        lens = answer.accept_lens if kind == "commit" else counts if self._capacity.trees else None
-        covered, trees = None if lens is None else first_of(lens, body.width), [one.parents for one in requests]
-        show(self._see, seen, lambda place: node_runs(place, trees) if kind == "draft of trees" else covered)
+        answer: Any = self._graphs.run(key, self._base, body.run, inputs, IDLE, noting(self._see, seen), join)
+        if seen:
+            lens = answer.accept_lens if kind == "commit" else counts if self._capacity.trees else None
+            covered, trees = None if lens is None else first_of(lens, body.width), [one.parents for one in requests]
+            show(self._see, seen, lambda place: node_runs(place, trees) if kind == "draft of trees" else covered)
         return answer
-
-    def _cut(self, said: torch.Tensor, trees: Sequence[Sequence[int]]) -> torch.Tensor:
-        """The tables of a draft, side by side, as wide as the largest tree; -1 behind the drafts of each."""
-        most, counts = max(map(len, trees)), ints([len(tree) for tree in trees], self._device)
-        behind = torch.arange(most, device=self._device) >= counts[:, None]
-        begins = range(0, said.shape[1], self._round.width - 1)  # without a draft head there is one table
-        return torch.cat([said[:, begin : begin + most].masked_fill(behind, -1) for begin in begins], dim=1)
 
     def _named(self, names: Sequence[str]) -> list[Request]:
         """The requests in batch order. Unless rounds overlap, their lengths are made exact first."""

@@ -16,12 +16,12 @@ import torch
 
 from instep_reference.contract.capacity import Capacity
 
+from .commit.accepted import Accepted
 from .commit.pair import CommitPair
 from .memory import Memory
 from .memory.saved import Peeked, read
 from .mixed import Planned
 from .ops.base import Ops
-from .ops.placing import Acceptance
 from .request import Request
 from .tiers import Entry
 from .transfer.to_host import HostCopy, Roots
@@ -48,9 +48,10 @@ class Prefixes:
         for name in roots if self.on else ():
             requests[name].said.append(partial(_root_of, roots, name))
 
-    def counts(self, answer: Acceptance) -> HostCopy:
+    def counts(self, answer: Accepted) -> HostCopy:
         """The copy of accepted counts that every commit starts; where prefixes are tracked, tokens and paths too."""
-        return HostCopy(answer.accept_lens, *(answer.tokens, answer.accept_index) if self.on else ())
+        more, own = (answer.tokens, answer.accept_index) if self.on else (), answer.counts is not answer.accept_lens
+        return HostCopy(answer.counts, *more, unwritten=own)
 
     def accepted(self, verified: Sequence[Request], counts: HostCopy) -> None:
         """Note the tokens that a commit has accepted, and the bonus."""

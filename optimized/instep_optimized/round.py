@@ -13,20 +13,19 @@ from typing import NamedTuple
 import torch
 
 from .batch import Batch, Who, nodes_of, parents_of, plan_of, windows
-from .commit.accepted import gather_path, keep_tail, keep_window
+from .commit.accepted import Accepted, gather_path, keep_tail, keep_window
 from .commit.base import AcceptedWindows
 from .commit.pair import CommitPair
 from .draft.base import Asked, GrowsTrees, Use, column
 from .model import Model
 from .model.trunk import STAGE
 from .ops.base import Ops
-from .ops.placing import Acceptance
 from .sampling import Drawing
 from .transfer.to_device import sent
 
 
 class Inputs(NamedTuple):
-    """What the host says about the B requests of an event, int64 on the device. The slot table has the rest.
+    """What the host says about the B requests of an event, int64. The slot table has the rest.
 
     slots, rows, begin [B]  as in `Who`;  width [B]: packed rows of each request
     forced [B, k]           choices that the caller makes for the engine; -1: the engine chooses. For a draft: every
@@ -53,7 +52,9 @@ def inputs_of(
     slots: Sequence[int], rows: Iterable[int | None], width: int, forced: Sequence[Sequence[int]], device: torch.device,
     counts: Sequence[int] | None = None, uniforms: Sequence[Sequence[int]] = (), tree: Sequence[Sequence[int]] = (),
 ) -> Inputs:
-    """The inputs, sent to the device in one transfer. The packed rows of request n begin at n * width.
+    """The inputs, sent to the device in one transfer; for a graph they stay on the host, and the runner sends them.
+
+    The packed rows of request n begin at n * width.
 
     counts: how many of them each request uses; None: all
     """
@@ -211,7 +212,7 @@ class Round:
         ops.advance(length=memory.slot_table.length, slots=inputs.slots, by=batch.count)
         return Decoded(own, chosen)
 
-    def commit(self, ops: Ops, inputs: Inputs) -> Acceptance:
+    def commit(self, ops: Ops, inputs: Inputs) -> Accepted:
         """Accept drafts, make the accepted node's memory the request's own, extend the draft head, grow the length."""
         slot_table, (count, width) = self.model.memory.slot_table, (len(inputs.slots), self.width)
         parents = slot_table.parents
@@ -236,7 +237,7 @@ class Round:
             self._extend(ops, who, acceptance.tokens.view(count * width), final, width)
         # The length grows last: the strategy and the extend need the length before the window.
         ops.advance(length=slot_table.length, slots=inputs.slots, by=acceptance.accept_lens)
-        return acceptance
+        return Accepted(*acceptance, counts=acceptance.accept_lens)
 
     # Parts of the bodies
 

@@ -78,7 +78,7 @@ def test_what_has_nothing_to_judge_says_so(handed):
 
 RUNS = (Edit("instep_optimized/build.py", "in_use(checkpoint.config, options.drafter)", "checkpoint.config"),
         Edit("instep_optimized/build.py", "MODES[options.drafter]", 'MODES["vanilla"]'))  # fmt: skip
-OPINION = (Edit("instep_optimized/engine.py", "torch.full_like(drafts, NO_OPINION)", "drafts.clone()"),)
+OPINION = (Edit("instep_optimized/drafted.py", "torch.full_like(drafts, NO_OPINION)", "drafts.clone()"),)
 
 
 @pytest.mark.slow

@@ -250,10 +250,11 @@ def _on_the_board(self: Any, requests: Any, picks: Any = None, parents: Any = No
 
 @pytest.mark.slow
 def test_an_answer_that_the_next_replay_overwrites_is_named(trace, monkeypatch):
-    def kept(outputs: Any, bucket: int, rows: int) -> Any:
+    def kept(outputs: Any, bucket: int, rows: int, join: Any = None) -> Any:
         if isinstance(outputs, torch.Tensor):
             return runner._cut(outputs, bucket, rows)
-        return runner._like(outputs, [kept(output, bucket, rows) for output in outputs])
+        parts = [kept(output, bucket, rows) for output in outputs]
+        return runner._like(outputs, parts) if join is None else join(parts)
 
     monkeypatch.setattr(runner, "_copied", kept)
     said = [finding.diagnosis for finding in found(trace, "aliasing", graphs=True)]

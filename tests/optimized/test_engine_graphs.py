@@ -204,8 +204,8 @@ def test_a_round_is_launched_before_the_counts_of_the_last_one_are_known(
     made: list[HostCopy] = []
     begin, read = HostCopy.__init__, HostCopy.list
 
-    def made_by(self: HostCopy, numbers: torch.Tensor) -> None:
-        begin(self, numbers)
+    def made_by(self: HostCopy, *numbers: torch.Tensor, **how: Any) -> None:
+        begin(self, *numbers, **how)
         made.append(self)
 
     def told(self: HostCopy) -> list[int]:

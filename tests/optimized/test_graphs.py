@@ -61,9 +61,9 @@ def test_replay_is_eager_bit_by_bit_while_batches_grow_and_shrink(ops: Ops, devi
     graphed, eager = World(ops, device), World(ops, device)
     graphs = Runner(recorder(), BUCKETS, device)
     for number, (slots, width) in enumerate(COURSE):
-        inputs = batch(slots, width, device, number, forced=[number % 3] * len(slots))
+        inputs = batch(slots, width, number, forced=[number % 3] * len(slots))
         ours = graphs.run(("verify", width), ops, graphed.verify, inputs, IDLE)
-        theirs = eagerly(eager.verify, ops, inputs, bucket_of(len(slots)))
+        theirs = eagerly(eager.verify, ops, inputs, bucket_of(len(slots)), device)
         assert differences(ours, theirs, graphed, eager) == [], number
 
 
@@ -71,8 +71,8 @@ def test_replay_is_eager_bit_by_bit_while_batches_grow_and_shrink(ops: Ops, devi
 def test_capture_changes_no_byte(ops: Ops, device: str, recorder: Make) -> None:
     world, untouched = World(ops, device), World(ops, device)
     graphs = Runner(recorder(), BUCKETS, device)
-    graphs.prepare(("verify", 2), ops, world.verify, batch((1,), 3, device), IDLE)
-    graphs.prepare(("decode", 0), ops, world.decode, batch((1,), 1, device), IDLE)
+    graphs.prepare(("verify", 2), ops, world.verify, batch((1,), 3), IDLE)
+    graphs.prepare(("decode", 0), ops, world.decode, batch((1,), 1), IDLE)
     assert all(same_bits(pool, untouched.pools()[name]) for name, pool in world.pools().items())
 
 
@@ -86,9 +86,9 @@ def test_layouts_with_equal_token_counts_are_kept_apart(ops: Ops, device: str, r
         ("verify", (8,), 1), ("decode", (8,), 1), ("verify", (5,), 1), ("decode", (3,), 1),
     ]
     for number, (kind, slots, width) in enumerate(course):
-        inputs = batch(slots, width, device, number)
+        inputs = batch(slots, width, number)
         ours = graphs.run((kind, width - 1), ops, getattr(graphed, kind), inputs, IDLE)
-        theirs = eagerly(getattr(eager, kind), ops, inputs, bucket_of(len(slots)))
+        theirs = eagerly(getattr(eager, kind), ops, inputs, bucket_of(len(slots)), device)
         assert differences(ours, theirs, graphed, eager) == [], number
 
 
@@ -97,7 +97,7 @@ def test_outputs_outlive_later_replays(ops: Ops, device: str, recorder: Make) ->
     world, graphs = World(ops, device), Runner(recorder(), BUCKETS, device)
     kept: list[tuple[Any, Any]] = []
     for number, (slots, width) in enumerate(COURSE[:5]):
-        given = batch(slots, width, device, number)
+        given = batch(slots, width, number)
         outputs = graphs.run("verify", ops, world.verify, given, IDLE)
         kept.append((outputs, [x.clone() for x in outputs]))
     assert all(same_bits(now, then) for outputs, copies in kept for now, then in zip(outputs, copies, strict=True))
@@ -110,7 +110,7 @@ def test_every_replay_is_shown_to_see_without_its_padding(ops: Ops, device: str,
     graphed, eager = World(ops, device), World(ops, device)
     graphs = Runner(recorder(), BUCKETS, device)
     for number, slots in enumerate([(4, 1, 6), (1, 6, 4, 2), (2, 7, 8)]):
-        inputs = batch(slots, 2, device, number)
+        inputs = batch(slots, 2, number)
         tape: list[tuple[Place, torch.Tensor]] = []
 
         def see(place: Place, tensor: torch.Tensor, tape: Any = tape) -> torch.Tensor:
@@ -118,12 +118,12 @@ def test_every_replay_is_shown_to_see_without_its_padding(ops: Ops, device: str,
             return tensor
 
         ours = graphs.run("verify", ops, graphed.verify, inputs, IDLE, see)
-        theirs = eagerly(eager.verify, ops, inputs, 4)
+        theirs = eagerly(eager.verify, ops, inputs, 4, device)
         assert [place for place, _ in tape] == [EMBEDDING, MIXED, HIDDEN, LOGITS, PICK]
         assert same_bits(dict(tape)[HIDDEN], theirs.hidden) and same_bits(ours.hidden, theirs.hidden)
         assert all(len(tensor) == 2 * len(slots) for _, tensor in tape)
     unwatched = graphs.run("verify", ops, graphed.verify, inputs, IDLE)
-    assert same_bits(unwatched.hidden, eagerly(eager.verify, ops, inputs, 4).hidden)
+    assert same_bits(unwatched.hidden, eagerly(eager.verify, ops, inputs, 4, device).hidden)
     assert len(tape) == 5
 
 
@@ -137,7 +137,7 @@ def test_an_empty_batch_replays_nothing(ops: Ops, device: str, recorder: Make) -
         return tensor
 
     for _ in range(2):
-        outputs = graphs.run("verify", ops, world.verify, batch((), 3, device), IDLE, see)
+        outputs = graphs.run("verify", ops, world.verify, batch((), 3), IDLE, see)
         assert [tuple(x.shape) for x in outputs] == [(0, 32), (0, 3), (0,), (0,)]
     assert not seen
     assert all(same_bits(pool, untouched.pools()[name]) for name, pool in world.pools().items())
@@ -156,7 +156,7 @@ def test_padding_that_is_not_refreshed_is_caught(monkeypatch: pytest.MonkeyPatch
     graphed, eager = World(PLAIN, "cpu"), World(PLAIN, "cpu")
     graphs = Runner(Emulator(), BUCKETS)
     for slots, wrong in (((4, 1, 6, 2), []), ((4, 1, 6), ["conv", "kv", "length"])):
-        inputs = batch(slots, 2, "cpu")
+        inputs = batch(slots, 2)
         ours = graphs.run("verify", PLAIN, graphed.verify, inputs, IDLE)
         assert differences(ours, eagerly(eager.verify, PLAIN, inputs, 4), graphed, eager) == wrong
 
@@ -164,13 +164,13 @@ def test_padding_that_is_not_refreshed_is_caught(monkeypatch: pytest.MonkeyPatch
 def test_a_key_that_does_not_tell_layouts_apart_is_caught() -> None:
     """Planted: one key for both kinds of a single row. The decode graph serves the window."""
     graphed, eager = World(PLAIN, "cpu"), World(PLAIN, "cpu")
-    graphs, inputs = Runner(Emulator(), BUCKETS), batch((4, 1), 1, "cpu")
+    graphs, inputs = Runner(Emulator(), BUCKETS), batch((4, 1), 1)
     graphs.run("one row", PLAIN, graphed.decode, inputs, IDLE)
     eagerly(eager.decode, PLAIN, inputs, 2)
     ours = graphs.run("one row", PLAIN, graphed.verify, inputs, IDLE)
     assert "hidden" in differences(ours, eagerly(eager.verify, PLAIN, inputs, 2), graphed, eager)
     with pytest.raises(BadInput, match=r"one row window: found rows of \(3,\).*expected \(1,\)"):
-        graphs.run("one row", PLAIN, graphed.verify, batch((4, 1), 3, "cpu"), IDLE)
+        graphs.run("one row", PLAIN, graphed.verify, batch((4, 1), 3), IDLE)
 
 
 def test_a_branch_on_the_host_stays_as_it_was_recorded() -> None:
@@ -180,7 +180,7 @@ def test_a_branch_on_the_host_stays_as_it_was_recorded() -> None:
     def body(world: World) -> Callable[[Ops, Inputs], Any]:
         return lambda ops, inputs: (world.decode if probing["now"] else world.verify)(ops, inputs)
 
-    graphs, inputs = Runner(Emulator(), BUCKETS), batch((4, 1), 1, "cpu")
+    graphs, inputs = Runner(Emulator(), BUCKETS), batch((4, 1), 1)
     for flag, wrong in ((False, False), (True, True)):
         probing["now"] = flag
         ours = graphs.run("branch", LEDGER, body(graphed), inputs, IDLE)
@@ -193,7 +193,7 @@ def test_what_is_read_from_another_graph_shows_when_poisoned() -> None:
     shown = {}
     for poison in (False, True):
         world, graphs = World(PLAIN, "cpu"), Runner(Emulator(poison=poison), BUCKETS)
-        inputs, leaked = batch((4, 1), 1, "cpu"), {}
+        inputs, leaked = batch((4, 1), 1), {}
 
         def first(ops: Ops, inputs: Inputs, world: World = world, leaked: Any = leaked) -> Any:
             answer = world.decode(ops, inputs)
@@ -233,7 +233,7 @@ def test_a_loose_call_between_ops_is_refused(name: str) -> None:
         act(world.decode(ops, inputs).hidden)
 
     with pytest.raises(LooseCall, match=rf"a graph holds ops and views alone.*{called}") as caught:
-        graphs.run(name, PLAIN, body, batch((4, 1), 1, "cpu"), IDLE)
+        graphs.run(name, PLAIN, body, batch((4, 1), 1), IDLE)
     assert isinstance(caught.value, InstepError)
 
 
@@ -245,7 +245,7 @@ def test_views_between_ops_are_not_loose() -> None:
         x = x.view(-1, 2, 16).transpose(0, 1).unbind(0)[1].unsqueeze(1).expand(-1, 1, 16)[:, 0]
         return ops.add(x=x, y=x.detach().as_strided(x.shape, x.stride(), x.storage_offset()), to=HIDDEN)
 
-    inputs = batch((4, 1, 3), 1, "cpu")
+    inputs = batch((4, 1, 3), 1)
     for _ in range(2):
         assert torch.equal(graphs.run("v", PLAIN, body, inputs, IDLE), body(PLAIN, inputs))
 
@@ -254,10 +254,10 @@ def test_buckets_and_refusals() -> None:
     assert [buckets(most) for most in (1, 2, 5, 8)] == [(1,), (1, 2), (1, 2, 4, 5), (1, 2, 4, 8)]
     world, graphs = World(PLAIN, "cpu"), Runner(Emulator(), (4, 1, 2))
     with pytest.raises(OutOfCapacity, match="a batch of 5 requests; the widest graph is for 4"):
-        graphs.run("verify", PLAIN, world.verify, batch((1, 2, 3, 4, 5), 2, "cpu"), IDLE)
+        graphs.run("verify", PLAIN, world.verify, batch((1, 2, 3, 4, 5), 2), IDLE)
     with pytest.raises(AssertionError, match="3 rows for 2 requests"):
-        graphs.run("odd", PLAIN, lambda ops, inputs: world.table[:3], batch((1, 2), 1, "cpu"), IDLE)
-    ragged = batch((1, 2), 2, "cpu")._replace(slots=torch.tensor([1]))
+        graphs.run("odd", PLAIN, lambda ops, inputs: world.table[:3], batch((1, 2), 1), IDLE)
+    ragged = batch((1, 2), 2)._replace(slots=torch.tensor([1]))
     with pytest.raises(BadInput, match="as many rows in each"):
         graphs.run("verify", PLAIN, world.verify, ragged, IDLE)
 
@@ -267,7 +267,7 @@ def test_buckets_and_refusals() -> None:
 def test_a_replay_waits_for_nothing() -> None:
     """The host is back from a run, inputs and outputs copied, while a sleep queued before it still lasts."""
     world, graphs = World(TRITON, "cuda"), Runner(CudaGraphs(), BUCKETS, "cuda")
-    inputs = batch((4, 1, 6), 2, "cuda")
+    inputs = batch((4, 1, 6), 2)
     graphs.run("verify", TRITON, world.verify, inputs, IDLE)
     torch.cuda.synchronize()
     awake = torch.cuda.Event()

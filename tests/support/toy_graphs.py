@@ -96,13 +96,13 @@ class World:
         return Outputs(hidden, bonus.view(-1, 1), inputs.count, bonus)
 
 
-def batch(slots: Sequence[int], width: int, device: str, seed: int = 0, forced: Sequence[int] | None = None) -> Inputs:
-    """A window of `width` tokens for each slot."""
+def batch(slots: Sequence[int], width: int, seed: int = 0, forced: Sequence[int] | None = None) -> Inputs:
+    """A window of `width` tokens for each slot, on the host."""
     requests = len(slots)
     window = torch.randint(1, VOCAB, (requests, width), generator=torch.Generator().manual_seed(seed))
     numbers = [list(slots), [b * width for b in range(requests)], [width] * requests, list(forced or [-1] * requests)]
-    fresh = torch.zeros(requests, dtype=torch.bool, device=device)
-    return Inputs(window.to(device), *(torch.tensor(n, dtype=torch.int64, device=device) for n in numbers), fresh)
+    fresh = torch.zeros(requests, dtype=torch.bool)
+    return Inputs(window, *(torch.tensor(n, dtype=torch.int64) for n in numbers), fresh)
 
 
 def padded(inputs: Inputs, bucket: int) -> Inputs:
@@ -113,10 +113,11 @@ def padded(inputs: Inputs, bucket: int) -> Inputs:
     ))
 
 
-def eagerly(body: Any, ops: Ops, inputs: Inputs, bucket: int) -> Outputs:
+def eagerly(body: Any, ops: Ops, inputs: Inputs, bucket: int, device: str = "cpu") -> Outputs:
     """The body without a graph, on the same padded bucket, its answer cut to the rows."""
     rows = len(inputs.slots)
-    return Outputs(*(x[: rows * (len(x) // bucket)].clone() for x in body(ops, padded(inputs, bucket))))
+    given = Inputs(*(x.to(device) for x in padded(inputs, bucket)))
+    return Outputs(*(x[: rows * (len(x) // bucket)].clone() for x in body(ops, given)))
 
 
 def differences(ours: Outputs, theirs: Outputs, left: World, right: World) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 
 from ..ops.base import Ops
 from ..round import IDLE, Round, inputs_of
+from ..transfer.to_device import HOST
 from . import Emulator, Recorder, Runner, buckets
 
 
@@ -29,7 +30,7 @@ def prepared(
             if body.later:
                 continue
             # Idle inputs: the warm-up runs the body for real, and with slot -1 it changes no byte.
-            nobody = inputs_of([-1], [-1], body.width, [[-1] * body.choices], device, tree=[[-1] * body.tree])
+            nobody = inputs_of([-1], [-1], body.width, [[-1] * body.choices], HOST, tree=[[-1] * body.tree])
             runner.prepare((kind, at.num_steps), ops, body.run, nobody, IDLE)
     return runner
 

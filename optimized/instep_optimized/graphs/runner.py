@@ -1,10 +1,11 @@
-"""Captures and replays graphs by (key, bucket): each has input buffers of its own, and its outputs are copied out.
+"""Captures and replays graphs by (key, bucket): each has inputs of its own, and its outputs are copied out.
 
 A body is `body(ops, inputs) -> tensors` (one, or a tuple or NamedTuple of them). It calls ops and takes views, nothing
-else. Its inputs are the graph's own tensors [bucket, ...]. They are written before every replay, padding rows included.
-Host numbers that a body uses are frozen. A body is recorded with idle inputs, and recording runs it for real: so with
-idle inputs it must change no byte of any pool. A result has a fixed number of rows per request, in the order of the
-requests. Leaves out: how a body is recorded (`recorded.py`, `cuda.py`) and what it computes.
+else. Its inputs are the graph's own tensors [bucket, ...]. They are written from the host before every replay, padding
+rows included, in one transfer beside the launches (`Landing`). Host numbers that a body uses are frozen. A body is
+recorded with idle inputs, and recording runs it for real: so with idle inputs it must change no byte of any pool. A
+result has a fixed number of rows per request, in the order of the requests. Leaves out: how a body is recorded
+(`recorded.py`, `cuda.py`) and what it computes.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from instep_reference.contract.place import Place, See, unseen
 
 from ..ops.around import around
 from ..ops.base import Ops
+from ..transfer.to_device import Landing
 
 T = TypeVar("T")
+A = TypeVar("A")
 I = TypeVar("I", bound=tuple[Any, ...])  # noqa: E741  a NamedTuple of tensors
 
 
@@ -44,9 +47,13 @@ def buckets(most: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Captured:
-    """One graph: its inputs, its outputs, and the named results that are shown to `see` after every replay."""
+    """One graph: its inputs, its outputs, and the named results that are shown to `see` after every replay.
+
+    landing: where the inputs come from the host;  inputs: its tensors, in the tuple that the body is given
+    """
 
     recording: Recording
+    landing: Landing
     inputs: tuple[torch.Tensor, ...]
     outputs: Any
     seen: list[tuple[Place, torch.Tensor]]
@@ -77,11 +84,13 @@ class Runner:
         self._captured: dict[tuple[Hashable, int, bool], Captured] = {}
 
     def run(
-        self, key: Hashable, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, see: See = unseen
-    ) -> T:
+        self, key: Hashable, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, see: See = unseen,
+        join: Callable[[Sequence[torch.Tensor]], A] | None = None,
+    ) -> T | A:
         """Replay with these rows -> the outputs, without padding rows, as copies.
 
-        inputs: B rows each, on the graphs' device;  idle: for each input its value in a padding row.
+        inputs: B rows each, on the host;  idle: for each input its value in a padding row.
+        join: makes tensors of its own of several outputs, instead of copies.
         With B = 0 nothing is replayed. Once (key, bucket) is captured, a run waits for nothing.
         """
         rows = _rows(inputs)
@@ -90,14 +99,17 @@ class Runner:
             # Padding rows are written too: the last replay may have had more requests.
             _copy([
                 _fill(own, given, value, f"{key} {name}")
-                for name, own, given, value in zip(_names(inputs), captured.inputs, inputs, idle, strict=True)
+                for name, own, given, value in zip(_names(inputs), captured.landing.said, inputs, idle, strict=True)
             ])
+            captured.landing.send()
             captured.recording.replay()
             self.last = Replayed(key, self._bucket(rows), rows, inputs, idle, captured)
             for place, tensor in captured.seen:
                 see(place, _cut(tensor, self._bucket(rows), rows))
         # Copies, because the next replay writes into the same outputs.
-        return _copied(captured.outputs, self._bucket(rows), rows)  # type: ignore[no-any-return]
+        answer = _copied(captured.outputs, self._bucket(rows), rows, join)
+        captured.landing.done()  # not before: an output may be a view on an input
+        return answer  # type: ignore[no-any-return]
 
     def prepare(
         self, key: Hashable, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, see: See = unseen
@@ -116,11 +128,17 @@ class Runner:
         self, key: Hashable, bucket: int, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, watched: bool
     ) -> Captured:
         if (key, bucket, watched) not in self._captured:
-            own = [_own(given, value, bucket, self._device) for given, value in zip(inputs, idle, strict=True)]
-            self._captured[key, bucket, watched] = self._capture(ops, body, _like(inputs, own), watched)
+            landing = Landing([
+                torch.full((bucket, *given.shape[1:]), value, dtype=given.dtype)
+                for given, value in zip(inputs, idle, strict=True)
+            ], self._device)  # fmt: skip
+            self._captured[key, bucket, watched] = self._capture(ops, body, inputs, landing, watched)
         return self._captured[key, bucket, watched]
 
-    def _capture(self, ops: Ops, body: Callable[[Ops, I], T], own: I, watched: bool) -> Captured:
+    def _capture(
+        self, ops: Ops, body: Callable[[Ops, I], T], inputs: I, landing: Landing, watched: bool
+    ) -> Captured:
+        own: I = _like(inputs, landing.tensors)
         seen: list[tuple[Place, torch.Tensor]] = []
 
         def note(place: Place, tensor: torch.Tensor) -> torch.Tensor:
@@ -132,7 +150,8 @@ class Runner:
             return body(around(recording, note if watched else unseen), own)
 
         recording, outputs = self._record(ops, watch)
-        return Captured(recording, own, outputs, seen)
+        landing.done()  # a recorder runs the body on the inputs
+        return Captured(recording, landing, own, outputs, seen)
 
 
 def _names(inputs: tuple[Any, ...]) -> tuple[str, ...]:
@@ -151,22 +170,18 @@ def _rows(inputs: tuple[Any, ...]) -> int:
     return next(iter(counts.values()))
 
 
-def _own(given: torch.Tensor, value: Any, bucket: int, device: torch.device) -> torch.Tensor:
-    """An input buffer of a graph, with the idle value in all rows."""
-    return torch.full((bucket, *given.shape[1:]), value, dtype=given.dtype, device=device)
-
-
 def _fill(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Write the idle value behind the given rows of the buffer `own` -> what is left to copy: the goal, the rows."""
-    if given.shape[1:] != own.shape[1:] or given.dtype != own.dtype:
-        found = f"rows of {tuple(given.shape[1:])}, {given.dtype}"
-        raise BadInput(name, found=found, expected=f"{tuple(own.shape[1:])}, {own.dtype}, as it was recorded")
+    """Write the idle value behind the given rows of `own`, on the host -> what is left to copy: the goal, the rows."""
+    if given.shape[1:] != own.shape[1:] or (given.dtype, given.device) != (own.dtype, own.device):
+        found = f"rows of {tuple(given.shape[1:])}, {given.dtype} on {given.device}"
+        expected = f"{tuple(own.shape[1:])}, {own.dtype} on the host, as it was recorded"
+        raise BadInput(name, found=found, expected=expected)
     own[len(given) :].fill_(value)
     return own[: len(given)], given
 
 
 def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Each second tensor into the first, in one launch on a GPU, without waiting."""
+    """Each second tensor into the first; on a GPU in one launch, without waiting."""
     targets, sources = ([pair[n] for pair in pairs if pair[n].numel()] for n in (0, 1))
     if targets:
         torch._foreach_copy_(targets, sources, non_blocking=True)
@@ -178,8 +193,12 @@ def _cut(tensor: torch.Tensor, bucket: int, rows: int) -> torch.Tensor:
     return tensor[: rows * (tensor.shape[0] // bucket)]
 
 
-def _copied(outputs: Any, bucket: int, rows: int) -> Any:
+def _copied(
+    outputs: Any, bucket: int, rows: int, join: Callable[[Sequence[torch.Tensor]], Any] | None = None
+) -> Any:
     kept = [_cut(output, bucket, rows) for output in ((outputs,) if isinstance(outputs, torch.Tensor) else outputs)]
+    if join is not None:
+        return join(kept)
     found = [torch.empty_like(one) for one in kept]
     _copy(list(zip(found, kept, strict=True)))
     return found[0] if isinstance(outputs, torch.Tensor) else _like(outputs, found)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .attend_staged import copied, holes, over_columns, places, seen, weighed, where
+from .attend_staged import copied, holes, over_columns, places, seen, weighed
 from .layouts import (
     along,
     barrier,
@@ -23,6 +23,7 @@ from .layouts import (
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
+    where,
 )
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .attend_staged import copied, holes, over_columns, places, seen, weighed, where
+from .attend_staged import copied, holes, over_columns, places, seen, weighed
 from .attend_steps import joined
-from .layouts import along, barrier, gdc_launch_dependents, gdc_wait, mbarrier, mma_v2
+from .layouts import along, barrier, gdc_launch_dependents, gdc_wait, mbarrier, mma_v2, where
 
 PIECE = gl.constexpr(64)  # numbers of a key that are multiplied at a time: fewer registers
 joined = gluon.jit(joined.fn)

@@ -14,7 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..layout import Pages
-from .layouts import TensorDescriptor, along, barrier, fence_async_shared, load_box, mbarrier, seen_as
+from .layouts import TensorDescriptor, along, barrier, fence_async_shared, load_box, mbarrier, seen_as, where
 from .runtime import hopper
 
 WIDTH = 256  # of a head: others were not measured
@@ -88,12 +88,6 @@ def places(DTYPE: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, STAGES: gl.c
     fence_async_shared()
     barrier()
     return keys, values, full_keys, full_values, free_keys, free_values, copied_last
-
-
-@gluon.jit
-def where(step, STAGES: gl.constexpr):
-    """The place of a step, counted from the first, and the turn of it that fills the place: 0, 1, 0, ..."""
-    return step % STAGES, step // STAGES & 1
 
 
 @gluon.jit

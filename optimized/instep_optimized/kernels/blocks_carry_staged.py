@@ -13,7 +13,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from . import cover
-from .attend_staged import where
 from .blocks_prepare_staged import TOKENS, WIDTH, blocks_before
 from .layouts import (
     along,
@@ -27,6 +26,7 @@ from .layouts import (
     stored,
     warpgroup_mma,
     warpgroup_mma_wait,
+    where,
 )
 
 COLUMNS = gl.constexpr(64)  # of V per group of warps that carries states

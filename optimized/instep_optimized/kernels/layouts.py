@@ -72,6 +72,12 @@ def place(pool, unit, columns, request, unit_step, column_step):
 
 
 @gluon.jit
+def where(step, STAGES: gl.constexpr):
+    """The place of a step, counted from the first, and the turn of it that fills the place: 0, 1, 0, ..."""
+    return step % STAGES, step // STAGES & 1
+
+
+@gluon.jit
 def seen_as(memory, shape: gl.constexpr, layout: gl.constexpr, dtype: gl.constexpr = gl.float32):
     """The same numbers in another shape and layout. A layout without the first axis is that of what `index` gives."""
     if NEWER:

@@ -34,13 +34,14 @@ SHAPES: dict[tuple[int, bool], tuple[tuple[int, Shape], ...]] = {
     (128, False): ((10240, MANY),), (128, True): ((0, {"NT": 32, "KT": 128, "warps": 8, "stages": 4}),),
 }  # fmt: skip
 # With explicit layouts, likewise (`slim_staged.product`), where results are not wider than operands.
-ALONE: Shape = {"NT": 64, "KT": 128, "STEPS": 9, "warps": 4, "programs": 132}  # on its multiprocessor
+ALONE: Shape = {"NT": 64, "KT": 128, "STEPS": 9, "warps": 4, "registers": 64, "programs": 132}  # on its multiprocessor
 BESIDE: Shape = ALONE | {"STEPS": 4, "programs": 264}  # two on one
 STAGED: dict[tuple[int, bool], tuple[tuple[int, Shape], ...]] = {
+    (8, False): ((4096, ALONE),), (8, True): ((4096, ALONE | {"NT": 32}),),
     (16, False): ((8192, BESIDE), (4096, ALONE)), (16, True): ((4096, ALONE | {"NT": 32}),),
     (32, False): ((8192, BESIDE), (4096, ALONE)), (32, True): ((4096, ALONE | {"NT": 32}),),
-    (128, False): ((12288, {"NT": 128, "KT": 64, "STEPS": 6, "warps": 8, "programs": 132}),),
-    (128, True): ((8192, {"NT": 128, "KT": 64, "STEPS": 4, "warps": 8, "programs": 132}),),
+    (128, False): ((12288, {"NT": 128, "KT": 64, "STEPS": 6, "warps": 8, "registers": 104, "programs": 132}),),
+    (128, True): ((8192, {"NT": 128, "KT": 64, "STEPS": 4, "warps": 8, "registers": 160, "programs": 132}),),
 }  # fmt: skip
 
 staged = explicit("slim_staged")
@@ -48,8 +49,13 @@ staged = explicit("slim_staged")
 
 def shape_for(rows: int, columns: int, gated: bool, of: Mapping[Any, Any] = SHAPES) -> Shape | None:
     """The shape of a launch; None where the library is as fast."""
-    known = of.get((max(power_of_2(rows), SMALLEST_DOT), gated), ()) if rows else ()
+    known = of.get((_tall(rows, of), gated), ()) if rows else ()
     return next((shape for least, shape in known if columns >= least), None)
+
+
+def _tall(rows: int, of: Mapping[tuple[int, bool], Any]) -> int:
+    """The rows of a tile. With explicit layouts they are the columns of what tensor cores take, which may be 8."""
+    return max(power_of_2(rows), min(tall for tall, _ in of))
 
 
 def fits(x: torch.Tensor, weight: torch.Tensor, gated: bool = False, head: bool = False) -> bool:
@@ -77,7 +83,7 @@ def product(
     if ahead is None:
         _launched(x, weight, gated, out)
     else:
-        staged.product(x, weight, gated, out, ahead | {"MT": max(power_of_2(len(x)), SMALLEST_DOT)})
+        staged.product(x, weight, gated, out, ahead | {"MT": _tall(len(x), STAGED)})
     return out
 
 

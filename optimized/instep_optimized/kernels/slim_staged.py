@@ -1,9 +1,10 @@
 """Products of few rows with explicit layouts: weights are on their way while the launches before still run.
 
-A program copies rows and weights of many steps ahead by TMA, and the weights of the first ones before it waits for the
-launch that makes its rows. So the memory is not idle between two products. Columns of weights are the rows of a tile of
-the tensor cores, which has 64 at least; of 128 gated rows these are. Each sum runs over K in order, as in `slim.py`.
-Leaves out: which sizes take this form (`slim.py`), and other GPUs than Hopper.
+One warp of a program copies rows and weights of many steps ahead by TMA, and the weights of the first ones before it
+waits for the launch that makes the rows. So the memory is not idle between two products. The other warps wait for
+nobody but the copies. Columns of weights are the rows of a tile of the tensor cores, which has 64 at least; of 128 gated
+rows these are. Each sum runs over K in order, as in `slim.py`. Leaves out: which sizes take this form (`slim.py`), and
+other GPUs than Hopper.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -27,12 +28,14 @@ from .layouts import (
     warpgroup_mma,
     warpgroup_mma_init,
     warpgroup_mma_wait,
+    where,
 )
 from .runtime import ceil_div, hopper, launch
 
 ALIGNED = 16  # bytes: where boxes begin, and rows
 BYTES = gl.constexpr(2)  # of a number
 TALL = 128  # rows of a gated product that are those of the tile
+COPIER_REGISTERS = 40  # of a thread that copies
 
 
 def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -50,11 +53,11 @@ def product(x: torch.Tensor, weight: torch.Tensor, gated: bool, out: torch.Tenso
     (rows, depth), columns = x.shape, out.shape[1]
     tall, wide, deep = shape["MT"], shape["NT"], shape["KT"]
     tiles = ceil_div(columns, wide)
-    kernel = _linear_tall if gated and tall == TALL else _linear_staged
     launch(
-        kernel, (min(tiles, shape["programs"]),), _boxes(x, tall, deep), _boxes(weight, wide, deep), out,
+        _linear_staged, (min(tiles, shape["programs"]),), _boxes(x, tall, deep), _boxes(weight, wide, deep), out,
         rows, columns, ceil_div(depth, deep), tiles, MT=tall, NT=wide, KT=deep, STEPS=shape["STEPS"], GATED=gated,
-        warps=shape["warps"],
+        MANY=gated and tall == TALL, COPIER_REGISTERS=COPIER_REGISTERS, warps=shape["warps"],
+        registers=shape["registers"],
     )  # fmt: skip
 
 
@@ -87,25 +90,35 @@ def _ask_rows(x, tile, full, at, work, KT: gl.constexpr):
 
 
 @gluon.jit
-def _begun(
-    x, weight, columns, steps, tiles, DTYPE: gl.constexpr, MT: gl.constexpr, NT: gl.constexpr, KT: gl.constexpr,
-    STEPS: gl.constexpr, GATED: gl.constexpr, EARLY: gl.constexpr,
-):  # fmt: skip
-    """Places for STEPS steps, which are on their way  ->  weights, rows, what says that a place is full; the work."""
+def _places(DTYPE: gl.constexpr, ALL: gl.constexpr, MT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr):
+    """Shared memory for STEPS steps  ->  weights, rows; what says that a place is full, and that it is free"""
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    ALL: gl.constexpr = 2 * NT if GATED else NT
-    BOTH: gl.constexpr = (ALL + MT) * KT * BYTES
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     weights = gl.allocate_shared_memory(DTYPE, [STEPS, ALL, KT], TILE)
     given = gl.allocate_shared_memory(DTYPE, [STEPS, MT, KT], TILE)
-    full = gl.allocate_shared_memory(gl.int64, [STEPS, 1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [STEPS, 1], BARRIER)
+    free = gl.allocate_shared_memory(gl.int64, [STEPS, 1], BARRIER)
     for step in gl.static_range(STEPS):
         mbarrier.init(full.index(step), count=1)
+        mbarrier.init(free.index(step), count=1)
     fence_async_shared()
     barrier()
+    return weights, given, full, free
 
+
+@gluon.jit
+def _work(steps, tiles, columns):
+    """The first tile of a program, from where to the next one, and so on: what `_ask` counts by"""
     first, programs = gl.program_id(0), gl.num_programs(0)
-    every = (tiles - first + programs - 1) // programs * steps
-    work = (first, programs, steps, every, columns)
+    return first, programs, steps, (tiles - first + programs - 1) // programs * steps, columns
+
+
+@gluon.jit
+def _copy(of, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr, EARLY: gl.constexpr):
+    """Copy weights and rows of every step, as places become free."""
+    x, weight, places, work = of
+    weights, given, full, free = places
+    BOTH: gl.constexpr = (weights.shape[1] + given.shape[1]) * KT * BYTES
     if EARLY:  # all programs run beside each other, or nearly: those of the next launch take the place of none
         gdc_launch_dependents()
     for step in gl.static_range(STEPS):  # weights are nobody's to write
@@ -114,46 +127,43 @@ def _begun(
         gdc_wait()
     for step in gl.static_range(STEPS):
         _ask_rows(x, given.index(step), full.index(step), step, work, KT)
-    return weights, given, full, work
+    for at in range(STEPS, work[3]):
+        place, turn = where(at, STEPS)
+        mbarrier.wait(free.index(place), turn ^ 1)
+        _ask(weight, weights.index(place), full.index(place), at, work, NT, KT, BOTH, GATED)
+        _ask_rows(x, given.index(place), full.index(place), at, work, KT)
 
 
 @gluon.jit
-def _ask_next(
-    x, weight, weights, given, full, at, work, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr,
-    GATED: gl.constexpr,
-):  # fmt: skip
-    """The step before this one is done: begin to copy what takes its place."""
-    BOTH: gl.constexpr = (weights.shape[1] + given.shape[1]) * KT * BYTES
-    barrier()  # all warps are done with it
-    free, then = (at + STEPS - 1) % STEPS, gl.where(at > 0, at + STEPS - 1, work[3])  # before the first: nothing
-    _ask(weight, weights.index(free), full.index(free), then, work, NT, KT, BOTH, GATED)
-    _ask_rows(x, given.index(free), full.index(free), then, work, KT)
+def _multiplied(left, right, places, at, steps, sums, STEPS: gl.constexpr):
+    """The sums of a tile, whose first step is `at`. A product begins while the one before it still runs."""
+    full, free = places
+    for step in range(steps):
+        place, turn = where(at + step, STEPS)
+        mbarrier.wait(full.index(place), turn)
+        sums = warpgroup_mma(left.index(place), right.index(place).permute((1, 0)), sums, is_async=True)
+        sums = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[sums]))
+        mbarrier.arrive(free.index((at + step + STEPS - 1) % STEPS), count=1, pred=step > 0)
+    total = warpgroup_mma_wait(0, deps=[sums])
+    mbarrier.arrive(free.index((at + steps + STEPS - 1) % STEPS), count=1)
+    return total
 
 
-@gluon.jit(do_not_specialize=["rows"])
-def _linear_staged(
-    x, weight, out, rows, columns, steps, tiles,
-    MT: gl.constexpr, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr,
-    EARLY: gl.constexpr,
-):  # fmt: skip
-    """All rows, and NT columns at a time. Grid: any."""
+@gluon.jit
+def _sum_few(of, MT: gl.constexpr, NT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr):
+    """Columns of weights are the rows of the tile."""
+    out, rows, columns, tiles, places, work = of
+    weights, given, full, free = places
     W: gl.constexpr = gl.num_warps()
     DTYPE: gl.constexpr = out.dtype.element_ty
-    TALL: gl.constexpr = 2 * NT if GATED else NT
+    TALL: gl.constexpr = weights.shape[1]
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, MT, 16])
     STORED: gl.constexpr = gl.BlockedLayout([8, 1], [4, 8], [1, W], [0, 1])
-    weights, given, full, work = _begun(x, weight, columns, steps, tiles, DTYPE, MT, NT, KT, STEPS, GATED, EARLY)
-    at = 0
+    at, steps = 0, work[2]
     for tile in range(work[0], tiles, work[1]):
-        sums = warpgroup_mma_init(gl.full((TALL, MT), 0.0, gl.float32, SUMS))
-        for _ in range(steps):
-            place = at % STEPS
-            mbarrier.wait(full.index(place), at // STEPS & 1)
-            before = warpgroup_mma_wait(0, deps=[sums])
-            sums = warpgroup_mma(weights.index(place), given.index(place).permute((1, 0)), before, is_async=True)
-            _ask_next(x, weight, weights, given, full, at, work, NT, KT, STEPS, GATED)
-            at += 1
-        total = warpgroup_mma_wait(0, deps=[sums])
+        none = warpgroup_mma_init(gl.full((TALL, MT), 0.0, gl.float32, SUMS))
+        total = _multiplied(weights, given, (full, free), at, steps, none, STEPS)
+        at += steps
         if GATED and NT % (16 * W) == 0:  # a thread has both halves of a column
             gate, up = gl.split(total.reshape([2, NT, MT]).permute((1, 2, 0)))
             found = gl.convert_layout((gate / (1.0 + gl.exp(-gate)) * up).to(DTYPE), STORED)
@@ -168,34 +178,45 @@ def _linear_staged(
         gl.store(out + (m * columns + n), found, mask=(m < rows) & (n < columns))
 
 
-@gluon.jit(do_not_specialize=["rows"])
-def _linear_tall(
-    x, weight, out, rows, columns, steps, tiles,
-    MT: gl.constexpr, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr,
-    EARLY: gl.constexpr,
-):  # fmt: skip
-    """`_linear_staged` of so many rows that they are those of the tile: two groups of warps share each weight. A
-    product begins while the one before it still runs. Grid: any."""
+@gluon.jit
+def _sum_many(of, MT: gl.constexpr, NT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr):
+    """So many rows that they are those of the tile: two groups of warps share each weight."""
+    out, rows, columns, tiles, places, work = of
+    weights, given, full, free = places
     W: gl.constexpr = gl.num_warps()
-    DTYPE: gl.constexpr = out.dtype.element_ty
-    WIDE: gl.constexpr = 2 * NT if GATED else NT
+    WIDE: gl.constexpr = weights.shape[1]
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, WIDE, 16])
     STORED: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [W, 1], [1, 0])
-    weights, given, full, work = _begun(x, weight, columns, steps, tiles, DTYPE, MT, NT, KT, STEPS, GATED, EARLY)
-    at = 0
+    at, steps = 0, work[2]
     for tile in range(work[0], tiles, work[1]):
-        sums = warpgroup_mma_init(gl.full((MT, WIDE), 0.0, gl.float32, SUMS))
-        for _ in range(steps):
-            place = at % STEPS
-            mbarrier.wait(full.index(place), at // STEPS & 1)
-            sums = warpgroup_mma(given.index(place), weights.index(place).permute((1, 0)), sums, is_async=True)
-            sums = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[sums]))
-            _ask_next(x, weight, weights, given, full, at, work, NT, KT, STEPS, GATED)
-            at += 1
-        total = warpgroup_mma_wait(0, deps=[sums])
+        none = warpgroup_mma_init(gl.full((MT, WIDE), 0.0, gl.float32, SUMS))
+        total = _multiplied(given, weights, (full, free), at, steps, none, STEPS)
+        at += steps
         if GATED:  # a thread has both halves of a column
             gate, up = gl.split(total.reshape([MT, 2, NT]).permute((0, 2, 1)))
             total = gate / (1.0 + gl.exp(-gate)) * up
-        found = gl.convert_layout(total.to(DTYPE), STORED)
+        found = gl.convert_layout(total.to(out.dtype.element_ty), STORED)
         m, n = along(0, MT, STORED), tile * NT + along(1, NT, STORED)
         gl.store(out + (m * columns + n), found, mask=(m < rows) & (n < columns))
+
+
+@gluon.jit(do_not_specialize=["rows"])
+def _linear_staged(
+    x, weight, out, rows, columns, steps, tiles,
+    MT: gl.constexpr, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr,
+    MANY: gl.constexpr, COPIER_REGISTERS: gl.constexpr, EARLY: gl.constexpr,
+):  # fmt: skip
+    """All rows, and NT columns at a time. Grid: any."""
+    places = _places(out.dtype.element_ty, 2 * NT if GATED else NT, MT, KT, STEPS)
+    work = _work(steps, tiles, columns)
+    copied, summed = (x, weight, places, work), (out, rows, columns, tiles, places, work)
+    if MANY:
+        gl.warp_specialize(
+            [(_sum_many, (summed, MT, NT, STEPS, GATED)), (_copy, (copied, NT, KT, STEPS, GATED, EARLY))],
+            [1], [COPIER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [(_sum_few, (summed, MT, NT, STEPS, GATED)), (_copy, (copied, NT, KT, STEPS, GATED, EARLY))],
+            [1], [COPIER_REGISTERS],
+        )  # fmt: skip

@@ -16,7 +16,7 @@ LABELS = Setting(ops="ledger")
 
 SAVE = "        self._saved[name] = self._kept(request)\n"
 PREEMPT = "        self._preempted[request] = self._kept(request)\n"
-SAID = "        said = torch.stack(self._run(kind, drafted, forced, tree=shapes), dim=1)\n"
+SAID = "        said = self._run(kind, drafted, forced, tree=shapes, join=partial(torch.stack, dim=1))\n"
 # Two buffers of the largest answer, used in turn: an answer is a view of one of them.
 IN_TURN = (
     "        self._turn = 1 - getattr(self, \"_turn\", 0)\n"
@@ -37,8 +37,8 @@ FAULTS: tuple[Fault, ...] = (
         "",
         (
             Edit(ENGINE, SAID, SAID + IN_TURN),
-            Edit(ENGINE, "said[:, :steps].contiguous(), said[:, steps:].contiguous()",
-                 "said[:, :steps], said[:, steps:]"),
+            Edit("instep_optimized/drafted.py", "said.view(len(said), 2, steps).transpose(0, 1).contiguous()",
+                 "said.view(len(said), 2, steps).transpose(0, 1)"),
         ),
         "wider", LABELS, 10, NOWHERE,
         "what was answered before changed while this event ran", ("aliasing",), ("identity", "bytes"),

@@ -1,0 +1,36 @@
+"""What a draft answers: a table of the drafts in use, and one of the head's own.
+
+Leaves out: trees that the drafter grows, which come as tables (`round.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from instep_reference.contract.engine import Drafted
+
+from .transfer.to_device import ints
+
+NO_OPINION = -1  # `own` without a draft head
+
+
+def told(said: torch.Tensor, steps: int, *, headed: bool) -> Drafted:
+    """The two tables [B, steps] that stand side by side in `said`; without a draft head there is one.
+
+    The caller may keep its tensors.
+    """
+    if not headed:
+        drafts = said[:, :steps].contiguous()
+        return Drafted(drafts, torch.full_like(drafts, NO_OPINION))
+    drafts, own = said.view(len(said), 2, steps).transpose(0, 1).contiguous()  # one launch; for one request none
+    return Drafted(drafts, own)
+
+
+def cut(said: torch.Tensor, trees: Sequence[Sequence[int]], width: int) -> torch.Tensor:
+    """Tables [B, width - 1] side by side -> the same as wide as the largest tree; -1 behind the drafts of each."""
+    most, counts = max(map(len, trees)), ints([len(tree) for tree in trees], said.device)
+    behind = torch.arange(most, device=said.device) >= counts[:, None]
+    begins = range(0, said.shape[1], width - 1)
+    return torch.cat([said[:, begin : begin + most].masked_fill(behind, -1) for begin in begins], dim=1)
