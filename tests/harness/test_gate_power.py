@@ -6,6 +6,7 @@ Leaves out: this machine's own figures (`instep gate BEFORE --calibrate`, `fixtu
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from instep.faults.base import Edit
@@ -106,6 +108,29 @@ def test_what_is_slowed_takes_so_much_longer() -> None:
     plain = clock.read().cpu - begun.cpu
     clock.drag(begun, 0.5)
     assert 1.4 * plain < clock.read().cpu - begun.cpu < 2.5 * plain
+
+
+def test_on_a_gpu_the_reading_behind_it_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a reading took eight times as long when the clock was made, as where other arms start just then."""
+    takes = {"seconds": 8e-3}
+
+    def synchronize(_: str) -> None:
+        until = time.perf_counter() + takes["seconds"]
+        while time.perf_counter() < until:
+            pass
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    clock, longer = Clock("cuda"), []
+    takes["seconds"] = 1e-3
+    for _ in range(9):
+        begun = clock.read()
+        time.sleep(0.02)
+        plain = clock.read().wall - begun.wall
+        begun = clock.read()
+        time.sleep(0.02)
+        clock.drag(begun, 0.2)
+        longer.append((clock.read().wall - begun.wall) / plain - 1)
+    assert 0.15 < statistics.median(longer) < 0.3
 
 
 def test_what_stands_in_the_repository_is_of_a_gate_that_is_fit() -> None:

@@ -10,15 +10,12 @@ On a CPU both are judged, and either may find a slow-down. On a GPU the process 
 
 from __future__ import annotations
 
-import statistics
 import time
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 
 CLOCKS = ("wall", "cpu")
-IDLE = 101  # readings of an idle device, of which the median is taken
 
 
 class Reading(NamedTuple):
@@ -43,10 +40,6 @@ class Clock:
     def __init__(self, device: str) -> None:
         self._cuda = device.startswith("cuda")
         self._device = device
-        self._idle = 0.0  # seconds that a reading takes where nothing is left to wait for
-        if self._cuda:
-            readings = [self.read().wall for _ in range(IDLE)]
-            self._idle = statistics.median(later - earlier for earlier, later in pairwise(readings))
 
     def read(self) -> Reading:
         if self._cuda:
@@ -56,10 +49,13 @@ class Clock:
     def drag(self, begun: Reading, part: float) -> None:
         """Go on computing until what began then has taken so much longer: a true slow-down, by the surest clock."""
         now = self.read()
-        clock, since, spent = ((time.perf_counter, begun.wall, now.wall - begun.wall) if self._cuda
-                               else (time.process_time, begun.cpu, now.cpu - begun.cpu))  # fmt: skip
-        # Whoever measures reads again behind this. On a GPU that takes a good part of what is to be dragged.
-        until = since + (1 + part) * spent - self._idle
+        clock, since, spent, reading = time.process_time, begun.cpu, now.cpu - begun.cpu, 0.0
+        if self._cuda:
+            # Whoever measures reads again behind this. That takes a good part of what is to be dragged: how much is
+            # seen here, since it differs from one minute to the next where others share the device.
+            reading = self.read().wall - now.wall
+            clock, since, spent = time.perf_counter, begun.wall, now.wall - begun.wall
+        until = since + (1 + part) * spent - reading
         before, now_is = clock(), clock()
         while now_is + (now_is - before) / 2 < until:  # the end falls half a reading of the clock before or behind
             before, now_is = now_is, clock()

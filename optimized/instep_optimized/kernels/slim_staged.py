@@ -2,9 +2,9 @@
 
 One warp of a program copies rows and weights of many steps ahead by TMA, and the weights of the first ones before it
 waits for the launch that makes the rows. So the memory is not idle between two products. The other warps wait for
-nobody but the copies. Columns of weights are the rows of a tile of the tensor cores, which has 64 at least; of 128 gated
-rows these are. Each sum runs over K in order, as in `slim.py`. Leaves out: which sizes take this form (`slim.py`), and
-other GPUs than Hopper.
+nobody but the copies. Columns of weights are the rows of a tile of the tensor cores, which has 64 at least; of 128
+gated rows these are. Each sum runs over K in order, as in `slim.py`. Leaves out: which sizes take this form
+(`slim.py`), and other GPUs than Hopper.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
