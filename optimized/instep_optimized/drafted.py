@@ -16,7 +16,7 @@ from .transfer.to_device import ints
 NO_OPINION = -1  # `own` without a draft head
 
 
-def told(said: torch.Tensor, steps: int, *, headed: bool) -> Drafted:
+def split_tables(said: torch.Tensor, steps: int, *, headed: bool) -> Drafted:
     """The two tables [B, steps] that stand side by side in `said`; without a draft head there is one.
 
     The caller may keep its tensors.
@@ -28,7 +28,7 @@ def told(said: torch.Tensor, steps: int, *, headed: bool) -> Drafted:
     return Drafted(drafts, own)
 
 
-def cut(said: torch.Tensor, trees: Sequence[Sequence[int]], width: int) -> torch.Tensor:
+def cut_to_trees(said: torch.Tensor, trees: Sequence[Sequence[int]], width: int) -> torch.Tensor:
     """Tables [B, width - 1] side by side -> the same as wide as the largest tree; -1 behind the drafts of each."""
     most, counts = max(map(len, trees)), ints([len(tree) for tree in trees], said.device)
     behind = torch.arange(most, device=said.device) >= counts[:, None]

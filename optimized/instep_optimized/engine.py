@@ -38,7 +38,7 @@ from .build import built
 from .commit import write_set
 from .commit.accepted import answered, forced_paths
 from .commit.base import changes
-from .drafted import cut, told
+from .drafted import cut_to_trees, split_tables
 from .graphs import Runner
 from .graphs.capture import prepared
 from .memory.saved import Kept, copied, read, write
@@ -141,8 +141,8 @@ class OptimizedEngine:
             shapes = [line[:nodes] for line in shapes]
         said = self._run(kind, drafted, forced, tree=shapes, join=partial(torch.stack, dim=1))
         if kind != "draft":
-            said, steps = cut(said, trees, self._round.width), max(map(len, trees))
-        return told(said, steps, headed=self._model.drafter is not None)
+            said, steps = cut_to_trees(said, trees, self._round.width), max(map(len, trees))
+        return split_tables(said, steps, headed=self._model.drafter is not None)
 
     def _grown(
         self, drafted: Sequence[Request], picks: Sequence[Sequence[int]] | None, trees: Sequence[Sequence[int]],
@@ -329,7 +329,7 @@ class OptimizedEngine:
     ) -> Any:
         """Run the body of one event on the inputs that come from the host: eagerly, or as a captured graph.
 
-        join: makes one tensor of its results
+        join: as of `Runner.run`
         """
         kind = kind_of(kind, bool(uniforms))
         body, slots = self._round.bodies[kind], [self._memory.slots.of(request.name) for request in requests]

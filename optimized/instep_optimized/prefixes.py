@@ -50,8 +50,10 @@ class Prefixes:
 
     def counts(self, answer: Accepted) -> HostCopy:
         """The copy of accepted counts that every commit starts; where prefixes are tracked, tokens and paths too."""
-        more, own = (answer.tokens, answer.accept_index) if self.on else (), answer.counts is not answer.accept_lens
-        return HostCopy(answer.counts, *more, unwritten=own)
+        more = (answer.tokens, answer.accept_index) if self.on else ()
+        # The caller may write into accept_lens. Out of a graph the counts are another copy.
+        own = answer.counts.data_ptr() != answer.accept_lens.data_ptr()
+        return HostCopy(answer.counts, *more, immutable=own)
 
     def accepted(self, verified: Sequence[Request], counts: HostCopy) -> None:
         """Note the tokens that a commit has accepted, and the bonus."""

@@ -20,7 +20,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from instep.bench import KINDS, grid, kind, peers, plots, render, run
+from instep.bench import KINDS, clock, grid, kind, peers, plots, render, run
 from instep.bench.base import TOO, Arm
 from instep.bench.clock import Rates, Times, less, timed
 from instep.bench.kinds import pick, rounds, strategies
@@ -350,3 +350,11 @@ def test_the_command_says_what_a_cpu_is_for_and_writes_its_result(instep: Runner
     assert set(KINDS) == {
         "strategies", "decode", "mixer", "conv", "prefill", "attend", "pick", "products", "rounds", "decoding"
     }  # fmt: skip
+
+
+def test_a_floor_is_made_of_the_fastest_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second tensor is read twice as fast as the first."""
+    took = {"copy": 4.0, "product": 1.0, "read 0": 2.0, "read 1": 1.0, "read 2": 3.0}
+    monkeypatch.setattr(clock, "timed", lambda works, *_: {name: Times((took[name],), "called") for name in works})
+    found = clock.rates(torch.device("cpu"), torch.float32)
+    assert found.read == 4.0 * 2**23 and found.copy == found.read / 2

@@ -57,13 +57,18 @@ def served(inputs: GdnInputs, dtype: torch.dtype, state: torch.dtype, chains: in
 
 
 @pytest.mark.parametrize("narrow", [True, False], ids=["narrow", "wide"])
+@pytest.mark.parametrize("few", [False, True], ids=["", "block-after-block"])
 @pytest.mark.parametrize(("group", "dtype", "state"), [
     (2, torch.bfloat16, torch.float32), (1, torch.float16, torch.float32), (3, torch.bfloat16, torch.bfloat16),
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("_", [pytest.param(None, marks=native)], ids=["cuda"])
 def test_explicit_layouts_give_the_bits_of_the_others(
-    group: int, dtype: torch.dtype, state: torch.dtype, narrow: bool, _: None
-) -> None:
+    group: int, dtype: torch.dtype, state: torch.dtype, few: bool, narrow: bool, _: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """few: a program prepares six blocks one after the other, of all requests; otherwise one or none."""
+    if few:
+        monkeypatch.setattr(staged, "multiprocessors", lambda _: 1)
     inputs = drawn(group, dtype, narrow)
     right = served(inputs, dtype, state, 0)
     assert not right[0].isnan().any() and right[0].any(2).any(1).sum() == sum(COUNTS) - 200  # all but the idle request
@@ -74,6 +79,7 @@ def test_explicit_layouts_give_the_bits_of_the_others(
 FAULTS = {
     "keys behind the last row": ("prepare", "key.load(WIDE), 0.0)", "key.load(WIDE), key.load(WIDE))"),
     "weights of the head before": ("prepare", "store_box(mixed, [own, 0]", "store_box(mixed, [own - own % 128, 0]"),
+    "the same block again and again": ("prepare", "if next_item < items:", "if next_item < 0:"),
     "a block decays as half of it": ("carry", "slice(TOKENS - 1, 1)", "slice(TOKENS // 2, 1)"),
     "gates of another kind": ("carry", "lines.index(stage * 3 + 1).load", "lines.index(stage * 3).load"),
     "a last block that is stored whole": ("carry", "n * TOKENS + TOKENS <= rows", "n * TOKENS <= rows"),
@@ -83,6 +89,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", [pytest.param(name, marks=native) for name in FAULTS])
 def test_a_fault_in_them_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, old, new = FAULTS[fault]
+    monkeypatch.setattr(staged, "multiprocessors", lambda _: 1)  # a program has several blocks
     inputs = drawn(2, torch.bfloat16, True)
     right = served(inputs, torch.bfloat16, torch.float32, 0)
     module = planted(f"blocks_{name}_staged", old, new, tmp_path)

@@ -102,7 +102,9 @@ def test_explicit_layouts_give_the_same_bits(
         every[: shape[0], : shape[1]] = draw.normal(*shape, scale=shape[1] ** -0.25).to(dtype)
         return every[: shape[0], : shape[1]]
 
-    sizes = ((1, 4096, 1024), (8, 12352, 512), (13, 4104, 264), (32, 9000, 4096), (128, 12300, 520), (65, 12288, 1024))
+    # Some have more steps than places, some more tiles than programs, and three of them both.
+    sizes = ((1, 4096, 1024), (8, 12352, 512), (8, 12352, 2048), (13, 4104, 264), (16, 20000, 1024), (32, 9000, 4096),
+             (128, 12300, 520), (65, 12288, 1024), (128, 20000, 1040))  # fmt: skip
     for number, (rows, columns, depth) in enumerate(sizes):
         x, weight = view(rows, depth), view(columns * (1 + gated), depth)
         found = [product(x, weight, gated) for _ in range(4)]

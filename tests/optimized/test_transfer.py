@@ -1,24 +1,28 @@
 """Copies beside the launches: nothing is read before it has come, and nothing is written over before it was read.
 
-Two queues stand in for the streams, and run as far apart as their moments let them. On a GPU sleeps hold up the real
+Two queues stand in for the streams, and run as far apart as their events let them. On a GPU sleeps hold up the real
 ones. Leaves out: which numbers are sent, and what else goes stale in a graph (`test_graphs.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from instep_optimized import OptimizedEngine, Options, load
-from instep_optimized.graphs import Runner
+from instep_optimized.commit.accepted import Accepted
+from instep_optimized.graphs import Runner, runner
 from instep_optimized.ops.base import Ops
+from instep_optimized.ops.placing import Acceptance
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.transfer import to_device, to_host
-from instep_optimized.transfer.lane import AtOnce, Beside, lane
-from instep_optimized.transfer.to_device import Landing
+from instep_optimized.transfer.copy_stream import Immediate, SideStream, copy_stream
+from instep_optimized.transfer.to_device import StaticInputs
 from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Path, Row
@@ -28,8 +32,8 @@ ROOM = Capacity(slots=(4, 1), pages=tuple(range(30, 0, -1)), page_size=4, max_to
 LONG = 200_000_000  # cycles that a sleep on a GPU takes: a tenth of a second
 
 
-class Moment(NamedTuple):
-    """The moment at which so many things of a queue have run."""
+class Event(NamedTuple):
+    """Behind so many things of a queue."""
 
     queue: list[tuple[Any, Callable[[], Any]]]
     count: int
@@ -40,26 +44,26 @@ class Moment(NamedTuple):
 
 
 class Streams:
-    """A `Lane` and the launches beside it. What is given to them runs when somebody lets it."""
+    """A `CopyStream` and the launches beside it. What is given to them runs when somebody lets it."""
 
     def __init__(self) -> None:
         self.launches, self.copies = [], []  # type: ignore[var-annotated]
         self._ran: list[int] = [0, 0]
 
     def now(self) -> Any:
-        return Moment(self.launches, len(self.launches), self)
+        return Event(self.launches, len(self.launches), self)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, behind: Any) -> Any:
         self.copies.append((behind, lambda: target.copy_(source)))
-        return Moment(self.copies, len(self.copies), self)
+        return Event(self.copies, len(self.copies), self)
 
-    def wait(self, moment: Any) -> None:
-        self.launch(lambda: None, moment)
+    def wait(self, event: Any) -> None:
+        self.launch(lambda: None, event)
 
     def launch(self, act: Callable[[], Any], behind: Any = None) -> None:
         self.launches.append((behind, act))
 
-    def run(self, queue: list[Any], until: Moment | None = None) -> None:
+    def run(self, queue: list[Any], until: Event | None = None) -> None:
         """Run this queue, and of the other one only what must run before."""
         number = int(queue is self.copies)
         while self._ran[number] < (len(queue) if until is None else until.count):
@@ -77,102 +81,160 @@ FIRST = pytest.mark.parametrize("first", ["launches", "copies"])
 def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     """In the place of what goes in."""
     found = Streams()
-    monkeypatch.setattr(to_device, "lane", lambda device, way: found)
+    monkeypatch.setattr(to_device, "copy_stream", lambda device, direction: found)
     return found
 
 
 # ---- to the device
 
 
-def replays(streams: Streams, first: str) -> tuple[list[Any], list[Any]]:
-    """What replays of two graphs in turn should have seen, and what they saw, with one of the queues ahead."""
-    given, seen = [], list[list[int]]()
+class Seen(NamedTuple):
+    """What replays of two graphs in turn should have seen, and what they saw; what the recorder's own runs saw."""
 
-    def record(ops: Ops, body: Callable[[Ops], Any]) -> Any:
-        outputs = body(ops)
+    given: list[list[int]]
+    replayed: list[list[int]]
+    recorded: list[list[int]]
 
-        class Noting:
-            def replay(self) -> None:
-                streams.launch(lambda: seen.append(outputs[0].tolist()))
 
-        return Noting(), outputs
+@pytest.fixture
+def replays(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Seen]:
+    """Replays with one of the queues ahead of the other. failing: of which numbers the copy of the outputs raises
 
-    graphs = Runner(record, (2,))
-    for number in range(6):
-        inputs = (torch.tensor([number, 10 + number]),)
-        graphs.run(number % 4 // 2, PLAIN, lambda ops, own: (own[0],), inputs, (-1,))  # graphs 0 0 1 1 0 0
-        given.append(inputs[0].tolist())
-    streams.run(getattr(streams, first))
-    streams.run(streams.copies)
-    streams.run(streams.launches)
-    return given, seen
+    What reads the inputs last is the copy of the outputs, which are views on them here.
+    """
+    copied = runner._copied
+
+    def play(first: str, *failing: int) -> Seen:
+        found = Seen([], [], [])
+
+        def record(ops: Ops, body: Callable[[Ops], Any]) -> Any:
+            outputs = body(ops)
+            streams.launch(lambda: found.recorded.append(outputs[0].tolist()))
+            return SimpleNamespace(replay=lambda: None), outputs
+
+        def noted(outputs: Any, *rest: Any) -> Any:
+            streams.launch(lambda: found.replayed.append(outputs[0].tolist()))
+            return copied(outputs, *rest)
+
+        monkeypatch.setattr(runner, "_copied", noted)
+        graphs = Runner(record, (2,))
+        for number in range(6):
+            inputs = (torch.tensor([number, 10 + number]),)
+            found.given.append(inputs[0].tolist())
+            with suppress(InterruptedError):
+                graphs.run(number % 4 // 2, PLAIN, echoed, inputs, (-1,), join=failed if number in failing else None)
+        streams.run(getattr(streams, first))
+        streams.run(streams.copies)
+        streams.run(streams.launches)
+        return found
+
+    return play
+
+
+def failed(outputs: Any) -> Any:
+    raise InterruptedError
+
+
+def echoed(ops: Ops, own: Any) -> tuple[torch.Tensor]:
+    return (own[0],)
 
 
 @FIRST
-def test_a_replay_reads_what_was_sent_for_it(streams: Streams, first: str) -> None:
-    given, seen = replays(streams, first)
-    assert seen == given
+def test_a_replay_reads_what_was_sent_for_it(replays: Callable[..., Seen], first: str) -> None:
+    found = replays(first)
+    assert found.replayed == found.given and found.recorded == [[-1, -1]] * 2
 
 
-def test_a_replay_that_does_not_wait_is_caught(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_that_does_not_wait_is_caught(
+    streams: Streams, replays: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Planted: launches do not stand behind the copy."""
-    monkeypatch.setattr(streams, "wait", lambda moment: None)
-    given, seen = replays(streams, "launches")
-    assert seen != given
+    monkeypatch.setattr(streams, "wait", lambda event: None)
+    found = replays("launches")
+    assert found.replayed != found.given
 
 
-@pytest.mark.parametrize("lost", ["done", "behind"])
-def test_a_copy_that_does_not_wait_is_caught(streams: Streams, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
-    """Planted: nobody says that a replay reads; or the copy does not care."""
-    if lost == "done":
-        begun = Landing.done
-        monkeypatch.setattr(Landing, "done", lambda self: None if hasattr(self, "_read") else begun(self))
-    else:
-        copy = streams.copy
+@pytest.mark.parametrize("lost", ["mark", "behind", "too early"])
+def test_a_copy_that_does_not_wait_is_caught(
+    streams: Streams, replays: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """Planted: nobody says that a replay reads; the copy does not care; or the reader is said before it is launched."""
+    mark, upload, copy = StaticInputs.mark_read, StaticInputs.upload, streams.copy
+    if lost == "mark":
+        monkeypatch.setattr(StaticInputs, "mark_read", lambda self: None if hasattr(self, "_read") else mark(self))
+    elif lost == "behind":
         monkeypatch.setattr(streams, "copy", lambda target, source, behind: copy(target, source, None))
-    given, seen = replays(streams, "copies")
-    assert seen != given and seen[-1] == given[-1]
+    else:
+        monkeypatch.setattr(StaticInputs, "upload", lambda self: (upload(self), mark(self)))
+        monkeypatch.setattr(StaticInputs, "mark_read", lambda self: None if hasattr(self, "_read") else mark(self))
+    found = replays("copies")
+    assert found.replayed != found.given and found.replayed[-1] == found.given[-1]
+
+
+def test_a_replay_whose_outputs_are_not_copied_is_waited_for_too(replays: Callable[..., Seen]) -> None:
+    """Somebody's error comes out of a run; but the replay was launched, and reads its inputs."""
+    found = replays("copies", 0, 3)
+    assert found.replayed == found.given
 
 
 def test_a_copy_runs_ahead_while_another_graph_runs(streams: Streams) -> None:
-    """That is what the lane is for: the inputs of the next graph come although the launches before it have not run."""
-    one, other = (Landing([torch.zeros(2, dtype=torch.int64)], torch.device("cpu")) for _ in range(2))
+    """Inputs of the next graph come although the launches before it have not run."""
+    one, other = (StaticInputs([torch.zeros(2, dtype=torch.int64)], torch.device("cpu")) for _ in range(2))
     streams.run(streams.launches)
     streams.launch(lambda: pytest.fail("the copy waited for it"))
-    other.said[0].fill_(7)
-    other.send()
+    other.staging[0].fill_(7)
+    other.upload()
     streams.run(streams.copies)
     assert other.tensors[0].tolist() == [7, 7] and one.tensors[0].tolist() == [0, 0]
 
 
 def test_tensors_of_a_landing_begin_as_tensors_of_their_own_would() -> None:
     like = [torch.arange(3), torch.tensor([True]), torch.zeros(2, 0, dtype=torch.int64), torch.arange(8.0).view(2, 4)]
-    landing = Landing(like, torch.device("cpu"))
-    for said, there, one in zip(landing.said, landing.tensors, like, strict=True):
+    static = StaticInputs(like, torch.device("cpu"))
+    for said, there, one in zip(static.staging, static.tensors, like, strict=True):
         assert (there.dtype, there.shape, there.is_contiguous()) == (one.dtype, one.shape, True)
         assert there.storage_offset() * there.element_size() % to_device.ALIGNED == 0
         assert torch.equal(there, one) and torch.equal(said, one)
-    landing.said[0].fill_(5)
-    assert torch.equal(landing.tensors[0], like[0])
-    landing.send()
-    landing.said[0].fill_(6)
-    assert landing.tensors[0].tolist() == [5, 5, 5] and torch.equal(landing.tensors[3], like[3])
+    static.staging[0].fill_(5)
+    assert torch.equal(static.tensors[0], like[0])
+    static.upload()
+    static.staging[0].fill_(6)
+    assert static.tensors[0].tolist() == [5, 5, 5] and torch.equal(static.tensors[3], like[3])
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_inputs_are_not_overwritten_while_a_gpu_is_late() -> None:
-    landing, seen = Landing([torch.zeros(2, dtype=torch.int64)], torch.device("cuda")), list[torch.Tensor]()
+    static, seen = StaticInputs([torch.zeros(2, dtype=torch.int64)], torch.device("cuda")), list[torch.Tensor]()
     for number in range(4):
-        landing.said[0].fill_(number)
-        landing.send()
+        static.staging[0].fill_(number)
+        static.upload()
         torch.cuda._sleep(LONG)
-        seen.append(landing.tensors[0].clone())
-        landing.done()
+        seen.append(static.tensors[0].clone())
+        static.mark_read()
     assert [x.tolist() for x in seen] == [[number, number] for number in range(4)]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_what_is_launched_waits_for_a_copy_that_is_late() -> None:
+    static = StaticInputs([torch.zeros(2, dtype=torch.int64)], torch.device("cuda"))
+    beside = copy_stream(torch.device("cuda"), "in")
+    assert isinstance(beside, SideStream)
+    with torch.cuda.stream(beside._stream):
+        torch.cuda._sleep(LONG)
+    static.staging[0].fill_(7)
+    static.upload()
+    seen = static.tensors[0].clone()
+    static.mark_read()
+    assert seen.tolist() == [7, 7]
+
+
 # ---- to the host
+
+
+def test_what_a_commit_says_is_what_was_accepted_and_its_counts_once_more() -> None:
+    assert Accepted._fields == (*Acceptance._fields, "counts")
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +246,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 def late(monkeypatch: pytest.MonkeyPatch) -> Streams:
     """What goes to the host is copied when the host waits for it, not before."""
     found = Streams()
-    monkeypatch.setattr(to_host, "lane", lambda device, way: found)
+    monkeypatch.setattr(to_host, "copy_stream", lambda device, direction: found)
     return found
 
 
@@ -215,8 +277,8 @@ def test_a_late_copy_of_the_caller_s_own_tensor_is_caught(
     """Planted: every source is taken for one that nobody writes into."""
     begin = HostCopy.__init__
 
-    def trusting(self: HostCopy, *parts: torch.Tensor, unwritten: bool = False) -> None:
-        begin(self, *parts, unwritten=True)
+    def trusting(self: HostCopy, *parts: torch.Tensor, immutable: bool = False) -> None:
+        begin(self, *parts, immutable=True)
 
     monkeypatch.setattr(HostCopy, "__init__", trusting)
     assert counted(checkpoint, graphs=False) == 3 + 99
@@ -224,21 +286,21 @@ def test_a_late_copy_of_the_caller_s_own_tensor_is_caught(
 
 def test_without_streams_a_copy_runs_at_once() -> None:
     counts = torch.tensor([3, 1])
-    copy = HostCopy(counts, unwritten=True)
+    copy = HostCopy(counts, immutable=True)
     counts.fill_(0)
-    assert isinstance(lane(torch.device("cpu"), "out"), AtOnce) and copy.list() == [3, 1]
+    assert isinstance(copy_stream(torch.device("cpu"), "out"), Immediate) and copy.list() == [3, 1]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_memory_that_was_let_go_is_not_given_away_before_it_was_copied() -> None:
-    out, number = lane(torch.device("cuda", torch.cuda.current_device()), "out"), 1 << 10
-    assert isinstance(out, Beside)
+    out, number = copy_stream(torch.device("cuda", torch.cuda.current_device()), "out"), 1 << 10
+    assert isinstance(out, SideStream)
     for _ in range(3):
         counts = torch.arange(number, device="cuda")
         with torch.cuda.stream(out._stream):
             torch.cuda._sleep(LONG)
-        copy = HostCopy(counts, unwritten=True)
+        copy = HostCopy(counts, immutable=True)
         del counts
         others = [torch.zeros(number, dtype=torch.int64, device="cuda") for _ in range(4)]
         assert copy.list() == list(range(number)) and len(others) == 4
@@ -249,7 +311,7 @@ def test_memory_that_was_let_go_is_not_given_away_before_it_was_copied() -> None
 def test_counts_come_before_what_was_launched_behind_them() -> None:
     """The host reads them while a sleep that was launched later still lasts."""
     torch.cuda._sleep(LONG)
-    copy = HostCopy(torch.arange(4, device="cuda") + 1, unwritten=True)
+    copy = HostCopy(torch.arange(4, device="cuda") + 1, immutable=True)
     torch.cuda._sleep(20 * LONG)
     slept = torch.cuda.Event()  # type: ignore[no-untyped-call]
     slept.record()

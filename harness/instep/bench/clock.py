@@ -50,7 +50,7 @@ class Times:
 
 
 def rates(device: torch.device, dtype: torch.dtype) -> Rates:
-    """Measured on tensors of 2 GiB, and a product of 8192; on a CPU of 32 MiB and of 256.
+    """Measured on four tensors of 2 GiB, and a product of 8192; on a CPU of 32 MiB and of 256.
 
     The rate of reading is that of the tensor that is read fastest. From run to run it differs by some percent, perhaps
     by where memory lies, and a floor must be no higher for that.

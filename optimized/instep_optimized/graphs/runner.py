@@ -2,7 +2,7 @@
 
 A body is `body(ops, inputs) -> tensors` (one, or a tuple or NamedTuple of them). It calls ops and takes views, nothing
 else. Its inputs are the graph's own tensors [bucket, ...]. They are written from the host before every replay, padding
-rows included, in one transfer beside the launches (`Landing`). Host numbers that a body uses are frozen. A body is
+rows included, in one transfer beside the launches (`StaticInputs`). Host numbers that a body uses are frozen. A body is
 recorded with idle inputs, and recording runs it for real: so with idle inputs it must change no byte of any pool. A
 result has a fixed number of rows per request, in the order of the requests. Leaves out: how a body is recorded
 (`recorded.py`, `cuda.py`) and what it computes.
@@ -21,7 +21,7 @@ from instep_reference.contract.place import Place, See, unseen
 
 from ..ops.around import around
 from ..ops.base import Ops
-from ..transfer.to_device import Landing
+from ..transfer.to_device import StaticInputs
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -49,11 +49,11 @@ def buckets(most: int) -> tuple[int, ...]:
 class Captured:
     """One graph: its inputs, its outputs, and the named results that are shown to `see` after every replay.
 
-    landing: where the inputs come from the host;  inputs: its tensors, in the tuple that the body is given
+    static: the inputs, as they come from the host;  inputs: their tensors, in the tuple that the body is given
     """
 
     recording: Recording
-    landing: Landing
+    static: StaticInputs
     inputs: tuple[torch.Tensor, ...]
     outputs: Any
     seen: list[tuple[Place, torch.Tensor]]
@@ -90,7 +90,7 @@ class Runner:
         """Replay with these rows -> the outputs, without padding rows, as copies.
 
         inputs: B rows each, on the host;  idle: for each input its value in a padding row.
-        join: makes tensors of its own of several outputs, instead of copies.
+        join: makes one tensor of several outputs, instead of copies. It may be no view on them.
         With B = 0 nothing is replayed. Once (key, bucket) is captured, a run waits for nothing.
         """
         rows = _rows(inputs)
@@ -99,17 +99,19 @@ class Runner:
             # Padding rows are written too: the last replay may have had more requests.
             _copy([
                 _fill(own, given, value, f"{key} {name}")
-                for name, own, given, value in zip(_names(inputs), captured.landing.said, inputs, idle, strict=True)
+                for name, own, given, value in zip(_names(inputs), captured.static.staging, inputs, idle, strict=True)
             ])
-            captured.landing.send()
-            captured.recording.replay()
-            self.last = Replayed(key, self._bucket(rows), rows, inputs, idle, captured)
-            for place, tensor in captured.seen:
-                see(place, _cut(tensor, self._bucket(rows), rows))
-        # Copies, because the next replay writes into the same outputs.
-        answer = _copied(captured.outputs, self._bucket(rows), rows, join)
-        captured.landing.done()  # not before: an output may be a view on an input
-        return answer  # type: ignore[no-any-return]
+            captured.static.upload()
+        try:
+            if rows:
+                captured.recording.replay()
+                self.last = Replayed(key, self._bucket(rows), rows, inputs, idle, captured)
+                for place, tensor in captured.seen:
+                    see(place, _cut(tensor, self._bucket(rows), rows))
+            # Copies, because the next replay writes into the same outputs.
+            return _copied(captured.outputs, self._bucket(rows), rows, join)  # type: ignore[no-any-return]
+        finally:  # not before: an output may be a view on an input; and also where `see` raises, for the replay runs
+            captured.static.mark_read()
 
     def prepare(
         self, key: Hashable, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, see: See = unseen
@@ -128,17 +130,17 @@ class Runner:
         self, key: Hashable, bucket: int, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, watched: bool
     ) -> Captured:
         if (key, bucket, watched) not in self._captured:
-            landing = Landing([
+            static = StaticInputs([
                 torch.full((bucket, *given.shape[1:]), value, dtype=given.dtype)
                 for given, value in zip(inputs, idle, strict=True)
             ], self._device)  # fmt: skip
-            self._captured[key, bucket, watched] = self._capture(ops, body, inputs, landing, watched)
+            self._captured[key, bucket, watched] = self._capture(ops, body, inputs, static, watched)
         return self._captured[key, bucket, watched]
 
     def _capture(
-        self, ops: Ops, body: Callable[[Ops, I], T], inputs: I, landing: Landing, watched: bool
+        self, ops: Ops, body: Callable[[Ops, I], T], inputs: I, static: StaticInputs, watched: bool
     ) -> Captured:
-        own: I = _like(inputs, landing.tensors)
+        own: I = _like(inputs, static.tensors)
         seen: list[tuple[Place, torch.Tensor]] = []
 
         def note(place: Place, tensor: torch.Tensor) -> torch.Tensor:
@@ -150,8 +152,8 @@ class Runner:
             return body(around(recording, note if watched else unseen), own)
 
         recording, outputs = self._record(ops, watch)
-        landing.done()  # a recorder runs the body on the inputs
-        return Captured(recording, landing, own, outputs, seen)
+        static.mark_read()  # a recorder runs the body on the inputs
+        return Captured(recording, static, own, outputs, seen)
 
 
 def _names(inputs: tuple[Any, ...]) -> tuple[str, ...]:

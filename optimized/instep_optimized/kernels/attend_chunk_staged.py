@@ -21,9 +21,9 @@ from .layouts import (
     gdc_launch_dependents,
     gdc_wait,
     mbarrier,
+    stage_and_phase,
     warpgroup_mma,
     warpgroup_mma_wait,
-    where,
 )
 
 
@@ -79,8 +79,8 @@ def _read(
     mean = gl.full((MT, DT), 0.0, gl.float32, MEANS)
     weights = gl.convert_layout(weight.to(value_tiles.dtype), WEIGHTS)
     for step in range(NT, reach, NT):
-        place, turn = where(step // NT - 1, STAGES)
-        after, after_turn = where(step // NT, STAGES)
+        place, turn = stage_and_phase(step // NT - 1, STAGES)
+        after, after_turn = stage_and_phase(step // NT, STAGES)
         scores = _scores(query_tile, key_tiles.index(after), full_keys.index(after), after_turn, MT, NT, SCORES)
         means = _means(weights, value_tiles.index(place), mean, full_values.index(place), turn)
         score = warpgroup_mma_wait(1, deps=[scores])
@@ -92,7 +92,7 @@ def _read(
         mbarrier.arrive(free_values.index(place), count=1)
         mean = mean * over_columns(kept, OF_MEAN)
         weights = gl.convert_layout(weight.to(value_tiles.dtype), WEIGHTS)
-    place, turn = where((reach - 1) // NT, STAGES)
+    place, turn = stage_and_phase((reach - 1) // NT, STAGES)
     means = _means(weights, value_tiles.index(place), mean, full_values.index(place), turn)
     mean, weights = warpgroup_mma_wait(0, deps=[means, weights])
 

@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 
 from .attend_staged import copied, holes, over_columns, places, seen, weighed
 from .attend_steps import joined
-from .layouts import along, barrier, gdc_launch_dependents, gdc_wait, mbarrier, mma_v2, where
+from .layouts import along, barrier, gdc_launch_dependents, gdc_wait, mbarrier, mma_v2, stage_and_phase
 
 PIECE = gl.constexpr(64)  # numbers of a key that are multiplied at a time: fewer registers
 joined = gluon.jit(joined.fn)
@@ -142,7 +142,7 @@ def _read(
         for part in range(start, stop, PT):
             more, sum_of_more, mean_of_more = none, nothing, gl.full((MT, DT), 0.0, gl.float32, TILE)
             for step in range(part, gl.minimum(part + PT, stop), NT):
-                place, turn = where(done, STAGES)
+                place, turn = stage_and_phase(done, STAGES)
                 score = gl.full((MT, NT), 0.0, gl.float32, TILE)
                 mbarrier.wait(full_keys.index(place), turn)
                 for piece in gl.static_range(DT // PIECE):

@@ -14,7 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..layout import Pages
-from .layouts import TensorDescriptor, along, barrier, fence_async_shared, load_box, mbarrier, seen_as, where
+from .layouts import TensorDescriptor, along, barrier, fence_async_shared, load_box, mbarrier, seen_as, stage_and_phase
 from .runtime import hopper
 
 WIDTH = 256  # of a head: others were not measured
@@ -141,7 +141,7 @@ def copied(
     """
     key_tiles, value_tiles, full_keys, full_values, free_keys, free_values, copied_last = tiles
     for step in range(start, stop, NT):
-        place, turn = where(done + (step - start) // NT, STAGES)
+        place, turn = stage_and_phase(done + (step - start) // NT, STAGES)
         mbarrier.wait(free_keys.index(place), turn ^ 1)
         _begin(keys, column, pages, step, stop, full_keys.index(place), key_tiles.index(place), NT, DT, PAGE)
         mbarrier.wait(free_values.index(place), turn ^ 1)

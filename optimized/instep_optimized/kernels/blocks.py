@@ -88,11 +88,12 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
 
 
 @triton.jit
-def _blocks_before(count, request, C: tl.constexpr):
-    """How many blocks the requests before this one have: where its own begin in the scratch between the kernels."""
+def _blocks_before(count, units, request, C: tl.constexpr):
+    """How many blocks the requests before this one have that are served: where its own begin in the scratch."""
     at, before = tl.arange(0, 32), tl.zeros((1,), tl.int64)
     for first in range(0, request, 32):
-        counts = tl.load(count + first + at, mask=first + at < request, other=0)
+        served = tl.load(units + first + at, mask=first + at < request, other=-1) >= 0
+        counts = tl.load(count + first + at, mask=served, other=0)
         before += tl.sum(tl.cdiv(counts, C), axis=0)
     return tl.sum(before, axis=0)
 
@@ -114,7 +115,7 @@ def _prepare(
         return
     i, at_k = tl.arange(0, C), tl.arange(0, KT)
     start, live, key_head = tl.load(begin + request) + first, i < rows, head // group
-    at = (_blocks_before(count, request, C) + tl.program_id(1)) * tl.num_programs(0) + head
+    at = (_blocks_before(count, units, request, C) + tl.program_id(1)) * tl.num_programs(0) + head
     inside = live[:, None] & (at_k < K)[None, :]
     q, k = q + start * q_row + key_head * q_head, k + start * k_row + key_head * k_head
     queries = tl.load(q + i[:, None] * q_row + at_k[None, :], mask=inside, other=0.0).to(tl.bfloat16)  # [C, KT]
@@ -197,7 +198,7 @@ def _carry(
         read_scales, read_scales_unit, read_scales_column, tl.load(fresh + request), at_k, at_v, K, V, TILED,
     )  # fmt: skip
     start, heads = tl.load(begin + request), tl.num_programs(1)
-    at = _blocks_before(count, request, C) * heads + head
+    at = _blocks_before(count, units, request, C) * heads + head
     at_key = at // group
     v, v_tile = v + start * v_row + head * v_head, i[:, None] * v_row + at_v[None, :]
     core, core_tile = core + start * core_row + head * core_head, i[:, None] * core_row + at_v[None, :]

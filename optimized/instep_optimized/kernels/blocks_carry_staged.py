@@ -22,11 +22,11 @@ from .layouts import (
     load_box,
     mbarrier,
     place,
+    stage_and_phase,
     store_box,
     stored,
     warpgroup_mma,
     warpgroup_mma_wait,
-    where,
 )
 
 COLUMNS = gl.constexpr(64)  # of V per group of warps that carries states
@@ -68,7 +68,7 @@ def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr)
     source = gates + at.to(gl.int64) * 3 * TOKENS + lane
     since, until, write = gl.load(source), gl.load(source + TOKENS), gl.load(source + 2 * TOKENS)
     for n in range((rows + TOKENS - 1) // TOKENS):
-        stage, turn = where(n, STAGES)
+        stage, turn = stage_and_phase(n, STAGES)
         mbarrier.wait(free.index(stage), turn ^ 1)
         mbarrier.expect(full.index(stage), BYTES)
         load_box(k, [of_keys + n * TOKENS, key_column], full.index(stage), keys.index(stage))
@@ -81,7 +81,7 @@ def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr)
         lines.index(stage * 3 + 1).store(until)
         lines.index(stage * 3 + 2).store(write)
         mbarrier.arrive(full.index(stage), count=1)
-        last, turn = where(n, LAST)
+        last, turn = stage_and_phase(n, LAST)
         mbarrier.wait(free_last.index(last), turn ^ 1)
         mbarrier.expect(full_last.index(last), 2 * TOKENS * TOKENS)
         load_box(mixed, [at * TOKENS, 0], full_last.index(last), weights.index(last))
@@ -126,7 +126,7 @@ def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr,
     state = gl.load(source + at_v * read_v + at_k * read_k, mask=(at_v + at_k >= 0) & known, other=0.0).to(gl.float32)
     none = gl.full((COLUMNS, TOKENS), 0.0, gl.float32, TILE)
     for n in tl.range(0, (rows + TOKENS - 1) // TOKENS, disable_licm=True):
-        stage, turn = where(n, STAGES)
+        stage, turn = stage_and_phase(n, STAGES)
         mbarrier.wait(full.index(stage), turn)
         value = values.index(stage * CHAINS + CHAIN)
         if n * TOKENS + TOKENS > rows:
@@ -151,7 +151,7 @@ def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr,
         state = state * gl.expand_dims(whole, 0)
         until = gl.expand_dims(lines.index(stage * 3 + 1).load(OF_I), 0)
         out = warpgroup_mma_wait(1, deps=[out]) * since
-        last, turn = where(n, LAST)
+        last, turn = stage_and_phase(n, LAST)
         mbarrier.wait(full_last.index(last), turn)
         update, residual = warpgroup_mma_wait(0, deps=[update, residual])
         leaving = gl.convert_layout((update * until).to(gl.bfloat16), FIRST)

@@ -47,7 +47,7 @@ def _blocks_in(count):
 
 @gluon.jit
 def blocks_before(count, units, request):
-    """How many blocks the requests before this one have that are served: where its own begin in the scratch."""
+    """`_blocks_before` of `blocks.py`"""
     at, before = gl.arange(0, 32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), 0
     for first in range(0, request, 32):
         there = first + at < request
@@ -109,9 +109,9 @@ def _rows_of(block, request, begins, begin, count):
 
 
 @gluon.jit
-def _ask(item, every, heads, start, query_boxes, key_boxes, query, key, full):
+def _ask(item, items, heads, start, query_boxes, key_boxes, query, key, full):
     """Begin to copy keys and queries of an item; behind the last: nothing."""
-    live, column = item < every, (item % heads * WIDTH).to(gl.int32)
+    live, column = item < items, (item % heads * WIDTH).to(gl.int32)
     mbarrier.expect(full, 2 * TOKENS * WIDTH * 2, pred=live)
     load_box(key_boxes, [start.to(gl.int32), column], full, key, pred=live)
     load_box(query_boxes, [start.to(gl.int32), column], full, query, pred=live)
@@ -168,21 +168,21 @@ def prepare_staged(
     none = gl.full((TOKENS, TOKENS), 0.0, gl.float32, TILE)
     SPLIT: gl.constexpr = gl.reshape(none, (TOKENS, B, SOLVED)).type.layout
 
-    # The states are carried from the first block on: what it needs comes last, so that it is still in the cache.
+    # The states are carried from the first block on: what it needs comes last, so that the cache still has it.
     given = (log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, heads)
     blocks, programs = blocks_before(count, units, requests), gl.num_programs(0)
-    every, turn = blocks * heads, 0
+    items, phase = blocks * heads, 0
     block = blocks - 1 - gl.program_id(0) // heads
     if block < 0:
         return
     request, begins = _request_of(block, requests, blocks, count, units)
     start, rows = _rows_of(block, request, begins, begin, count)
     if NARROW:
-        _ask(gl.program_id(0), every, heads, start, query_boxes, key_boxes, query, key, full.index(0))
+        _ask(gl.program_id(0), items, heads, start, query_boxes, key_boxes, query, key, full.index(0))
     forget, write = _gates(gl.program_id(0), start, rows, given, GROUP, MEMBERS, LANES)
-    # What does not change from turn to turn is computed again: in registers it would not fit.
-    for item in tl.range(gl.program_id(0), every, programs, disable_licm=True):
-        key_head, then = item % heads, item + programs
+    # What does not change from item to item is computed again: in registers it would not fit.
+    for item in tl.range(gl.program_id(0), items, programs, disable_licm=True):
+        key_head, next_item = item % heads, item + programs
         row, d = along(0, TOKENS, WIDE), along(1, WIDTH, WIDE)
         member, token = along(0, MEMBERS, LANES), along(1, TOKENS, LANES)
         j, i = along(0, TOKENS, TILE), along(1, TOKENS, TILE)
@@ -205,8 +205,8 @@ def prepare_staged(
         gl.store(of_head + TOKENS, gl.exp2(gl.minimum(until.to(gl.float32), 0.0)), mask=ours)
         gl.store(of_head + 2 * TOKENS, write, mask=ours)
         if NARROW:
-            mbarrier.wait(full.index(0), turn)
-            turn ^= 1
+            mbarrier.wait(full.index(0), phase)
+            phase ^= 1
             if rows < TOKENS:  # behind the last row lies anything
                 key.store(gl.where(row < rows, key.load(WIDE), 0.0).to(gl.bfloat16))
         else:
@@ -247,13 +247,14 @@ def prepare_staged(
             barrier()
             store_box(mixed, [own, 0], weights)
             if member_at == 0:  # all warps are done with keys and queries
-                if then < every:
-                    block = blocks - 1 - then // heads
+                if next_item < items:
+                    block = blocks - 1 - next_item // heads
                     request, begins = _request_of(block, request, begins, count, units)
                     start, rows = _rows_of(block, request, begins, begin, count)
                 if NARROW:
-                    _ask(then, every, heads, start, query_boxes, key_boxes, query, key, full.index(0))
-                forget, write = _gates(then, start, gl.where(then < every, rows, 0), given, GROUP, MEMBERS, LANES)
+                    _ask(next_item, items, heads, start, query_boxes, key_boxes, query, key, full.index(0))
+                next_rows = gl.where(next_item < items, rows, 0)
+                forget, write = _gates(next_item, start, next_rows, given, GROUP, MEMBERS, LANES)
             found = gl.expand_dims(_inverted(triangles).load(gl.SliceLayout(1, SPLIT)), 1)
             inverse = found * gl.where(block_j == block_i, 1.0, 0.0)
             inverse = gl.convert_layout(gl.reshape(inverse, (TOKENS, TOKENS)), TILE)

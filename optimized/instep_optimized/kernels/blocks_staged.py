@@ -54,7 +54,10 @@ def _matrix(x: torch.Tensor) -> torch.Tensor:
 
 
 def blocks_staged(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0, chains: int | None = None) -> None:
-    """`blocks`, where it `fits`. chains: groups of warps that carry states in a program; left out, as many as pay"""
+    """`blocks`, where it `fits`. look: as there
+
+    chains: groups of warps that carry states in a program; left out, as many as pay
+    """
     assert part.per_row is None, "a prefill chunk keeps no state per position"
     heads, values = core.shape[1:]
     requests, key_heads, C = part.begin.numel(), inputs.k.shape[1], TOKENS.value

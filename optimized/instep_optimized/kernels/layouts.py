@@ -72,8 +72,8 @@ def place(pool, unit, columns, request, unit_step, column_step):
 
 
 @gluon.jit
-def where(step, STAGES: gl.constexpr):
-    """The place of a step, counted from the first, and the turn of it that fills the place: 0, 1, 0, ..."""
+def stage_and_phase(step, STAGES: gl.constexpr):
+    """The stage of a step, counted from the first, and the phase in which the step fills it: 0, 1, 0, ..."""
     return step % STAGES, step // STAGES & 1
 
 

@@ -1,10 +1,10 @@
 """Products of few rows with explicit layouts: weights are on their way while the launches before still run.
 
 One warp of a program copies rows and weights of many steps ahead by TMA, and the weights of the first ones before it
-waits for the launch that makes the rows. So the memory is not idle between two products. The other warps wait for
-nobody but the copies. Columns of weights are the rows of a tile of the tensor cores, which has 64 at least; of 128
-gated rows these are. Each sum runs over K in order, as in `slim.py`. Leaves out: which sizes take this form
-(`slim.py`), and other GPUs than Hopper.
+waits for the launch that makes the rows. So the memory is not idle between two products. The other warps multiply. A
+tile of the tensor cores has 64 rows at least. Columns of the weights fill them; in a gated product of 128 rows these
+rows do. Each sum runs over K in order, as in `slim.py`. Leaves out: which sizes take this form (`slim.py`), and other
+GPUs than Hopper.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -25,10 +25,10 @@ from .layouts import (
     gdc_wait,
     load_box,
     mbarrier,
+    stage_and_phase,
     warpgroup_mma,
     warpgroup_mma_init,
     warpgroup_mma_wait,
-    where,
 )
 from .runtime import ceil_div, hopper, launch
 
@@ -128,7 +128,7 @@ def _copy(of, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, GATED: gl
     for step in gl.static_range(STEPS):
         _ask_rows(x, given.index(step), full.index(step), step, work, KT)
     for at in range(STEPS, work[3]):
-        place, turn = where(at, STEPS)
+        place, turn = stage_and_phase(at, STEPS)
         mbarrier.wait(free.index(place), turn ^ 1)
         _ask(weight, weights.index(place), full.index(place), at, work, NT, KT, BOTH, GATED)
         _ask_rows(x, given.index(place), full.index(place), at, work, KT)
@@ -136,10 +136,13 @@ def _copy(of, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, GATED: gl
 
 @gluon.jit
 def _multiplied(left, right, places, at, steps, sums, STEPS: gl.constexpr):
-    """The sums of a tile, whose first step is `at`. A product begins while the one before it still runs."""
+    """The sums of a tile, whose first step is `at`. A product begins while the one before it still runs.
+
+    A place is free once all warps are done with it: the compiler lets them wait for each other before they arrive.
+    """
     full, free = places
     for step in range(steps):
-        place, turn = where(at + step, STEPS)
+        place, turn = stage_and_phase(at + step, STEPS)
         mbarrier.wait(full.index(place), turn)
         sums = warpgroup_mma(left.index(place), right.index(place).permute((1, 0)), sums, is_async=True)
         sums = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[sums]))
@@ -156,19 +159,19 @@ def _sum_few(of, MT: gl.constexpr, NT: gl.constexpr, STEPS: gl.constexpr, GATED:
     weights, given, full, free = places
     W: gl.constexpr = gl.num_warps()
     DTYPE: gl.constexpr = out.dtype.element_ty
-    TALL: gl.constexpr = weights.shape[1]
+    ALL: gl.constexpr = weights.shape[1]
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, MT, 16])
     STORED: gl.constexpr = gl.BlockedLayout([8, 1], [4, 8], [1, W], [0, 1])
     at, steps = 0, work[2]
     for tile in range(work[0], tiles, work[1]):
-        none = warpgroup_mma_init(gl.full((TALL, MT), 0.0, gl.float32, SUMS))
+        none = warpgroup_mma_init(gl.full((ALL, MT), 0.0, gl.float32, SUMS))
         total = _multiplied(weights, given, (full, free), at, steps, none, STEPS)
         at += steps
         if GATED and NT % (16 * W) == 0:  # a thread has both halves of a column
             gate, up = gl.split(total.reshape([2, NT, MT]).permute((1, 2, 0)))
             found = gl.convert_layout((gate / (1.0 + gl.exp(-gate)) * up).to(DTYPE), STORED)
         elif GATED:
-            halves = gl.allocate_shared_memory(gl.float32, [TALL, MT], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]), total)
+            halves = gl.allocate_shared_memory(gl.float32, [ALL, MT], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]), total)
             barrier()
             gate, up = halves.slice(0, NT).load(STORED), halves.slice(NT, NT).load(STORED)
             found = (gate / (1.0 + gl.exp(-gate)) * up).to(DTYPE)
@@ -184,12 +187,12 @@ def _sum_many(of, MT: gl.constexpr, NT: gl.constexpr, STEPS: gl.constexpr, GATED
     out, rows, columns, tiles, places, work = of
     weights, given, full, free = places
     W: gl.constexpr = gl.num_warps()
-    WIDE: gl.constexpr = weights.shape[1]
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, WIDE, 16])
+    ALL: gl.constexpr = weights.shape[1]
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, ALL, 16])
     STORED: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [W, 1], [1, 0])
     at, steps = 0, work[2]
     for tile in range(work[0], tiles, work[1]):
-        none = warpgroup_mma_init(gl.full((MT, WIDE), 0.0, gl.float32, SUMS))
+        none = warpgroup_mma_init(gl.full((MT, ALL), 0.0, gl.float32, SUMS))
         total = _multiplied(given, weights, (full, free), at, steps, none, STEPS)
         at += steps
         if GATED:  # a thread has both halves of a column

@@ -1,7 +1,7 @@
 """Whole numbers from the host to the device: many lists in one transfer, without waiting.
 
-`sent` makes new tensors; a `Landing` is memory that stays, and is written again and again. Leaves out: what the numbers
-mean. The other direction is `to_host.py`.
+`sent` makes new tensors; `StaticInputs` are memory that stays, and is written again and again. Leaves out: what the
+numbers mean. The other direction is `to_host.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import torch
 
-from .lane import lane
+from .copy_stream import copy_stream
 
 HOST = torch.device("cpu")
 ALIGNED = 16  # bytes: where a tensor begins, as one of its own would. So a kernel sees the same alignment
@@ -38,36 +38,36 @@ def ints(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
     return sent([numbers], device)[0]
 
 
-class Landing:
+class StaticInputs:
     """Tensors at fixed addresses on the device, for launches that are recorded once. All are written in one transfer.
 
     The transfer runs beside the launches, behind the last one that reads what stood there before. So where other
     launches came between, it is over before its own begins, and no kernel waits for it.
 
-    said   what the next transfer writes, on the host;  tensors  the same on the device
+    staging   what the next transfer writes, on the host;  tensors   the same on the device
     """
 
     def __init__(self, like: Sequence[torch.Tensor], device: torch.device) -> None:
         """like: what stands there first."""
         begins = [0, *accumulate(-(-one.numel() * one.element_size() // ALIGNED) * ALIGNED for one in like)]
-        self._said = torch.zeros(begins[-1], dtype=torch.uint8)
-        self._there = torch.zeros_like(self._said, device=device)
-        self.said, self.tensors = ([_view(block, begin, one) for begin, one in zip(begins, like, strict=False)]
-                                   for block in (self._said, self._there))  # fmt: skip
-        for said, one in zip(self.said, like, strict=True):
-            said.copy_(one)
-        self._lane = lane(device, "in")
-        self.done()
-        self.send()
+        self._staging = torch.zeros(begins[-1], dtype=torch.uint8)
+        self._block = torch.zeros_like(self._staging, device=device)
+        self.staging, self.tensors = ([_view(block, begin, one) for begin, one in zip(begins, like, strict=False)]
+                                      for block in (self._staging, self._block))  # fmt: skip
+        for staging, one in zip(self.staging, like, strict=True):
+            staging.copy_(one)
+        self._stream = copy_stream(self._block.device, "in")
+        self.mark_read()
+        self.upload()
 
-    def send(self) -> None:
-        """Write `said`. What is launched from now on reads it; `said` may be changed at once."""
-        now = self._said.pin_memory() if self._there.is_cuda else self._said.clone()
-        self._lane.wait(self._lane.copy(self._there, now, behind=self._read))
+    def upload(self) -> None:
+        """Write `staging`. What is launched from now on reads it; `staging` may be changed at once."""
+        now = self._staging.pin_memory() if self._block.is_cuda else self._staging.clone()  # a copy may run later
+        self._stream.wait(self._stream.copy(self._block, now, behind=self._read))
 
-    def done(self) -> None:
+    def mark_read(self) -> None:
         """All launches that read what stands there are launched."""
-        self._read = self._lane.now()
+        self._read = self._stream.now()
 
 
 def _view(block: torch.Tensor, begin: int, like: torch.Tensor) -> torch.Tensor:

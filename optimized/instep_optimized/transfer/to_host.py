@@ -11,39 +11,39 @@ from typing import overload
 
 import torch
 
-from .lane import Moment, lane
+from .copy_stream import Event, copy_stream
 
 
 class Arrival:
     """What was copied from the device up to now: `wait` until it has arrived."""
 
     def __init__(self, device: torch.device) -> None:
-        # The moment stands in the stream behind the copy. To wait for it does not wait for work launched later.
-        self._done = lane(device, "out").now()
+        # The event stands in the stream behind the copy. To wait for it does not wait for work launched later.
+        self._done = copy_stream(device, "out").now()
 
     def wait(self) -> None:
-        arrived(self._done)
+        synchronize(self._done)
 
 
-def arrived(moment: Moment) -> None:
-    """Wait on the host until a moment is over."""
-    if moment is not None:
-        moment.synchronize()
+def synchronize(event: Event) -> None:
+    """Wait on the host for an event."""
+    if event is not None:
+        event.synchronize()
 
 
 class HostCopy:
     """Device tensors, copied to the host. The copy starts at once. A round has no other transfer to the host.
 
-    unwritten: nobody writes into the tensors any more. Then the copy runs beside the launches, and none waits for it.
+    immutable: nobody writes into the tensors any more. Then the copy runs beside the launches, and none waits for it.
     """
 
-    def __init__(self, *parts: torch.Tensor, unwritten: bool = False) -> None:
+    def __init__(self, *parts: torch.Tensor, immutable: bool = False) -> None:
         self._found: list[int] | None = None
         self._ends = [0, *accumulate(part.numel() for part in parts)]
         numbers = parts[0] if len(parts) == 1 else torch.cat([part.flatten() for part in parts])
         self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
-        out = lane(numbers.device, "out")
-        if unwritten or len(parts) > 1:  # several were joined in a tensor that nobody else has
+        out = copy_stream(numbers.device, "out")
+        if immutable or len(parts) > 1:  # several were joined in a tensor that nobody else has
             self._done = out.copy(self._numbers, numbers, behind=out.now())
         else:
             self._numbers.copy_(numbers, non_blocking=True)
@@ -52,7 +52,7 @@ class HostCopy:
     def list(self, part: int = 0) -> list[int]:
         """The numbers of one tensor. The first call waits until the copy has finished."""
         if self._found is None:
-            arrived(self._done)
+            synchronize(self._done)
             self._found = self._numbers.tolist()
         return self._found[self._ends[part] : self._ends[part + 1]]
 
@@ -109,7 +109,7 @@ class Roots(Mapping[str, int]):
 
     def __init__(self, names: Sequence[str] = (), roots: torch.Tensor | None = None) -> None:
         self._places = {name: place for place, name in enumerate(names)}
-        self._copy = None if roots is None else HostCopy(roots, unwritten=True)
+        self._copy = None if roots is None else HostCopy(roots, immutable=True)
 
     def __getitem__(self, name: str) -> int:
         place = self._places[name]

@@ -129,7 +129,7 @@ class Run:
                 begun = time.perf_counter()
             elif begun and isinstance(answer, Committed):
                 # To read the answer itself here would wait for the round that was launched behind it.
-                counts.append(HostCopy(answer.accept_lens, unwritten=True))
+                counts.append(HostCopy(answer.accept_lens, immutable=True))
                 if len(counts) > 1:
                     counts[-2].list()
                     marks.append(time.perf_counter())
