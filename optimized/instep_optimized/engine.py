@@ -46,6 +46,7 @@ from .memory.units import SCALES
 from .mixed import planned
 from .ops.base import Ops
 from .ops.padding_aware import first_of, node_runs, noting, show, watched
+from .ops.placing import Acceptance
 from .options import Options, check
 from .prefixes import Prefixes
 from .refusals import Refusals
@@ -202,8 +203,9 @@ class OptimizedEngine:
         if not verified:
             return nobody(self._device)
         self._catch_up()
-        answer = self._run("commit", verified, forced, [request.row for request in verified])
-        counts = self._prefixes.counts(answer)
+        *fields, lens = self._run("commit", verified, forced, [request.row for request in verified])
+        acceptance = Acceptance(*fields)
+        counts = self._prefixes.counts(acceptance, lens)
         for number, request in enumerate(verified):
             request.length.settle()  # counts of the rounds before: _catch_up has read them, so nothing waits here
             request.length.owe(counts, number, 1 + request.drafts)
@@ -213,7 +215,7 @@ class OptimizedEngine:
         for request in verified:
             request.parents, request.row = (), None
         self._untold.append(counts)
-        return replace(answered(answer, widest), tracked=tracked)
+        return replace(answered(acceptance, widest), tracked=tracked)
 
     def set_num_steps(self, num_steps: int) -> None:
         self._refusals.set_num_steps(num_steps, self._controller.candidates)
@@ -345,7 +347,7 @@ class OptimizedEngine:
         key, seen = (kind, self._round.num_steps), list[tuple[Place, torch.Tensor]]()
         answer: Any = self._graphs.run(key, self._base, body.run, inputs, IDLE, noting(self._see, seen), join)
         if seen:
-            lens = answer.accept_lens if kind == "commit" else counts if self._capacity.trees else None
+            lens = answer[-1] if kind == "commit" else counts if self._capacity.trees else None
             covered, trees = None if lens is None else first_of(lens, body.width), [one.parents for one in requests]
             show(self._see, seen, lambda place: node_runs(place, trees) if kind == "draft of trees" else covered)
         return answer

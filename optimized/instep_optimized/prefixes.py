@@ -16,12 +16,12 @@ import torch
 
 from instep_reference.contract.capacity import Capacity
 
-from .commit.accepted import Accepted
 from .commit.pair import CommitPair
 from .memory import Memory
 from .memory.saved import Peeked, read
 from .mixed import Planned
 from .ops.base import Ops
+from .ops.placing import Acceptance
 from .request import Request
 from .tiers import Entry
 from .transfer.to_host import HostCopy, Roots
@@ -48,12 +48,13 @@ class Prefixes:
         for name in roots if self.on else ():
             requests[name].said.append(partial(_root_of, roots, name))
 
-    def counts(self, answer: Accepted) -> HostCopy:
-        """The copy of accepted counts that every commit starts; where prefixes are tracked, tokens and paths too."""
-        more = (answer.tokens, answer.accept_index) if self.on else ()
-        # The caller may write into accept_lens. Out of a graph the counts are another copy.
-        own = answer.counts.data_ptr() != answer.accept_lens.data_ptr()
-        return HostCopy(answer.counts, *more, immutable=own)
+    def counts(self, acceptance: Acceptance, lens: torch.Tensor) -> HostCopy:
+        """The copy of accepted counts that every commit starts; where prefixes are tracked, tokens and paths too.
+
+        lens: accept_lens once more. The caller may write into those of the acceptance
+        """
+        more = (acceptance.tokens, acceptance.accept_index) if self.on else ()
+        return HostCopy(lens, *more, immutable=lens.data_ptr() != acceptance.accept_lens.data_ptr())
 
     def accepted(self, verified: Sequence[Request], counts: HostCopy) -> None:
         """Note the tokens that a commit has accepted, and the bonus."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from .batch import Batch, Who, nodes_of, parents_of, plan_of, windows
-from .commit.accepted import Accepted, gather_path, keep_tail, keep_window
+from .commit.accepted import gather_path, keep_tail, keep_window
 from .commit.base import AcceptedWindows
 from .commit.pair import CommitPair
 from .draft.base import Asked, GrowsTrees, Use, column
@@ -212,8 +212,12 @@ class Round:
         ops.advance(length=memory.slot_table.length, slots=inputs.slots, by=batch.count)
         return Decoded(own, chosen)
 
-    def commit(self, ops: Ops, inputs: Inputs) -> Accepted:
-        """Accept drafts, make the accepted node's memory the request's own, extend the draft head, grow the length."""
+    def commit(self, ops: Ops, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        """Accept drafts, make the accepted node's memory the request's own, extend the draft head, grow the length.
+
+        -> the fields of `Acceptance`, and accept_lens once more. Out of a graph comes a copy of each. The caller has
+        the one, and may write into it; the other one goes to the host.
+        """
         slot_table, (count, width) = self.model.memory.slot_table, (len(inputs.slots), self.width)
         parents = slot_table.parents
         acceptance = ops.accept(
@@ -237,7 +241,7 @@ class Round:
             self._extend(ops, who, acceptance.tokens.view(count * width), final, width)
         # The length grows last: the strategy and the extend need the length before the window.
         ops.advance(length=slot_table.length, slots=inputs.slots, by=acceptance.accept_lens)
-        return Accepted(*acceptance, counts=acceptance.accept_lens)
+        return *acceptance, acceptance.accept_lens
 
     # Parts of the bodies
 

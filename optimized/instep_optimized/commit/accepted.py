@@ -6,7 +6,6 @@ Leaves out: which units of state memory move (the strategies beside this file).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -17,23 +16,7 @@ from ..memory import Memory
 from ..memory.slot_table import SlotTable
 from ..memory.units import SCALES
 from ..ops.base import Ops
-
-
-class Accepted(NamedTuple):
-    """What the body of a commit says: an `Acceptance`, and its accept_lens once more as `counts`.
-
-    Out of a graph comes a copy of each. The caller has the one, and may write into it; the other one goes to the host.
-    """
-
-    num_correct_drafts: torch.Tensor
-    accept_lens: torch.Tensor
-    accept_index: torch.Tensor
-    last_correct_step_indices: torch.Tensor
-    bonus: torch.Tensor
-    own_num_correct_drafts: torch.Tensor
-    own_bonus: torch.Tensor
-    tokens: torch.Tensor
-    counts: torch.Tensor
+from ..ops.placing import Acceptance
 
 
 def keep_window(
@@ -88,12 +71,12 @@ def forced_paths(accepted: Sequence[Path] | None, requests: int) -> list[list[in
     return [[(0, *path.nodes)[-1], path.bonus] for path in accepted]
 
 
-def answered(accepted: Accepted, widest: int) -> Committed:
+def answered(acceptance: Acceptance, widest: int) -> Committed:
     """The answer of a commit, its paths cut to the longest window.
 
     The caller may keep its tensors: they are new results of an op, or copies out of a graph.
 
-    `tokens` and `counts` are not part of the answer. Tokens are what the draft extend runs on.
+    `tokens` is not part of the answer. It is what the draft extend runs on.
     """
-    told = accepted._asdict() | {"accept_index": accepted.accept_index[:, :widest]}
-    return Committed(**{name: x for name, x in told.items() if name not in ("tokens", "counts")})
+    told = acceptance._asdict() | {"accept_index": acceptance.accept_index[:, :widest]}
+    return Committed(**{name: x for name, x in told.items() if name != "tokens"})

@@ -28,17 +28,17 @@ from .layouts import (
 
 
 @gluon.jit
-def _scores(queries, keys, full, turn, MT: gl.constexpr, NT: gl.constexpr, SCORES: gl.constexpr):
+def _scores(queries, keys, full, phase, MT: gl.constexpr, NT: gl.constexpr, SCORES: gl.constexpr):
     """Begin a product of the queries with the keys of a place, once they are there."""
     none = gl.full((MT, NT), 0.0, gl.float32, SCORES)
-    mbarrier.wait(full, turn)
+    mbarrier.wait(full, phase)
     return warpgroup_mma(queries, keys.permute((1, 0)), none, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def _means(weights, values, mean, full, turn):
+def _means(weights, values, mean, full, phase):
     """Begin to add the weighted values of a place, once they are there."""
-    mbarrier.wait(full, turn)
+    mbarrier.wait(full, phase)
     return warpgroup_mma(weights, values, mean, is_async=True)
 
 
@@ -79,10 +79,10 @@ def _read(
     mean = gl.full((MT, DT), 0.0, gl.float32, MEANS)
     weights = gl.convert_layout(weight.to(value_tiles.dtype), WEIGHTS)
     for step in range(NT, reach, NT):
-        place, turn = stage_and_phase(step // NT - 1, STAGES)
+        place, phase = stage_and_phase(step // NT - 1, STAGES)
         after, after_turn = stage_and_phase(step // NT, STAGES)
         scores = _scores(query_tile, key_tiles.index(after), full_keys.index(after), after_turn, MT, NT, SCORES)
-        means = _means(weights, value_tiles.index(place), mean, full_values.index(place), turn)
+        means = _means(weights, value_tiles.index(place), mean, full_values.index(place), phase)
         score = warpgroup_mma_wait(1, deps=[scores])
         mbarrier.arrive(free_keys.index(after), count=1)
         if step + NT > full:
@@ -92,8 +92,8 @@ def _read(
         mbarrier.arrive(free_values.index(place), count=1)
         mean = mean * over_columns(kept, OF_MEAN)
         weights = gl.convert_layout(weight.to(value_tiles.dtype), WEIGHTS)
-    place, turn = stage_and_phase((reach - 1) // NT, STAGES)
-    means = _means(weights, value_tiles.index(place), mean, full_values.index(place), turn)
+    place, phase = stage_and_phase((reach - 1) // NT, STAGES)
+    means = _means(weights, value_tiles.index(place), mean, full_values.index(place), phase)
     mean, weights = warpgroup_mma_wait(0, deps=[means, weights])
 
     mean = mean * over_columns(1.0 / gl.where(total == 0.0, 1.0, total), OF_MEAN)

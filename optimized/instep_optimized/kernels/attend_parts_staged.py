@@ -142,9 +142,9 @@ def _read(
         for part in range(start, stop, PT):
             more, sum_of_more, mean_of_more = none, nothing, gl.full((MT, DT), 0.0, gl.float32, TILE)
             for step in range(part, gl.minimum(part + PT, stop), NT):
-                place, turn = stage_and_phase(done, STAGES)
+                place, phase = stage_and_phase(done, STAGES)
                 score = gl.full((MT, NT), 0.0, gl.float32, TILE)
-                mbarrier.wait(full_keys.index(place), turn)
+                mbarrier.wait(full_keys.index(place), phase)
                 for piece in gl.static_range(DT // PIECE):
                     left = query_tile.slice(piece * PIECE, PIECE, dim=1).load(LEFT)
                     right = key_tiles.index(place).slice(piece * PIECE, PIECE, dim=1).permute((1, 0)).load(RIGHT)
@@ -154,7 +154,7 @@ def _read(
                     score = seen(score, step, stop, last, (line, table_column), missing, NT, PAGE)
                 weight, kept, higher, new = weighed(score, more, sum_of_more, scale)
                 weights = gl.convert_layout(weight.to(value_tiles.dtype), LEFT)
-                mbarrier.wait(full_values.index(place), turn)
+                mbarrier.wait(full_values.index(place), phase)
                 mean_of_all, value = mean_of_more * over_columns(kept, OF_ROW), value_tiles.index(place)
                 if step + NT <= stop:
                     mean_of_all = mma_v2(weights, value.load(RIGHT), mean_of_all)

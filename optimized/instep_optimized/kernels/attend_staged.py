@@ -141,10 +141,10 @@ def copied(
     """
     key_tiles, value_tiles, full_keys, full_values, free_keys, free_values, copied_last = tiles
     for step in range(start, stop, NT):
-        place, turn = stage_and_phase(done + (step - start) // NT, STAGES)
-        mbarrier.wait(free_keys.index(place), turn ^ 1)
+        place, phase = stage_and_phase(done + (step - start) // NT, STAGES)
+        mbarrier.wait(free_keys.index(place), phase ^ 1)
         _begin(keys, column, pages, step, stop, full_keys.index(place), key_tiles.index(place), NT, DT, PAGE)
-        mbarrier.wait(free_values.index(place), turn ^ 1)
+        mbarrier.wait(free_values.index(place), phase ^ 1)
         tile = value_tiles.index(place)
         if (step + NT <= stop) | (not CLEAR):
             _begin(values, column, pages, step, stop, full_values.index(place), tile, NT, DT, PAGE)

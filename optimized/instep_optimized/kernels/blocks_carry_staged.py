@@ -40,7 +40,7 @@ def _clear_rest(rest, WIDE: gl.constexpr):
     """`cover.clear_rest` of WIDE columns"""
     core, core_row, look, begin, count, units = rest
     W: gl.constexpr = gl.num_warps()
-    ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [512 // WIDE // 2, WIDE // 8], [W, 1], [1, 0])
+    ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDE, WIDE // 8], [W, 1], [1, 0])
     lane, requests = gl.arange(0, 32, gl.BlockedLayout([1], [32], [W], [0])), gl.num_programs(2)
     if uncovered(lane, units, count, requests, look) > 0:
         for first in range(gl.program_id(2) * CLEARED, look, requests * CLEARED):
@@ -68,8 +68,8 @@ def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr)
     source = gates + at.to(gl.int64) * 3 * TOKENS + lane
     since, until, write = gl.load(source), gl.load(source + TOKENS), gl.load(source + 2 * TOKENS)
     for n in range((rows + TOKENS - 1) // TOKENS):
-        stage, turn = stage_and_phase(n, STAGES)
-        mbarrier.wait(free.index(stage), turn ^ 1)
+        stage, phase = stage_and_phase(n, STAGES)
+        mbarrier.wait(free.index(stage), phase ^ 1)
         mbarrier.expect(full.index(stage), BYTES)
         load_box(k, [of_keys + n * TOKENS, key_column], full.index(stage), keys.index(stage))
         load_box(q, [of_keys + n * TOKENS, key_column], full.index(stage), queries.index(stage))
@@ -81,8 +81,8 @@ def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr)
         lines.index(stage * 3 + 1).store(until)
         lines.index(stage * 3 + 2).store(write)
         mbarrier.arrive(full.index(stage), count=1)
-        last, turn = stage_and_phase(n, LAST)
-        mbarrier.wait(free_last.index(last), turn ^ 1)
+        last, phase = stage_and_phase(n, LAST)
+        mbarrier.wait(free_last.index(last), phase ^ 1)
         mbarrier.expect(full_last.index(last), 2 * TOKENS * TOKENS)
         load_box(mixed, [at * TOKENS, 0], full_last.index(last), weights.index(last))
         at += heads
@@ -125,9 +125,10 @@ def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr,
     at_k, at_v = along(1, WIDTH, STATE), along(0, COLUMNS, STATE) + CHAIN * COLUMNS
     state = gl.load(source + at_v * read_v + at_k * read_k, mask=(at_v + at_k >= 0) & known, other=0.0).to(gl.float32)
     none = gl.full((COLUMNS, TOKENS), 0.0, gl.float32, TILE)
+    # As in `prepare_staged`: what is the same in every turn would not fit into registers.
     for n in tl.range(0, (rows + TOKENS - 1) // TOKENS, disable_licm=True):
-        stage, turn = stage_and_phase(n, STAGES)
-        mbarrier.wait(full.index(stage), turn)
+        stage, phase = stage_and_phase(n, STAGES)
+        mbarrier.wait(full.index(stage), phase)
         value = values.index(stage * CHAINS + CHAIN)
         if n * TOKENS + TOKENS > rows:
             some = n * TOKENS + along(0, TOKENS, WIDE) < rows
@@ -151,8 +152,8 @@ def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr,
         state = state * gl.expand_dims(whole, 0)
         until = gl.expand_dims(lines.index(stage * 3 + 1).load(OF_I), 0)
         out = warpgroup_mma_wait(1, deps=[out]) * since
-        last, turn = stage_and_phase(n, LAST)
-        mbarrier.wait(full_last.index(last), turn)
+        last, phase = stage_and_phase(n, LAST)
+        mbarrier.wait(full_last.index(last), phase)
         update, residual = warpgroup_mma_wait(0, deps=[update, residual])
         leaving = gl.convert_layout((update * until).to(gl.bfloat16), FIRST)
         update = gl.convert_layout(update.to(gl.bfloat16), FIRST)

@@ -128,8 +128,8 @@ def _copy(of, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, GATED: gl
     for step in gl.static_range(STEPS):
         _ask_rows(x, given.index(step), full.index(step), step, work, KT)
     for at in range(STEPS, work[3]):
-        place, turn = stage_and_phase(at, STEPS)
-        mbarrier.wait(free.index(place), turn ^ 1)
+        place, phase = stage_and_phase(at, STEPS)
+        mbarrier.wait(free.index(place), phase ^ 1)
         _ask(weight, weights.index(place), full.index(place), at, work, NT, KT, BOTH, GATED)
         _ask_rows(x, given.index(place), full.index(place), at, work, KT)
 
@@ -142,8 +142,8 @@ def _multiplied(left, right, places, at, steps, sums, STEPS: gl.constexpr):
     """
     full, free = places
     for step in range(steps):
-        place, turn = stage_and_phase(at + step, STEPS)
-        mbarrier.wait(full.index(place), turn)
+        place, phase = stage_and_phase(at + step, STEPS)
+        mbarrier.wait(full.index(place), phase)
         sums = warpgroup_mma(left.index(place), right.index(place).permute((1, 0)), sums, is_async=True)
         sums = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[sums]))
         mbarrier.arrive(free.index((at + step + STEPS - 1) % STEPS), count=1, pred=step > 0)
