@@ -13,7 +13,7 @@ from ..base import Edit, Fault
 CONV, GDN, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("conv", "gdn", "attend"))
 CORE, STATE, MIXED, GATED = (Place("trunk", 0, component) for component in ("core", "state", "mixed", "gated"))
 ROWS = "    rows = Inputs(*(x[who.rows] for x in inputs[1:]))\n"
-COMMITTED = "        answer = self._run(\"commit\", verified, forced, [request.row for request in verified])\n"
+COMMITTED = "        *fields, lens = self._run(\"commit\", verified, forced, [request.row for request in verified])\n"
 OLDEST = (
     "        states, older = self._memory[\"state\"], self.__dict__.setdefault(\"_older\", [])\n"
     "        older.append({layer: states.units(layer).clone() for layer in self._memory.layers(\"state\")})\n",
