@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -23,8 +24,21 @@ staged = explicit("blocks_staged")
 native = [pytest.mark.gpu, pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")]
 H, K, V = 2, 128, 128
 COUNTS, SLOTS = (130, 1, 64, 0, 65, 63, 200, 16), (3, 1, 0, 2, 5, 6, -1, 7)
+WHILE = 4_000_000  # cycles of the device: longer than a host takes for two launches
 FRESH, BEHIND = 2, 70  # the request that has no state yet; rows of nobody
 Run = tuple[torch.Tensor, torch.Tensor]  # core rows, the pool
+
+
+@pytest.fixture(autouse=True)
+def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scratch is NaN before it is written, and every signal stands before it is cleared."""
+    empty = torch.Tensor.new_empty
+
+    def filled(self: torch.Tensor, *shape: Any, **named: Any) -> torch.Tensor:
+        made = empty(self, *shape, **named)
+        return made.fill_(torch.nan if made.is_floating_point() else 1)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", filled)
 
 
 def drawn(group: int, dtype: torch.dtype, narrow: bool) -> GdnInputs:
@@ -39,7 +53,9 @@ def drawn(group: int, dtype: torch.dtype, narrow: bool) -> GdnInputs:
     return GdnInputs(q, k, v, *gates) if narrow else GdnInputs(q.float(), k.float(), v.float(), *gates)
 
 
-def served(inputs: GdnInputs, dtype: torch.dtype, state: torch.dtype, chains: int | None = None) -> Run:
+def served(
+    inputs: GdnInputs, dtype: torch.dtype, state: torch.dtype, chains: int | None = None, beside: bool = False
+) -> Run:
     """By the staged kernels; chains = 0: by their twin."""
     ints, heads = Draw(0, "cuda").ints, inputs.v.shape[1]
     pool = Draw(1, "cuda").normal(9, heads, V, K, dtype=state, scale=0.1).transpose(2, 3)
@@ -52,7 +68,9 @@ def served(inputs: GdnInputs, dtype: torch.dtype, state: torch.dtype, chains: in
         blocks(inputs, part, core, len(core))
     else:
         assert staged.fits(inputs, part, core)
-        staged.blocks_staged(inputs, part, core, len(core), chains)
+        if beside:  # both launches are waiting when the first begins: otherwise it ends before the second one comes
+            torch.cuda._sleep(WHILE)
+        staged.blocks_staged(inputs, part, core, len(core), chains, beside)
     return core, pool.mT
 
 
@@ -66,35 +84,73 @@ def test_explicit_layouts_give_the_bits_of_the_others(
     group: int, dtype: torch.dtype, state: torch.dtype, few: bool, narrow: bool, _: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """few: a program prepares six blocks one after the other, of all requests; otherwise one or none."""
+    """few: a program prepares several blocks one after the other, of all requests; otherwise one or none."""
     if few:
         monkeypatch.setattr(staged, "multiprocessors", lambda _: 1)
     inputs = drawn(group, dtype, narrow)
     right = served(inputs, dtype, state, 0)
     assert not right[0].isnan().any() and right[0].any(2).any(1).sum() == sum(COUNTS) - 200  # all but the idle request
     for chains in (1, 2, None):
-        assert all(map(same_bits, served(inputs, dtype, state, chains), right)), chains
+        for beside in (False, True):
+            assert all(map(same_bits, served(inputs, dtype, state, chains, beside), right)), (chains, beside)
 
 
+@pytest.mark.parametrize("_", [pytest.param(None, marks=native)], ids=["cuda"])
+def test_launches_beside_each_other_on_two_streams_give_the_same_bits(_: None) -> None:
+    """None waits for ever: who prepares waits for nobody, whoever else takes its multiprocessors."""
+    inputs = drawn(2, torch.bfloat16, True)
+    right = served(inputs, torch.bfloat16, torch.float32, 0)
+    streams, found = [torch.cuda.Stream() for _ in range(2)], []
+    torch.cuda.synchronize()
+    for turn in range(40):
+        with torch.cuda.stream(streams[turn % 2]):
+            found.append(served(inputs, torch.bfloat16, torch.float32, 1, True))
+    torch.cuda.synchronize()
+    assert all(all(map(same_bits, one, right)) for one in found)
+
+
+GATES = "_gates(source, lane < TOKENS)\n        stage"
+NEXT = "        key_head, next_item = item % heads, item + programs\n"
 FAULTS = {
     "keys behind the last row": ("prepare", "key.load(WIDE), 0.0)", "key.load(WIDE), key.load(WIDE))"),
     "weights of the head before": ("prepare", "store_box(mixed, [own, 0]", "store_box(mixed, [own - own % 128, 0]"),
     "the same block again and again": ("prepare", "if next_item < items:", "if next_item < 0:"),
     "a block decays as half of it": ("carry", "slice(TOKENS - 1, 1)", "slice(TOKENS // 2, 1)"),
     "gates of another kind": ("carry", "lines.index(stage * 3 + 1).load", "lines.index(stage * 3).load"),
-    "a last block that is stored whole": ("carry", "n * TOKENS + TOKENS <= rows", "n * TOKENS <= rows"),
+    "a last block that is stored whole": ("carry", "if n * TOKENS + TOKENS <= rows", "if n * TOKENS <= rows"),
+    "keys of states behind the last row": ("carry", "part.load(SOME), nothing)", "part.load(SOME), part.load(SOME))"),
+}
+BESIDE_FAULTS = {
+    "it does not wait for signals": ("carry", "if n >= ready:", "if n < 0:"),
+    "a signal before the block": ("prepare", NEXT, f"{NEXT}        signal(signals + SIGNALS + item)\n"),
+    "gates of the first block again and again": ("carry", GATES, GATES.replace("source", "gates + lane")),
 }
 
 
-@pytest.mark.parametrize("fault", [pytest.param(name, marks=native) for name in FAULTS])
+@pytest.mark.parametrize("fault", [pytest.param(name, marks=native) for name in FAULTS | BESIDE_FAULTS])
 def test_a_fault_in_them_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, old, new = FAULTS[fault]
+    (name, old, new), beside = (FAULTS | BESIDE_FAULTS)[fault], fault in BESIDE_FAULTS
     monkeypatch.setattr(staged, "multiprocessors", lambda _: 1)  # a program has several blocks
     inputs = drawn(2, torch.bfloat16, True)
     right = served(inputs, torch.bfloat16, torch.float32, 0)
     module = planted(f"blocks_{name}_staged", old, new, tmp_path)
     monkeypatch.setattr(staged, f"{name}_staged", getattr(module, f"{name}_staged"))
-    assert not all(map(same_bits, served(inputs, torch.bfloat16, torch.float32, 1), right))
+    if beside:  # what is compiled now comes late
+        served(inputs, torch.bfloat16, torch.float32, 1, beside)
+    assert not all(map(same_bits, served(inputs, torch.bfloat16, torch.float32, 1, beside), right))
+
+
+@pytest.mark.parametrize("_", [pytest.param(None, marks=native)], ids=["cuda"])
+def test_signals_of_a_launch_before_change_bits(_: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, launch = drawn(2, torch.bfloat16, True), staged.launch
+    right = served(inputs, torch.bfloat16, torch.float32, 0)
+
+    def uncleared(kernel: Any, *given: Any, **named: Any) -> None:
+        if kernel is not staged.clear:
+            launch(kernel, *given, **named)
+
+    monkeypatch.setattr(staged, "launch", uncleared)
+    assert not all(map(same_bits, served(inputs, torch.bfloat16, torch.float32, 1, True), right))
 
 
 def planted(name: str, old: str, new: str, folder: Path) -> ModuleType:

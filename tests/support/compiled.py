@@ -33,7 +33,9 @@ from instep_reference.contract.place import Place
 from support.handshake import HALF, STEPS, halves, told
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.bool: "*i1"}
+TYPES = {
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.int32: "*i32", torch.bool: "*i1",
+}  # fmt: skip
 H, HV, K, V = 2, 4, 128, 128
 
 
@@ -97,15 +99,15 @@ def attention() -> None:
 
 
 def prompts() -> None:
-    """The delta rule of prompts, with rows in bf16 and one group of warps that carries states, and in fp32 with two."""
+    """The delta rule of prompts: in bf16, states carried by one group of warps; in fp32, by two; by one, beside."""
     blocks_file.launch = compiled  # type: ignore[assignment]
     blocks_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
     pool = Address(torch.zeros(3, HV, V, K).transpose(2, 3), torch.zeros(2, dtype=torch.int64))
     spans, fresh = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)
-    for dtype, chains in ((torch.bfloat16, 1), (torch.float32, 2)):
+    for dtype, chains, beside in ((torch.bfloat16, 1, False), (torch.float32, 2, False), (torch.bfloat16, 1, True)):
         q, v, gate = torch.zeros(8, H, K, dtype=dtype), torch.zeros(8, HV, V, dtype=dtype), torch.zeros(8, HV)
         part = Part("chunk", spans, spans, 4, pool, fresh, pool)
-        blocks_file.blocks_staged(GdnInputs(q, q, v, gate, gate), part, v.bfloat16(), 8, chains)
+        blocks_file.blocks_staged(GdnInputs(q, q, v, gate, gate), part, v.bfloat16(), 8, chains, beside)
 
 
 def products() -> None:

@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from . import cover
-from .blocks_prepare_staged import TOKENS, WIDTH, blocks_before
+from .blocks_prepare_staged import SIGNALS, TOKENS, WIDTH, blocks_before
 from .layouts import (
     along,
     barrier,
@@ -28,6 +28,7 @@ from .layouts import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from .signals import signalled
 
 COLUMNS = gl.constexpr(64)  # of V per group of warps that carries states
 CLEARED = gl.constexpr(32)  # rows at a time
@@ -55,23 +56,62 @@ def _clear_rest(rest, WIDE: gl.constexpr):
 
 
 @gluon.jit
-def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr):
-    """Copy what the blocks need, as places become free. What lies behind the last row of v is not cleared."""
-    boxes, gates, rows, start, of_keys, key_column, at, heads, column, tiles, places, rest = given
-    full, free, full_last, free_last = places
+def _gates(source, more):
+    """Decay since a block's start and until its end, and beta"""
+    until, write = gl.load(source + TOKENS, mask=more), gl.load(source + 2 * TOKENS, mask=more)
+    return gl.load(source, mask=more), until, write
+
+
+@gluon.jit
+def _clear_behind(keys, rows):
+    """Zeros in the rows of a tile of keys behind so many"""
+    PART: gl.constexpr = 8
+    SOME: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [gl.num_warps(), 1], [1, 0])
+    nothing = gl.full((PART, WIDTH), 0.0, keys.dtype, SOME)
+    for first in gl.static_range(0, TOKENS, PART):
+        if first + PART > rows:
+            part = keys.slice(first, PART)
+            part.store(gl.where(first + along(0, PART, SOME) < rows, part.load(SOME), nothing))
+    fence_async_shared()
+    barrier()
+
+
+@gluon.jit
+def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr, BESIDE: gl.constexpr):
+    """Copy what the blocks need, as places become free. What lies behind the last row of v is not cleared.
+
+    BESIDE: as soon as they are prepared
+    """
+    W: gl.constexpr = gl.num_warps()
+    boxes, gates, signals, rows, start, of_keys, key_column, at, heads, group, column, tiles, places, rest = given
+    full, free, full_last, free_last, landed = places
     q, k, v, solved, mixed = boxes
     queries, keys, values, inverses, weights, lines = tiles
-    LANES: gl.constexpr = gl.BlockedLayout([2], [32], [gl.num_warps()], [0])
-    lane = gl.arange(0, TOKENS, LANES)
+    LANES: gl.constexpr = gl.BlockedLayout([2], [32], [W], [0])
+    lane, at_32 = gl.arange(0, TOKENS, LANES), gl.arange(0, 32, gl.BlockedLayout([1], [32], [W], [0]))
     VALUES: gl.constexpr = CHAINS * COLUMNS * (v.dtype.primitive_bitwidth // 8)
-    BYTES: gl.constexpr = TOKENS * (4 * WIDTH + 2 * TOKENS + VALUES)
+    KEYS: gl.constexpr = 2 * TOKENS * WIDTH
+    BYTES: gl.constexpr = TOKENS * (2 * WIDTH + 2 * TOKENS + VALUES)
     source = gates + at.to(gl.int64) * 3 * TOKENS + lane
-    since, until, write = gl.load(source), gl.load(source + TOKENS), gl.load(source + 2 * TOKENS)
-    for n in range((rows + TOKENS - 1) // TOKENS):
+    blocks, ready = (rows + TOKENS - 1) // TOKENS, 0
+    if not BESIDE:
+        since, until, write = _gates(source, lane < TOKENS)
+    for n in range(blocks):
+        if BESIDE:
+            if n >= ready:
+                behind = gl.minimum(at_32, blocks - 1 - n)  # blocks behind this one
+                ready = n + signalled(signals + SIGNALS + at // group + behind * (heads // group))
+            since, until, write = _gates(source, lane < TOKENS)
         stage, phase = stage_and_phase(n, STAGES)
         mbarrier.wait(free.index(stage), phase ^ 1)
-        mbarrier.expect(full.index(stage), BYTES)
-        load_box(k, [of_keys + n * TOKENS, key_column], full.index(stage), keys.index(stage))
+        full_block = n * TOKENS + TOKENS <= rows
+        if full_block:
+            mbarrier.expect(full.index(stage), KEYS + BYTES)
+            load_box(k, [of_keys + n * TOKENS, key_column], full.index(stage), keys.index(stage))
+        else:
+            mbarrier.expect(full.index(stage), BYTES)
+            mbarrier.expect(landed.index(0), KEYS)
+            load_box(k, [of_keys + n * TOKENS, key_column], landed.index(0), keys.index(stage))
         load_box(q, [of_keys + n * TOKENS, key_column], full.index(stage), queries.index(stage))
         for chain in gl.static_range(CHAINS):
             tile = values.index(stage * CHAINS + chain)
@@ -80,6 +120,9 @@ def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr)
         lines.index(stage * 3).store(since)
         lines.index(stage * 3 + 1).store(until)
         lines.index(stage * 3 + 2).store(write)
+        if not full_block:
+            mbarrier.wait(landed.index(0), 0)
+            _clear_behind(keys.index(stage), rows - n * TOKENS)
         mbarrier.arrive(full.index(stage), count=1)
         last, phase = stage_and_phase(n, LAST)
         mbarrier.wait(free_last.index(last), phase ^ 1)
@@ -87,9 +130,8 @@ def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr)
         load_box(mixed, [at * TOKENS, 0], full_last.index(last), weights.index(last))
         at += heads
         source += heads * 3 * TOKENS
-        more = (n + 1) * TOKENS + lane * 0 < rows
-        since, until = gl.load(source, mask=more), gl.load(source + TOKENS, mask=more)
-        write = gl.load(source + 2 * TOKENS, mask=more)
+        if not BESIDE:
+            since, until, write = _gates(source, (n + 1) * TOKENS + lane * 0 < rows)
     _clear_rest(rest, CHAINS * COLUMNS)  # the last blocks are still being computed
 
 
@@ -110,7 +152,7 @@ def _send(tile, n, rows, boxes, core, core_row, start, column):
 def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr, CHAINS: gl.constexpr):
     """COLUMNS columns of V, all blocks in order. Tiles are transposed: [V, K] of states, [V, C] of tokens."""
     rows, memory, tiles, outs, places = given
-    full, free, full_last, free_last = places
+    full, free, full_last, free_last, _ = places
     tile = outs.index(CHAIN)
     boxes, core, core_row, start, column, source, known, target, kept, read_k, read_v, store_k, store_v = memory
     queries, keys, values, inverses, weights, lines = tiles
@@ -133,8 +175,6 @@ def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr,
         if n * TOKENS + TOKENS > rows:
             some = n * TOKENS + along(0, TOKENS, WIDE) < rows
             value.store(gl.where(some, value.load(WIDE), 0.0).to(value.dtype))
-            key = keys.index(stage)
-            key.store(gl.where(some, key.load(WIDE), 0.0).to(key.dtype))
             fence_async_shared()
             barrier()
         narrow = gl.convert_layout(state.to(gl.bfloat16), FIRST)
@@ -174,14 +214,19 @@ def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr,
 
 @gluon.jit(do_not_specialize=["has_store", "narrow", "look"])
 def carry_staged(
-    q, k, v, solved, mixed, gates, boxes, core, core_row, look, begin, count, units, fresh,
+    q, k, v, solved, mixed, gates, signals, boxes, core, core_row, look, begin, count, units, fresh,
     read, read_units, read_columns, read_unit, read_column, read_h, read_k, read_v,
     store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store, group, V, narrow,
-    STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr, EARLY: gl.constexpr,
+    STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr, BESIDE: gl.constexpr, EARLY: gl.constexpr,
     CARRY_REGISTERS: gl.constexpr, COPY_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """One request, one value head, COLUMNS columns of V, all blocks in order. Grid (V tiles, HV, B)."""
-    if EARLY:
+    """One request, one value head, COLUMNS columns of V, all blocks in order. Grid (V tiles, HV, B).
+
+    BESIDE: while the launch before this one prepares the blocks
+    """
+    if BESIDE:  # what was written before both launches is read once somebody prepares, who waited for it
+        signalled(signals + 0 * gl.arange(0, 32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])))
+    elif EARLY:
         gdc_wait()
     request, head = gl.program_id(2), gl.program_id(1)
     unit, rows = gl.load(units + request), gl.load(count + request).to(gl.int32)
@@ -190,6 +235,8 @@ def carry_staged(
     rest = core + column, core_row, look, begin, count, units
     if (unit < 0) | (rows <= 0):
         _clear_rest(rest, CHAINS * COLUMNS)
+        if BESIDE and EARLY:
+            gdc_wait()
         return
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     OF_VALUES: gl.constexpr = gl.NVMMASharedLayout(128, v.dtype.primitive_bitwidth, rank=2)
@@ -206,6 +253,8 @@ def carry_staged(
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     full_last = gl.allocate_shared_memory(gl.int64, [LAST, 1], BARRIER)
     free_last = gl.allocate_shared_memory(gl.int64, [LAST, 1], BARRIER)
+    landed = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)  # keys of a last block that is not full
+    mbarrier.init(landed.index(0), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=2)  # boxes, and gates
         mbarrier.init(free.index(stage), count=CHAINS)
@@ -227,17 +276,20 @@ def carry_staged(
     memory = (boxes, core + start * core_row + column, core_row, start_row, column, source, known, target, kept,
               read_k, read_v, store_k, store_v)  # fmt: skip
     tiles = (queries, keys, values, inverses, weights, lines)
-    places = (full, free, full_last, free_last)
+    places = (full, free, full_last, free_last, landed)
     carried = (rows, memory, tiles, tile, places)
-    copied = ((q, k, v, solved, mixed), gates, rows, start_row, of_keys, head // group * WIDTH, at, heads, column,
-              tiles, places, rest)  # fmt: skip
+    copied = ((q, k, v, solved, mixed), gates, signals, rows, start_row, of_keys, head // group * WIDTH, at, heads,
+              group, column, tiles, places, rest)  # fmt: skip
     if CHAINS == 1:
         gl.warp_specialize(
-            [(_carry, (carried, STAGES, LAST, 0, 1)), (_copy, (copied, STAGES, LAST, 1))], [1], [COPY_REGISTERS],
+            [(_carry, (carried, STAGES, LAST, 0, 1)), (_copy, (copied, STAGES, LAST, 1, BESIDE))],
+            [1], [COPY_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(
             [(_carry, (carried, STAGES, LAST, 0, 2)), (_carry, (carried, STAGES, LAST, 1, 2)),
-             (_copy, (copied, STAGES, LAST, 2))],
+             (_copy, (copied, STAGES, LAST, 2, BESIDE))],
             [4, 1], [CARRY_REGISTERS, COPY_REGISTERS],
         )  # fmt: skip
+    if BESIDE and EARLY:  # whoever waits for this launch waits for the one before, too
+        gdc_wait()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import smid
 
 from .blocks import LOG2E, SOLVED
 from .blocks import TOKENS as BLOCK
@@ -29,10 +30,12 @@ from .layouts import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from .signals import signal, turn, written
 
 TOKENS = gl.constexpr(BLOCK)
 PIECE = gl.constexpr(4)  # numbers of a row that are loaded at a time
 WIDTH = gl.constexpr(128)  # of a key: others were not measured
+SIGNALS = gl.constexpr(2)  # before those of items [blocks, heads]: turns that programs take, and how many leave
 
 
 @gluon.jit
@@ -57,11 +60,24 @@ def blocks_before(count, units, request):
 
 
 @gluon.jit
-def _request_of(block, request, begins, count, units):
-    """The request of a block, at or before `request`, whose blocks begin with block `begins`  ->  likewise for it"""
-    while block < begins:
-        request -= 1
-        begins -= gl.where(gl.load(units + request) < 0, 0, _blocks_in(gl.load(count + request)))
+def _blocks_of(request, count, units):
+    return gl.where(gl.load(units + request) < 0, 0, _blocks_in(gl.load(count + request)))
+
+
+@gluon.jit
+def _request_of(block, request, begins, count, units, FORWARD: gl.constexpr):
+    """The request of a block, at or before `request`, whose blocks begin with block `begins`  ->  likewise for it
+
+    FORWARD: at or behind it
+    """
+    if FORWARD:
+        while block >= begins + _blocks_of(request, count, units):
+            begins += _blocks_of(request, count, units)
+            request += 1
+    else:
+        while block < begins:
+            request -= 1
+            begins -= _blocks_of(request, count, units)
     return request, begins
 
 
@@ -131,16 +147,29 @@ def _gates(item, start, rows, given, GROUP: gl.constexpr, MEMBERS: gl.constexpr,
 def prepare_staged(
     q, q_row, q_head, k, k_row, k_head, log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head,
     q16, k16, query_boxes, key_boxes, solved, mixed, gates, begin, count, units, requests, heads,
-    GROUP: gl.constexpr, MEMBERS: gl.constexpr, NARROW: gl.constexpr, EARLY: gl.constexpr,
+    signals, apart, programs,
+    GROUP: gl.constexpr, MEMBERS: gl.constexpr, NARROW: gl.constexpr, BESIDE: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """What needs no state, of one block of all value heads of a key head at a time. Grid: any.
 
     Rows and gates of a program's next block are on their way while it computes. Tiles of token pairs are [j, i], also
     where they are stored. heads: of keys
+    BESIDE: the next launch carries states at the same time, and `signals` tell it how far this one is. So many programs
+    prepare; the others leave, as far as they can those of every multiprocessor whose number divides by `apart`: there
+    the next launch has its place. Wherever programs run, as many stay as are meant to, so all is prepared.
     """
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
+    first = gl.program_id(0)
+    if BESIDE:
+        if smid() % apart == 0:
+            leaves = turn(signals + 1) < gl.num_programs(0) - programs
+            if leaves:
+                return
+        first = turn(signals)
+        if first >= programs:
+            return
     W: gl.constexpr = gl.num_warps()
     B: gl.constexpr = TOKENS // SOLVED
     WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [W, 1], [1, 0])
@@ -168,20 +197,21 @@ def prepare_staged(
     none = gl.full((TOKENS, TOKENS), 0.0, gl.float32, TILE)
     SPLIT: gl.constexpr = gl.reshape(none, (TOKENS, B, SOLVED)).type.layout
 
-    # The states are carried from the first block on: what it needs comes last, so that the cache still has it.
+    # Where states are carried once all is prepared, what they need first comes last, so that the cache still has it.
     given = (log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, heads)
-    blocks, programs = blocks_before(count, units, requests), gl.num_programs(0)
-    items, phase = blocks * heads, 0
-    block = blocks - 1 - gl.program_id(0) // heads
-    if block < 0:
+    blocks, phase = blocks_before(count, units, requests), 0
+    items = blocks * heads
+    if first >= items:
         return
-    request, begins = _request_of(block, requests, blocks, count, units)
+    TOP: gl.constexpr = 0 if BESIDE else 1  # where the search for requests begins
+    block = first // heads if BESIDE else blocks - 1 - first // heads
+    request, begins = _request_of(block, requests * TOP, blocks * TOP, count, units, BESIDE)
     start, rows = _rows_of(block, request, begins, begin, count)
     if NARROW:
-        _ask(gl.program_id(0), items, heads, start, query_boxes, key_boxes, query, key, full.index(0))
-    forget, write = _gates(gl.program_id(0), start, rows, given, GROUP, MEMBERS, LANES)
+        _ask(first, items, heads, start, query_boxes, key_boxes, query, key, full.index(0))
+    forget, write = _gates(first, start, rows, given, GROUP, MEMBERS, LANES)
     # What does not change from item to item is computed again: in registers it would not fit.
-    for item in tl.range(gl.program_id(0), items, programs, disable_licm=True):
+    for item in tl.range(first, items, programs, disable_licm=True):
         key_head, next_item = item % heads, item + programs
         row, d = along(0, TOKENS, WIDE), along(1, WIDTH, WIDE)
         member, token = along(0, MEMBERS, LANES), along(1, TOKENS, LANES)
@@ -248,8 +278,8 @@ def prepare_staged(
             store_box(mixed, [own, 0], weights)
             if member_at == 0:  # all warps are done with keys and queries
                 if next_item < items:
-                    block = blocks - 1 - next_item // heads
-                    request, begins = _request_of(block, request, begins, count, units)
+                    block = next_item // heads if BESIDE else blocks - 1 - next_item // heads
+                    request, begins = _request_of(block, request, begins, count, units, BESIDE)
                     start, rows = _rows_of(block, request, begins, begin, count)
                 if NARROW:
                     _ask(next_item, items, heads, start, query_boxes, key_boxes, query, key, full.index(0))
@@ -275,4 +305,8 @@ def prepare_staged(
             fence_async_shared()
             barrier()
             store_box(solved, [own, 0], narrow)
+        if BESIDE:
+            written()
+            barrier()
+            signal(signals + SIGNALS + at)
     stored(0)
