@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from instep.perf.cases import Walk
+from instep.perf.clock import Clock
 from instep.perf.course import Course, lay
 from instep.perf.worker import Worker
 from instep.replay.participants import bare
@@ -68,10 +69,5 @@ def test_a_lap_asks_an_engine_for_nothing_but_events(model: Path, course: Course
     walk = Walk(recorder, course)  # type: ignore[arg-type]
     recorder.asked.clear()
 
-    class Still:
-        def read(self) -> Any:
-            from instep.perf.clock import NOTHING
-            return NOTHING
-
-    walk.laps(1, Still())  # type: ignore[arg-type]
+    walk.laps(1, Clock("cpu"))
     assert set(recorder.asked) == {"abort", "admit", "load", "draft", "forward", "commit"}

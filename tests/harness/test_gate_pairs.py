@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instep.perf.pairs import FEWEST_PAIRS, Ratio, Samples, Say, Spread, ratio, ratios, say
+from instep.perf.pairs import FEWEST_PAIRS, Ratio, Samples, Say, Spread, middles, ratio, ratios, say
 
 ALLOWED = 0.03
 TRIALS = 200
@@ -64,6 +64,17 @@ def test_the_interval_covers_the_truth() -> None:
     assert ((low <= 1.1) & (high >= 1.1)).mean() >= 0.94
 
 
+@pytest.mark.parametrize("pairs", [1, 2, 3, 60, 61])
+def test_the_middle_of_a_resample_stands_where_resampling_puts_it(pairs: int) -> None:
+    """Against resamples that are drawn in full: how often each pair of places is the middle, within 5 deviations."""
+    generator, draws = np.random.default_rng(5), 40_000
+    drawn = np.sort(generator.integers(pairs, size=(draws, pairs)), axis=1)[:, [(pairs - 1) // 2, pairs // 2]]
+    placed = np.stack(middles(pairs, draws, generator), axis=1)
+    assert (placed[:, 0] <= placed[:, 1]).all() and (pairs % 2 == 0 or (placed[:, 0] == placed[:, 1]).all())
+    counts = [np.bincount(one @ [pairs, 1], minlength=pairs * pairs) for one in (drawn, placed)]
+    assert (np.abs(counts[0] - counts[1]) <= 5 * np.sqrt(1 + counts[0] + counts[1])).all()
+
+
 def test_the_same_seed_gives_the_same_interval() -> None:
     before, after = (arm[0] for arm in samples(np.random.default_rng(3), 0.05, trials=1))
     first, second = (ratio(before, after, np.random.default_rng(7)) for _ in range(2))
@@ -85,11 +96,14 @@ def quiet(low: float = 0.99, high: float = 1.01, pairs: int = FEWEST_PAIRS) -> R
         (quiet(), quiet(0.95, 1.05), Say.NOISY),  # A/A is too wide
         (quiet(), quiet(1.04, 1.05), Say.NOISY),  # A/A is off to one side
         (quiet(1.05, 1.09), quiet(0.92, 1.06), Say.NOISY),  # as far out as A/A itself
+        (quiet(1.07, 1.09), quiet(0.92, 1.02), Say.NOISY),  # as far out as A/A in the other direction
+        (quiet(1.035, 1.09), quiet(0.971, 1.02), Say.SLOWER),  # A/A is resolved: what is allowed decides
         (quiet(1.15, 1.25), quiet(0.92, 1.06), Say.SLOWER),  # stands out of the noise
         (quiet(pairs=FEWEST_PAIRS - 1), quiet(pairs=FEWEST_PAIRS - 1), Say.NOISY),
         (quiet(1.5, 1.6, FEWEST_PAIRS - 1), quiet(), Say.NOISY),
         (quiet(float("nan"), float("nan")), quiet(), Say.NOISY),
         (quiet(), quiet(float("nan"), float("nan")), Say.NOISY),
+        (quiet(1.5, 1.6), quiet(float("nan"), float("nan")), Say.NOISY),
     ],
 )
 def test_what_is_said_of_two_ratios(change: Ratio, same: Ratio, expected: Say) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 
 from instep.faults.base import Edit
@@ -64,11 +63,16 @@ def test_trials_count_what_the_gate_says(
     console = Console(width=160)
     with console.capture() as said:
         render.show_power(known, console)
-    assert f"commit: false alarms 0.0%, a true {slowed:.1%} (wall) is found in" in said.get()
+    told = said.get()
+    assert f"commit: false alarms 0.0%, a true {slowed:.1%} (wall) is found in" in told
+    alone = known.clocks["slowed"]["commit"]
+    assert set(alone) == {"wall", "cpu"} and all(sum(counts.values()) == TRIALS for counts in alone.values())
+    assert all(f"{counts['slower'] / TRIALS:.1%} by {clock}" in told for clock, counts in alone.items())
     file = baseline.file_of(QUESTION, tmp_path)
     baseline.result(known).write(file)
-    told = baseline.known(QUESTION, tmp_path)
-    assert told is not None and told["trials"] == TRIALS and told["pairs"] == 300 and file.name.endswith(".json")
+    kept = baseline.known(QUESTION, tmp_path)
+    assert kept is not None and kept["trials"] == TRIALS and kept["pairs"] == 300 and file.name.endswith(".json")
+    assert kept["clocks"]["slowed"]["commit"] == {clock: dict(counts) for clock, counts in alone.items()}
     file.write_text("{}")
     assert baseline.known(QUESTION, tmp_path) is None
 
@@ -100,41 +104,22 @@ def test_another_question_has_another_baseline(other: dict[str, Any], tmp_path: 
 
 
 def test_what_is_slowed_takes_so_much_longer() -> None:
-    clock = Clock("cpu")
-    begun = clock.read()
-    while time.process_time() - begun.cpu < 0.02:
-        pass
-    plain = clock.read().cpu - begun.cpu
-    clock.drag(begun, 0.5)
-    assert 1.4 * plain < clock.read().cpu - begun.cpu < 2.5 * plain
+    (timed,) = Clock("cpu").ways
 
+    def work() -> None:
+        begun = time.process_time()
+        while time.process_time() - begun < 0.02:
+            pass
 
-def test_on_a_gpu_the_reading_behind_it_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: a reading took eight times as long when the clock was made, as where other arms start just then."""
-    now, reading = 0.0, 8e-3
-
-    def pass_by(seconds: float) -> float:
-        nonlocal now
-        now += seconds
-        return now
-
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: pass_by(reading))
-    monkeypatch.setattr(time, "perf_counter", lambda: pass_by(1e-6))
-    clock = Clock("cuda")
-    reading = 1e-3
-    begun = clock.read()
-    pass_by(0.02)
-    plain = clock.read().wall - begun.wall
-    begun = clock.read()
-    pass_by(0.02)
-    clock.drag(begun, 0.2)
-    assert (clock.read().wall - begun.wall) / plain == pytest.approx(1.2, rel=1e-3)
+    found = timed(work, 0.5)
+    assert 0.028 < found.cpu < 0.05 and found.wall >= 0.028 and found.device == 0
 
 
 def test_what_stands_in_the_repository_is_of_a_gate_that_is_fit() -> None:
     """Few false alarms; and what was slowed is found as often as is asked, or the file says: the machine is too noisy.
 
     An arm is asked to take 8% longer. It came to between 6% and 12%, as the file tells: that much is shown to be found.
+    On a GPU by one clock at least, which finds it alone: processes of one source differ by some percent on the host.
     """
     files = list(Path("fixtures/baselines").glob("*.json"))
     assert files
@@ -146,7 +131,10 @@ def test_what_stands_in_the_repository_is_of_a_gate_that_is_fit() -> None:
         assert told["ratio"].keys() == set(told["setting"]["cases"])
         for case, counts in told["says"]["A/A"].items():
             assert told["ratio"][case].keys() == set(judged(told["setting"]["device"]))
-            assert all(0.06 <= ratio - 1 <= 0.12 for ratio in told["ratio"][case].values()), f"{file.name}: {case}"
+            so_much = {clock for clock, ratio in told["ratio"][case].items() if 0.06 <= ratio - 1 <= 0.12}
+            alone = told.get("clocks", {}).get("slowed", {}).get(case, {})
+            sure = {clock for clock, one in alone.items() if one.get("slower", 0) >= power.LEAST_POWER * 200}
+            assert so_much == told["ratio"][case].keys() or so_much & sure, f"{file.name}: {case}"
             assert counts.get("slower", 0) <= power.MOST_ALARMS * 200, f"{file.name}: {case}"
             enough = told["says"]["slowed"][case].get("slower", 0) >= power.LEAST_POWER * 200
             assert enough or told["exit"] == Exit.INCONCLUSIVE, f"{file.name}: {case}"

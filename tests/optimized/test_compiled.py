@@ -1,4 +1,4 @@
-"""Kernels with explicit layouts compile for a GPU, spill no tile, and fit into a multiprocessor's shared memory.
+"""Kernels that nothing interprets compile for a GPU, spill no tile, and fit into a multiprocessor's shared memory.
 
 Leaves out: their bits, which their own tests compare where a GPU is. Any machine can compile them: no GPU is needed.
 """
@@ -75,6 +75,11 @@ def test_windows_spill_nothing_and_four_programs_share_a_multiprocessor(taken: M
     told = taken["windows"]
     assert len(told) == 13
     assert all(one.stack == 0 and one.shared <= 228 * 1024 // 4 and one.copies for one in told), told
+
+
+def test_the_clock_of_a_card_spills_nothing(taken: Mapping[str, list[Taken]]) -> None:
+    told = taken["clocks"]
+    assert [one.kernel for one in told] == ["_hold", "_drag"] and all(one.stack == 0 for one in told), told
 
 
 def test_the_kernels_of_the_handshake_go_through_the_dispatch_alone(taken: Mapping[str, list[Taken]]) -> None:

@@ -1,4 +1,4 @@
-"""As a program: compile kernels with explicit layouts for a GPU on any machine, and print what each takes.
+"""As a program: compile kernels that nothing interprets for a GPU on any machine, and print what each takes.
 
 Leaves out: what is allowed (`tests/optimized/test_compiled.py`). It runs in a process of its own, in which kernels are
 not interpreted. Its arguments are names of `FORMS`; without any it compiles all of them.
@@ -21,8 +21,10 @@ torch.cuda.is_available = lambda: True  # decides that kernels are native; nothi
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from instep.perf import card
 from instep_optimized.kernels import attend as attend_file
 from instep_optimized.kernels import blocks_staged as blocks_file
 from instep_optimized.kernels import slim as slim_file
@@ -33,9 +35,7 @@ from instep_reference.contract.place import Place
 from support.handshake import HALF, STEPS, halves, told
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-TYPES = {
-    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.int32: "*i32", torch.bool: "*i1",
-}  # fmt: skip
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.bool: "*i1", torch.int32: "*i32"}
 H, HV, K, V = 2, 4, 128, 128
 
 
@@ -59,7 +59,7 @@ def compiled(
         else:
             signature[name], known[(at,)] = "constexpr", x
     options = {"num_warps": warps, "maxnreg": registers, "enable_fp_fusion": False}
-    source: Any = GluonASTSource(kernel, signature, known, sixteen)
+    source: Any = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, known, sixteen)
     made: Any = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(made.asm["cubin"])
@@ -146,7 +146,15 @@ def windows() -> None:
                     staged_file.staged(made, part, core, shape)
 
 
-FORMS = {"attend": attention, "handshake": handshakes, "products": products, "prompts": prompts, "windows": windows}
+def clocks() -> None:
+    """The kernels with which the gate holds a device back and drags it."""
+    go, since = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    compiled(card._hold, None, go, since, int(card.HELD_S * 1e9), warps=1)
+    compiled(card._drag, None, since, 0.08, 2000, warps=1)
+
+
+FORMS = {"attend": attention, "clocks": clocks, "handshake": handshakes, "products": products, "prompts": prompts,
+         "windows": windows}  # fmt: skip
 
 if __name__ == "__main__":
     for form in sys.argv[1:] or FORMS:

@@ -7,14 +7,15 @@ acceptance, the move of the states AND draft extend.
 So every round is played in full: draft, verify, commit, each with the recorded choices. The clock runs only during the
 case's own event, and one walk serves all cases. A lap goes through all recorded rounds. Before it, while the clock is
 stopped, every request is aborted, admitted again and given its state after the prompt. So every lap is the same work on
-the same bits, with the same uneven acceptance. Leaves out: clocks (`clock.py`), and which arms are compared
-(`gate.py`).
+the same bits, with the same uneven acceptance, and one lap can be timed by the host, the next by the device. Leaves
+out: clocks (`clock.py`), and which arms are compared (`gate.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from instep_reference.contract.engine import (
@@ -59,20 +60,19 @@ class Walk:
             self.player.serve(Save(name, _start(name)))
 
     def laps(self, count: int, clock: Clock, drag: float = 0.0) -> dict[str, Reading]:
-        """Play the course `count` times -> the summed seconds of each case. drag: by which part each takes longer."""
+        """Play the course `count` times in each of the clock's ways, in turn -> the summed seconds of each case.
+
+        drag: by which part each event is made to take longer
+        """
         spent = dict.fromkeys(CASES, NOTHING)
-        for _ in range(count):
+        for timed in clock.ways * count:
             self.restart()
             for event in self._events():
-                case = _BY_EVENT.get(type(event))
+                work, case = partial(self.player.serve, event), _BY_EVENT.get(type(event))
                 if case is None:
-                    self.player.serve(event)
-                    continue
-                begun = clock.read()
-                self.player.serve(event)
-                if drag:
-                    clock.drag(begun, drag)
-                spent[case] = spent[case].plus(clock.read() - begun)
+                    work()
+                else:
+                    spent[case] = spent[case].plus(timed(work, drag))
         return spent
 
     def until(self, case: str) -> AnyEvent:

@@ -1,7 +1,8 @@
 """How often the gate is wrong on this machine: trials of A/A, and of an arm that truly computes longer.
 
 Four processes of one source take turns, as in the gate: before, after, `again`, and `slowed`, which goes on computing
-for 8% of the time that each event took. How much slower that made it is measured, and stands in the result (`ratio`).
+for 8% of the time that each event took, by each clock. How much slower that made it is measured, and stands in the
+result (`ratio`).
 Trials are runs of consecutive pairs, each judged as the gate judges its own, with more pairs while A/A does not resolve
 what is allowed. They begin at even distances in what was sampled within the minutes, so with few minutes they overlap;
 the result says how many pairs there were. Leaves out: the gate's own run.
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import cycle, permutations
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from .gate import (
     MOST_TIMES,
     Progress,
     agree_at_the_end,
+    as_samples,
     checked,
     judge,
     laps_of,
@@ -48,7 +51,9 @@ MOST_ALARMS, LEAST_POWER = 0.02, 0.87  # with these the gate is fit for the mach
 class Power:
     """What trials came to. says: "A/A" or "slowed" -> case -> verdict -> trials; pairs: that were sampled in all.
 
-    ratio   case -> clock -> slowed / before, the median over all pairs;  spread: the same of before, seconds an event
+    ratio   case -> clock -> slowed / before, the median over all pairs;  spread: the same of before, seconds an event;
+            without a clock that was never read
+    clocks  says, by one clock alone: "A/A" or "slowed" -> case -> clock -> verdict -> trials
     """
 
     report: Report
@@ -57,6 +62,7 @@ class Power:
     says: dict[str, dict[str, Counter[str]]] = field(default_factory=dict)
     ratio: dict[str, dict[str, float]] = field(default_factory=dict)
     spread: dict[str, dict[str, Spread]] = field(default_factory=dict)
+    clocks: dict[str, dict[str, dict[str, Counter[str]]]] = field(default_factory=dict)
 
     def part(self, which: str, case: str, says: Say) -> float:
         return self.says[which][case][says.value] / max(1, self.trials)
@@ -74,8 +80,8 @@ class Power:
 
     def data(self) -> dict[str, Any]:
         spread = {case: {clock: asdict(one) for clock, one in clocks.items()} for case, clocks in self.spread.items()}
-        return {"trials": self.trials, "pairs": self.pairs, "slowed": SLOWED, "says": self.says, "ratio": self.ratio,
-                "seconds": spread}  # fmt: skip
+        return {"trials": self.trials, "pairs": self.pairs, "slowed": SLOWED, "says": self.says,
+                "clocks": self.clocks, "ratio": self.ratio, "seconds": spread}  # fmt: skip
 
 
 def measure(
@@ -104,11 +110,12 @@ def measure(
         found.report.refused = agree_at_the_end(arms, yardsticks, folder, found.report)
         if found.report.refused:
             return found
-    samples = {name: np.array(one) for name, one in taken.items()}
+    samples = as_samples(taken)
     for number, case in enumerate(question.cases):
         clocks = {clock: samples["before"][:, number, CLOCKS.index(clock)] for clock in judged(question.setting.device)}
         slowed = {clock: samples["slowed"][:, number, CLOCKS.index(clock)] for clock in clocks}
-        found.ratio[case] = {clock: float(np.median(slowed[clock] / clocks[clock])) for clock in clocks}
+        taken_longer = {clock: Spread.of(slowed[clock] / one).median for clock, one in clocks.items()}
+        found.ratio[case] = {clock: value for clock, value in taken_longer.items() if not isnan(value)}
         found.spread[case] = {clock: Spread.of(one / (laps * question.rounds)) for clock, one in clocks.items()}
     return tried(found, samples, progress)
 
@@ -118,6 +125,7 @@ def tried(found: Power, samples: Mapping[str, Samples], progress: Progress = lam
     question, pairs = found.report.question, len(samples["before"])
     found.pairs, found.trials = pairs, TRIALS
     found.says = {which: {case: Counter() for case in question.cases} for which in ("A/A", "slowed")}
+    found.clocks = {which: {case: {} for case in question.cases} for which in found.says}
     begins = np.linspace(0, pairs - question.pairs, TRIALS).astype(int)
     for number, begin in enumerate(begins):
         count = _pairs_of(question, samples, int(begin))
@@ -127,6 +135,8 @@ def tried(found: Power, samples: Mapping[str, Samples], progress: Progress = lam
             report = Report(question, judged=judge(question, seen, 1))
             for case in question.cases:
                 found.says[which][case][report.says(case).value] += 1
+            for one in report.judged:
+                found.clocks[which][one.case].setdefault(one.clock, Counter())[one.says.value] += 1
         progress("trials", number + 1, TRIALS)
     return found
 

@@ -93,7 +93,10 @@ class Report:
     laps: int = 0
 
     def says(self, case: str) -> Say:
-        """Slower if either clock says so. Held if a clock that resolves the allowed slow-down says so."""
+        """Slower if any clock says so. Held if none does, and one that resolves the allowed slow-down says held.
+
+        So a clock that is too noisy takes nothing back. What only it would have seen is not known to be held.
+        """
         found = {one.says for one in self.judged if one.case == case}
         return next((word for word in (Say.SLOWER, Say.HELD) if word in found), Say.NOISY)
 

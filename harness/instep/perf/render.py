@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..report import tables
+from ..report.data import number
 from ..report.result import Result
 from .baseline import known
+from .clock import judged
 from .fingerprint import fingerprint
 from .pairs import Ratio, Say, Spread
 from .power import SLOWED, Power
-from .question import Question, Report
+from .question import Judged, Question, Report
 
 STYLES = {Say.HELD: "green", Say.SLOWER: "red", Say.NOISY: "yellow"}
 
@@ -53,12 +56,20 @@ def of(report: Report) -> Result:
         "refused": report.refused or None, "setting": setting,
         "calibrated": None if report.refused else known(question),
         "says": {} if report.refused else {case: report.says(case).value for case in question.cases},
-        "judged": [asdict(one) | {"says": one.says.value} for one in report.judged],
+        "judged": [_judged(one) for one in report.judged],
         "laps": report.laps, "served": report.served, "acceptance": report.acceptance,
         "reference_acceptance": report.reference_acceptance, "elements": report.elements,
         "machine": fingerprint(report.question.setting.device),
     }
     return Result(report.exit, report.question.setting.device, found)
+
+
+def _judged(one: Judged) -> dict[str, Any]:
+    """Of a clock that was never read there are no numbers."""
+    told = asdict(one) | {"says": one.says.value}
+    for name in ("before", "after", "change", "same"):
+        told[name] = {field: number(value) for field, value in told[name].items()}
+    return told
 
 
 def show_power(found: Power, console: Console) -> None:
@@ -68,14 +79,15 @@ def show_power(found: Power, console: Console) -> None:
         tables.say(console, f"REFUSED  {found.report.refused}", "  nothing is timed of what does not pass")
         return
     title = f"{question.before}: {found.trials} trials each, of {found.pairs} pairs, {question.pairs} and more a trial"
+    first, *others = judged(question.setting.device)
     made = tables.table(title, {
-        "case": "word", "arm": "word", **{say.value: "number" for say in Say}, "took longer by, wall": "number",
-        "cpu": "number",
+        "case": "word", "arm": "word", **{say.value: "number" for say in Say}, f"took longer by, {first}": "number",
+        **dict.fromkeys(others, "number"),
     })
     for case in question.cases:
         for which, counts in found.says.items():
             taken = [f"{found.ratio[case][clock] - 1:.1%}" if clock in found.ratio[case] and which == "slowed" else ""
-                     for clock in ("wall", "cpu")]  # fmt: skip
+                     for clock in (first, *others)]  # fmt: skip
             name = "A/A" if which == "A/A" else f"slowed by {SLOWED:.0%}"
             made.add_row(case, name, *(str(counts[case][say.value]) for say in Say), *taken)
     tables.show(made, console)
@@ -84,7 +96,10 @@ def show_power(found: Power, console: Console) -> None:
 
 def _fit(found: Power, case: str) -> str:
     alarms, power = found.part("A/A", case, Say.SLOWER), found.part("slowed", case, Say.SLOWER)
-    return f"{case}: false alarms {alarms:.1%}, {_slowed(found.ratio[case])} is found in {power:.1%} of trials"
+    alone = ", ".join(f"{counts[Say.SLOWER.value] / found.trials:.1%} by {clock}"
+                      for clock, counts in found.clocks["slowed"][case].items())  # fmt: skip
+    said = f"{case}: false alarms {alarms:.1%}, {_slowed(found.ratio[case])} is found in {power:.1%} of trials"
+    return f"{said} ({alone} alone)"
 
 
 def _slowed(ratio: Mapping[str, float]) -> str:
@@ -130,10 +145,10 @@ def _sentence(report: Report, case: str) -> str:
             f"({worst.clock}); {allowed} is allowed"
         )
     noisy = [one for one in clocks if one.says is Say.NOISY]
-    apart = ", ".join(f"{one.clock} {_interval(one.same)}" for one in noisy)
+    apart = ", ".join(f"{one.clock} {_interval(one.same) if one.same.pairs else 'never read'}" for one in noisy)
     if says is Say.NOISY:
         return f"{case}: inconclusive: before against itself gives {apart}; {allowed} cannot be seen here"
-    waits = f"; too noisy to tell by the other clock ({apart})" if noisy else ""
+    waits = f"; too noisy to tell by the other clock{'s' * (len(noisy) > 1)} ({apart})" if noisy else ""
     return f"{case}: no slow-down beyond {allowed}{waits}"
 
 

@@ -85,7 +85,7 @@ class Worker:
         return {"numbers": numbers, "acceptance": shown.acceptance}
 
     def time(self, laps: int, drag: float = 0.0) -> dict[str, Any]:
-        """Seconds per case for so many laps, [wall, cpu]. The garbage collector is off meanwhile.
+        """Seconds per case for so many laps, [wall, cpu, device]. The garbage collector is off meanwhile.
 
         drag: by which part every event is made to take longer
         """
