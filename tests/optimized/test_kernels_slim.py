@@ -53,6 +53,20 @@ def test_a_product_of_few_rows_is_right(
     assert torch.equal(last, found[rows // 2 :]), "a row is its own, whatever the others hold"
 
 
+@pytest.mark.parametrize("rows", [2, 32])
+def test_many_columns_of_few_rows_have_a_sum_of_each_half(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """And a result in fp32 has one sum, as it is declared."""
+    monkeypatch.setattr(slim, "staged", None)
+    monkeypatch.setattr(slim, "shape_for", lambda *_: {"NT": 32, "KT": 64, "warps": 4, "stages": 3})
+    monkeypatch.setattr(slim, "tile", lambda native, _: native)
+    assert (slim.halved(32, 4096, 700), slim.halved(1, 4096, 256), slim.halved(33, 4096, 700)) == (512, 256, 700)
+    draw = Draw(rows, HERE)
+    x, weight = (draw.normal(n, 420, scale=420**-0.25).to(BF16) for n in (rows, 4100))
+    halves = [product(x[:, at_k], weight[:, at_k], dtype=torch.float32) for at_k in (slice(256), slice(256, None))]
+    found, whole = product(x, weight), product(x, weight, dtype=torch.float32)
+    assert torch.equal(found, (halves[0] + halves[1]).to(BF16)) and not torch.equal(whole, halves[0] + halves[1])
+
+
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("columns", [32, 300])
 def test_a_pick_without_logits_is_the_pick_of_the_logits(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
@@ -103,7 +117,7 @@ def test_explicit_layouts_give_the_same_bits(
         return every[: shape[0], : shape[1]]
 
     # Some have more steps than places, some more tiles than programs, and three of them both.
-    sizes = ((1, 4096, 1024), (8, 12352, 512), (8, 12352, 2048), (13, 4104, 264), (16, 20000, 1024), (32, 9000, 4096),
+    sizes = ((1, 4096, 1024), (8, 12352, 512), (8, 12353, 2048), (13, 4104, 264), (16, 20000, 1024), (32, 9000, 4096),
              (128, 12300, 520), (65, 12288, 1024), (128, 20000, 1040))  # fmt: skip
     for number, (rows, columns, depth) in enumerate(sizes):
         x, weight = view(rows, depth), view(columns * (1 + gated), depth)
@@ -143,10 +157,11 @@ def test_a_product_that_begins_early_reads_the_rows_of_the_launch_before() -> No
 
 def test_explicit_layouts_are_for_some_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton.experimental.gluon")
-    weight = torch.zeros(4096, 64, dtype=BF16)
+    weight = torch.zeros(4096, 512, dtype=BF16)
     monkeypatch.setattr(slim, "staged", _Hopper)
     assert slim._ahead(weight[:4], weight, False) is not None and slim._ahead(weight[:4], weight, True) is None
     assert slim._ahead(weight[:33], weight, False) is None and slim._ahead(weight[:0], weight, False) is None
+    assert slim._ahead(weight[:4, :256], weight[:, :256], False) is None, "there is no second half"
 
 
 class _Hopper:

@@ -37,11 +37,13 @@ from support.handshake import HALF, STEPS, halves, told
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.bool: "*i1", torch.int32: "*i32"}
 H, HV, K, V = 2, 4, 128, 128
+RESERVED = 1024  # bytes of shared memory that every program has besides
 
 
 def compiled(
-    kernel: Any, grid: Any, *arguments: Any, warps: int, registers: int | None = None, **constants: Any
-) -> None:
+    kernel: Any, grid: Any, *arguments: Any, warps: int, registers: int | None = None, num_ctas: int = 1,
+    **constants: Any,
+) -> None:  # fmt: skip
     """The arguments make the signature, as Triton's own launcher would."""
     signature, known, sixteen = {}, {}, {}
     values: dict[str, Any] = {"EARLY": True}
@@ -58,7 +60,7 @@ def compiled(
                 sixteen[(at,)] = [["tt.divisibility", 16]]
         else:
             signature[name], known[(at,)] = "constexpr", x
-    options = {"num_warps": warps, "maxnreg": registers, "enable_fp_fusion": False}
+    options = {"num_warps": warps, "num_ctas": num_ctas, "maxnreg": registers, "enable_fp_fusion": False}
     source: Any = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, known, sixteen)
     made: Any = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -66,7 +68,9 @@ def compiled(
         command = [TOOLS / "cuobjdump", "-res-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     copies = made.asm["ptx"].count("cp.async.c")
-    print(json.dumps({"kernel": kernel.__name__, "usage": usage, "shared": made.metadata.shared, "copies": copies}))
+    own = int(usage.split("SHARED:")[1].split()[0]) - RESERVED  # what PTX itself names
+    shared = made.metadata.shared + own
+    print(json.dumps({"kernel": kernel.__name__, "usage": usage, "shared": shared, "copies": copies}))
 
 
 def staged_alone(kernel: Any, *given: Any, **named: Any) -> None:
@@ -116,7 +120,8 @@ def products() -> None:
     for (rows, gated), known in slim_file.STAGED.items():
         for _, shape in known:
             x, weight = (torch.zeros(n, 520, dtype=torch.bfloat16) for n in (rows, 1000 * (1 + gated)))
-            slim_file.staged.product(x, weight, gated, x.new_empty(rows, 1000), shape | {"MT": rows})
+            whole = shape | {"MT": rows, "cut": 2 * shape["pair"]}
+            slim_file.staged.product(x, weight, gated, x.new_empty(rows, 1000), whole)
 
 
 def windows() -> None:

@@ -1,8 +1,8 @@
 """Products of few rows with weights of 16 bits: as fast as the weights come. One kernel, also for gate and up at once.
 
-A program has all of a sum: K runs in steps, in order, operands as stored, in fp32. On Hopper some sizes have explicit
-layouts (`slim_staged.py`). Leaves out: many rows, and sizes at which the library is as fast (`products.py`); 32-bit
-activations.
+K runs in steps, in order, operands as stored, in fp32. Some sizes have two sums, of the first half of K and of the
+second, which are added; their results have 16 bits. On Hopper some sizes have explicit layouts (`slim_staged.py`).
+Leaves out: many rows, and sizes at which the library is as fast (`products.py`); 32-bit activations.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -23,6 +23,8 @@ from .runtime import INTERPRETED, ceil_div, explicit, launch, power_of_2, tile
 from .window import fetch
 
 SMALLEST_DOT = 16
+HALVED = (32, 4096)  # at most so many rows, at least so many columns: two sums, of half of K each
+HALF = 256  # the first half is a multiple of it, and so whole steps of every shape
 Shape = dict[str, int]
 LONG, TALL = {"NT": 32, "KT": 256, "warps": 4, "stages": 4}, {"NT": 64, "KT": 128, "warps": 4, "stages": 5}
 MANY = {"NT": 128, "KT": 64, "warps": 8, "stages": 5}
@@ -34,14 +36,15 @@ SHAPES: dict[tuple[int, bool], tuple[tuple[int, Shape], ...]] = {
     (128, False): ((10240, MANY),), (128, True): ((0, {"NT": 32, "KT": 128, "warps": 8, "stages": 4}),),
 }  # fmt: skip
 # With explicit layouts, likewise (`slim_staged.product`), where results are not wider than operands.
-ALONE: Shape = {"NT": 64, "KT": 128, "STEPS": 9, "warps": 4, "registers": 64, "programs": 132}  # on its multiprocessor
-BESIDE: Shape = ALONE | {"STEPS": 4, "programs": 264}  # two on one
+ALONE: Shape = {"NT": 64, "KT": 128, "STEPS": 9, "warps": 4, "registers": 64, "programs": 132, "pair": 0}
+PAIRS: Shape = ALONE | {"programs": 66, "pair": 1}  # two programs that have half of K each
+TILE: Shape = {"NT": 128, "KT": 64, "warps": 8, "programs": 132, "pair": 0}
 STAGED: dict[tuple[int, bool], tuple[tuple[int, Shape], ...]] = {
-    (8, False): ((4096, ALONE),), (8, True): ((4096, ALONE | {"NT": 32}),),
-    (16, False): ((8192, BESIDE), (4096, ALONE)), (16, True): ((4096, ALONE | {"NT": 32}),),
-    (32, False): ((8192, BESIDE), (4096, ALONE)), (32, True): ((4096, ALONE | {"NT": 32}),),
-    (128, False): ((12288, {"NT": 128, "KT": 64, "STEPS": 6, "warps": 8, "registers": 104, "programs": 132}),),
-    (128, True): ((8192, {"NT": 128, "KT": 64, "STEPS": 4, "warps": 8, "registers": 160, "programs": 132}),),
+    (8, False): ((4096, PAIRS),), (8, True): ((4096, ALONE | {"NT": 32}),),
+    (16, False): ((4096, PAIRS),), (16, True): ((4096, ALONE | {"NT": 32}),),
+    (32, False): ((4096, PAIRS | {"STEPS": 8}),), (32, True): ((4096, ALONE | {"NT": 32}),),
+    (128, False): ((10240, TILE | {"STEPS": 6, "registers": 104}),),
+    (128, True): ((8192, TILE | {"NT": 64, "STEPS": 5, "registers": 160}),),  # and 32
 }  # fmt: skip
 
 staged = explicit("slim_staged")
@@ -58,6 +61,14 @@ def _tall(rows: int, of: Mapping[tuple[int, bool], Any]) -> int:
     return max(power_of_2(rows), min(tall for tall, _ in of))
 
 
+def halved(rows: int, columns: int, depth: int) -> int:
+    """How much of K the first sum of a product has that is not gated; all of it: there is no second one.
+
+    It does not depend on what runs the product, nor on the rows as long as they are few.
+    """
+    return depth if rows > HALVED[0] or columns < HALVED[1] else min(HALF * ceil_div(depth, 2 * HALF), depth)
+
+
 def fits(x: torch.Tensor, weight: torch.Tensor, gated: bool = False, head: bool = False) -> bool:
     """Whether `product` is meant for these. head: whether with fp32 results, and `largest`."""
     narrow = x.is_cuda and x.dtype == weight.dtype and x.dtype.itemsize == 2 and x.stride(1) == weight.stride(1) == 1
@@ -69,8 +80,11 @@ def fits(x: torch.Tensor, weight: torch.Tensor, gated: bool = False, head: bool 
 
 def _ahead(x: torch.Tensor, weight: torch.Tensor, gated: bool) -> Shape | None:
     """The shape of a launch with explicit layouts; None where it does not fit."""
-    shape = shape_for(len(x), len(weight) // (1 + gated), gated, STAGED)
-    return None if shape is None or staged is None or not staged.fits(x, weight) else shape
+    (rows, depth), columns = x.shape, len(weight) // (1 + gated)
+    shape, cut = shape_for(rows, columns, gated, STAGED), depth if gated else halved(rows, columns, depth)
+    if shape is None or staged is None or not staged.fits(x, weight) or (shape["pair"] and cut == depth):
+        return None
+    return shape | {"MT": _tall(rows, STAGED), "cut": cut // shape["KT"] if shape["pair"] else 0}
 
 
 def product(
@@ -78,24 +92,26 @@ def product(
 ) -> torch.Tensor:
     """x [M, K], weight [N, K] -> x weight^T [M, N] in `dtype`, None: x's own. gated: of weight's first half and its
     second, silu(a) * b [M, N/2], a and b as they are summed."""
-    out = x.new_empty(len(x), len(weight) // (1 + gated), dtype=dtype or x.dtype)
+    (rows, depth), columns = x.shape, len(weight) // (1 + gated)
+    out = x.new_empty(rows, columns, dtype=dtype or x.dtype)
     ahead = _ahead(x, weight, gated) if dtype is None else None
-    if ahead is None:
-        _launched(x, weight, gated, out)
+    if ahead is not None:
+        staged.product(x, weight, gated, out, ahead)
     else:
-        staged.product(x, weight, gated, out, ahead | {"MT": _tall(len(x), STAGED)})
+        _launched(x, weight, gated, out, depth if gated or dtype is not None else halved(rows, columns, depth))
     return out
 
 
 def largest(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each row of the product in fp32, and of each tile of its columns: the largest number, and its column, the
     lowest on a tie; a NaN is never larger than anything. [M, tiles] fp32 and int64. The product is stored nowhere."""
-    return _launched(x, weight, False, None)
+    return _launched(x, weight, False, None, x.shape[1])
 
 
 def _launched(
-    x: torch.Tensor, weight: torch.Tensor, gated: bool, out: torch.Tensor | None
+    x: torch.Tensor, weight: torch.Tensor, gated: bool, out: torch.Tensor | None, cut: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """cut: how much of K the first sum has"""
     (rows, depth), columns = x.shape, len(weight) // (1 + gated)
     tall, shape = max(power_of_2(rows), SMALLEST_DOT), shape_for(rows, columns, gated)
     assert shape is not None, "the library has other sizes"
@@ -106,18 +122,37 @@ def _launched(
     at = best.new_empty(best.shape, dtype=torch.int64)
     launch(
         _linear_slim, (tiles,), x, x.stride(0), weight, weight.stride(0), out,
-        *((best, at) if out is None else (None, None)), rows, columns, depth,
-        WHOLE=columns % wide == 0 and depth % deep == 0, GATED=gated, MT=tall, NT=wide, KT=deep, WIDEN=INTERPRETED,
-        warps=shape["warps"], stages=shape["stages"],
+        *((best, at) if out is None else (None, None)), rows, columns, depth, cut,
+        WHOLE=columns % wide == 0 and depth % deep == 0, HALVED=cut < depth, GATED=gated, MT=tall, NT=wide, KT=deep,
+        WIDEN=INTERPRETED, warps=shape["warps"], stages=shape["stages"],
     )  # fmt: skip
     return best, at
 
 
+@triton.jit
+def _sums(
+    left, right, lower, live, inside, at, begin, end, depth,
+    WHOLE: tl.constexpr, GATED: tl.constexpr, MT: tl.constexpr, NT: tl.constexpr, KT: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Of K from `begin` to `end`. The second one is 0 where there is no up half."""
+    total, other = tl.zeros((MT, NT), tl.float32), tl.zeros((MT, NT), tl.float32)
+    for start in range(begin, end, KT):
+        k = start + at
+        live_k, inside_k = live, inside
+        if not WHOLE:
+            live_k, inside_k = live & (k < depth)[None, :], inside & (k < depth)[None, :]
+        value = tl.load(left + k[None, :], mask=live_k, other=0.0)
+        total = dot(value, tl.trans(fetch(right + k[None, :], inside_k, WHOLE)), WIDEN, False, total)
+        if GATED:
+            other = dot(value, tl.trans(fetch(lower + k[None, :], inside_k, WHOLE)), WIDEN, False, other)
+    return total, other
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _linear_slim(
-    x, x_row, weight, weight_row, out, best, picked, rows, columns, depth,
-    WHOLE: tl.constexpr, GATED: tl.constexpr, MT: tl.constexpr, NT: tl.constexpr, KT: tl.constexpr,
-    WIDEN: tl.constexpr, EARLY: tl.constexpr,
+    x, x_row, weight, weight_row, out, best, picked, rows, columns, depth, cut,
+    WHOLE: tl.constexpr, HALVED: tl.constexpr, GATED: tl.constexpr, MT: tl.constexpr, NT: tl.constexpr,
+    KT: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """All rows, NT columns: into `out`; where it is None, the largest of each row and its column. Grid (column tiles).
 
@@ -126,18 +161,17 @@ def _linear_slim(
     m, n, at = tl.arange(0, MT), tl.program_id(0).to(tl.int64) * NT + tl.arange(0, NT), tl.arange(0, KT)
     left, right = x + (m * x_row)[:, None], weight + (n * weight_row)[:, None]
     lower = weight + ((n + columns) * weight_row)[:, None]  # the up half stands behind the gate half
-    total, other = tl.zeros((MT, NT), tl.float32), tl.zeros((MT, NT), tl.float32)
+    live, inside = (m < rows)[:, None], (n < columns)[:, None]
     if EARLY:
         wait_alone()
-    for start in range(0, depth, KT):
-        k = start + at
-        live, inside = (m < rows)[:, None], (n < columns)[:, None]
-        if not WHOLE:
-            live, inside = live & (k < depth)[None, :], inside & (k < depth)[None, :]
-        value = tl.load(left + k[None, :], mask=live, other=0.0)
-        total = dot(value, tl.trans(fetch(right + k[None, :], inside, WHOLE)), WIDEN, False, total)
-        if GATED:
-            other = dot(value, tl.trans(fetch(lower + k[None, :], inside, WHOLE)), WIDEN, False, other)
+    total, other = _sums(
+        left, right, lower, live, inside, at, 0, cut, depth, WHOLE, GATED, MT, NT, KT, WIDEN
+    )  # fmt: skip
+    if HALVED:
+        second, _ = _sums(
+            left, right, lower, live, inside, at, cut, depth, depth, WHOLE, GATED, MT, NT, KT, WIDEN
+        )  # fmt: skip
+        total += second
     if GATED:
         total = total / (1.0 + tl.exp(-total)) * other
     if out is None:
