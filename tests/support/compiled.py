@@ -87,14 +87,14 @@ def handshakes() -> None:
 
 
 def attention() -> None:
-    """Prompts, and windows of few and of many requests, on pages of a part of a step and of whole steps.
+    """Prompts, windows of few and of many requests, decodes of many, on pages of a part of a step and of whole steps.
 
     Behind each page stands a red zone, as in the pools of an engine; of the last ones it is no whole 16 bytes.
     """
     attend_file.launch = staged_alone  # type: ignore[assignment]
     attend_file.staged.hopper = lambda _: True
     attend_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
-    for size, requests, rows, zone in ((16, 1, 130, 16), (64, 40, 4, 16), (64, 40, 4, 4)):
+    for size, requests, rows, zone in ((16, 1, 130, 16), (64, 40, 4, 16), (64, 40, 1, 16), (64, 40, 4, 4)):
         span, many = size * 2 * 256, torch.zeros(requests, dtype=torch.int64)
         pool = torch.zeros(9, span + zone, dtype=torch.bfloat16)[:, :span].unflatten(1, (size, 2, 256))
         pages = Pages(pool, pool, torch.zeros(requests, 8, dtype=torch.int64), many, many, many, many, rows)

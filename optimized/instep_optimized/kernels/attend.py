@@ -1,7 +1,7 @@
 """Paged attention for prefill chunks, verify windows, trees and decode: which kernels run, and how work is divided.
 
 The positions of a prefill chunk are not split. Leaves out: the kernels (`attend_chunk.py`, `attend_parts.py`; with
-explicit layouts `attend_chunk_staged.py`, `attend_parts_staged.py`).
+explicit layouts `attend_chunk_staged.py`, `attend_parts_staged.py`, `attend_parts_apart.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from .attend_chunk import read_chunk
 from .attend_parts import join_parts, read_parts
 from .runtime import INTERPRETED, ceil_div, explicit, launch, multiprocessors, power_of_2, tile
 
-staged, chunks, windows = map(explicit, ("attend_staged", "attend_chunk_staged", "attend_parts_staged"))
+staged, chunks, windows, apart = map(
+    explicit, ("attend_staged", "attend_chunk_staged", "attend_parts_staged", "attend_parts_apart")
+)
 
 SMALLEST_DOT, LOG2_E = 16, 1.4426950408889634
 LISTED = 32  # requests, at least: fewer do not make another compiled kernel
@@ -104,8 +106,10 @@ MANY_JOINED = Join(tile(1, 128), 1, 1)  # one warp: LOG.md
 CHUNK = {2: Shape(128, 64, 8, 2), 4: Shape(16, 32, 8, 2)}
 PARTS = {2: Shape(16, 64, 4, 2), 4: Shape(16, 32, 8, 2)}
 SMALL = Shape(16, 16, 4, 1)  # interpreted
-# Of the kernels with explicit layouts, which have the tiles above: stages, and registers of a thread that reads.
-CHUNK_STAGED, PARTS_STAGED = (2, 232), (2, 224)
+# Of the kernels with explicit layouts, which have the tiles above: stages, registers of a thread that reads (apart: of
+# one that sums values), and of one that copies.
+CHUNK_STAGED, PARTS_STAGED, PARTS_APART = (2, 232, 40), (2, 224, 56), (2, 168, 40)
+APART = 8  # requests, from which on scores and sums have warps of their own: LOG.md
 
 
 def shape_of(shapes: dict[int, Shape], query: torch.Tensor) -> Shape:
@@ -198,7 +202,7 @@ class Call(NamedTuple):
         """(rows, tokens) of a tile."""
         return height(shape, self.query.shape[1] // self.pages.keys.shape[2])
 
-    def staged(self, rows: int, shape: Shape, of: tuple[int, int]) -> Any:
+    def staged(self, rows: int, shape: Shape, of: tuple[int, int, int]) -> Any:
         """What `attend_staged.fitted` says of such tiles; nothing if explicit layouts are not there."""
         same = staged is not None and rows == shape.queries
         return same and staged.fitted(self.query, self.pages, rows, shape.positions, *of)
@@ -229,15 +233,19 @@ class Call(NamedTuple):
         sums = self.query.new_empty((room, at_once, heads, 2), dtype=torch.float32)
         tiles = ceil_div(at_once, tokens if pages.ancestors is None else 1)
         listed = max(power_of_2(requests), LISTED)
-        fit = pages.ancestors is None and listed <= 128 and self.staged(rows, shape, PARTS_STAGED)
+        many = requests >= APART
+        fit = pages.ancestors is None and listed <= 128 and self.staged(
+            rows, shape, PARTS_APART if many else PARTS_STAGED)  # fmt: skip
+        reads = windows and (apart.read_parts_apart_staged if many else windows.read_parts_staged)
+        sides = {"SIDES": min(tiles, 2)} if many else {}
         items = requests * most_parts * kv_heads * (ceil_div(tiles, 2) if fit else tiles)
         programs = max(min(multiprocessors(self.query.device) * (1 if fit else RESIDENT), items), 1)
         beside = self.beside[:-3]  # without what the joining kernel writes
         for skipped in range(0, most, at_once):
             counts = (means, sums, at_once, skipped, few, room, requests, kv_heads, tokens)
             if fit:
-                launch(windows.read_parts_staged, (programs,), *self.queries, *fit[0], *beside, *counts,
-                       PT=part, GROUP=GROUP, BT=listed, **fit[1])  # fmt: skip
+                launch(reads, (programs,), *self.queries, *fit[0], *beside, *counts,
+                       PT=part, GROUP=GROUP, BT=listed, **sides, **fit[1])  # fmt: skip
             else:
                 launch(
                     read_parts, (programs,), *self.queries, *self.pools, *beside, *counts,

@@ -132,7 +132,7 @@ def read_chunk_staged(
     DTYPE: gl.constexpr = query.dtype.element_ty
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     query_tiles = gl.allocate_shared_memory(DTYPE, [2, MT // 2, DT], TILE)
-    tiles = places(DTYPE, NT, DT, STAGES, 2)
+    tiles = places(DTYPE, NT, DT, STAGES, 2, 2)
     known = gl.load(before + request).to(gl.int32)
     reach = gl.minimum(known + gl.minimum(first + tokens, rows), held).to(gl.int32)
     line, head = table + slot * table_row, kv_head.to(gl.int64)

@@ -1,6 +1,7 @@
 """`read_parts` of `attend_parts.py` with explicit layouts: the same bits, and copies go on while parts are computed.
 
-Leaves out: trees, and what else does not fit; the device functions (`attend_staged.py`).
+Leaves out: trees, and what else does not fit; many requests (`attend_parts_apart.py`); the device functions
+(`attend_staged.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -31,7 +32,7 @@ def _units(positions, each, PT: gl.constexpr, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def _listed(work, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr):
+def listed(work, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr):
     """Of every request [BT]: what its items are made from, and where they end in two lists; parts in a unit.
 
     A unit is whole or broken. The list of the whole ones comes first: they take the same time.
@@ -55,12 +56,13 @@ def _listed(work, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr):
 
 
 @gluon.jit
-def _of(mine, numbers):
+def of_one(mine, numbers):
+    """Of numbers of all requests that of one"""
     return gl.sum(gl.where(mine, numbers, 0), axis=0)
 
 
 @gluon.jit
-def _chosen(item, lists, work, unit_size):
+def chosen(item, lists, work, unit_size):
     """An item -> its request, slot, KV head, first row, unit, the request's first unit; the positions that it reads."""
     b, rows, slot, known, pairs, whole, first, whole_ends, ends = lists
     held, skipped, kv_heads, tokens = work[3], work[6], work[9], work[10]
@@ -70,27 +72,28 @@ def _chosen(item, lists, work, unit_size):
     request = gl.sum((behind <= item).to(gl.int32), axis=0)
     begun = gl.maximum(gl.max(gl.where(behind <= item, behind, 0), axis=0), gl.where(broken, all_whole, 0))
     at, mine = item - begun, b == request
-    its = gl.maximum(_of(mine, pairs), 1)
-    unit = at // its // kv_heads + gl.where(broken, _of(mine, whole), 0)
-    row, behind_last, its_known = skipped + at % its * 2 * tokens, skipped + _of(mine, rows), _of(mine, known)
+    its = gl.maximum(of_one(mine, pairs), 1)
+    unit = at // its // kv_heads + gl.where(broken, of_one(mine, whole), 0)
+    row, behind_last, its_known = skipped + at % its * 2 * tokens, skipped + of_one(mine, rows), of_one(mine, known)
     reach = gl.minimum(its_known + gl.minimum(row + 2 * tokens, behind_last), held).to(gl.int32)
     start = unit * unit_size
-    of = request, _of(mine, slot), at // its % kv_heads, row, behind_last, its_known, unit, _of(mine, first)
+    of = request, of_one(mine, slot), at // its % kv_heads, row, behind_last, its_known, unit, of_one(mine, first)
     return of, start, gl.minimum(start + unit_size, reach)
 
 
 @gluon.jit
-def _copy(
+def copy(
     keys, values, table, table_row, table_column, work, tiles,
     NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr, PAGE: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
+    """Copy the keys and values of all items of this program."""
     if EARLY:
         gdc_wait()
-    lists, each = _listed(work, PT, GROUP, BT)
+    lists, each = listed(work, PT, GROUP, BT)
     done = 0
     for item in range(gl.program_id(0), gl.max(lists[8], axis=0), gl.num_programs(0)):
-        of, start, stop = _chosen(item, lists, work, PT * each)
+        of, start, stop = chosen(item, lists, work, PT * each)
         pages = (table + of[1].to(gl.int64) * table_row, table_column)
         done = copied(done, start, stop, keys, values, of[2] * DT, pages, tiles, NT, DT, PAGE, STAGES, False)
     if EARLY:  # so late that the programs of the launch behind do not crowd where these end first
@@ -116,10 +119,10 @@ def _read(
         gdc_wait()
     most, skipped, kv_heads, tokens = work[5], work[6], work[9], work[10]
     position = gl.arange(0, NT, gl.SliceLayout(1, RIGHT))
-    lists, each = _listed(work, PT, GROUP, BT)
+    lists, each = listed(work, PT, GROUP, BT)
     done = 0
     for item in range(gl.program_id(0), gl.max(lists[8], axis=0), gl.num_programs(0)):
-        of, start, stop = _chosen(item, lists, work, PT * each)
+        of, start, stop = chosen(item, lists, work, PT * each)
         request, slot, kv_head, first, behind_last, known, unit, base = of
         first += SIDE * tokens
         line, row = table + slot.to(gl.int64) * table_row, gl.load(begin + request)
@@ -192,13 +195,13 @@ def read_parts_staged(
     work = (slots, count, before, held, window, most, skipped, few, requests, kv_heads, tokens)
     given = (query, query_row, query_head, table, table_row, table_column, begin, group, scale, means, sums, room)
     query_tiles = gl.allocate_shared_memory(DTYPE, [2, MT, DT], SHARED)
-    tiles = places(DTYPE, NT, DT, STAGES, 2)
+    tiles = places(DTYPE, NT, DT, STAGES, 2, 2)
     gl.warp_specialize(
         [
             (_read, (given, work, query_tiles.index(0), tiles, MT, NT, DT, PT, GROUP, BT, PAGE, STAGES, EARLY, 0)),
             (_read, (given, work, query_tiles.index(1), tiles, MT, NT, DT, PT, GROUP, BT, PAGE, STAGES, EARLY, 1)),
-            (_copy, (keys, values, table, table_row, table_column, work, tiles, NT, DT, PT, GROUP, BT, PAGE, STAGES,
-                     EARLY)),
+            (copy, (keys, values, table, table_row, table_column, work, tiles, NT, DT, PT, GROUP, BT, PAGE, STAGES,
+                    EARLY)),
         ],
         [4, 1], [REGISTERS, COPIER_REGISTERS],
     )  # fmt: skip

@@ -1,7 +1,8 @@
 """Attention with explicit layouts: one group of warps copies keys and values, two others read them. Device functions.
 
 The steps are those of `attend_steps.py`, in its order and in the layouts that the compiler chooses there. So the bits
-are the same. Leaves out: which program reads which positions (`attend_chunk_staged.py`, `attend_parts_staged.py`).
+are the same. Leaves out: which program reads which positions (`attend_chunk_staged.py`, `attend_parts_staged.py`,
+`attend_parts_apart.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -18,16 +19,15 @@ from .layouts import TensorDescriptor, along, barrier, fence_async_shared, load_
 from .runtime import hopper
 
 WIDTH = 256  # of a head: others were not measured
-ALL_REGISTERS = 504  # of a thread of each of the three groups together
 BOX = gl.constexpr(64)  # numbers of a row that are copied at a time where a page has fewer positions than a step
 
 
 def fitted(
-    query: torch.Tensor, pages: Pages, rows: int, positions: int, stages: int, registers: int
+    query: torch.Tensor, pages: Pages, rows: int, positions: int, stages: int, registers: int, copier_registers: int
 ) -> tuple[tuple[TensorDescriptor, ...], dict[str, int]] | None:
     """The pools and constants of a kernel with tiles of so many rows  ->  None if it does not fit
 
-    registers: of a thread that reads
+    registers: of a thread of the groups that stand first among the others; the first group of all has what is left
     """
     pools, narrow = (pages.keys, pages.values), query.element_size() == 2
     if not narrow or {pool.dtype for pool in pools} != {query.dtype} or pages.key_scales is not None:
@@ -41,7 +41,7 @@ def fitted(
         return None
     constants = {
         "MT": rows, "NT": positions, "DT": WIDTH, "PAGE": page, "STAGES": stages,
-        "REGISTERS": registers, "COPIER_REGISTERS": ALL_REGISTERS - 2 * registers, "warps": 4,
+        "REGISTERS": registers, "COPIER_REGISTERS": copier_registers, "warps": 4,
     }  # fmt: skip
     return tuple(_boxes(pool, positions) for pool in pools), constants
 
@@ -65,10 +65,13 @@ def _boxes(pool: torch.Tensor, positions: int) -> TensorDescriptor:
 
 
 @gluon.jit
-def places(DTYPE: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr, READERS: gl.constexpr):
+def places(
+    DTYPE: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr, OF_KEYS: gl.constexpr,
+    OF_VALUES: gl.constexpr,
+):  # fmt: skip
     """Shared memory for STAGES steps  ->  keys, values; for both what says that a place is full, and that it is free
 
-    The last one says that values were copied of which some must be cleared.
+    The last one says that values were copied of which some must be cleared. OF_KEYS, OF_VALUES: groups that read them.
     """
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
@@ -83,8 +86,8 @@ def places(DTYPE: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, STAGES: gl.c
     for stage in gl.static_range(STAGES):
         mbarrier.init(full_keys.index(stage), count=1)
         mbarrier.init(full_values.index(stage), count=1)
-        mbarrier.init(free_keys.index(stage), count=READERS)
-        mbarrier.init(free_values.index(stage), count=READERS)
+        mbarrier.init(free_keys.index(stage), count=OF_KEYS)
+        mbarrier.init(free_values.index(stage), count=OF_VALUES)
     fence_async_shared()
     barrier()
     return keys, values, full_keys, full_values, free_keys, free_values, copied_last
@@ -183,13 +186,20 @@ def seen(score, step, stop, last, pages, missing, NT: gl.constexpr, PAGE: gl.con
 
 
 @gluon.jit
-def weighed(score, best, total, scale):
-    """Scores of a step -> weights, the factor of what was summed before, the new maximum and sum."""
+def weights_of(score, best, scale):
+    """Scores of a step -> weights, the factor of what was summed before, the new maximum."""
     higher = gl.maximum(best, gl.max(score, axis=1) * scale)
     shift = gl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: keep -inf - -inf out
     kept = gl.exp2(best - shift)
     shift = gl.expand_dims(shift, 1)
     weight = gl.exp2(gl.fma(score, gl.zeros_like(score) + scale, gl.zeros_like(score) - shift))
+    return weight, kept, higher
+
+
+@gluon.jit
+def weighed(score, best, total, scale):
+    """Scores of a step -> weights, the factor of what was summed before, the new maximum and sum."""
+    weight, kept, higher = weights_of(score, best, scale)
     return weight, kept, higher, total * kept + gl.sum(weight, axis=1)
 
 
