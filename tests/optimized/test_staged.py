@@ -26,7 +26,11 @@ from support.ring_world import Turn, World, cut, stream
 native = pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")
 # Rows of V that a thread of `_window` holds. Of states in 16 bits one row gets another layout there.
 TWIN = {torch.float32: (1, 2, 4), torch.bfloat16: (2, 4), torch.float16: (2, 4)}
-SHAPES = tuple((held, warps, 168) for held in (1, 2, 4) for warps in (1, 2, 4))
+# Rows of V that a thread holds, warps, registers; programs ahead of which a state is asked for; whole lines.
+SHAPES = (
+    *((held, warps, 168) for held in (1, 2, 4) for warps in (1, 2, 4)),
+    *((held, warps, 168, 16, True) for held, warps in ((1, 1), (2, 2), (4, 1), (2, 4))),
+)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Part]:

@@ -1,4 +1,4 @@
-"""Device functions with explicit layouts (Gluon): index tensors, axes of size 1, and copies in shared memory.
+"""Device functions with explicit layouts (Gluon): index tensors, axes of size 1, copies, and stores of a tile.
 
 All that a Triton may lack is imported here, so that a missing name is this file's and no mistake of a kernel's file.
 
@@ -31,6 +31,7 @@ store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 stored = tma.store_wait  # until shared memory has been read
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 NEWER = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
+LINE = gl.constexpr(1024)  # bits of a line of the cache
 
 
 @gluon.jit
@@ -119,6 +120,58 @@ def gates(lanes, size: gl.constexpr):
 def into_cache(places):
     """Ask for the lines at these places, into the cache that all multiprocessors share. Nothing waits for them."""
     gl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], gl.int32, False, 1)
+
+
+@gluon.jit
+def ask_for(source, source_v, first_v, ROWS: gl.constexpr, KT: gl.constexpr):
+    """Ask for rows of a state from `first_v` on, into the cache that all multiprocessors share."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    EACH: gl.constexpr = LINE // source.dtype.element_ty.primitive_bitwidth  # numbers of a line
+    lines = gl.arange(0, ROWS * KT // EACH, LANES)
+    into_cache(source + (first_v + lines // (KT // EACH)) * source_v + lines % (KT // EACH) * EACH)
+
+
+@gluon.jit
+def store_tile(target, target_v, state, stripe, LINED: gl.constexpr, FIRST: gl.constexpr):
+    """Store a tile [VL, VR, P, KI] of a state.
+
+    LINED: lanes of two rows swap pieces before. That takes time, and so does a line that is written in two halves.
+    FIRST: what the store leaves in the cache goes first: a state is not read again before many others were.
+    """
+    VL: gl.constexpr = state.shape[0]
+    VR: gl.constexpr = state.shape[1]
+    P: gl.constexpr = state.shape[2]
+    KI: gl.constexpr = state.shape[3]
+    OF_V: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(2, state.type.layout))
+    OF_K: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(0, state.type.layout))
+    if LINED:
+        LINES: gl.constexpr = in_lines(VR, gl.num_warps(), P * KI)
+        state = gl.convert_layout(gl.reshape(state, [VL * VR, P * KI]), LINES)
+        row = stripe * (VL * VR) + along(0, VL * VR, LINES)
+        places = target + (row * target_v + along(1, P * KI, LINES))
+    else:
+        # Offsets of a lane and those of a register: the latter become part of an instruction.
+        lane_v, lane_k = over_k((stripe * VL + along(0, VL, OF_V)) * VR), over_rows(along(1, KI, OF_K))
+        thread_v, thread_k = over_k(along(1, VR, OF_V)), over_rows(along(0, P, OF_K) * KI)
+        places = target + (lane_v * target_v + lane_k) + (thread_v * target_v + thread_k)
+    if FIRST:
+        gl.store(places, state, eviction_policy="evict_first")
+    else:
+        gl.store(places, state)
+
+
+@gluon.constexpr_function
+def in_lines(held, warps, keys):
+    """Of a tile [rows, keys] in 32 bits: a lane has 4 numbers each time, and 8 lanes have a line of the cache.
+
+    Otherwise it is what `staged.py` computes in, where 4 lanes have 16 numbers of each of `held` rows: lanes of every
+    other row have a piece of their neighbour's in place of one of their own.
+    """
+    own = [[row, 0] for row in (1, 2, 4) if row < held]
+    registers = [[0, 1], [0, 2], [held, 0], *own, *([0, key] for key in (32, 64) if key < keys)]
+    lanes = [[0, 4], [0, 8], [0, 16], [2 * held, 0], [4 * held, 0]]
+    several = [[8 * held * warp, 0] for warp in (1, 2, 4) if warp < warps]
+    return gl.DistributedLinearLayout(registers, lanes, several, [], [8 * held * warps, keys])
 
 
 @gluon.jit

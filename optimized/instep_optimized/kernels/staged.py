@@ -14,7 +14,7 @@ interpretation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from triton.experimental import gluon
@@ -27,9 +27,11 @@ from . import inputs as inputs_file
 from .address import flat
 from .inputs import L2_EPS, STEPS
 from .layouts import (
+    LINE,
     NEWER,
     along,
     along_3,
+    ask_for,
     async_copy,
     barrier,
     begin_copy,
@@ -37,11 +39,10 @@ from .layouts import (
     gates,
     gdc_launch_dependents,
     gdc_wait,
-    into_cache,
-    over_k,
     over_rows,
     place,
     shared,
+    store_tile,
     whole,
     wrapped,
 )
@@ -52,16 +53,37 @@ STORED = (torch.float32, torch.bfloat16, torch.float16)  # states
 # Each lane has 4 numbers of a key at least. Of a narrower key the compiler gives it fewer in `window`, which sums in
 # another order; a wider one takes more registers than the shapes below have.
 WIDTH = 128
-LINE = gl.constexpr(1024)  # bits of a line of the cache
 TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one token
-Shape = tuple[int, int, int]  # rows of V that a thread holds, warps, registers
 SLIM = 80 if NEWER.value else 72  # registers of a row of V: of 72 a newer Triton spills two
+AHEAD = 1024  # programs: some 4 MB of states
+
+
+class Shape(NamedTuple):
+    """Of a launch: rows of V that a thread holds, warps, registers.
+
+    ahead  how many programs later that one runs whose state is asked for into the cache; 0: nobody's
+    lined  whether lanes swap pieces of a state before they store it, so that whole lines are written
+    """
+
+    held: int
+    warps: int
+    registers: int
+    ahead: int = 0
+    lined: bool = False
+
+
 # On a GPU (LOG.md), by what a launch is (`form`) and the bytes of a state's number: how many rows of V there are at
 # least, in all heads and requests together, where a shape is used. The bits depend on none of them.
 SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
-    "window": dict.fromkeys((4, 2), ((8192, (2, 4, 128)), (0, (1, 4, 96)))),
-    "kept": {4: ((0, (2, 2, 112)),), 2: ((0, (2, 2, 112)),)},
-    "decode": {4: ((65536, (1, 1, SLIM)), (0, (2, 2, 112))), 2: ((65536, (2, 1, 112)), (0, (2, 2, 112)))},
+    "window": {
+        4: ((32768, Shape(2, 4, 128, lined=True)), (8192, Shape(2, 4, 128)), (0, Shape(1, 4, 96))),
+        2: ((8192, Shape(2, 4, 128)), (0, Shape(1, 4, 96))),
+    },
+    "kept": dict.fromkeys((4, 2), ((0, Shape(2, 2, 112)),)),
+    "decode": {
+        4: ((65536, Shape(1, 1, SLIM, AHEAD)), (0, Shape(2, 2, 112))),
+        2: ((65536, Shape(2, 1, 112)), (0, Shape(2, 2, 112))),
+    },
 }
 LARGEST = (2, 4)  # of all shapes
 
@@ -108,16 +130,17 @@ def staged(
     """
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
     requests = part.begin.numel()
-    held, warps, registers = shape or shape_for(part, requests * heads * values)
-    ring = part.ring
+    held, warps, registers, ahead, lined = Shape(*(shape or shape_for(part, requests * heads * values)))
+    ring, stripes = part.ring, values // rows_of(held, warps, keys)
     kept = 18 * (None,) if ring is None else ring_of(ring)
     launch(
-        _staged_window, (values // rows_of(held, warps, keys), heads, requests), *packed_rows(inputs, core),
+        _staged_window, (stripes, heads, requests), *packed_rows(inputs, core),
         *(rule or (None, None, None)), part.begin, part.count, part.fresh,
         *held_at(part.read), *held_at(part.store), *held_at(part.settled), *held_at(part.per_row), *kept,
         heads // inputs.k.shape[1], look, len(part.read.pool),
         VR=held, KT=keys, KI=KEY_PIECE, KEPT=power_of_2(ring.size) if ring is not None else 1,
-        MOST=power_of_2(part.most), ALONE=form(part) == "decode", warps=warps, registers=registers,
+        MOST=power_of_2(part.most), ALONE=form(part) == "decode", AHEAD=ahead // stripes, LINED=lined, warps=warps,
+        registers=registers,
     )  # fmt: skip
 
 
@@ -154,7 +177,7 @@ def _staged_window(
     ring_u, ring_u_unit, ring_u_entry, ring_u_head,
     ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_u_size,
     group, look, units, VR: gl.constexpr, KT: gl.constexpr, KI: gl.constexpr, KEPT: gl.constexpr, MOST: gl.constexpr,
-    ALONE: gl.constexpr, EARLY: gl.constexpr,
+    ALONE: gl.constexpr, AHEAD: gl.constexpr, LINED: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """One program: one request, one value head, VL * VR rows of V. Grid (V tiles, HV, B).
 
@@ -162,6 +185,7 @@ def _staged_window(
     nothing of it is compiled. Where A_log is given, q, k and v are the conv's rows, and log_decay and beta are a and b.
 
     ALONE: one row and nothing else, so that nothing of it but its key and query need be shared.
+    AHEAD: how many heads later the state is read that is asked for into the cache. LINED: as in `store_tile`.
     """
     W: gl.constexpr = gl.num_warps()
     P: gl.constexpr = KT // KI
@@ -187,15 +211,16 @@ def _staged_window(
             said = gl.load(read_units + gl.program_id(2), cache_modifier=".cg")
             ahead = read + gl.minimum(gl.maximum(said, 0), units - 1) * read_unit
             ahead += gl.program_id(1).to(gl.int64) * read_h
-            EACH: gl.constexpr = LINE // DTYPE.primitive_bitwidth  # numbers of a line
-            lines = gl.arange(0, VL * VR * KT // EACH, LANES)
-            line_v, line_k = gl.program_id(0) * VL * VR + lines // (KT // EACH), lines % (KT // EACH) * EACH
-            into_cache(ahead + line_v * read_v + line_k)
+            ask_for(ahead, read_v, gl.program_id(0) * VL * VR, VL * VR, KT)
         gdc_wait()
         gdc_launch_dependents()
     request, stripe, head = gl.program_id(2), gl.program_id(0), gl.program_id(1).to(gl.int64)
     unit, first, rows = gl.load(read_units + request), gl.load(begin + request), gl.load(count + request).to(gl.int32)
     known, key_head, pending = gl.load(fresh + request) == 0, head // group, 0
+    if AHEAD > 0:
+        behind, all_heads = request * gl.num_programs(1) + gl.program_id(1) + AHEAD, gl.num_programs(1)
+        later = gl.minimum(behind // all_heads, gl.num_programs(2) - 1)
+        later_unit = gl.load(read_units + later)
     if ring_units is not None:
         kept_by = gl.load(ring_units + request)
         asked = gl.minimum(gl.maximum(gl.load(ring_pending + request), 0), ring_size).to(gl.int32)
@@ -220,13 +245,20 @@ def _staged_window(
         return
 
     # A state comes through shared memory, so that whole lines are asked for at once: in TILE a lane has pieces of them.
-    # Pieces of 16 bytes are swapped there by row, or lanes would wait for each other.
-    tile = gl.allocate_shared_memory(DTYPE, [VL * VR, KT], gl.SwizzledSharedLayout(WORD, 1, 8, [1, 0]))
+    # Pieces of a key are swapped there by row, or lanes would wait for each other: they load a piece of each of so many
+    # rows at once as have a line together.
+    TURNS: gl.constexpr = LINE // (KI * DTYPE.primitive_bitwidth)
+    tile = gl.allocate_shared_memory(DTYPE, [VL * VR, KT], gl.SwizzledSharedLayout(KI, VR, TURNS, [1, 0]))
     span_v = stripe * (VL * VR) + along(0, VL * VR, SPAN)
     source = place(read, unit, read_columns, request, read_unit, read_column) + head * read_h
     source = source + (span_v * read_v + along(1, KT, SPAN))
     if A_log is not None:  # norms are computed meanwhile
         begin_copy(tile, source, mask=(span_v >= 0) & known)
+
+    if AHEAD > 0:  # behind this program's own state: whoever reads the other one waits less
+        if (later_unit >= 0) & (behind < gl.num_programs(2) * all_heads):
+            ahead = place(read, later_unit, read_columns, later, read_unit, read_column)
+            ask_for(ahead + (behind % all_heads).to(gl.int64) * read_h, read_v, stripe * VL * VR, VL * VR, KT)
 
     # What the tokens need is copied by lanes, or groups of lanes, one per token.
     copied_k = along_3(1, P, KEYS) * KI + along_3(2, KI, KEYS)
@@ -299,15 +331,10 @@ def _staged_window(
             state = again(state, again_key, gl.sum(old_decays.index(age).load(ONE), 0), update)
         state = state.to(DTYPE).to(gl.float32)  # what was read and nothing more is rounded already
         own = keep % ring_u_size
-    # Offsets in a tile, those of a lane and those of a register: the latter become part of an instruction.
-    lane_v, lane_k = over_k((stripe * VL + along(0, VL, OF_V)) * VR), over_rows(along(1, KI, OF_K))
-    thread_v, thread_k = over_k(along(1, VR, OF_V)), over_rows(along(0, P, OF_K) * KI)
-    # A state is not read again before many others were: what a store leaves in the cache goes first.
     if settled is not None:
         if settle >= 0:
             target = place(settled, settle, settled_columns, request, settled_unit, settled_column)
-            target = target + head * settled_h + (lane_v * settled_v + lane_k) + (thread_v * settled_v + thread_k)
-            gl.store(target, state.to(DTYPE), eviction_policy="evict_first")
+            store_tile(target + head * settled_h, settled_v, state.to(DTYPE), stripe, LINED, AHEAD == 0)
     core = core + first * core_row + head * core_head + at_v
     if ALONE:  # there is a row, or nobody would be here
         kq = gl.sum(products, 0)
@@ -321,7 +348,7 @@ def _staged_window(
             if each is not None:
                 if each_to >= 0:
                     column = each + each_to * each_unit + t * each_column + head * each_h
-                    gl.store(column + (lane_v * each_v + lane_k) + (thread_v * each_v + thread_k), state.to(DTYPE))
+                    store_tile(column, each_v, state.to(DTYPE), stripe, False, False)
             if ring_units is not None:
                 if keeps:
                     gl.store(kept_u + own * ring_u_entry + at_v, update)
@@ -329,8 +356,7 @@ def _staged_window(
     if store is not None:
         if goal >= 0:
             target = place(store, goal, store_columns, request, store_unit, store_column)
-            target = target + head * store_h + (lane_v * store_v + lane_k) + (thread_v * store_v + thread_k)
-            gl.store(target, state.to(DTYPE), eviction_policy="evict_first")
+            store_tile(target + head * store_h, store_v, state.to(DTYPE), stripe, LINED, AHEAD == 0)
 
 
 @gluon.jit
