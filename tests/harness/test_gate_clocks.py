@@ -213,6 +213,26 @@ def test_pairs_in_which_a_clock_was_not_read_are_left_out() -> None:
     assert ratio(np.array([np.nan]), np.array([1.0]), np.random.default_rng(0)).pairs == 0
 
 
+@pytest.mark.usefixtures("on_a_card")
+def test_a_clock_that_misses_one_pair_gets_more_of_them() -> None:
+    samples = drawn(np.random.default_rng(0), FEWEST_PAIRS)
+    samples["again"][:, 0, 1] = samples["before"][:, 0, 1]
+    assert resolved(QUESTION, samples)  # by both clocks that are not wall
+    samples["after"][7, 0, 2] = np.nan
+    assert not resolved(QUESTION, samples)
+
+
+@pytest.mark.usefixtures("on_a_card")
+def test_nothing_is_held_by_a_clock_where_the_change_took_another_one_away() -> None:
+    samples = drawn(np.random.default_rng(0), FEWEST_PAIRS)
+    for arm in ("after", "again"):
+        samples[arm][:, 0, 1] = samples["before"][:, 0, 1]
+    assert reported(samples).says("commit") is Say.HELD
+    samples["after"][..., 2] = np.nan
+    report = reported(samples)
+    assert report.says("commit") is Say.NOISY and "device never read" in printed(show, report)
+
+
 def test_what_was_not_read_passes_between_processes() -> None:
     told = msgspec.json.decode(msgspec.json.encode({"commit": Reading(1.0, 2.0, float("nan"))}))
     one = as_samples({"before": [[told["commit"]]]})["before"]

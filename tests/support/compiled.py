@@ -68,7 +68,7 @@ def compiled(
         command = [TOOLS / "cuobjdump", "-res-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     copies = made.asm["ptx"].count("cp.async.c")
-    own = int(usage.split("SHARED:")[1].split()[0]) - RESERVED  # what PTX itself names
+    own = max(0, int(usage.split("SHARED:")[1].split()[0]) - RESERVED)  # what PTX itself names
     shared = made.metadata.shared + own
     print(json.dumps({"kernel": kernel.__name__, "usage": usage, "shared": shared, "copies": copies}))
 

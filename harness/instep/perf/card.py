@@ -28,6 +28,8 @@ class Card:
 
     def __init__(self, device: str) -> None:
         self._device, event = torch.device(device), torch.cuda.Event
+        if self._device.index:  # launches and events are on the current one; the process serves one arm alone
+            torch.cuda.set_device(self._device)
         self._begun, self._ended = (event(enable_timing=True) for _ in range(2))
         self._go = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._word = self._go.numpy()  # writing to it launches nothing
@@ -89,7 +91,7 @@ def _hold(go, since, longest):
     tl.store(since, now)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["launch"])  # or its first true value would be compiled while the device is held
 def _drag(since, part, launch):
     """Spin for a part of the time since then, less what it took to launch this."""
     now = globaltimer()

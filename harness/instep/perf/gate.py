@@ -26,7 +26,7 @@ from .arm import Arm, ArmFailed, Source
 from .cases import Shown
 from .clock import CLOCKS, ON_HOST, judged
 from .course import Course, lay
-from .pairs import Samples, Spread, ratio, resolves, say
+from .pairs import FEWEST_PAIRS, Samples, Spread, ratio, resolves, say
 from .question import SAMPLES, Judged, Question, Report
 from .yardstick import Yardstick
 
@@ -207,13 +207,18 @@ def resolved(question: Question, taken: Mapping[str, Any]) -> bool:
     """Whether in every case A/A resolves the allowed slow-down by wall, or by all others: no more pairs are needed.
 
     Wall sees everything. The others see all computing together: on a GPU one sees the host, another the device.
+    A clock that some pairs of another arm could not read needs more of them, or it would have no say.
     """
     generator = np.random.default_rng(question.seed)
-    before, again = as_samples({name: taken[name] for name in ("before", "again")}).values()
+    samples = as_samples(taken)
+    before, again = samples["before"], samples["again"]
     wall, *others = map(CLOCKS.index, judged(question.setting.device))
 
     def by(number: int, clock: int) -> bool:
-        return resolves(ratio(before[:, number, clock], again[:, number, clock], generator), question.allowed)
+        read = [int((~np.isnan(before[:, number, clock] + one[:, number, clock])).sum()) for one in samples.values()]
+        enough = all(pairs >= FEWEST_PAIRS or not pairs for pairs in read)
+        same = ratio(before[:, number, clock], again[:, number, clock], generator)
+        return enough and resolves(same, question.allowed)
 
     return all(
         by(number, wall) or all(by(number, clock) for clock in others) for number in range(len(question.cases))

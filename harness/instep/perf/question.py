@@ -95,10 +95,15 @@ class Report:
     def says(self, case: str) -> Say:
         """Slower if any clock says so. Held if none does, and one that resolves the allowed slow-down says held.
 
-        So a clock that is too noisy takes nothing back. What only it would have seen is not known to be held.
+        So a clock that is too noisy takes nothing back. What only it would have seen is not known to be held. Nothing
+        is held where a clock reads what was before, and never what comes after: the change took the clock away.
         """
-        found = {one.says for one in self.judged if one.case == case}
-        return next((word for word in (Say.SLOWER, Say.HELD) if word in found), Say.NOISY)
+        judged = [one for one in self.judged if one.case == case]
+        found = {one.says for one in judged}
+        if Say.SLOWER in found:
+            return Say.SLOWER
+        lost = any(one.same.pairs and not one.change.pairs for one in judged)
+        return Say.HELD if Say.HELD in found and not lost else Say.NOISY
 
     @property
     def exit(self) -> Exit:

@@ -145,7 +145,7 @@ def _sentence(report: Report, case: str) -> str:
             f"({worst.clock}); {allowed} is allowed"
         )
     noisy = [one for one in clocks if one.says is Say.NOISY]
-    apart = ", ".join(f"{one.clock} {_interval(one.same) if one.same.pairs else 'never read'}" for one in noisy)
+    apart = ", ".join(f"{one.clock} {_interval(one.same) if one.change.pairs else 'never read'}" for one in noisy)
     if says is Say.NOISY:
         return f"{case}: inconclusive: before against itself gives {apart}; {allowed} cannot be seen here"
     waits = f"; too noisy to tell by the other clock{'s' * (len(noisy) > 1)} ({apart})" if noisy else ""

@@ -144,8 +144,9 @@ def _send(tile, n, rows, boxes, core, core_row, start, column):
     if n * TOKENS + TOKENS <= rows:
         store_box(boxes, [start + n * TOKENS, column], tile)
     else:
-        row, at_v = n * TOKENS + along(0, TOKENS, WIDE), along(1, COLUMNS, WIDE)
-        gl.store(core + row * core_row + at_v, tile.load(WIDE), mask=(row < rows) & (at_v >= 0))
+        row, at_v = along(0, TOKENS, WIDE), along(1, COLUMNS, WIDE)
+        into = core + (n * TOKENS).to(gl.int64) * core_row + (row * core_row + at_v)
+        gl.store(into, tile.load(WIDE), mask=(n * TOKENS + row < rows) & (at_v >= 0))
 
 
 @gluon.jit

@@ -158,7 +158,7 @@ def prepare_staged(
     prepare; the others leave, as far as they can those of every multiprocessor whose number divides by `apart`: there
     the next launch has its place. Wherever programs run, as many stay as are meant to, so all is prepared.
     """
-    if EARLY:
+    if EARLY:  # in this order: a launch beside this one relies on what this one has waited for
         gdc_wait()
         gdc_launch_dependents()
     first = gl.program_id(0)

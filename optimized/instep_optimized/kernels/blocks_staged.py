@@ -1,4 +1,4 @@
-"""Launches of the two kernels of `blocks.py` with explicit layouts, where they fit. They give the same bits.
+"""Launches of the kernels of `blocks.py` with explicit layouts, where they fit. They give the same bits.
 
 States are carried by few programs where requests are few. Then the second kernel runs beside the first one, from the
 first block on, on multiprocessors that the first one leaves to it.
@@ -88,7 +88,7 @@ def blocks_staged(
         wide = values % (2 * COLUMNS.value) == 0
         chains = 2 if wide and requests * heads * (values // (2 * COLUMNS.value)) >= WIDE_FROM else 1
     tiles, there = values // (COLUMNS.value * chains), multiprocessors(core.device)
-    carriers = tiles * heads * requests
+    carriers = tiles * heads * max(requests, 1)
     if beside is None:
         beside = 2 * carriers <= there and part.most >= LONG
     apart = max(2, there // carriers)  # of so many multiprocessors one carries

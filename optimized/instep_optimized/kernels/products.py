@@ -2,8 +2,9 @@
 
 Operands are stored in the activation dtype, and the library sums in fp32. A library may split a sum over several
 programs and then add the parts in 16 bits, a rounding point that nobody declared: two switches below forbid that. The
-library may choose another kernel for another number of rows, so a row's bits may depend on it. Leaves out:
-row-invariant products (`invariant/linear.py`) and experts (`moe.py`).
+library may choose another kernel for another number of rows, so a row's bits may depend on it. They also do where rows
+are so few that K has two sums (`slim.halved`). Leaves out: row-invariant products (`invariant/linear.py`) and experts
+(`moe.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What programs of two launches that run at the same time tell each other: what was written, and who takes what.
 
-The places are int32 in global memory, and 0 before the first of both launches begins (`clear`). The launch that waits
-for signals comes behind the one that gives them, and begins once all programs of that one run
+The places are int32 in global memory, and 0 before anybody of the first launch reads one (`clear`). The launch that
+waits for signals comes behind the one that gives them, and begins once all programs of that one run
 (`gdc_launch_dependents`). They wait for nobody, so nobody waits for ever. Where the second launch begins when the first
 has ended, all signals stand.
 
@@ -61,7 +61,8 @@ def turn(place):
 def signalled(places):
     """How many of a warp's places [32], from the first on, have their signal. Waits until the first has.
 
-    What was written before these signals may be read then, also as boxes.
+    What was written before these signals may be read then, also as boxes. Each of several warps finds a number of its
+    own: only that the first place has its signal is true for all.
     """
     WARP: gl.constexpr = places.type.layout
     missing = 0
