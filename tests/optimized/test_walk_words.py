@@ -24,7 +24,7 @@ from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import Place
 
 DEVICES = ["cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.gpu)]
-CHANNELS, REQUESTS, MOST = 2 * words_file.CHANNELS, 17, 4
+CHANNELS, REQUESTS, MOST = max(2 * words_file.CHANNELS, words_file.WIDEST), 17, 4
 USED = [shape for known in words_file.SHAPES.values() for _, shape in known]
 SHAPES = [*dict.fromkeys((Shape(2), Shape(4), *USED))]  # words of both sizes, and whatever is tuned
 
@@ -251,8 +251,15 @@ def test_a_head_that_is_no_whole_word_goes_another_way(
     assert all(x.isfinite().all() for x in consumed(one, head=shape.numbers // 2)) and not seen
 
 
-@pytest.mark.parametrize(("requests", "numbers"), [(1, None), (2, 2), (63, 2), (64, 4)])
+@pytest.mark.parametrize(("requests", "numbers"), [(1, None), (2, 2), (31, 2), (32, 4)])
 def test_how_many_windows_there_are_decides_the_words(requests: int, numbers: int | None) -> None:
     (part,) = batch("cpu")["parts"]
-    found = words_file.shape_for(replace(part, begin=torch.zeros(requests, dtype=torch.int64)))
+    found = words_file.shape_for(replace(part, begin=torch.zeros(requests, dtype=torch.int64)), CHANNELS)
     assert (found and found.numbers) == numbers
+
+
+def test_channels_that_are_no_whole_wide_programs_have_narrow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    (part,) = batch("cpu")["parts"]
+    monkeypatch.setattr(words_file, "SHAPES", {True: ((1, Shape(4, 4 * words_file.CHANNELS)),)})
+    found = [words_file.shape_for(part, of * words_file.CHANNELS) for of in (8, 6)]
+    assert found == [Shape(4, 4 * words_file.CHANNELS), Shape(4)]

@@ -30,12 +30,15 @@ from .walk import ROWS
 from .window import LANES
 
 WIDTH = 4  # of the conv
-CHANNELS = tile(256, 32)  # of a program
+CHANNELS, WIDER, WIDEST = tile(256, 32), tile(512, 32), tile(1024, 32)  # of a program
 TYPES = {2: torch.uint32, 4: torch.uint64}  # of a word, by its numbers
 
 
 class Shape(NamedTuple):
-    """Of a launch: numbers of a word, and channels of a program. The bits depend on neither."""
+    """Of a launch: numbers of a word, and channels of a program. The bits depend on neither.
+
+    On a GPU a program has 32 words a warp, so that every thread has one.
+    """
 
     numbers: int = 4
     channels: int = CHANNELS
@@ -49,14 +52,16 @@ class Shape(NamedTuple):
 # By whether requests have several rows: how many requests there are at least where a shape is used, the most first
 # (LOG.md). One window of several rows alone goes another way.
 SHAPES: Mapping[bool, tuple[tuple[int, Shape], ...]] = {
-    False: ((1, Shape()),), True: ((64, Shape()), (2, Shape(2))),
-}  # fmt: skip
+    False: ((16, Shape(4, WIDEST)), (1, Shape(2))),
+    True: ((128, Shape(4, WIDER)), (32, Shape(4, WIDEST)), (16, Shape(2, WIDER)), (2, Shape(2))),
+}
 Rule = tuple[Any, ...]  # a, its row step, b, its row step, A_log, dt_bias; q, k, v, log_decay, beta; H, HV, scale
 
 
 def fits(x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor | None, columns: int = 0) -> bool:
     """Whether `walk_words` can run this part. columns: of a head, where no `mixed` is stored"""
-    shape, (channels, width) = shape_for(part), weight.shape
+    channels, width = weight.shape
+    shape = shape_for(part, channels)
     if shape is None or part.parents is not None or part.most > ROWS:
         return False
     rows = [one for one in (x, mixed) if one is not None]
@@ -71,9 +76,10 @@ def fits(x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor 
     return held and taps and all(_whole(one, shape.numbers) for one in rows)
 
 
-def shape_for(part: Part) -> Shape | None:
+def shape_for(part: Part, channels: int) -> Shape | None:
     """The shape of a launch; None where another kernel is as fast, or there is no request."""
-    return next((shape for least, shape in SHAPES[part.most > 1] if len(part.begin) >= least), None)
+    shape = next((shape for least, shape in SHAPES[part.most > 1] if len(part.begin) >= least), None)
+    return shape if shape is None or channels % shape.channels == 0 else shape._replace(channels=CHANNELS)
 
 
 def _whole(x: torch.Tensor, numbers: int, inner: int = 1) -> bool:
@@ -90,11 +96,11 @@ def walk_words(
 
     rule, columns: instead of `mixed`, what the delta rule consumes of it, and of how many channels a head is
     """
-    shape, requests = shape_for(part), len(part.begin)
+    shape, requests = shape_for(part, len(weight)), len(part.begin)
     assert shape is not None
     numbers, channels = shape
     read, store, each = (_address(one, part, numbers) for one in (part.read, part.store, part.per_row))
-    out = (None, 0) if mixed is None else (_words(mixed, numbers), mixed.stride(0) // numbers)
+    out = (None, 0) if mixed is None else (mixed, mixed.stride(0))
     launch(
         conv_walk_words, (len(weight) // channels, requests), _words(x, numbers), x.stride(0) // numbers, *out,
         _words(weight, WIDTH), part.begin, part.count, part.fresh, *read, *store, *each, look,
@@ -108,11 +114,12 @@ def _words(x: torch.Tensor, numbers: int) -> torch.Tensor:
 
 
 def _address(address: Address | None, part: Part, numbers: int) -> tuple[object, ...]:
-    """As `flat`, in words; None for a pool that is absent."""
+    """As `flat`, in words; None for a pool or a column that is absent."""
     pool, units, column, *steps = flat(address, 2, part.read)
     flattened = pool.as_strided((*pool.shape[:-2], pool.shape[-2] * (WIDTH - 1)), (*pool.stride()[:-2], 1))
     held = None if address is None else _words(flattened, numbers)
-    return held, units, column, steps[0] // numbers, steps[1] // numbers
+    absent = address is None or address.column is None
+    return held, units, None if absent else column, steps[0] // numbers, steps[1] // numbers
 
 
 @triton.jit(do_not_specialize=["look", "share"])
@@ -126,11 +133,14 @@ def conv_walk_words(
 ):  # fmt: skip
     """All rows of one request, at most RT; CT words of a row, HT of a head. Grid (channel tiles, B).
 
-    A word is NUMBERS (2 or 4) numbers in bf16, the first one in its lowest bits; all steps count words. A window of as
-    many channels is three words, in which channel c has the numbers 3 c, 3 c + 1 and 3 c + 2. Only the taps of a
-    channel are 64 bits whatever NUMBERS is.
+    A word is NUMBERS (2 or 4) numbers in bf16, the first one in its lowest bits. All steps count words, but `mixed_row`
+    counts numbers. A window of as many channels is three words, in which channel c has the numbers 3 c, 3 c + 1 and
+    3 c + 2. Only the taps of a channel are 64 bits whatever NUMBERS is.
+
+    A thread has one word of each row, so it reads and writes the same three words of a window. Windows may be kept in
+    the memory that they were read from, and yet no thread waits for another one.
+    A row that is not there is masked and no branch: so the compiler computes all rows side by side.
     """
-    WORD: tl.constexpr = x.dtype.element_ty
     request = tl.program_id(1)
     c = tl.program_id(0) * CT + tl.arange(0, CT)
     taps = ()  # of each channel of a word
@@ -138,86 +148,107 @@ def conv_walk_words(
         taps = taps + (tl.load(weight + NUMBERS * c + channel),)
     if EARLY:
         wait()
-    unit, start = tl.load(read_units + request), tl.load(begin + request)
-    rows = tl.load(count + request).to(tl.int32)
-    known, column = tl.load(fresh + request) == 0, tl.load(read_columns + request)
-    if store is not None:
-        goal, goal_column = tl.load(store_units + request), tl.load(store_columns + request)
+    # All that says where things are is loaded at once. 32 bits are enough, and make short products.
+    unit, start = tl.load(read_units + request).to(tl.int32), tl.load(begin + request).to(tl.int32)
+    rows, known = tl.load(count + request).to(tl.int32), tl.load(fresh + request) == 0
+    column, kept_unit, goal, goal_column = 0, -1, -1, 0
+    if read_columns is not None:
+        column = tl.load(read_columns + request).to(tl.int32)
     if each is not None:
-        kept_unit = tl.load(each_units + request)
-    requests = tl.num_programs(1)
-    behind = tl.minimum((request + 1) * share, look)
-    own = (unit >= 0) & (start <= request * share) & (start + rows >= behind)
-    for other in range(tl.where(own, behind, request * share), behind):
-        if (unit < 0) | (other < start) | (other >= start + rows):  # noqa: SIM102 (both tests of an `and` would run)
-            if covering(other, tl.arange(0, LANES), read_units, begin, count, requests) == 0:
-                if mixed is not None:
-                    tl.store(mixed + (start * 0 + other) * mixed_row + c, tl.zeros((CT,), WORD))
-                else:  # of nobody's rows as well the gates are what a and b say
-                    consume(tl.zeros((CT, NUMBERS), tl.float32), start * 0 + other, a, a_row, b, b_row, A_log, dt_bias,
-                            q, k, v, log_decay, beta, H, HV, scale, CT, HT)  # fmt: skip
-    if (unit < 0) | (rows <= 0):
-        return
-    # A fresh request must not read its history: no word is below the bound then.
-    remembered = c < tl.where(known, tl.num_programs(0) * CT, 0)
-    history = read + unit * read_unit + column * read_column + 3 * c
-    # Oldest first, each with all channels of a word: the window before row 0, then the rows.
-    inputs = get_window(history, remembered, NUMBERS)
-    row = x + start * x_row + c
+        kept_unit = tl.load(each_units + request).to(tl.int32)
+    if store is not None:
+        goal = tl.load(store_units + request).to(tl.int32)
+        if store_columns is not None:
+            goal_column = tl.load(store_columns + request).to(tl.int32)
+    rows = tl.where(unit >= 0, rows, 0)  # without a unit there are none, and nothing is read or written
+    # Masks are bounds: all words are below the first one, none is below 0. One bit for all threads took longer.
+    every = tl.num_programs(0) * CT
+    busy = tl.minimum(rows, 1) * every
+    there = c < tl.where(known, busy, 0)  # a fresh request must not read its history
+    history = window_of(read, unit, read_unit, column, read_column, c)
+    old = (tl.load(history, mask=there, other=0), tl.load(history + 1, mask=there, other=0),
+           tl.load(history + 2, mask=there, other=0))  # fmt: skip
+    row = x + start.to(tl.int64) * x_row + c
+    new = ()
     for t in tl.static_range(RT):  # behind the last row that one again, which nobody uses
-        inputs = inputs + (tl.load(row + tl.minimum(rows - 1, t) * x_row),)
+        new = new + (tl.load(row + tl.maximum(tl.minimum(rows - 1, t), 0) * x_row, mask=c < busy, other=0),)
+    # Oldest first, each with all channels of a word: the window before row 0, then the rows.
+    inputs = turned(old, NUMBERS) + new
+
+    outs = ()
     for t in tl.static_range(RT):
-        outs = ()
+        sums = ()
         for channel in tl.static_range(NUMBERS):
             total = tl.zeros((CT,), tl.float32)
             for tap in tl.static_range(4):
                 total += number(inputs[t + tap], channel) * number(taps[channel], tap)
-            out = total / (1.0 + tl.exp(-total))
-            outs = outs + (out.to(tl.bfloat16).to(tl.uint16, bitcast=True),)
-        if t < rows:
-            if mixed is not None:
-                tl.store(mixed + start * mixed_row + (c + t * mixed_row), word(outs, WORD, NUMBERS))
-            else:
-                consume(beside(outs, NUMBERS), start + t, a, a_row, b, b_row, A_log, dt_bias,
-                        q, k, v, log_decay, beta, H, HV, scale, CT, HT)  # fmt: skip
-    # Windows may be kept in the memory that the history was read from, and a thread may have read for another one.
-    tl.debug_barrier()
+            sums = sums + (total / (1.0 + tl.exp(-total)),)
+        outs = outs + (beside(sums, NUMBERS).to(tl.bfloat16),)
+    at = NUMBERS * c[:, None] + tl.arange(0, NUMBERS)[None, :]
+    for t in tl.static_range(RT):
+        if mixed is not None:
+            live = c < tl.where(t < rows, every, 0)
+            tl.store(mixed + start.to(tl.int64) * mixed_row + (at + t * mixed_row), outs[t], mask=live[:, None])
+        elif t < rows:
+            consume(outs[t].to(tl.float32), start.to(tl.int64) + t, a, a_row, b, b_row, A_log, dt_bias,
+                    q, k, v, log_decay, beta, H, HV, scale, CT, HT)  # fmt: skip
+
     if each is not None:  # the window after every row
-        kept = each + kept_unit * each_unit + 3 * c
+        kept = window_of(each, kept_unit, each_unit, 0, each_column, c)
         for t in tl.static_range(RT):
-            if (t < rows) & (kept_unit >= 0):
-                put_window(kept + t * each_column, inputs[t + 1], inputs[t + 2], inputs[t + 3], NUMBERS)
+            live = c < tl.where((t < rows) & (kept_unit >= 0), every, 0)
+            put_window(kept + t * each_column, inputs[t + 1], inputs[t + 2], inputs[t + 3], live, NUMBERS)
     if store is not None:  # the window after the last row
-        target = store + goal * store_unit + goal_column * store_column + 3 * c
-        for t in tl.static_range(RT):
-            if (t + 1 == rows) & (goal >= 0):
-                put_window(target, inputs[t + 1], inputs[t + 2], inputs[t + 3], NUMBERS)
+        oldest, middle, newest = inputs[RT], inputs[RT + 1], inputs[RT + 2]
+        for t in tl.static_range(RT - 1):
+            last = rows == t + 1
+            oldest = tl.where(last, inputs[t + 1], oldest)
+            middle = tl.where(last, inputs[t + 2], middle)
+            newest = tl.where(last, inputs[t + 3], newest)
+        target = window_of(store, goal, store_unit, goal_column, store_column, c)
+        put_window(target, oldest, middle, newest, c < tl.where(goal >= 0, busy, 0), NUMBERS)
+
+    # Rows of nobody. Where a request covers its share of all rows, as it mostly does, it looks for none.
+    first, behind = request * share, tl.minimum((request + 1) * share, look)
+    if (unit < 0) | (start > first) | (start + rows < behind):
+        for other in range(first, behind):
+            if (unit < 0) | (other < start) | (other >= start + rows):  # noqa: SIM102 (both tests of an `and` would run)
+                if covering(other, tl.arange(0, LANES), read_units, begin, count, tl.num_programs(1)) == 0:
+                    far, nothing = (start * 0 + other).to(tl.int64), tl.zeros((CT, NUMBERS), tl.float32)
+                    if mixed is not None:
+                        tl.store(mixed + far * mixed_row + at, nothing.to(tl.bfloat16))
+                    else:  # of nobody's rows as well the gates are what a and b say
+                        consume(nothing, far, a, a_row, b, b_row, A_log, dt_bias,
+                                q, k, v, log_decay, beta, H, HV, scale, CT, HT)  # fmt: skip
 
 
 @triton.jit
-def get_window(source, there, NUMBERS: tl.constexpr):
-    """The window of the channels of a word  ->  three inputs, each of all these channels; 0 where none is `there`"""
-    words = ()
-    for at in tl.static_range(3):
-        words = words + (tl.load(source + at, mask=there, other=0),)
+def window_of(pool, unit, unit_step, column, column_step, c):
+    """Where the windows of the words c begin"""
+    return pool + unit.to(tl.int64) * unit_step + (unit * 0 + column).to(tl.int64) * column_step + 3 * c
+
+
+@triton.jit
+def turned(words, NUMBERS: tl.constexpr):
+    """The window of the channels of a word, as it is stored  ->  three inputs, each of all these channels"""
     inputs = ()
     for w in tl.static_range(3):
         numbers = ()
         for channel in tl.static_range(NUMBERS):
             numbers = numbers + (bits(words[(3 * channel + w) // NUMBERS], (3 * channel + w) % NUMBERS),)
-        inputs = inputs + (word(numbers, source.dtype.element_ty, NUMBERS),)
+        inputs = inputs + (word(numbers, words[0].dtype, NUMBERS),)
     return inputs
 
 
 @triton.jit
-def put_window(target, old, middle, new, NUMBERS: tl.constexpr):
-    """Three inputs, each of all channels of a word, as the window of these channels"""
+def put_window(target, old, middle, new, there, NUMBERS: tl.constexpr):
+    """Three inputs, each of all channels of a word, as the window of these channels; stored where it is `there`"""
     inputs = (old, middle, new)
     for at in tl.static_range(3):
         numbers = ()
         for n in tl.static_range(NUMBERS):
             numbers = numbers + (bits(inputs[(NUMBERS * at + n) % 3], (NUMBERS * at + n) // 3),)
-        tl.store(target + at, word(numbers, target.dtype.element_ty, NUMBERS))
+        tl.store(target + at, word(numbers, target.dtype.element_ty, NUMBERS), mask=there)
 
 
 @triton.jit
@@ -270,10 +301,12 @@ def word(numbers, WORD: tl.constexpr, NUMBERS: tl.constexpr):
 
 @triton.jit
 def beside(numbers, NUMBERS: tl.constexpr):
-    """NUMBERS numbers [CT] as they are stored, of one channel each  ->  [CT, NUMBERS] in fp32, in the same threads"""
+    """NUMBERS numbers [CT], of one channel each  ->  [CT, NUMBERS], in the same threads
+
+    So the compiler rounds two of them in one step. One alone is rounded at a quarter of the speed.
+    """
     if NUMBERS == 2:
         pairs = tl.join(numbers[0], numbers[1])
     else:
         pairs = tl.join(tl.join(numbers[0], numbers[2]), tl.join(numbers[1], numbers[3]))
-    every = tl.reshape(pairs, (numbers[0].shape[0], NUMBERS))
-    return every.to(tl.bfloat16, bitcast=True).to(tl.float32)
+    return tl.reshape(pairs, (numbers[0].shape[0], NUMBERS))

@@ -60,7 +60,7 @@ def make(ground: Ground, at: At) -> Cell:
                    lambda: judge(lambda pool: run(x, on(parts[0], pool))), copies)  # fmt: skip
 
     cell = Cell([arm(name, ops) for name, ops in ground.sets.items()], read=moved, written=moved)
-    return peers("conv", ground, at, cell, x=x, weight=weight, pools=pools, judge=judge)
+    return peers("conv", ground, at, cell, inputs=inputs, weight=weight, pools=pools, judge=judge)
 
 
 KIND = Kind("a layer", cells, make)

@@ -113,23 +113,25 @@ def _over_pools(name: str, run: Callable[[torch.Tensor], torch.Tensor], rows: Ro
     return Arm(name, lambda: [run(form.read.pool) for form in parts], check, len(parts), peer=_version())
 
 
-def conv(ground: Ground, at: At, name: str, x: torch.Tensor, weight: torch.Tensor, pools: list[torch.Tensor],
-         judge: Callable[..., str]) -> Arm:  # fmt: skip
-    """It shifts the live window, as a decode does."""
+def conv(ground: Ground, at: At, name: str, inputs: list[torch.Tensor], weight: torch.Tensor,
+         pools: list[torch.Tensor], judge: Callable[..., str]) -> Arm:  # fmt: skip
+    """It shifts the live window, as a decode does. As for ours, every pool has rows of its own."""
     if at["rows"] > 16:
         raise Unsupported("causal_conv1d_update is for windows")
     _kernels()
     update = import_module("instep.adapters.sglang_commit")._conv("causal_conv1d_update")
-    slots, even = ground.ints(range(1, at["batch"] + 1)).int(), x.view(at["batch"], at["rows"], -1).mT
+    slots = ground.ints(range(1, at["batch"] + 1)).int()
+    even = [x.clone().view(at["batch"], at["rows"], -1).mT for x in inputs]  # older releases write over them
 
     def run(pool: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = update(even.clone(), pool, weight, None, "silu", conv_state_indices=slots)
-        return found.mT.reshape(x.shape)
+        found: torch.Tensor = update(even[0].clone(), pool, weight, None, "silu", conv_state_indices=slots)
+        return found.mT.reshape(inputs[0].shape)
 
-    def in_place(pool: torch.Tensor) -> object:
-        return update(even, pool, weight, None, "silu", conv_state_indices=slots)
+    def in_place(rows: torch.Tensor, pool: torch.Tensor) -> object:
+        return update(rows, pool, weight, None, "silu", conv_state_indices=slots)
 
-    return Arm(name, lambda: [in_place(pool) for pool in pools], lambda: judge(run), len(pools), peer=_version())
+    return Arm(name, lambda: [in_place(*one) for one in zip(even, pools, strict=True)], lambda: judge(run), len(pools),
+               peer=_version())  # fmt: skip
 
 
 def mixer_packed(ground: Ground, at: At, name: str, rows: Rows, layers: list[Layer], judge: Judge) -> Arm:
