@@ -1,10 +1,15 @@
 """Pairs of programs that run beside each other (a cluster of two on Hopper): the second sends its sums to the first.
 
 Gluon makes clusters, but in Triton 3.6 it has no words for what the programs of one tell each other. These are PTX. So
-the shared memory that they name is PTX's, too: a mailbox for numbers in fp32, and barriers before it.
+the shared memory that they name is PTX's, too: a buffer for numbers in fp32, and barriers before it.
 
 A tensor that both programs have is equal in both, as Gluon sees it. Here each has its own numbers in it, and Gluon
-stores those of the first. Leaves out: what is summed (`slim_staged.py`).
+stores those of the first.
+
+To say that a message was read, an arrival has the scope of one program, not of the cluster, as its wait has. PTX does
+not promise that its reads come before the next message then. They do, for the arrival has to reach the other program
+and its message to come back. An arrival for the cluster is a fence of the whole GPU here (LOG.md). Leaves out: what is
+summed (`slim_staged.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -17,8 +22,8 @@ from triton.experimental.gluon import language as gl
 
 from .layouts import NEWER, along
 
-HEAD = gl.constexpr(1024)  # bytes before the letters. Behind whole KiB, the memory that Gluon places stays aligned
-TAKEN = gl.constexpr(8)  # where the barrier is that says so; that of a letter that has come stands at 0
+HEAD = gl.constexpr(1024)  # bytes before the messages. Behind whole KiB, the memory that Gluon places stays aligned
+TAKEN = gl.constexpr(8)  # where the barrier is that says so; that of a message that has come stands at 0
 FOUR = gl.constexpr(4)  # numbers of a thread that follow each other, as they are sent
 
 _FIRST_THREAD = "{ .reg .pred p; .reg .u32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; "
@@ -72,19 +77,19 @@ def _expect(size):
 
 
 @gluon.jit
-def number():
+def rank():
     """0 or 1: which program of its pair this one is"""
     return gl.inline_asm_elementwise("mov.u32 $0, %cluster_ctarank;", "=r", [], gl.int32, True, 1)
 
 
 @gluon.jit
-def come():
+def cluster_arrive():
     """Every warp of both programs says once that it runs, and that what it did before is done."""
     gl.inline_asm_elementwise("barrier.cluster.arrive.release.aligned; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
 
 
 @gluon.jit
-def meet():
+def cluster_wait():
     """Until every warp of both programs has come"""
     gl.inline_asm_elementwise("barrier.cluster.wait.acquire.aligned; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
 
@@ -92,12 +97,12 @@ def meet():
 @gluon.jit
 def idle(nothing):
     """For warps that a program has without need: they come, too."""
-    come()
-    meet()
+    cluster_arrive()
+    cluster_wait()
 
 
 @gluon.jit
-def mailbox(COUNT: gl.constexpr):
+def buffer(COUNT: gl.constexpr):
     """Shared memory for so many numbers of fp32  ->  its address; the barriers in it are good once the warps met"""
     box = gl.inline_asm_elementwise(_memory(HEAD + 4 * COUNT), "=r", [], gl.int32, False, 1)
     gl.inline_asm_elementwise(_begin(gl.num_warps()), "=r,r", [box], gl.int32, False, 1)
@@ -118,19 +123,19 @@ def _places(box, ROWS: gl.constexpr, COLUMNS: gl.constexpr, SUMS: gl.constexpr):
 
 
 @gluon.jit
-def send(total, box, letter, SUMS: gl.constexpr):
-    """The second program sends its numbers: `letter` counts from 0 on. It waits until the letter before was read."""
-    _wait(box + TAKEN, (letter + 1) & 1)  # a barrier that nobody has used yet lets the first one pass
+def send(total, box, message, SUMS: gl.constexpr):
+    """The second program sends its numbers: `message` counts from 0 on. It waits until the message before was read."""
+    _wait(box + TAKEN, (message + 1) & 1)  # a barrier that nobody has used yet lets the first one pass
     at = _places(box, total.shape[0], total.shape[1], SUMS)
     value = total.to(gl.int32, bitcast=True)
     gl.inline_asm_elementwise(_SEND, _SEND_OPERANDS, [at, value, box + at * 0], gl.int32, False, FOUR)
 
 
 @gluon.jit
-def received(box, letter, more, ROWS: gl.constexpr, COLUMNS: gl.constexpr, SUMS: gl.constexpr):
-    """The first program waits for them, reads them, and says so if more letters come: else the second may be gone."""
+def received(box, message, more, ROWS: gl.constexpr, COLUMNS: gl.constexpr, SUMS: gl.constexpr):
+    """The first program waits for them, reads them, and says so if more messages come: else the second may be gone."""
     gl.inline_asm_elementwise(_expect(4 * ROWS * COLUMNS), "=r,r", [box], gl.int32, False, 1)
-    _wait(box, letter & 1)
+    _wait(box, message & 1)
     at = _places(box, ROWS, COLUMNS, SUMS)
     found = gl.inline_asm_elementwise(
         "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", _READ_OPERANDS, [at], gl.int32, False, FOUR

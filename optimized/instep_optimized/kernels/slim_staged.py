@@ -31,7 +31,7 @@ from .layouts import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
-from .pairs import barriers, both, come, idle, mailbox, meet, number, received, send
+from .pairs import barriers, both, buffer, cluster_arrive, cluster_wait, idle, rank, received, send
 from .runtime import ceil_div, hopper, launch
 from .slim_parts import _linear_parts
 
@@ -144,7 +144,7 @@ def _work(steps, tiles, columns, cut, PAIR: gl.constexpr):
     first, programs = gl.program_id(0), gl.num_programs(0)
     begin = cut * 0
     if PAIR:
-        begin = cut * number()
+        begin = cut * rank()
         steps = gl.where(begin > 0, steps - cut, cut)
     return first, programs, begin, steps, (tiles - first + programs - 1) // programs * steps, columns
 
@@ -157,7 +157,7 @@ def _copy(
     """Copy weights and rows of every step, as places become free."""
     x, weight, places, work = of
     if PAIR:
-        come()
+        cluster_arrive()
     weights, given, full, free = places
     BOTH: gl.constexpr = (weights.shape[1] + given.shape[1]) * KT * BYTES
     if EARLY:  # all programs run beside each other, or nearly: those of the next launch take the place of none
@@ -174,7 +174,7 @@ def _copy(
         _ask(weight, weights.index(place), full.index(place), at, work, NT, KT, BOTH, GATED)
         _ask_rows(x, given.index(place), full.index(place), at, work, KT)
     if PAIR:
-        meet()
+        cluster_wait()
 
 
 @gluon.jit
@@ -208,19 +208,19 @@ def _sum_few(
     SUMS: gl.constexpr = _sums(W, MT, PAIR)
     STORED: gl.constexpr = _stored(W, PAIR)
     at, begin, steps = 0, work[2], work[3]
-    letter = 0
+    message = 0
     if PAIR:
-        meet()
+        cluster_wait()
     for tile in range(work[0], tiles, work[1]):
         none = warpgroup_mma_init(gl.full((ALL, MT), 0.0, gl.float32, SUMS))
         total = _multiplied(weights, given, (full, free), at, steps, none, STEPS)
         at += steps
         if PAIR:
             if begin > 0:
-                send(total, box, letter, SUMS)
+                send(total, box, message, SUMS)
             else:
-                total += received(box, letter, tile + work[1] < tiles, ALL, MT, SUMS)
-            letter += 1
+                total += received(box, message, tile + work[1] < tiles, ALL, MT, SUMS)
+            message += 1
         if GATED and NT % (16 * W) == 0:  # a thread has both halves of a column
             gate, up = gl.split(total.reshape([2, NT, MT]).permute((1, 2, 0)))
             found = gl.convert_layout((gate / (1.0 + gl.exp(-gate)) * up).to(DTYPE), STORED)
@@ -249,8 +249,8 @@ def _linear_staged(
     work = _work(steps, tiles, columns, cut, PAIR)
     box = steps  # nobody asks for it where there are no pairs
     if PAIR:
-        box = mailbox(NT * MT)
-        come()
+        box = buffer(NT * MT)
+        cluster_arrive()
     copied, summed = (x, weight, places, work), (out, rows, columns, tiles, places, work, box)
     if PAIR:
         gl.warp_specialize(
