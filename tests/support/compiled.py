@@ -103,15 +103,15 @@ def attention() -> None:
 
 
 def prompts() -> None:
-    """The delta rule of prompts: in bf16, states carried by one group of warps; in fp32, by two; by one, beside."""
+    """The delta rule of prompts: in bf16, states carried by one group of warps; in fp32, by two; long ones, beside."""
     blocks_file.launch = compiled  # type: ignore[assignment]
     blocks_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
     pool = Address(torch.zeros(3, HV, V, K).transpose(2, 3), torch.zeros(2, dtype=torch.int64))
     spans, fresh = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)
-    for dtype, chains, beside in ((torch.bfloat16, 1, False), (torch.float32, 2, False), (torch.bfloat16, 1, True)):
+    for dtype, chains, most in ((torch.bfloat16, None, 4), (torch.float32, 2, 4), (torch.bfloat16, None, 4096)):
         q, v, gate = torch.zeros(8, H, K, dtype=dtype), torch.zeros(8, HV, V, dtype=dtype), torch.zeros(8, HV)
-        part = Part("chunk", spans, spans, 4, pool, fresh, pool)
-        blocks_file.blocks_staged(GdnInputs(q, q, v, gate, gate), part, v.bfloat16(), 8, chains, beside)
+        part = Part("chunk", spans, spans, most, pool, fresh, pool)
+        blocks_file.blocks_staged(GdnInputs(q, q, v, gate, gate), part, v.bfloat16(), 8, chains)
 
 
 def products() -> None:
