@@ -32,6 +32,9 @@ stored = tma.store_wait  # until shared memory has been read
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 NEWER = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 LINE = gl.constexpr(1024)  # bits of a line of the cache
+_WAIT = gl.constexpr(
+    "{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; @!p bra again; mov.u32 $0, 0; }"
+)
 
 
 @gluon.jit
@@ -76,6 +79,12 @@ def place(pool, unit, columns, request, unit_step, column_step):
 def stage_and_phase(step, STAGES: gl.constexpr):
     """The stage of a step, counted from the first, and the phase in which the step fills it: 0, 1, 0, ..."""
     return step % STAGES, step // STAGES & 1
+
+
+@gluon.jit
+def wait_at(address, phase):
+    """`mbarrier.wait` for a barrier in shared memory that PTX names"""
+    gl.inline_asm_elementwise(_WAIT, "=r,r,r", [address, phase], gl.int32, False, 1)
 
 
 @gluon.jit

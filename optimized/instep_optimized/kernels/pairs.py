@@ -20,16 +20,13 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .layouts import NEWER, along
+from .layouts import NEWER, along, wait_at
 
 HEAD = gl.constexpr(1024)  # bytes before the messages. Behind whole KiB, the memory that Gluon places stays aligned
 TAKEN = gl.constexpr(8)  # where the barrier is that says so; that of a message that has come stands at 0
 FOUR = gl.constexpr(4)  # numbers of a thread that follow each other, as they are sent
 
 _FIRST_THREAD = "{ .reg .pred p; .reg .u32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; "
-_WAIT = gl.constexpr(
-    "{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; @!p bra again; mov.u32 $0, 0; }"
-)
 _SEND = gl.constexpr(
     "{ .reg .u32 to, bar; mapa.shared::cluster.u32 to, $4, 0; mapa.shared::cluster.u32 bar, $12, 0; "
     "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [to], {$8, $9, $10, $11}, [bar]; "
@@ -110,11 +107,6 @@ def buffer(COUNT: gl.constexpr):
 
 
 @gluon.jit
-def _wait(barrier, phase):
-    gl.inline_asm_elementwise(_WAIT, "=r,r,r", [barrier, phase], gl.int32, False, 1)
-
-
-@gluon.jit
 def _places(box, ROWS: gl.constexpr, COLUMNS: gl.constexpr, SUMS: gl.constexpr):
     """Where a thread's numbers are, by fours. It has two neighbours of a row, and two of the row 8 below."""
     row, column = along(0, ROWS, SUMS), along(1, COLUMNS, SUMS)
@@ -125,7 +117,7 @@ def _places(box, ROWS: gl.constexpr, COLUMNS: gl.constexpr, SUMS: gl.constexpr):
 @gluon.jit
 def send(total, box, message, SUMS: gl.constexpr):
     """The second program sends its numbers: `message` counts from 0 on. It waits until the message before was read."""
-    _wait(box + TAKEN, (message + 1) & 1)  # a barrier that nobody has used yet lets the first one pass
+    wait_at(box + TAKEN, (message + 1) & 1)  # a barrier that nobody has used yet lets the first one pass
     at = _places(box, total.shape[0], total.shape[1], SUMS)
     value = total.to(gl.int32, bitcast=True)
     gl.inline_asm_elementwise(_SEND, _SEND_OPERANDS, [at, value, box + at * 0], gl.int32, False, FOUR)
@@ -135,7 +127,7 @@ def send(total, box, message, SUMS: gl.constexpr):
 def received(box, message, more, ROWS: gl.constexpr, COLUMNS: gl.constexpr, SUMS: gl.constexpr):
     """The first program waits for them, reads them, and says so if more messages come: else the second may be gone."""
     gl.inline_asm_elementwise(_expect(4 * ROWS * COLUMNS), "=r,r", [box], gl.int32, False, 1)
-    _wait(box, message & 1)
+    wait_at(box, message & 1)
     at = _places(box, ROWS, COLUMNS, SUMS)
     found = gl.inline_asm_elementwise(
         "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", _READ_OPERANDS, [at], gl.int32, False, FOUR

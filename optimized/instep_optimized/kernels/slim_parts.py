@@ -24,15 +24,13 @@ from .layouts import (
     mbarrier,
     seen_as,
     stage_and_phase,
+    wait_at,
     warpgroup_mma,
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
 BYTES = gl.constexpr(2)  # of a number
-_WAIT = gl.constexpr(
-    "{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; @!p bra again; mov.u32 $0, 0; }"
-)
 _FREE = gl.constexpr(
     "{ .reg .pred p; .reg .u32 lane; mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0; setp.ne.and.u32 p, $2, 0, p; "
     "@p mbarrier.arrive.shared::cta.b64 _, [$1]; mov.u32 $0, 0; }"
@@ -92,7 +90,7 @@ def _copy(
         _ask_rows(x, places, step, steps, KT, STEPS)
     for at in range(STEPS, steps):
         place, phase = stage_and_phase(at, STEPS)
-        gl.inline_asm_elementwise(_WAIT, "=r,r,r", [places[4] + 8 * place, phase ^ 1], gl.int32, False, 1)
+        wait_at(places[4] + 8 * place, phase ^ 1)
         _ask(wide, narrow, places, at, steps, columns, P, MT, KT, STEPS)
         _ask_rows(x, places, at, steps, KT, STEPS)
 
