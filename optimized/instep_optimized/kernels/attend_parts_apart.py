@@ -14,7 +14,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .attend_parts_staged import PIECE, chosen, copy, listed, of_one
+from .attend_parts_staged import chosen, copy, listed, of_one, scored
 from .attend_staged import holes, places, seen, weights_of
 from .layouts import along, barrier, fence_async_shared, gdc_wait, mbarrier, mma_v2, stage_and_phase
 
@@ -67,8 +67,6 @@ def _weigh(
     ROWS: gl.constexpr = SIDES * MT
     TILE: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, W], [16, 8])
     OF_ROW: gl.constexpr = gl.SliceLayout(1, TILE)
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, TILE, 2)
-    RIGHT: gl.constexpr = gl.DotOperandLayout(1, TILE, 2)
     LOADED: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DT, DT // 8], [W, 1], [1, 0])
     if EARLY:
         gdc_wait()
@@ -102,12 +100,8 @@ def _weigh(
             for step in range(part, behind, NT):
                 place, phase = stage_and_phase(done, STAGES)
                 hand, turn = stage_and_phase(done, HANDED)
-                score = gl.full((ROWS, NT), 0.0, gl.float32, TILE)
                 mbarrier.wait(full_keys.index(place), phase)
-                for piece in gl.static_range(DT // PIECE):
-                    left = query_tile.slice(piece * PIECE, PIECE, dim=1).load(LEFT)
-                    right = key_tiles.index(place).slice(piece * PIECE, PIECE, dim=1).permute((1, 0)).load(RIGHT)
-                    score = mma_v2(left, right, score)
+                score = scored(query_tile, key_tiles.index(place), TILE)
                 mbarrier.arrive(free_keys.index(place), count=1)
                 if step + NT > full_rows:
                     score = seen(score, step, stop, last, (line, table_column), missing, NT, PAGE)

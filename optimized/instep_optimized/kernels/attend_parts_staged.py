@@ -32,6 +32,19 @@ def _units(positions, each, PT: gl.constexpr, GROUP: gl.constexpr):
 
 
 @gluon.jit
+def scored(query_tile, key_tile, TILE: gl.constexpr):
+    """Products of all rows with the keys of a step, not yet scaled"""
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, TILE, 2)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, TILE, 2)
+    score = gl.full((query_tile.shape[0], key_tile.shape[0]), 0.0, gl.float32, TILE)
+    for piece in gl.static_range(key_tile.shape[1] // PIECE):
+        left = query_tile.slice(piece * PIECE, PIECE, dim=1).load(LEFT)
+        right = key_tile.slice(piece * PIECE, PIECE, dim=1).permute((1, 0)).load(RIGHT)
+        score = mma_v2(left, right, score)
+    return score
+
+
+@gluon.jit
 def listed(work, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr):
     """Of every request [BT]: what its items are made from, and where they end in two lists; parts in a unit.
 
@@ -146,12 +159,8 @@ def _read(
             more, sum_of_more, mean_of_more = none, nothing, gl.full((MT, DT), 0.0, gl.float32, TILE)
             for step in range(part, gl.minimum(part + PT, stop), NT):
                 place, phase = stage_and_phase(done, STAGES)
-                score = gl.full((MT, NT), 0.0, gl.float32, TILE)
                 mbarrier.wait(full_keys.index(place), phase)
-                for piece in gl.static_range(DT // PIECE):
-                    left = query_tile.slice(piece * PIECE, PIECE, dim=1).load(LEFT)
-                    right = key_tiles.index(place).slice(piece * PIECE, PIECE, dim=1).permute((1, 0)).load(RIGHT)
-                    score = mma_v2(left, right, score)
+                score = scored(query_tile, key_tiles.index(place), TILE)
                 mbarrier.arrive(free_keys.index(place), count=1)
                 if step + NT > full:
                     score = seen(score, step, stop, last, (line, table_column), missing, NT, PAGE)
