@@ -14,9 +14,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .attend_parts_staged import chosen, copy, listed, of_one, scored
+from .attend_parts_staged import chosen, copy, listed, of_one, scored, summed
 from .attend_staged import holes, places, seen, weights_of
-from .layouts import along, barrier, fence_async_shared, gdc_wait, mbarrier, mma_v2, stage_and_phase
+from .layouts import along, barrier, fence_async_shared, gdc_wait, mbarrier, stage_and_phase
 
 HANDED = gl.constexpr(2)  # steps whose weights wait for their values, at most
 
@@ -186,11 +186,7 @@ def _gather(
                 mean_of_all = mean_of_more * _factor(factors, hand * 4, AT, MT, OF_ROW)
                 mbarrier.wait(full_values.index(place), phase)
                 value = value_tiles.index(place)
-                if step + NT <= stop:
-                    mean_of_all = mma_v2(weight, value.load(RIGHT), mean_of_all)
-                else:  # behind the last position may be NaN
-                    there = gl.expand_dims(position, 1) < stop - step
-                    mean_of_all = mma_v2(weight, gl.where(there, value.load(RIGHT), 0.0).to(value.dtype), mean_of_all)
+                mean_of_all = summed(weight, value, mean_of_all, position, step, stop)
                 mbarrier.arrive(free_values.index(place), count=1)
                 if step + NT > full_rows:  # as in `_weigh`
                     mean_of_all = gl.where(gl.expand_dims(step <= last, 1), mean_of_all, mean_of_more)

@@ -45,6 +45,18 @@ def scored(query_tile, key_tile, TILE: gl.constexpr):
 
 
 @gluon.jit
+def summed(weights, value, mean, position, step, stop):
+    """The values of a step, by their weights, added to `mean`. position: along the keys of a step"""
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, mean.type.layout, 2)
+    if step + value.shape[0] <= stop:
+        mean = mma_v2(weights, value.load(RIGHT), mean)
+    else:  # behind the last position may be NaN
+        there = gl.expand_dims(position, 1) < stop - step
+        mean = mma_v2(weights, gl.where(there, value.load(RIGHT), 0.0).to(value.dtype), mean)
+    return mean
+
+
+@gluon.jit
 def listed(work, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr):
     """Of every request [BT]: what its items are made from, and where they end in two lists; parts in a unit.
 
@@ -168,11 +180,7 @@ def _read(
                 weights = gl.convert_layout(weight.to(value_tiles.dtype), LEFT)
                 mbarrier.wait(full_values.index(place), phase)
                 mean_of_all, value = mean_of_more * over_columns(kept, OF_ROW), value_tiles.index(place)
-                if step + NT <= stop:
-                    mean_of_all = mma_v2(weights, value.load(RIGHT), mean_of_all)
-                else:  # behind the last position may be NaN
-                    there = gl.expand_dims(position, 1) < stop - step
-                    mean_of_all = mma_v2(weights, gl.where(there, value.load(RIGHT), 0.0).to(value.dtype), mean_of_all)
+                mean_of_all = summed(weights, value, mean_of_all, position, step, stop)
                 mbarrier.arrive(free_values.index(place), count=1)
                 if step + NT > full:  # a row is not changed by a step that lies behind its last position
                     reached = step <= last

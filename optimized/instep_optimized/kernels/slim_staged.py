@@ -55,7 +55,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, gated: bool, out: torch.Tenso
     pairs, whose second program begins at the step `cut`
     """
     (rows, depth), columns = x.shape, out.shape[1]
-    tall, wide, deep, cut = shape["MT"], shape["NT"], shape["KT"], shape.get("cut", 0)
+    tall, wide, deep, cut = shape["MT"], shape["NT"], shape["KT"], shape["cut"]
     tiles, steps, pair = ceil_div(columns, wide), ceil_div(depth, deep), cut > 0
     assert not pair or (cut < steps and not gated), "each has a part"
     if gated and tall == TALL:
