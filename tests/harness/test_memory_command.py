@@ -82,7 +82,7 @@ def test_the_figure_of_tracked_prefixes_is_what_the_engine_keeps_to_the_byte(lay
 
 def test_the_figure_of_attention_in_parts_is_what_it_allocates(monkeypatch):
     """The division of a GPU, and the one that is interpreted; here the bytes of the interpreted one are seen."""
-    attention = pytest.importorskip("instep_optimized.kernels.attend")
+    attention = pytest.importorskip("instep_optimized.kernels.attention.attend")
     config, sizes = replace(narrow("qwen3.5-4b"), heads=4, kv_heads=2, head_dim=16), list[int]()
     for requests, positions in ((1, 64), (1, 160), (3, 160)):
         pages, taken = positions // PAGE_SIZE, list[int]()

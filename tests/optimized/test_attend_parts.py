@@ -17,8 +17,8 @@ from instep.kit.cases.case import BF16, FP32, Call, Draw, at
 from instep.kit.cases.paged import Reading, attend_case
 from instep.kit.cases.pools import same_bits
 from instep.kit.cases.trees import seen
-from instep_optimized.kernels import attend as attend_file
-from instep_optimized.kernels.attend import GROUP, PART, WINDOW
+from instep_optimized.kernels.attention import attend as attend_file
+from instep_optimized.kernels.attention.attend import GROUP, PART, WINDOW
 from instep_optimized.layout import Pages
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.invariant import INVARIANT

@@ -15,12 +15,12 @@ import torch
 
 from instep.kit.cases.case import Draw
 from instep.kit.cases.pools import same_bits
-from instep_optimized.kernels.blocks import blocks
+from instep_optimized.kernels.prompts.blocks import blocks
 from instep_optimized.kernels.runtime import INTERPRETED, explicit
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import GdnInputs
 
-staged = explicit("blocks_staged")
+staged = explicit("prompts.blocks_staged")
 native = [pytest.mark.gpu, pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")]
 H, K, V = 2, 128, 128
 COUNTS, SLOTS = (130, 1, 64, 0, 65, 63, 200, 16), (3, 1, 0, 2, 5, 6, -1, 7)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from instep.kit.cases.case import Draw
-from instep_optimized.kernels.chance import counters, drawn
+from instep_optimized.kernels.device.chance import counters, drawn
 from instep_optimized.layout import Address, Chance, Part, Ring, Updates
 from instep_optimized.memory.units import Units
 from instep_optimized.ops.base import GdnInputs, Ops

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from instep_optimized.kernels import slim
+from instep_optimized.kernels.products import slim
 
 pytestmark = pytest.mark.slow
 

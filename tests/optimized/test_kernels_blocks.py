@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from instep.kit.cases.case import Draw
 from instep.kit.cases.pools import same_bits
-from instep_optimized.kernels import blocks, chunk
+from instep_optimized.kernels.prompts import blocks, chunk
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops import load
 from instep_optimized.ops.base import GdnInputs

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from instep.kit.cases.case import BF16, Draw
-from instep_optimized.kernels import experts
-from instep_optimized.kernels.experts import _moe_mix, _moe_sort, grouped
+from instep_optimized.kernels.products import experts
+from instep_optimized.kernels.products.experts import _moe_mix, _moe_sort, grouped
 from instep_optimized.kernels.runtime import ceil_div, launch
 from instep_optimized.ops.base import ExpertWeights
 from instep_optimized.ops.plain import PLAIN

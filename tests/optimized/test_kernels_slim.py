@@ -12,9 +12,9 @@ import torch
 from torch.nn.functional import silu
 
 from instep.kit.cases.case import BF16, Draw, at
-from instep_optimized.kernels import products, slim
-from instep_optimized.kernels.pick import pick
-from instep_optimized.kernels.slim import fits, product
+from instep_optimized.kernels.decisions.pick import pick
+from instep_optimized.kernels.products import linear, slim
+from instep_optimized.kernels.products.slim import fits, product
 from instep_optimized.ops.triton import TRITON
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -75,12 +75,12 @@ def test_a_pick_without_logits_is_the_pick_of_the_logits(monkeypatch: pytest.Mon
     monkeypatch.setattr(slim, "staged", None)
     monkeypatch.setattr(slim, "shape_for", lambda *_: {"NT": 32, "KT": 64, "warps": 4, "stages": 3})
     monkeypatch.setattr(slim, "tile", lambda native, _: native)
-    monkeypatch.setattr(products, "fits", lambda *_, **__: True)
+    monkeypatch.setattr(linear, "fits", lambda *_, **__: True)
     # Whole numbers: their sums are exact, so equal columns have equal logits whatever a library does with columns.
     x, weight = ((4 * draw.normal(n, 72)).round().to(BF16) for n in (7, columns))
     weight[columns // 2 :] = weight[: columns - columns // 2].clone()  # every largest one stands twice
     weight[5], x[3] = torch.nan, torch.nan
-    found = products.head_pick(x=x, weight=weight, to=(at("logits"), at("pick")))
+    found = linear.head_pick(x=x, weight=weight, to=(at("logits"), at("pick")))
     logits = product(x, weight, dtype=torch.float32)
     assert logits[0].isnan().any() and logits[3].isnan().all() and len(set(found.tolist())) > 3
     assert torch.equal(found, pick(logits=logits, to=at("pick"))) and bool((found < columns // 2).all())

@@ -16,8 +16,8 @@ import torch
 from instep.kit.cases.case import Draw
 from instep.kit.cases.pools import same_bits
 from instep.kit.cases.recurrent import Heads
-from instep_optimized.kernels import window as window_file
 from instep_optimized.kernels.runtime import INTERPRETED
+from instep_optimized.kernels.windows import window as window_file
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import Place

@@ -13,10 +13,10 @@ import torch
 
 from instep.kit.cases.case import Draw
 from instep.kit.cases.pools import same_bits
-from instep_optimized.kernels import conv as conv_file
-from instep_optimized.kernels import walk_words as words_file
+from instep_optimized.kernels.convs import conv as conv_file
+from instep_optimized.kernels.convs import walk_words as words_file
+from instep_optimized.kernels.convs.walk_words import Shape
 from instep_optimized.kernels.runtime import INTERPRETED
-from instep_optimized.kernels.walk_words import Shape
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN

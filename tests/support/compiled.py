@@ -25,10 +25,10 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from instep.perf import card
-from instep_optimized.kernels import attend as attend_file
-from instep_optimized.kernels import blocks_staged as blocks_file
-from instep_optimized.kernels import slim as slim_file
-from instep_optimized.kernels import staged as staged_file
+from instep_optimized.kernels.attention import attend as attend_file
+from instep_optimized.kernels.products import slim as slim_file
+from instep_optimized.kernels.prompts import blocks_staged as blocks_file
+from instep_optimized.kernels.windows import staged as staged_file
 from instep_optimized.layout import Address, Pages, Part, Ring, Updates
 from instep_optimized.ops.base import GdnInputs
 from instep_reference.contract.place import Place

@@ -21,7 +21,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from instep_optimized.kernels.layouts import barrier, fence_async_shared, mbarrier
+from instep_optimized.kernels.device.layouts import barrier, fence_async_shared, mbarrier
 
 STEPS, HALF = 4, 128
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 import torch
 
+from ..graphs import Emulator, Recorder, Runner, buckets
 from ..ops.base import Ops
 from ..round import IDLE, Round, inputs_of
 from ..transfer.to_device import HOST
-from . import Emulator, Recorder, Runner, buckets
 
 
 def prepared(

@@ -14,13 +14,13 @@ from instep_reference.contract.place import Place
 
 from ..layout import Part
 from ..ops.base import GdnInputs
-from .blocks import blocks
-from .chunk import chunk
-from .cover import result
+from .device.cover import result
+from .prompts.blocks import blocks
+from .prompts.chunk import chunk
 from .runtime import explicit
-from .window import window
+from .windows.window import window
 
-staged, blocks_staged = explicit("staged"), explicit("blocks_staged")
+staged, blocks_staged = explicit("windows.staged"), explicit("prompts.blocks_staged")
 
 
 def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:

@@ -120,14 +120,15 @@ def must_round(*stored: Storage) -> None:
 
 
 def explicit(name: str) -> Any:
-    """A module with explicit layouts  ->  None if kernels are interpreted, or Gluon lacks what it needs here.
+    """A module of this package with explicit layouts, as "windows.staged".
 
-    What is wrong in a file of our own is raised.
+    None if kernels are interpreted, or Gluon lacks what such a module needs here. What is wrong in a file of our own is
+    raised.
     """
     if INTERPRETED:
         return None
     try:
-        import_module(".layouts", __package__)
+        import_module(".device.layouts", __package__)
     except (ImportError, AttributeError):
         return None
     return import_module(f".{name}", __package__)

@@ -14,8 +14,8 @@ import torch
 
 from instep_reference.contract.place import AFTER_LAYERS
 
+from ..memory import Memory
 from ..transfer.to_device import ints
-from . import Memory
 from .units import Block, Copied, Units, tensors
 
 PAGED = ("keys", "values", "draft_keys", "draft_values")

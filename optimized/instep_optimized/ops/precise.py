@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..kernels.gdn import precise_gdn
-from ..kernels.moe import precise_moe
+from ..kernels.products.moe import precise_moe
 from .triton import TRITON
 
 PRECISE = replace(

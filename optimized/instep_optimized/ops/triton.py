@@ -12,27 +12,27 @@ import torch
 from instep_reference.contract.place import COMPONENTS
 from instep_reference.contract.rounding import Product, Storage
 
-from ..kernels.attend import attend, scratch
-from ..kernels.blocks import TOKENS
-from ..kernels.conv import conv, conv_inputs
-from ..kernels.draw import draw
-from ..kernels.gated import window_gdn
+from ..kernels.attention.attend import attend, scratch
+from ..kernels.convs.conv import conv, conv_inputs
+from ..kernels.decisions.draw import draw
+from ..kernels.decisions.grow import build_tree, select_beams, topk_tokens
+from ..kernels.decisions.index import advance, choose, place_rows, shift
+from ..kernels.decisions.pick import accept, pick
+from ..kernels.decisions.plan import plan_ring
+from ..kernels.decisions.tree import plan_path, plan_tree
 from ..kernels.gdn import gdn
-from ..kernels.grow import build_tree, select_beams, topk_tokens
-from ..kernels.index import advance, choose, place_rows, shift
-from ..kernels.inputs import gdn_inputs
-from ..kernels.moe import moe
-from ..kernels.move import move, move_rows, moves
-from ..kernels.norms import add_norm, gated_norm, norm
-from ..kernels.pick import accept, pick
-from ..kernels.plan import plan_ring
-from ..kernels.pointwise import add, output_gate
-from ..kernels.prefill import prefill_gdn
-from ..kernels.products import head_pick, linear, linears, lm_head, mlp
-from ..kernels.rotary import attention_inputs, kv_inputs
-from ..kernels.rows import concat, embed, select, store_rows
+from ..kernels.products.linear import head_pick, linear, linears, lm_head, mlp
+from ..kernels.products.moe import moe
+from ..kernels.prompts.blocks import TOKENS
+from ..kernels.prompts.prefill import prefill_gdn
+from ..kernels.rowwise.inputs import gdn_inputs
+from ..kernels.rowwise.move import move, move_rows, moves
+from ..kernels.rowwise.norms import add_norm, gated_norm, norm
+from ..kernels.rowwise.pointwise import add, output_gate
+from ..kernels.rowwise.rotary import attention_inputs, kv_inputs
+from ..kernels.rowwise.rows import concat, embed, select, store_rows
 from ..kernels.runtime import must_round
-from ..kernels.tree import plan_path, plan_tree
+from ..kernels.windows.gated import window_gdn
 from .base import Ops, Types
 from .by_row import BY_ROW
 from .plain.ring import kept_updates

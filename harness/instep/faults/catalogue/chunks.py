@@ -11,7 +11,7 @@ from ...replay.setting import Setting
 from ..base import Edit, Fault
 
 CONV, GDN, LANES = (f"instep_optimized/ops/plain/{name}.py" for name in ("conv", "gdn", "lanes"))
-CHUNK, RERUN = "instep_optimized/kernels/chunk.py", "instep_optimized/commit/rerun.py"
+CHUNK, RERUN = "instep_optimized/kernels/prompts/chunk.py", "instep_optimized/commit/rerun.py"
 
 FRESH = Edit(
     "instep_optimized/mixed.py", "fresh=prefill and not begin", "fresh=prefill",

@@ -12,13 +12,13 @@ from instep_reference.contract.place import Place
 from ...replay.setting import Setting
 from ..base import Edit, Fault
 
-MLP, KERNEL = "instep_optimized/ops/plain/mlp.py", "instep_optimized/kernels/moe.py"
+MLP, KERNEL = "instep_optimized/ops/plain/mlp.py", "instep_optimized/kernels/products/moe.py"
 CHOSEN = "    share, chosen = ranked.values[:, :top_k], ranked.indices[:, :top_k]\n"
 PAIRS = "        row, rank = torch.where(chosen == expert)\n"
 ANSWER = "_swiglu(rows[row], weights.gate_up[expert], weights.down[expert])"
 MIXED, HEAD = Place("trunk", 0, "mlp"), Place("extend", 0, "mlp")
 HOW, SEEN, BLIND = Setting(), ("derived",), ("identity", "bytes", "directed")
-GROUPED, GROUPS = "instep_optimized/kernels/experts.py", Setting(ops="triton", dtype="bfloat16")
+GROUPED, GROUPS = "instep_optimized/kernels/products/experts.py", Setting(ops="triton", dtype="bfloat16")
 
 
 def _fault(

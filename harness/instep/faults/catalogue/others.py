@@ -28,7 +28,7 @@ ASSERTED = Edit(
     "        self._note(ops, acceptance.bonus, inputs.slots, 0)\n",
 )
 IN_A_LAUNCHER = Edit(
-    "instep_optimized/kernels/chunk.py", "    blocks = ceil_div(part.most, TOKENS)\n",
+    "instep_optimized/kernels/prompts/chunk.py", "    blocks = ceil_div(part.most, TOKENS)\n",
     "    blocks = ceil_div(int(part.count.max()), TOKENS)\n",
 )
 LAST_ONE_UNTOLD = Edit(

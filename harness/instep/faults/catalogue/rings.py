@@ -11,7 +11,7 @@ from ...replay.setting import Setting
 from ..base import Edit, Fault
 
 RING, GDN = "instep_optimized/ops/plain/ring.py", "instep_optimized/ops/plain/gdn.py"
-KERNEL, LEDGER = "instep_optimized/kernels/window.py", "instep_optimized/ops/ledger.py"
+KERNEL, LEDGER = "instep_optimized/kernels/windows/window.py", "instep_optimized/ops/ledger.py"
 UPDATE, STATE = (Place("trunk", 0, component) for component in ("update", "state"))
 
 STORE = "        pool[units[wanted], entries % pool.shape[1]] = x[wanted].to(pool.dtype)\n"

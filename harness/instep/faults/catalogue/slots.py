@@ -59,7 +59,7 @@ FAULTS: tuple[Fault, ...] = (
         "caller-stride-kernel", "caller-stride",
         "The launcher of the recurrence makes the row stride of the snapshots from the window's width.",
         "sglang 23331",
-        (Edit("instep_optimized/kernels/window.py",
+        (Edit("instep_optimized/kernels/windows/window.py",
               "    each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column\n",
               "    each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column\n"
               "    each_steps[0] = part.most * each_steps[1]\n"),),
@@ -111,7 +111,7 @@ FAULTS: tuple[Fault, ...] = (
         "narrow-offset-kernel", "int32-offset",
         "The kernel of the recurrence computes where a slot begins in 16 bits, for the same reason.",
         "flashinfer 3230",
-        (Edit("instep_optimized/kernels/window.py", "read + unit * read_unit",
+        (Edit("instep_optimized/kernels/windows/window.py", "read + unit * read_unit",
               "read + (unit * read_unit & 0xFFFF)"),),
         "far", Setting(ops="triton"), 4, CORE,
         "", ("poison", "derived"),
@@ -119,7 +119,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "stride-blind-move", "stride-blind", "The copy kernel takes slots to stand as close as they can.",
         "sglang 12335",
-        (Edit("instep_optimized/kernels/move.py",
+        (Edit("instep_optimized/kernels/rowwise/move.py",
               "        return pool, address.units, address.units, pool.stride(0), 0\n",
               "        return pool, address.units, address.units, math.prod(pool.shape[1:]), 0\n"),),
         "short", Setting(ops="triton", strategy="snapshot"), 5, CONV,

@@ -14,7 +14,7 @@ from ...replay.setting import Setting
 from ..base import Edit, Fault
 
 TILES, MOVE = "instep_optimized/ops/plain/tiles.py", "instep_optimized/ops/plain/move.py"
-WINDOW = "instep_optimized/kernels/window.py"
+WINDOW = "instep_optimized/kernels/windows/window.py"
 GDN, UNITS = "instep_optimized/ops/plain/gdn.py", "instep_optimized/memory/units.py"
 SNAPSHOT, BUDGET = "instep_optimized/commit/snapshot.py", "instep_optimized/memory/budget.py"
 STATE, CORE = Place("trunk", 0, "state"), Place("trunk", 0, "core")
@@ -118,13 +118,13 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "chance-of-the-slot", "chance-other", "What a state falls by after a prefill hangs on its slot.",
         "flashinfer 2645, vllm 35753 (as made)",
-        (Edit("instep_optimized/kernels/state.py", "tl.load(before + request) + rows", "unit"),),
+        (Edit("instep_optimized/kernels/prompts/state.py", "tl.load(before + request) + rows", "unit"),),
         "short", replace(CHANCE, ops="triton", state_dtype="bfloat16"), 2, STATE,
         "the number of its slot", ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "chance-of-half-a-seed", "chance-other", "The kernel takes the lower word of a seed.",
-        "", (Edit("instep_optimized/kernels/chance.py", "_word(chance.seed >> 32)", "0"),),
+        "", (Edit("instep_optimized/kernels/device/chance.py", "_word(chance.seed >> 32)", "0"),),
         "short", replace(CHANCE, ops="triton", state_rounding=f"stochastic:{(1 << 32) + 7}"), 2, STATE,
         "is rounded by the chances of the seed 7", ("derived",), ("identity", "bytes", "directed"),
     ),

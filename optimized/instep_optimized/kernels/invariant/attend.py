@@ -10,7 +10,7 @@ import torch
 from instep_reference.contract.place import Place
 
 from ...layout import Pages
-from ..attend import PART, PARTS, read, shape_of
+from ..attention.attend import PART, PARTS, read, shape_of
 
 
 def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:

@@ -16,8 +16,8 @@ import triton.language as tl
 
 from instep_reference.contract.place import Place
 
-from ..dot import dot
-from ..pointwise import silu_mul
+from ..device.dot import dot
+from ..rowwise.pointwise import silu_mul
 from ..runtime import INTERPRETED, ceil_div, launch, power_of_2
 
 

@@ -10,8 +10,8 @@ import torch
 from instep_reference.contract.place import Place
 
 from ...ops.base import ExpertWeights
-from ..moe import mix
-from . import linear
+from ..invariant import linear
+from ..products.moe import mix
 
 
 def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place) -> torch.Tensor:

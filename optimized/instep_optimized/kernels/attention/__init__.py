@@ -1,0 +1,1 @@
+"""Attention over pages: prefill chunks, windows, trees and decode."""

@@ -1,0 +1,271 @@
+"""Paged attention for prefill chunks, verify windows, trees and decode: which kernels run, and how work is divided.
+
+The positions of a prefill chunk are not split. Leaves out: the kernels (`attend_chunk.py`, `attend_parts.py`; with
+explicit layouts `attend_chunk_staged.py`, `attend_parts_staged.py`, `attend_parts_apart.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.place import Place
+
+from ...layout import Pages
+from ..runtime import INTERPRETED, ceil_div, explicit, launch, multiprocessors, power_of_2, tile
+from .attend_chunk import read_chunk
+from .attend_parts import join_parts, read_parts
+
+staged, chunks, windows, apart = map(
+    explicit, (f"attention.attend_{name}" for name in ("staged", "chunk_staged", "parts_staged", "parts_apart"))
+)
+
+SMALLEST_DOT, LOG2_E = 16, 1.4426950408889634
+LISTED = 32  # requests, at least: fewer do not make another compiled kernel
+RESIDENT = tile(8, 1)  # programs per multiprocessor that walk the list of parts; fewer run at a time
+SCRATCH = 2**28  # bytes of what is not joined yet, if one tile of rows fits; more rows wait for their turn
+
+
+class Division(NamedTuple):
+    """How positions are divided.
+
+    window  a request of at most so many rows is read in parts, and so is every tree
+    part    positions of a part: fixed, so that a row's bits do not depend on how the work is divided
+    group   parts that are joined before the groups are
+    few     items of one part, up to which a program stores each part alone; of more it stores groups, joined
+    """
+
+    window: int
+    part: int
+    group: int
+    few: int
+
+
+COMPILED = Division(16, 128, 8, 264)
+WINDOW, PART, GROUP, FEW = Division(12, 32, 2, 16) if INTERPRETED else COMPILED
+
+
+class Unjoined(NamedTuple):
+    """What is not joined yet. few: parts that all requests may have if each is stored alone; most: parts of a request;
+    room: units of all; at_once: rows of each."""
+
+    few: int
+    most: int
+    room: int
+    at_once: int
+
+    def bytes(self, heads: int, width: int) -> int:
+        return 4 * self.room * self.at_once * heads * (width + 2)
+
+
+def unjoined(
+    requests: int, mapped: int, pooled: int, most: int, tokens: int, heads: int, kv_heads: int, width: int,
+    of: Division,
+) -> Unjoined:
+    """For `most` rows of each request, in tiles of `tokens`.
+
+    mapped: positions that a request may have;  pooled: those of the pool. No page is of two requests. So together they
+    have no more whole units than the pool, and a broken one each.
+    """
+
+    def units(positions: int) -> int:
+        return min(requests * ceil_div(mapped, positions), ceil_div(pooled, positions) + requests)
+
+    few = min(of.few // (kv_heads * ceil_div(most, tokens)), units(of.part))
+    room = max(few, units(of.part * of.group))
+    row = 4 * heads * (width + 2)  # bytes of one row's parts
+    at_once = max(SCRATCH // max(room * row, 1) // tokens, 1) * tokens
+    return Unjoined(few, ceil_div(mapped, of.part), room, min(most, at_once))
+
+
+class Shape(NamedTuple):
+    """queries: rows (tokens times grouped heads) of a tile; positions: of a step."""
+
+    queries: int
+    positions: int
+    warps: int
+    stages: int
+    registers: int | None = None
+
+
+class Join(NamedTuple):
+    """Of the joining kernel. rows: of a program; alone: groups of parts that are loaded together."""
+
+    rows: int
+    warps: int
+    alone: int
+
+
+JOINS = 264  # rows, up to which registers are there for more loads under way
+FEW_JOINED = Join(tile(1, 128), 4, tile(3, 1))
+MANY_JOINED = Join(tile(1, 128), 1, 1)  # one warp: LOG.md
+
+# By the bytes of an element; others are as the last.
+CHUNK = {2: Shape(128, 64, 8, 2), 4: Shape(16, 32, 8, 2)}
+PARTS = {2: Shape(16, 64, 4, 2), 4: Shape(16, 32, 8, 2)}
+SMALL = Shape(16, 16, 4, 1)  # interpreted
+# Of the kernels with explicit layouts, which have the tiles above: stages, registers of a thread that reads (apart: of
+# one that sums values), and of one that copies.
+CHUNK_STAGED, PARTS_STAGED, PARTS_APART = (2, 232, 40), (2, 224, 56), (2, 168, 40)
+APART = 8  # requests, from which on scores and sums have warps of their own: LOG.md
+
+
+def shape_of(shapes: dict[int, Shape], query: torch.Tensor) -> Shape:
+    """The tiles for these rows."""
+    return SMALL if INTERPRETED else shapes.get(query.element_size(), shapes[4])
+
+
+def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
+    """`Attend` of the seam: row j of request b sees positions 0 .. before[b] + j of its mapped pages, or its ancestors.
+
+    Scores and sums are fp32. The products of fp32 inputs are fp32 too (`ieee`). Probabilities are cast to the dtype of
+    the values, relative to the largest score of the part (of all positions so far, in a prefill chunk).
+
+    A row of a window or of a tree has bits of its own: they depend on its query, its position, and the keys and values
+    up to there. So decode and verify agree, and a path of a tree is its chain. A row of a request with more than WINDOW
+    rows in one launch differs from these in last bits; `invariant/attend.py` has them alike.
+    """
+    return read(query, pages, shape_of(CHUNK, query), shape_of(PARTS, query), PART, alone=False)
+
+
+def read(query: torch.Tensor, pages: Pages, chunk: Shape, parts: Shape, part: int, *, alone: bool) -> torch.Tensor:
+    """Attention with parts of `part` positions. alone: prefill chunks join them too, for the same bits."""
+    if not pages.most:
+        return torch.zeros_like(query, memory_format=torch.contiguous_format)
+    attended = torch.empty_like(query, memory_format=torch.contiguous_format)
+    call = Call.of(query, pages, attended)
+    if pages.most > WINDOW:
+        call.whole(chunk, part if alone else 0)
+    call.in_parts(parts, part)
+    return attended
+
+
+def height(shape: Shape, group: int) -> tuple[int, int]:
+    """(rows, tokens) of a tile for so many heads per KV head."""
+    rows = max(shape.queries, power_of_2(group))
+    return rows, rows // group
+
+
+def scratch(
+    config: ModelConfig, element: int, requests: int, positions: int, page_size: int, nodes: int,
+    of: Division = COMPILED,
+) -> int:
+    """The bytes of what is not joined yet, at the most: for requests that fill pools of just their positions.
+
+    element: bytes of an activation;  nodes: of the largest window. One layer runs at a time, and all share them.
+    """
+    mapped, heads, most = ceil_div(positions, page_size) * page_size, config.heads, max(of.window, nodes)
+    _, tokens = height(PARTS.get(element, PARTS[4]), heads // config.kv_heads)
+
+    def taken(rows: int) -> int:
+        found = unjoined(requests, mapped, requests * mapped + page_size, rows, tokens, heads, config.kv_heads,
+                         config.head_dim, of)  # fmt: skip
+        least = SCRATCH if found.at_once < rows else 0  # rows wait: fewer requests may fill what is given
+        return max(found.bytes(heads, config.head_dim), least)
+
+    return max(taken(rows) for rows in range(1, most + 1))
+
+
+class Call(NamedTuple):
+    """What the kernels of one call are given alike. placed: what says how positions are divided; held: those that a
+    line of the table has entries for."""
+
+    query: torch.Tensor
+    pages: Pages
+    queries: tuple[Any, ...]
+    pools: tuple[Any, ...]
+    beside: tuple[Any, ...]
+    attended: torch.Tensor
+    placed: tuple[Any, ...]
+    constants: dict[str, Any]
+
+    @classmethod
+    def of(cls, query: torch.Tensor, pages: Pages, attended: torch.Tensor) -> Call:
+        assert query.stride(2) == pages.keys.stride(3) == pages.values.stride(3) == 1, "heads are contiguous"
+        width, page_size = query.shape[2], pages.keys.shape[1]
+        seen = (None,) * 3 if pages.ancestors is None else (pages.ancestors, pages.ancestors.stride(0), pages.nodes)
+        held = pages.table.shape[1] * page_size
+        placed = held, pages.slots, pages.begin, pages.count, pages.before, *seen, WINDOW
+        pools = (
+            pages.keys, *pages.keys.stride()[:3], pages.values, *pages.values.stride()[:3],
+            *_beside(pages.keys, pages.key_scales), *_beside(pages.values, pages.value_scales),
+        )  # fmt: skip
+        beside = (pages.table, *pages.table.stride(), *placed, query.shape[1] // pages.keys.shape[2], width,
+                  width**-0.5 * LOG2_E, attended, *attended.stride()[:2])  # fmt: skip
+        wide = max(power_of_2(width), SMALLEST_DOT)
+        constants = {"DT": wide, "PAGE": page_size, "WIDEN": INTERPRETED, "TILED": pages.key_scales is not None}
+        return cls(query, pages, (query, *query.stride()[:2]), pools, beside, attended, placed, constants)
+
+    def height(self, shape: Shape) -> tuple[int, int]:
+        """(rows, tokens) of a tile."""
+        return height(shape, self.query.shape[1] // self.pages.keys.shape[2])
+
+    def staged(self, rows: int, shape: Shape, of: tuple[int, int, int]) -> Any:
+        """What `attend_staged.fitted` says of such tiles; nothing if explicit layouts are not there."""
+        same = staged is not None and rows == shape.queries
+        return same and staged.fitted(self.query, self.pages, rows, shape.positions, *of)
+
+    def whole(self, shape: Shape, part: int) -> None:
+        """Requests of many rows: a program reads all positions of its rows."""
+        rows, tokens = self.height(shape)
+        grid = self.pages.keys.shape[2], ceil_div(self.pages.most, tokens), self.pages.begin.numel()
+        if not part and (fit := self.staged(rows, shape, CHUNK_STAGED)):
+            launch(chunks.read_chunk_staged, grid, *self.queries, *fit[0], *self.beside, tokens, **fit[1])
+            return
+        launch(
+            read_chunk, grid, *self.queries, *self.pools, *self.beside, tokens,
+            MT=rows, NT=shape.positions, PT=part, GROUP=GROUP, ORDERED=part > 0 and INTERPRETED,
+            warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
+        )  # fmt: skip
+
+    def in_parts(self, shape: Shape, part: int) -> None:
+        """Requests of few rows, and trees: parts of their positions, then the parts joined in order."""
+        pages, (heads, width) = self.pages, self.query.shape[1:]
+        requests, kv_heads, most = pages.begin.numel(), pages.keys.shape[2], min(pages.most, max(WINDOW, pages.nodes))
+        rows, tokens = self.height(shape)
+        (pooled, size), mapped = pages.keys.shape[:2], pages.table.shape[1]
+        few, most_parts, room, at_once = unjoined(
+            requests, mapped * size, pooled * size, most, tokens, heads, kv_heads, width,
+            Division(WINDOW, part, GROUP, FEW))
+        means = self.query.new_empty((room, at_once, heads, width), dtype=torch.float32)
+        sums = self.query.new_empty((room, at_once, heads, 2), dtype=torch.float32)
+        tiles = ceil_div(at_once, tokens if pages.ancestors is None else 1)
+        listed = max(power_of_2(requests), LISTED)
+        many = requests >= APART
+        fit = pages.ancestors is None and listed <= 128 and self.staged(
+            rows, shape, PARTS_APART if many else PARTS_STAGED)  # fmt: skip
+        reads = windows and (apart.read_parts_apart_staged if many else windows.read_parts_staged)
+        sides = {"SIDES": min(tiles, 2)} if many else {}
+        items = requests * most_parts * kv_heads * (ceil_div(tiles, 2) if fit else tiles)
+        programs = max(min(multiprocessors(self.query.device) * (1 if fit else RESIDENT), items), 1)
+        beside = self.beside[:-3]  # without what the joining kernel writes
+        for skipped in range(0, most, at_once):
+            counts = (means, sums, at_once, skipped, few, room, requests, kv_heads, tokens)
+            if fit:
+                launch(reads, (programs,), *self.queries, *fit[0], *beside, *counts,
+                       PT=part, GROUP=GROUP, BT=listed, **sides, **fit[1])  # fmt: skip
+            else:
+                launch(
+                    read_parts, (programs,), *self.queries, *self.pools, *beside, *counts,
+                    MT=rows, NT=shape.positions, PT=part, GROUP=GROUP, BT=listed, ORDERED=INTERPRETED,
+                    warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
+                )  # fmt: skip
+            join = FEW_JOINED if at_once * heads * requests <= JOINS else MANY_JOINED
+            blocks = max(requests * ceil_div(at_once * heads, join.rows), 1)
+            launch(
+                join_parts, (blocks,),
+                self.attended, *self.attended.stride()[:2], means, sums, *self.placed,
+                at_once, skipped, few, room, requests, heads, width, self.query.shape[0],
+                RT=join.rows, DT=self.constants["DT"], PT=part, GROUP=GROUP, BT=listed, ALONE=join.alone,
+                warps=join.warps,
+            )  # fmt: skip
+
+
+def _beside(pool: torch.Tensor, scales: torch.Tensor | None) -> tuple[torch.Tensor, int]:
+    """The scales of a pool and their step from page to page; without scales the pool, which is not touched."""
+    if scales is None:
+        return pool, 0
+    assert scales[0].is_contiguous(), "the scales of a page lie side by side"
+    return scales, scales.stride(0)

@@ -1,0 +1,235 @@
+"""`read_parts_staged` of `attend_parts_staged.py` for many requests: scores and sums by warps of their own, same bits.
+
+One group of warps computes the weights of two tiles, and hands them on through shared memory. Two more groups, one per
+tile, multiply the values. So the scores of a step are computed while the values of the step before are summed.
+
+Leaves out: what programs read, and who copies it (`attend_parts_staged.py`).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ..device.layouts import along, barrier, fence_async_shared, gdc_wait, mbarrier, stage_and_phase
+from .attend_parts_staged import chosen, copy, listed, of_one, scored, summed
+from .attend_staged import holes, places, seen, weights_of
+
+HANDED = gl.constexpr(2)  # steps whose weights wait for their values, at most
+
+
+@gluon.jit
+def _hands(DTYPE: gl.constexpr, MT: gl.constexpr, NT: gl.constexpr, SIDES: gl.constexpr):
+    """Shared memory for what is handed on: the weights of a step, four factors per row (`_weigh`), and what says that a
+    place is full, and that it is free"""
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    weights = gl.allocate_shared_memory(DTYPE, [HANDED, SIDES * MT, NT], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+    factors = gl.allocate_shared_memory(gl.float32, [HANDED * 4, SIDES * MT], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    full = gl.allocate_shared_memory(gl.int64, [HANDED, 1], BARRIER)
+    free = gl.allocate_shared_memory(gl.int64, [HANDED, 1], BARRIER)
+    for hand in gl.static_range(HANDED):
+        mbarrier.init(full.index(hand), count=1)
+        mbarrier.init(free.index(hand), count=SIDES)
+    fence_async_shared()
+    barrier()
+    return weights, factors, full, free
+
+
+@gluon.jit
+def _factors(best, total, more, sum_of_more):
+    """`joined` of `attend_steps.py` without means: the maximum and the sum, the factors of both means, and who sees."""
+    higher = gl.maximum(best, more)
+    shift = gl.where(higher == float("-inf"), 0.0, higher)
+    kept, new = gl.exp2(best - shift), gl.exp2(more - shift)
+    sees = sum_of_more != 0.0  # also where it is NaN
+    total = gl.where(sees, total * kept + sum_of_more * new, total)
+    return gl.where(sees, higher, best), total, kept, new, gl.where(sees, 1.0, 0.0)
+
+
+@gluon.jit
+def _weigh(
+    given, work, query_tile, tiles, hands,
+    MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr,
+    PAGE: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, SIDES: gl.constexpr,
+):  # fmt: skip
+    """The weights of every step, of the tiles of a pair below each other. Beside them stand factors of each row:
+
+    of what was summed of the part before; and in the last step of a part that of the parts before, that of the part,
+    and whether the row sees anything of it (else neither counts).
+    """
+    query, query_row, query_head, table, table_row, table_column, begin, group, scale, _, sums, room = given
+    key_tiles, _, full_keys, _, free_keys, _, _ = tiles
+    weights, factors, full, free = hands
+    W: gl.constexpr = gl.num_warps()
+    ROWS: gl.constexpr = SIDES * MT
+    TILE: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, W], [16, 8])
+    OF_ROW: gl.constexpr = gl.SliceLayout(1, TILE)
+    LOADED: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DT, DT // 8], [W, 1], [1, 0])
+    if EARLY:
+        gdc_wait()
+    most, skipped, kv_heads, tokens = work[5], work[6], work[9], work[10]
+    lists, each = listed(work, PT, GROUP, BT)
+    begins = gl.load(begin + lists[0], mask=lists[0] < work[8], other=0)
+    done = 0
+    for item in range(gl.program_id(0), gl.max(lists[8], axis=0), gl.num_programs(0)):
+        of, start, stop = chosen(item, lists, work, PT * each)
+        request, slot, kv_head, first, behind_last, known, unit, base = of
+        line, row = table + slot.to(gl.int64) * table_row, of_one(lists[0] == request, begins)
+        head = kv_head * group
+        m, d = along(0, ROWS, LOADED), along(1, DT, LOADED)
+        token = first + m // MT * tokens + m % MT // group
+        inside = (m % MT // group < tokens) & (token < behind_last) & (d >= 0)
+        source = query + (row + token) * query_row + (head + m % MT % group) * query_head + d
+        loaded = gl.load(source, mask=inside, other=0.0)
+        missing = holes(line, table_column, start, stop, PAGE)
+        barrier()
+        query_tile.store(loaded)
+        barrier()
+        m = gl.arange(0, ROWS, OF_ROW)
+        token = first + m // MT * tokens + m % MT // group
+        last = known + token
+        full_rows = gl.where(missing != 0, 0, gl.minimum(known + first + 1, stop))  # all rows see the positions before
+        none, nothing = gl.full((ROWS,), float("-inf"), gl.float32, OF_ROW), gl.full((ROWS,), 0.0, gl.float32, OF_ROW)
+        best, total = none, nothing
+        for part in range(start, stop, PT):
+            more, sum_of_more = none, nothing
+            behind = gl.minimum(part + PT, stop)
+            for step in range(part, behind, NT):
+                place, phase = stage_and_phase(done, STAGES)
+                hand, turn = stage_and_phase(done, HANDED)
+                mbarrier.wait(full_keys.index(place), phase)
+                score = scored(query_tile, key_tiles.index(place), TILE)
+                mbarrier.arrive(free_keys.index(place), count=1)
+                if step + NT > full_rows:
+                    score = seen(score, step, stop, last, (line, table_column), missing, NT, PAGE)
+                weight, kept, higher = weights_of(score, more, scale)
+                mbarrier.wait(free.index(hand), turn ^ 1)
+                weights.index(hand).store(weight.to(weights.dtype))
+                factors.index(hand * 4).store(kept)
+                new = sum_of_more * kept + gl.sum(weight, axis=1)
+                if step + NT > full_rows:  # a row is not changed by a step that lies behind its last position
+                    reached = step <= last
+                    higher, new = gl.where(reached, higher, more), gl.where(reached, new, sum_of_more)
+                more, sum_of_more = higher, new
+                if step + NT >= behind:
+                    best, total, old, own, sees = _factors(best, total, more, sum_of_more)
+                    factors.index(hand * 4 + 1).store(old)
+                    factors.index(hand * 4 + 2).store(own)
+                    factors.index(hand * 4 + 3).store(sees)
+                barrier()
+                mbarrier.arrive(full.index(hand), count=1)
+                done += 1
+        live = (m % MT // group < tokens) & (token < gl.where(base + unit < room, behind_last, 0))
+        spot = ((base + unit).to(gl.int64) * most + token - skipped) * (kv_heads * group) + head + m % MT % group
+        gl.store(sums + spot * 2, best, mask=live)
+        gl.store(sums + spot * 2 + 1, total, mask=live)
+
+
+@gluon.jit
+def _factor(factors, number, AT: gl.constexpr, MT: gl.constexpr, OF_ROW: gl.constexpr):
+    """Of the rows of a tile, which are those from AT on"""
+    return gl.expand_dims(factors.index(number).slice(AT, MT).load(OF_ROW), 1)
+
+
+@gluon.jit
+def _gather(
+    given, work, tiles, hands,
+    MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, SIDES: gl.constexpr, SIDE: gl.constexpr,
+):  # fmt: skip
+    """The means of the first or the second tile of every pair."""
+    _, _, _, _, _, _, _, group, _, means, _, room = given
+    _, value_tiles, _, full_values, _, free_values, _ = tiles
+    weights, factors, full, free = hands
+    W: gl.constexpr = gl.num_warps()
+    AT: gl.constexpr = SIDE % SIDES * MT  # a second tile that is not there reads nothing, and must compile
+    TILE: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, W], [16, 8])
+    OF_ROW: gl.constexpr = gl.SliceLayout(1, TILE)
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, TILE, 2)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, TILE, 2)
+    if EARLY:
+        gdc_wait()
+    most, skipped, kv_heads, tokens = work[5], work[6], work[9], work[10]
+    position = gl.arange(0, NT, gl.SliceLayout(1, RIGHT))
+    lists, each = listed(work, PT, GROUP, BT)
+    done = 0
+    items = gl.max(lists[8], axis=0) if SIDE < SIDES else 0  # no launch of few rows has a second tile
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        of, start, stop = chosen(item, lists, work, PT * each)
+        kv_head, first, behind_last, known, unit, base = of[2], of[3] + SIDE * tokens, of[4], of[5], of[6], of[7]
+        if first >= behind_last:  # a tile without rows
+            for _step in range(start, stop, NT):
+                place, phase = stage_and_phase(done, STAGES)
+                hand, turn = stage_and_phase(done, HANDED)
+                mbarrier.wait(full.index(hand), turn)
+                mbarrier.arrive(free.index(hand), count=1)
+                mbarrier.wait(full_values.index(place), phase)
+                mbarrier.arrive(free_values.index(place), count=1)
+                done += 1
+            stop = start
+        m = gl.arange(0, MT, OF_ROW)
+        token = first + m // group
+        last = known + token
+        full_rows = gl.minimum(known + first + 1, stop)
+        mean = gl.full((MT, DT), 0.0, gl.float32, TILE)
+        for part in range(start, stop, PT):
+            mean_of_more = gl.full((MT, DT), 0.0, gl.float32, TILE)
+            behind = gl.minimum(part + PT, stop)
+            for step in range(part, behind, NT):
+                place, phase = stage_and_phase(done, STAGES)
+                hand, turn = stage_and_phase(done, HANDED)
+                mbarrier.wait(full.index(hand), turn)
+                weight = weights.index(hand).slice(AT, MT, dim=0).load(LEFT)
+                mean_of_all = mean_of_more * _factor(factors, hand * 4, AT, MT, OF_ROW)
+                mbarrier.wait(full_values.index(place), phase)
+                value = value_tiles.index(place)
+                mean_of_all = summed(weight, value, mean_of_all, position, step, stop)
+                mbarrier.arrive(free_values.index(place), count=1)
+                if step + NT > full_rows:  # as in `_weigh`
+                    mean_of_all = gl.where(gl.expand_dims(step <= last, 1), mean_of_all, mean_of_more)
+                mean_of_more = mean_of_all
+                if step + NT >= behind:
+                    old, own = (_factor(factors, hand * 4 + 1, AT, MT, OF_ROW),
+                                _factor(factors, hand * 4 + 2, AT, MT, OF_ROW))  # fmt: skip
+                    sees = _factor(factors, hand * 4 + 3, AT, MT, OF_ROW) != 0.0
+                    mean = gl.where(sees, mean * old + mean_of_more * own, mean)
+                mbarrier.arrive(free.index(hand), count=1)
+                done += 1
+        live = (m // group < tokens) & (token < gl.where(base + unit < room, behind_last, 0))
+        spot = ((base + unit).to(gl.int64) * most + token - skipped) * (kv_heads * group) + kv_head * group + m % group
+        d = along(1, DT, TILE)
+        gl.store(means + gl.expand_dims(spot * DT, 1) + d, mean, mask=gl.expand_dims(live, 1) & (d >= 0))
+
+
+@gluon.jit(do_not_specialize=["most", "skipped", "few", "room", "requests"])
+def read_parts_apart_staged(
+    query, query_row, query_head, keys, values,
+    table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes, window,
+    group: gl.constexpr, width, scale, means, sums, most, skipped, few, room, requests, kv_heads: gl.constexpr,
+    tokens: gl.constexpr, MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr,
+    BT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, COPIER_REGISTERS: gl.constexpr,
+    EARLY: gl.constexpr, SIDES: gl.constexpr,
+):  # fmt: skip
+    """Parts of the positions of one request, for two tiles of rows and the heads of one KV head. Grid: any.
+
+    SIDES: 1 if no request has rows for a second tile
+    """
+    DTYPE: gl.constexpr = query.dtype.element_ty
+    work = (slots, count, before, held, window, most, skipped, few, requests, kv_heads, tokens)
+    given = (query, query_row, query_head, table, table_row, table_column, begin, group, scale, means, sums, room)
+    query_tile = gl.allocate_shared_memory(DTYPE, [SIDES * MT, DT], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+    hands = _hands(DTYPE, MT, NT, SIDES)
+    tiles = places(DTYPE, NT, DT, STAGES, 1, SIDES)
+    gl.warp_specialize(
+        [
+            (_weigh, (given, work, query_tile, tiles, hands, MT, NT, DT, PT, GROUP, BT, PAGE, STAGES, EARLY, SIDES)),
+            (_gather, (given, work, tiles, hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES, 0)),
+            (_gather, (given, work, tiles, hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES, 1)),
+            (copy, (keys, values, table, table_row, table_column, work, tiles, NT, DT, PT, GROUP, BT, PAGE, STAGES,
+                    EARLY)),
+        ],
+        [4, 4, 1], [REGISTERS, REGISTERS, COPIER_REGISTERS],
+    )  # fmt: skip

@@ -1,0 +1,218 @@
+"""Attention with explicit layouts: one group of warps copies keys and values, two others read them. Device functions.
+
+The steps are those of `attend_steps.py`, in its order and in the layouts that the compiler chooses there. So the bits
+are the same. Leaves out: which program reads which positions (`attend_chunk_staged.py`, `attend_parts_staged.py`,
+`attend_parts_apart.py`).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ...layout import Pages
+from ..device.layouts import (
+    TensorDescriptor,
+    along,
+    barrier,
+    fence_async_shared,
+    load_box,
+    mbarrier,
+    seen_as,
+    stage_and_phase,
+)
+from ..runtime import hopper
+
+WIDTH = 256  # of a head: others were not measured
+BOX = gl.constexpr(64)  # numbers of a row that are copied at a time where a page has fewer positions than a step
+
+
+def fitted(
+    query: torch.Tensor, pages: Pages, rows: int, positions: int, stages: int, registers: int, copier_registers: int
+) -> tuple[tuple[TensorDescriptor, ...], dict[str, int]] | None:
+    """The pools and constants of a kernel with tiles of so many rows  ->  None if it does not fit
+
+    registers: of a thread of the groups that stand first among the others; the first group of all has what is left
+    """
+    pools, narrow = (pages.keys, pages.values), query.element_size() == 2
+    if not narrow or {pool.dtype for pool in pools} != {query.dtype} or pages.key_scales is not None:
+        return None
+    if query.shape[2] != WIDTH or positions % 64 or not hopper(query.device):
+        return None
+    if not pages.table.shape[1]:  # nothing would be copied, and who reads waits for the first positions
+        return None
+    page = pages.keys.shape[1]
+    if max(page, positions) % min(page, positions) or page % 8 or not all(map(_copyable, pools)):
+        return None
+    constants = {
+        "MT": rows, "NT": positions, "DT": WIDTH, "PAGE": page, "STAGES": stages,
+        "REGISTERS": registers, "COPIER_REGISTERS": copier_registers, "warps": 4,
+    }  # fmt: skip
+    return tuple(_boxes(pool, positions) for pool in pools), constants
+
+
+def _copyable(pool: torch.Tensor) -> bool:
+    """Whether a GPU can copy boxes of a pool. Between its pages there may be something else: a red zone.
+
+    A page's pitch need be no multiple of an entry's: of strides a GPU asks for whole 16 bytes.
+    """
+    left = (step * pool.element_size() % 16 for step in pool.stride()[:2])
+    return pool.stride()[2:] == (pool.shape[3], 1) and pool.data_ptr() % 16 == 0 and not any(left)
+
+
+def _boxes(pool: torch.Tensor, positions: int) -> TensorDescriptor:
+    """A box is a whole step, or BOX numbers of all positions of a page."""
+    pages, size, heads, width = pool.shape
+    rows = min(size, positions)
+    seen = pool.as_strided((pages, size, heads * width), (*pool.stride()[:2], 1))
+    tile = gl.NVMMASharedLayout(128, 8 * pool.element_size(), rank=3)
+    return TensorDescriptor.from_tensor(seen, [1, rows, width if rows == positions else BOX.value], tile)
+
+
+@gluon.jit
+def places(
+    DTYPE: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr, OF_KEYS: gl.constexpr,
+    OF_VALUES: gl.constexpr,
+):  # fmt: skip
+    """Shared memory for STAGES steps  ->  keys, values; for both what says that a place is full, and that it is free
+
+    The last one says that values were copied of which some must be cleared. OF_KEYS, OF_VALUES: groups that read them.
+    """
+    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    keys = gl.allocate_shared_memory(DTYPE, [STAGES, NT, DT], TILE)
+    values = gl.allocate_shared_memory(DTYPE, [STAGES, NT, DT], TILE)
+    full_keys = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    full_values = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    free_keys = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    free_values = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    copied_last = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
+    mbarrier.init(copied_last.index(0), count=1)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full_keys.index(stage), count=1)
+        mbarrier.init(full_values.index(stage), count=1)
+        mbarrier.init(free_keys.index(stage), count=OF_KEYS)
+        mbarrier.init(free_values.index(stage), count=OF_VALUES)
+    fence_async_shared()
+    barrier()
+    return keys, values, full_keys, full_values, free_keys, free_values, copied_last
+
+
+@gluon.jit
+def _page_of(pages, step, stop, PAGE: gl.constexpr):
+    """The page of a position; behind the last one, as where there is none: -1, before the first page"""
+    line, table_column = pages
+    return gl.load(line + step // PAGE * table_column, mask=step < stop, other=-1).to(gl.int32)
+
+
+@gluon.jit
+def _begin(
+    pool, column, pages, step, stop, full, tile, NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr
+):  # fmt: skip
+    """Begin to copy the positions of a step, from one page or from several. What has no page becomes 0."""
+    mbarrier.expect(full, NT * DT * 2)
+    BOXES: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=3)
+    if PAGE >= NT:
+        whole = seen_as(tile, [1, NT, DT], BOXES, tile.dtype)
+        load_box(pool, [_page_of(pages, step, stop, PAGE), step % PAGE, column], full, whole)
+    else:
+        PIECES: gl.constexpr = NT // PAGE
+        boxes = seen_as(tile, [DT // BOX * PIECES, 1, PAGE, BOX], BOXES, tile.dtype)
+        for piece in gl.static_range(PIECES):
+            source = _page_of(pages, step + piece * PAGE, stop, PAGE)
+            for part in gl.static_range(DT // BOX):
+                load_box(pool, [source, 0, column + part * BOX], full, boxes.index(part * PIECES + piece))
+
+
+@gluon.jit
+def _clear(tile, some, NT: gl.constexpr, DT: gl.constexpr):
+    """The rows behind the first `some` become 0."""
+    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
+    parts = seen_as(tile, [DT // BOX, NT, BOX], TILE, tile.dtype)
+    row = along(0, 8, ROWS)
+    for piece in gl.static_range(NT // 8):
+        if piece * 8 + 8 > some:
+            for part in range(DT // BOX):
+                rows = parts.index(part).slice(piece * 8, 8)
+                rows.store(gl.where(piece * 8 + row < some, rows.load(ROWS), 0.0).to(tile.dtype))
+
+
+@gluon.jit
+def copied(
+    done, start, stop, keys, values, column, pages, tiles,
+    NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, CLEAR: gl.constexpr,
+):  # fmt: skip
+    """Copy positions start .. stop - 1, NT at a time. CLEAR: values behind the last become 0, they may be NaN.
+
+    done: steps before these  ->  with these
+    """
+    key_tiles, value_tiles, full_keys, full_values, free_keys, free_values, copied_last = tiles
+    for step in range(start, stop, NT):
+        place, phase = stage_and_phase(done + (step - start) // NT, STAGES)
+        mbarrier.wait(free_keys.index(place), phase ^ 1)
+        _begin(keys, column, pages, step, stop, full_keys.index(place), key_tiles.index(place), NT, DT, PAGE)
+        mbarrier.wait(free_values.index(place), phase ^ 1)
+        tile = value_tiles.index(place)
+        if (step + NT <= stop) | (not CLEAR):
+            _begin(values, column, pages, step, stop, full_values.index(place), tile, NT, DT, PAGE)
+        else:
+            _begin(values, column, pages, step, stop, copied_last.index(0), tile, NT, DT, PAGE)
+            mbarrier.wait(copied_last.index(0), 0)
+            _clear(tile, stop - step, NT, DT)
+            fence_async_shared()
+            mbarrier.arrive(full_values.index(place), count=1)
+    return done + (stop - start + NT - 1) // NT
+
+
+@gluon.jit
+def holes(line, table_column, start, stop, PAGE: gl.constexpr):
+    """1 if some of the positions start .. stop - 1 have no page, else 0"""
+    lanes = gl.arange(0, 128, gl.BlockedLayout([4], [32], [gl.num_warps()], [0]))
+    found = 0
+    for first in range(start // PAGE, (stop + PAGE - 1) // PAGE, 128):
+        pages = gl.load(line + (first + lanes) * table_column, mask=(first + lanes) * PAGE < stop, other=0)
+        found = gl.maximum(found, gl.max((pages < 0).to(gl.int32), axis=0))
+    return found
+
+
+@gluon.jit
+def seen(score, step, stop, last, pages, missing, NT: gl.constexpr, PAGE: gl.constexpr):
+    """Scores of a step without those of positions that a row does not see, or that have no page."""
+    line, table_column = pages
+    SCORES: gl.constexpr = score.type.layout
+    at = step + along(1, NT, SCORES)
+    score = gl.where((at < stop) & (at <= gl.expand_dims(last, 1)), score, float("-inf"))
+    if missing != 0:
+        for page in range(step // PAGE, (gl.minimum(step + NT, stop) + PAGE - 1) // PAGE):
+            if gl.load(line + page * table_column) < 0:
+                score = gl.where((at >= page * PAGE) & (at < page * PAGE + PAGE), float("-inf"), score)
+    return score
+
+
+@gluon.jit
+def weights_of(score, best, scale):
+    """Scores of a step -> weights, the factor of what was summed before, the new maximum."""
+    higher = gl.maximum(best, gl.max(score, axis=1) * scale)
+    shift = gl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: keep -inf - -inf out
+    kept = gl.exp2(best - shift)
+    shift = gl.expand_dims(shift, 1)
+    weight = gl.exp2(gl.fma(score, gl.zeros_like(score) + scale, gl.zeros_like(score) - shift))
+    return weight, kept, higher
+
+
+@gluon.jit
+def weighed(score, best, total, scale):
+    """Scores of a step -> weights, the factor of what was summed before, the new maximum and sum."""
+    weight, kept, higher = weights_of(score, best, scale)
+    return weight, kept, higher, total * kept + gl.sum(weight, axis=1)
+
+
+@gluon.jit
+def over_columns(rows, OF_ROW: gl.constexpr):
+    """A number per row, as a factor of tiles in the layout of OF_ROW"""
+    return gl.expand_dims(gl.convert_layout(rows, OF_ROW), 1)

@@ -1,0 +1,1 @@
+"""The causal conv of a GDN layer: prompts and windows."""

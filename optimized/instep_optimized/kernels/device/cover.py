@@ -1,0 +1,94 @@
+"""Zeros in the rows of a result that no request covers, written by the kernel that writes the others: no fill before.
+
+A kernel has `beyond` more programs along the axis of requests, and gives each of them one block of rows. They run at
+the same time as the others, and no row is written twice. In short windows nearly every row is covered: there the
+programs of each request look at their share of all rows (`covering`). Programs that are few, or all
+busy, ask first how many rows are left (`uncovered`); then each request's programs clear their share (`clear_rest`).
+
+Leaves out: a launch with several parts, of which none knows what the others cover (its op fills the whole result
+before).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ...layout import Part
+from ..runtime import ceil_div, tile
+
+ROWS = tile(16, 64)  # per program: so many that few programs are needed, so few that none is waited for
+REQUESTS = tl.constexpr(16)  # that every row compares itself with in one step
+
+
+def result(parts: tuple[Part, ...], x: torch.Tensor, *shape: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+    """Memory for a result of packed rows, and for how many of these rows `clear` must look: 0 where it is filled."""
+    if len(parts) == 1 and len(parts[0].begin):
+        return x.new_empty(shape, dtype=dtype), shape[0]
+    return x.new_zeros(shape, dtype=dtype), 0
+
+
+def beyond(rows: int, blocks: int) -> int:
+    """How many more programs along the axis of requests, where there are `blocks` along the first axis of the grid."""
+    return ceil_div(ceil_div(rows, ROWS), max(blocks, 1))
+
+
+@triton.jit
+def rows_of(past, QT: tl.constexpr):
+    """The rows of a program that is `past` behind those of the requests; the first axis of the grid shares them."""
+    return (past * tl.num_programs(0) + tl.program_id(0)) * QT + tl.arange(0, QT)
+
+
+@triton.jit
+def covering(row, lane, units, begin, count, requests):
+    """How many requests with a unit cover a row; lane: the numbers 0 to some power of 2."""
+    found = 0
+    for start in range(0, requests, lane.shape[0]):
+        request = start + lane
+        busy = tl.load(units + request, mask=request < requests, other=-1) >= 0
+        past = row - tl.load(begin + request, mask=busy, other=0)
+        mine = busy & (past >= 0) & (past < tl.load(count + request, mask=busy, other=0))
+        found += tl.sum(mine.to(tl.int32), axis=0)
+    return found
+
+
+@triton.jit
+def uncovered(lane, units, count, requests, rows):
+    """How many of so many rows no request with a unit covers; two requests have none in common. lane: as above"""
+    for start in range(0, requests, lane.shape[0]):
+        request = start + lane
+        busy = tl.load(units + request, mask=request < requests, other=-1) >= 0
+        rows -= tl.sum(tl.load(count + request, mask=busy, other=0).to(tl.int32), axis=0)
+    return rows
+
+
+@triton.jit
+def clear_rest(out, out_row, at, inside, units, begin, count, rows, QT: tl.constexpr):
+    """`clear` of all rows, of which the programs of each request (the grid's last axis) have a share."""
+    requests = tl.num_programs(2)
+    if uncovered(tl.arange(0, REQUESTS), units, count, requests, rows) > 0:
+        for first in range(tl.program_id(2) * QT, rows, requests * QT):
+            clear(out, out_row, at, inside, first + tl.arange(0, QT), units, begin, count, requests, rows)
+
+
+@triton.jit
+def clear(out, out_row, at, inside, row, units, begin, count, requests, rows):
+    """Zeros in elements `at` [CT] of those of the rows `row` [QT] that no request with a unit covers.
+
+    inside [CT]: which of these elements exist
+    """
+    covered = row * 0
+    for start in range(0, requests, REQUESTS):
+        request = start + tl.arange(0, REQUESTS)
+        busy = tl.load(units + request, mask=request < requests, other=-1) >= 0
+        past = row[:, None] - tl.load(begin + request, mask=busy, other=0)[None, :]
+        mine = (past >= 0) & (past < tl.load(count + request, mask=busy, other=0)[None, :])
+        covered = tl.maximum(covered, tl.max(mine.to(tl.int32), axis=1))
+    goal = out + (row.to(tl.int64) * out_row)[:, None] + at[None, :]
+    free = (row < rows) & (covered == 0)
+    zeros = tl.zeros((row.shape[0], at.shape[0]), out.dtype.element_ty)
+    tl.store(goal, zeros, mask=free[:, None] & inside[None, :])

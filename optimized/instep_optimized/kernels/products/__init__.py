@@ -1,0 +1,1 @@
+"""Matrix products: linear layers, the dense MLP, the head, and experts."""

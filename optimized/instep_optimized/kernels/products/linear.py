@@ -1,0 +1,67 @@
+"""Matrix products: linear layers, the dense MLP and the head, by the vendor's library; of few rows by `slim.py`.
+
+Operands are stored in the activation dtype, and the library sums in fp32. A library may split a sum over several
+programs and then add the parts in 16 bits, a rounding point that nobody declared: two switches below forbid that. The
+library may choose another kernel for another number of rows, so a row's bits may depend on it. They also do where rows
+are so few that K has two sums (`slim.halved`). Leaves out: row-invariant products (`invariant/linear.py`) and experts
+(`moe.py`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from instep_reference.contract.place import Place
+
+from ...ops.fused import fuses
+from ..decisions.pick import joined, pick
+from ..rowwise.pointwise import silu_mul
+from .slim import fits, largest, product
+
+torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
+def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Place) -> torch.Tensor:
+    """`Linear` of the seam."""
+    return _product(x.flatten(1), weight).view(x.shape[0], *shape)
+
+
+@fuses(linear=linear)
+def linears(
+    *, x: torch.Tensor, weight: torch.Tensor, shapes: tuple[tuple[int, ...], ...], to: tuple[Place, ...]
+) -> tuple[torch.Tensor, ...]:
+    """`Linears` of the seam: views on one product, whose rows are as far apart as all of it is wide."""
+    whole = torch.split(_product(x.flatten(1), weight), [math.prod(shape) for shape in shapes], dim=1)
+    return tuple(part.view(len(x), *shape) for part, shape in zip(whole, shapes, strict=True))
+
+
+def mlp(*, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:
+    """`Mlp` of the seam: the middle rows are rounded to x's dtype, and of many rows also gate and up before them."""
+    middle = product(x, gate_up, gated=True) if fits(x, gate_up, gated=True) else silu_mul(x @ gate_up.t())
+    return _product(middle, down)
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return product(x, weight) if fits(x, weight) else x @ weight.t()
+
+
+def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor:
+    """`LmHead` of the seam: operands as stored, fp32 logits. On a GPU no fp32 copy of the weight is made."""
+    if x.dtype == torch.float32:
+        return x @ weight.t()
+    if fits(x, weight, head=True):
+        return product(x, weight, dtype=torch.float32)
+    if x.is_cuda:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return x.float() @ weight.float().t()
+
+
+@fuses(lm_head=lm_head, pick=pick)
+def head_pick(*, x: torch.Tensor, weight: torch.Tensor, to: tuple[Place, Place]) -> torch.Tensor:
+    """`HeadPick` of the seam: of few rows no logit leaves the program that made it."""
+    if fits(x, weight, head=True):
+        return joined(*largest(x, weight))
+    return pick(logits=lm_head(x=x, weight=weight, to=to[0]), to=to[1])

@@ -1,0 +1,149 @@
+"""Mixture of experts: routing, then each chosen expert's products for each row, and the gated shared expert.
+
+Leaves out: grouping rows by expert (`experts.py`), which `triton` takes for activations of 16 bits.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import triton
+import triton.language as tl
+
+from instep_reference.contract.place import Place
+
+from ...ops.base import ExpertWeights, LmHead, Mlp
+from ..runtime import ceil_div, launch, power_of_2, tile
+from . import linear
+from .experts import best, grouped
+
+
+class Dense(Protocol):
+    """The products for the shared expert. The modules `linear` and `invariant.linear` have this form."""
+
+    @property
+    def mlp(self) -> Mlp: ...
+    @property
+    def lm_head(self) -> LmHead: ...
+
+
+def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place) -> torch.Tensor:
+    """`Moe` of the seam: rows of 16 bits grouped by expert (`experts.py`), wider ones one by one; no host reads."""
+    if x.dtype.itemsize == 2:
+        return grouped(x, weights, top_k, norm_topk)
+    return precise_moe(x=x, weights=weights, top_k=top_k, norm_topk=norm_topk, to=to)
+
+
+def precise_moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place) -> torch.Tensor:
+    """`Moe` of the seam: router, softmax and products of the experts in fp32, one cast at the end."""
+    return mix(x, weights, top_k, norm_topk, linear, to)
+
+
+def mix(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, dense: Dense, to: Place) -> torch.Tensor:
+    """Route every row, run its experts, and add the shared expert, whose products are `dense.mlp` and `dense.lm_head`.
+
+    Every program here serves one row, in tiles whose size depends only on the weights. So a row's bits do not depend on
+    other rows, unless they do in `dense`.
+    """
+    rows, width = x.shape
+    experts, inner = weights.router.shape[0], weights.down.shape[2]
+    chosen = x.new_empty(rows, top_k, dtype=torch.int64)
+    share = x.new_empty(rows, top_k, dtype=torch.float32)
+    launch(
+        _route, (rows,), x, x.stride(0), weights.router, weights.router.stride(0), chosen, share, experts, width,
+        NORM=norm_topk, TOP=top_k, TT=power_of_2(top_k), ET=power_of_2(experts),
+        DT=min(power_of_2(width), tile(32, 512)),
+    )  # fmt: skip
+    middle = x.new_empty(rows, top_k, inner, dtype=torch.float32)
+    tall, wide = min(power_of_2(inner), tile(16, 128)), min(power_of_2(width), tile(256, 512))
+    launch(
+        _up, (ceil_div(inner, tall), top_k, rows), x, x.stride(0), weights.gate_up, *weights.gate_up.stride(),
+        chosen, middle, inner, width, IT=tall, DT=wide,
+    )  # fmt: skip
+    shared, opening = _shared(x, weights, dense, to)
+    out = x.new_empty(rows, width)
+    tall, wide = min(power_of_2(width), tile(16, 128)), min(power_of_2(inner), tile(256, 512))
+    launch(
+        _down, (ceil_div(width, tall), rows), middle, weights.down, *weights.down.stride(), chosen, share,
+        shared, opening, out, inner, width, SHARED=weights.shared_gate is not None, TOP=top_k, DT=tall, IT=wide,
+    )  # fmt: skip
+    return out
+
+
+def _shared(x: torch.Tensor, weights: ExpertWeights, dense: Dense, to: Place) -> tuple[torch.Tensor, torch.Tensor]:
+    """The shared expert's rows and the logit of its gate. Without a shared expert: x twice, which is not read."""
+    if weights.shared_gate_up is None or weights.shared_down is None or weights.shared_gate is None:
+        return x, x
+    rows = dense.mlp(x=x, gate_up=weights.shared_gate_up, down=weights.shared_down, to=to)
+    return rows, dense.lm_head(x=x, weight=weights.shared_gate, to=to)
+
+
+@triton.jit
+def _route(
+    x, x_row, router, router_row, chosen, share, experts, width,
+    NORM: tl.constexpr, TOP: tl.constexpr, TT: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """One row: its logits, and its experts by them. Grid (N)."""
+    row, e = tl.program_id(0).to(tl.int64), tl.arange(0, ET)
+    logit = tl.zeros((ET,), tl.float32)
+    for start in range(0, width, DT):
+        d = start + tl.arange(0, DT)
+        value = tl.load(x + row * x_row + d, mask=d < width, other=0.0).to(tl.float32)
+        weight = tl.load(
+            router + e[:, None] * router_row + d[None, :], mask=(e < experts)[:, None] & (d < width)[None, :], other=0.0
+        )
+        logit += tl.sum(weight.to(tl.float32) * value[None, :], axis=1)
+    logit = tl.where(e < experts, logit, float("-inf"))
+    rank = tl.arange(0, TT)
+    which, part = best(logit, experts, rank, NORM, TOP)
+    tl.store(chosen + row * TOP + rank, which.to(tl.int64), mask=rank < TOP)
+    tl.store(share + row * TOP + rank, part, mask=rank < TOP)
+
+
+@triton.jit
+def _up(
+    x, x_row, gate_up, expert_step, row_step, column_step, chosen, middle, inner, width,
+    IT: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """silu(gate) * up of one chosen expert for one row, IT inner channels. Grid (tiles of I, TOP, N)."""
+    row, pair = tl.program_id(2).to(tl.int64), tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    i = tl.program_id(0) * IT + tl.arange(0, IT)
+    expert = gate_up + tl.load(chosen + pair) * expert_step
+    gate, up = tl.zeros((IT,), tl.float32), tl.zeros((IT,), tl.float32)
+    for start in range(0, width, DT):
+        d = start + tl.arange(0, DT)
+        inside = (i < inner)[:, None] & (d < width)[None, :]
+        value = tl.load(x + row * x_row + d, mask=d < width, other=0.0).to(tl.float32)[None, :]
+        at = i[:, None] * row_step + d[None, :] * column_step
+        gate += tl.sum(tl.load(expert + at, mask=inside, other=0.0).to(tl.float32) * value, axis=1)
+        lower = expert + inner * row_step  # the up half stands behind the gate half
+        up += tl.sum(tl.load(lower + at, mask=inside, other=0.0).to(tl.float32) * value, axis=1)
+    tl.store(middle + pair * inner + i, gate / (1.0 + tl.exp(-gate)) * up, mask=i < inner)
+
+
+@triton.jit
+def _down(
+    middle, down, expert_step, row_step, column_step, chosen, share, shared, opening, out, inner, width,
+    SHARED: tl.constexpr, TOP: tl.constexpr, DT: tl.constexpr, IT: tl.constexpr,
+):  # fmt: skip
+    """The weighted sum over one row's experts, in the order of choice, DT channels. Grid (tiles of D, N)."""
+    row, d = tl.program_id(1).to(tl.int64), tl.program_id(0) * DT + tl.arange(0, DT)
+    total = tl.zeros((DT,), tl.float32)
+    for n in tl.static_range(TOP):
+        expert = down + tl.load(chosen + row * TOP + n) * expert_step
+        answer = tl.zeros((DT,), tl.float32)
+        for start in range(0, inner, IT):
+            i = start + tl.arange(0, IT)
+            inside = (d < width)[:, None] & (i < inner)[None, :]
+            value = tl.load(middle + (row * TOP + n) * inner + i, mask=i < inner, other=0.0)
+            weight = tl.load(expert + d[:, None] * row_step + i[None, :] * column_step, mask=inside, other=0.0)
+            answer += tl.sum(weight.to(tl.float32) * value[None, :], axis=1)
+        total += tl.load(share + row * TOP + n) * answer
+    if SHARED:
+        gate = 1.0 / (1.0 + tl.exp(-tl.load(opening + row).to(tl.float32)))
+        total += gate * tl.load(shared + row * width + d, mask=d < width, other=0.0).to(tl.float32)
+    tl.store(out + row * width + d, total.to(out.dtype.element_ty), mask=d < width)

@@ -1,0 +1,265 @@
+"""Products of few rows with explicit layouts: weights are on their way while the launches before still run.
+
+One warp of a program copies rows and weights of many steps ahead by TMA, and the weights of the first ones before it
+waits for the launch that makes the rows. So the memory is not idle between two products. The other warps multiply. A
+tile of the tensor cores has 64 rows at least. Columns of the weights fill them; in a gated product of 128 rows these
+rows do (`slim_parts.py`). A program has all of a sum, or two of a pair have half of K each: so 66 tiles of columns keep
+132 multiprocessors busy. Each sum runs over K in order, as in `slim.py`. Leaves out: which sizes take which form
+(`slim.py`), and other GPUs than Hopper.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ..device.layouts import (
+    TensorDescriptor,
+    along,
+    barrier,
+    fence_async_shared,
+    gdc_launch_dependents,
+    gdc_wait,
+    load_box,
+    mbarrier,
+    stage_and_phase,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+from ..runtime import ceil_div, hopper, launch
+from .pairs import barriers, both, buffer, cluster_arrive, cluster_wait, idle, rank, received, send
+from .slim_parts import _linear_parts
+
+ALIGNED = 16  # bytes: where boxes begin, and rows
+BYTES = gl.constexpr(2)  # of a number
+TALL = 128  # rows of a gated product that are those of the tile (`slim_parts.py`)
+COPIER_REGISTERS = 40  # of a thread that copies
+
+
+def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether boxes of x [M, K] and weight [N, K], of 16 bits and with contiguous rows, can be copied."""
+    return hopper(x.device) and all(
+        one.data_ptr() % ALIGNED == one.stride(0) * one.element_size() % ALIGNED == 0 for one in (x, weight)
+    )
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, gated: bool, out: torch.Tensor, shape: dict[str, int]) -> None:
+    """`product` of `slim.py` into `out`.
+
+    shape: MT rows, NT columns and KT of K are a step; STEPS of them are copied ahead; at most so many programs, or
+    pairs, whose second program begins at the step `cut`
+    """
+    (rows, depth), columns = x.shape, out.shape[1]
+    tall, wide, deep, cut = shape["MT"], shape["NT"], shape["KT"], shape["cut"]
+    tiles, steps, pair = ceil_div(columns, wide), ceil_div(depth, deep), cut > 0
+    assert not pair or (cut < steps and not gated), "each has a part"
+    if gated and tall == TALL:
+        launch(
+            _linear_parts, (ceil_div(columns, wide + wide // 2),),
+            *(_boxes(of, size, deep, False) for of, size in ((x, tall), (weight, wide), (weight, wide // 2))), out,
+            rows, columns, steps, P=wide, MT=tall, KT=deep, STEPS=shape["STEPS"], COPIER_REGISTERS=COPIER_REGISTERS,
+            warps=shape["warps"], registers=shape["registers"],
+        )  # fmt: skip
+        return
+    launch(
+        _linear_staged, (min(tiles, shape["programs"]),), *(_boxes(of, size, deep, pair) for of, size in
+                                                            ((x, tall), (weight, wide))), out,
+        rows, columns, steps, tiles, cut, MT=tall, NT=wide, KT=deep, STEPS=shape["STEPS"], GATED=gated,
+        PAIR=pair, COPIER_REGISTERS=COPIER_REGISTERS, warps=shape["warps"], registers=shape["registers"],
+        num_ctas=1 + pair,
+    )  # fmt: skip
+
+
+def _boxes(x: torch.Tensor, rows: int, depth: int, pair: bool) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout(128, 8 * x.element_size(), rank=2, cga_layout=[[0, 0]] if pair else [])
+    return TensorDescriptor.from_tensor(x, [rows, depth], layout)
+
+
+@gluon.constexpr_function
+def _tile(pair):
+    return gl.NVMMASharedLayout(128, 16, rank=2, cga_layout=both(2, pair))
+
+
+@gluon.constexpr_function
+def _sums(warps, columns, pair):
+    return gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, columns, 16], cga_layout=both(2, pair))
+
+
+@gluon.constexpr_function
+def _stored(warps, pair):
+    return gl.BlockedLayout([8, 1], [4, 8], [1, warps], [0, 1], cga_layout=both(2, pair))
+
+
+@gluon.jit
+def _ask(weight, tile, full, at, work, NT: gl.constexpr, KT: gl.constexpr, BOTH: gl.constexpr, GATED: gl.constexpr):
+    """Begin to copy the weights of a step. Steps are counted through all tiles of a program; none behind the last.
+
+    BOTH: bytes of a step, with its rows
+    """
+    first, programs, begin, steps, every, columns = work
+    live, k = at < every, ((begin + at % steps) * KT).to(gl.int32)
+    column = ((first + at // steps * programs) * NT).to(gl.int32)
+    mbarrier.expect(full, BOTH, pred=live)
+    if GATED:  # the up half stands behind the gate half
+        load_box(weight, [column, k], full, tile.slice(0, NT), pred=live)
+        load_box(weight, [column + columns, k], full, tile.slice(NT, NT), pred=live)
+    else:
+        load_box(weight, [column, k], full, tile, pred=live)
+
+
+@gluon.jit
+def _ask_rows(x, tile, full, at, work, KT: gl.constexpr):
+    """The rows of a step likewise. What is behind the last row, or behind K, becomes 0."""
+    _, _, begin, steps, every, _ = work
+    load_box(x, [0, ((begin + at % steps) * KT).to(gl.int32)], full, tile, pred=at < every)
+
+
+@gluon.jit
+def _places(
+    DTYPE: gl.constexpr, ALL: gl.constexpr, MT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, PAIR: gl.constexpr
+):  # fmt: skip
+    """Shared memory for STEPS steps  ->  weights, rows; what says that a place is full, and that it is free"""
+    TILE: gl.constexpr = _tile(PAIR)
+    BARRIERS: gl.constexpr = barriers(PAIR)
+    weights = gl.allocate_shared_memory(DTYPE, [STEPS, ALL, KT], TILE)
+    given = gl.allocate_shared_memory(DTYPE, [STEPS, MT, KT], TILE)
+    full = gl.allocate_shared_memory(gl.int64, [STEPS, BARRIERS[0]], BARRIERS[1])
+    free = gl.allocate_shared_memory(gl.int64, [STEPS, BARRIERS[0]], BARRIERS[1])
+    for step in gl.static_range(STEPS):
+        mbarrier.init(full.index(step), count=1)
+        mbarrier.init(free.index(step), count=1)
+    fence_async_shared()
+    barrier()
+    return weights, given, full, free
+
+
+@gluon.jit
+def _work(steps, tiles, columns, cut, PAIR: gl.constexpr):
+    """The first tile of a program, from where to the next one, its steps of one: what `_ask` counts by"""
+    first, programs = gl.program_id(0), gl.num_programs(0)
+    begin = cut * 0
+    if PAIR:
+        begin = cut * rank()
+        steps = gl.where(begin > 0, steps - cut, cut)
+    return first, programs, begin, steps, (tiles - first + programs - 1) // programs * steps, columns
+
+
+@gluon.jit
+def _copy(
+    of, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr, PAIR: gl.constexpr,
+    EARLY: gl.constexpr,
+):  # fmt: skip
+    """Copy weights and rows of every step, as places become free."""
+    x, weight, places, work = of
+    if PAIR:
+        cluster_arrive()
+    weights, given, full, free = places
+    BOTH: gl.constexpr = (weights.shape[1] + given.shape[1]) * KT * BYTES
+    if EARLY:  # all programs run beside each other, or nearly: those of the next launch take the place of none
+        gdc_launch_dependents()
+    for step in gl.static_range(STEPS):  # weights are nobody's to write
+        _ask(weight, weights.index(step), full.index(step), step, work, NT, KT, BOTH, GATED)
+    if EARLY:
+        gdc_wait()
+    for step in gl.static_range(STEPS):
+        _ask_rows(x, given.index(step), full.index(step), step, work, KT)
+    for at in range(STEPS, work[4]):
+        place, phase = stage_and_phase(at, STEPS)
+        mbarrier.wait(free.index(place), phase ^ 1)
+        _ask(weight, weights.index(place), full.index(place), at, work, NT, KT, BOTH, GATED)
+        _ask_rows(x, given.index(place), full.index(place), at, work, KT)
+    if PAIR:
+        cluster_wait()
+
+
+@gluon.jit
+def _multiplied(left, right, places, at, steps, sums, STEPS: gl.constexpr):
+    """The sums of a tile, whose first step is `at`. A product begins while the one before it still runs.
+
+    A place is free once all warps are done with it: the compiler lets them wait for each other before they arrive.
+    """
+    full, free = places
+    for step in range(steps):
+        place, phase = stage_and_phase(at + step, STEPS)
+        mbarrier.wait(full.index(place), phase)
+        sums = warpgroup_mma(left.index(place), right.index(place).permute((1, 0)), sums, is_async=True)
+        sums = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[sums]))
+        mbarrier.arrive(free.index((at + step + STEPS - 1) % STEPS), count=1, pred=step > 0)
+    total = warpgroup_mma_wait(0, deps=[sums])
+    mbarrier.arrive(free.index((at + steps + STEPS - 1) % STEPS), count=1)
+    return total
+
+
+@gluon.jit
+def _sum_few(
+    of, MT: gl.constexpr, NT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr, PAIR: gl.constexpr
+):  # fmt: skip
+    """Columns of weights are the rows of the tile. Of a pair the first program adds both sums, and stores them."""
+    out, rows, columns, tiles, places, work, box = of
+    weights, given, full, free = places
+    W: gl.constexpr = gl.num_warps()
+    DTYPE: gl.constexpr = out.dtype.element_ty
+    ALL: gl.constexpr = weights.shape[1]
+    SUMS: gl.constexpr = _sums(W, MT, PAIR)
+    STORED: gl.constexpr = _stored(W, PAIR)
+    at, begin, steps = 0, work[2], work[3]
+    message = 0
+    if PAIR:
+        cluster_wait()
+    for tile in range(work[0], tiles, work[1]):
+        none = warpgroup_mma_init(gl.full((ALL, MT), 0.0, gl.float32, SUMS))
+        total = _multiplied(weights, given, (full, free), at, steps, none, STEPS)
+        at += steps
+        if PAIR:
+            if begin > 0:
+                send(total, box, message, SUMS)
+            else:
+                total += received(box, message, tile + work[1] < tiles, ALL, MT, SUMS)
+            message += 1
+        if GATED and NT % (16 * W) == 0:  # a thread has both halves of a column
+            gate, up = gl.split(total.reshape([2, NT, MT]).permute((1, 2, 0)))
+            found = gl.convert_layout((gate / (1.0 + gl.exp(-gate)) * up).to(DTYPE), STORED)
+        elif GATED:
+            halves = gl.allocate_shared_memory(gl.float32, [ALL, MT], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]), total)
+            barrier()
+            gate, up = halves.slice(0, NT).load(STORED), halves.slice(NT, NT).load(STORED)
+            found = (gate / (1.0 + gl.exp(-gate)) * up).to(DTYPE)
+        else:
+            found = gl.convert_layout(total.to(DTYPE), STORED)
+        n, m = tile * NT + along(0, NT, STORED), along(1, MT, STORED)
+        inside = (m < rows) & (n < columns)
+        if PAIR:
+            inside &= begin == 0
+        gl.store(out + (m * columns + n), found, mask=inside)
+
+
+@gluon.jit(do_not_specialize=["rows"])
+def _linear_staged(
+    x, weight, out, rows, columns, steps, tiles, cut,
+    MT: gl.constexpr, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr,
+    PAIR: gl.constexpr, COPIER_REGISTERS: gl.constexpr, EARLY: gl.constexpr,
+):  # fmt: skip
+    """All rows, and NT columns at a time. Grid: any. PAIR: of programs; `cut` is the step where the second begins."""
+    places = _places(out.dtype.element_ty, 2 * NT if GATED else NT, MT, KT, STEPS, PAIR)
+    work = _work(steps, tiles, columns, cut, PAIR)
+    box = steps  # nobody asks for it where there are no pairs
+    if PAIR:
+        box = buffer(NT * MT)
+        cluster_arrive()
+    copied, summed = (x, weight, places, work), (out, rows, columns, tiles, places, work, box)
+    if PAIR:
+        gl.warp_specialize(
+            [(_sum_few, (summed, MT, NT, STEPS, GATED, PAIR)), (_copy, (copied, NT, KT, STEPS, GATED, PAIR, EARLY)),
+             (idle, (steps,)), (idle, (steps,))],
+            [1, 1, 2], [COPIER_REGISTERS, 24, 24],  # all warps that a program has, for all must come
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [(_sum_few, (summed, MT, NT, STEPS, GATED, PAIR)), (_copy, (copied, NT, KT, STEPS, GATED, PAIR, EARLY))],
+            [1], [COPIER_REGISTERS],
+        )  # fmt: skip

@@ -1,0 +1,312 @@
+"""`_prepare` of `blocks.py` with explicit layouts: the same bits, and triangles are solved without waiting.
+
+Leaves out: what is computed, and why (`blocks.py`); the launch (`blocks_staged.py`).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import smid
+
+from ..device.layouts import (
+    along,
+    along_3,
+    barrier,
+    fence_async_shared,
+    gdc_launch_dependents,
+    gdc_wait,
+    load_box,
+    mbarrier,
+    seen_as,
+    store_box,
+    stored,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from .blocks import LOG2E, SOLVED
+from .blocks import TOKENS as BLOCK
+from .signals import signal, turn, written
+
+TOKENS = gl.constexpr(BLOCK)
+PIECE = gl.constexpr(4)  # numbers of a row that are loaded at a time
+WIDTH = gl.constexpr(128)  # of a key: others were not measured
+SIGNALS = gl.constexpr(2)  # before those of items [blocks, heads]: turns that programs take, and how many leave
+
+
+@gluon.jit
+def _added(a, b):
+    return a + b
+
+
+@gluon.jit
+def _blocks_in(count):
+    return gl.maximum((count.to(gl.int32) + TOKENS - 1) // TOKENS, 0)
+
+
+@gluon.jit
+def blocks_before(count, units, request):
+    """`_blocks_before` of `blocks.py`"""
+    at, before = gl.arange(0, 32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), 0
+    for first in range(0, request, 32):
+        there = first + at < request
+        served = gl.load(units + first + at, mask=there, other=-1) >= 0
+        before += gl.sum(_blocks_in(gl.load(count + first + at, mask=served, other=0)), axis=0)
+    return before
+
+
+@gluon.jit
+def _blocks_of(request, count, units):
+    return gl.where(gl.load(units + request) < 0, 0, _blocks_in(gl.load(count + request)))
+
+
+@gluon.jit
+def _request_of(block, request, begins, count, units, FORWARD: gl.constexpr):
+    """The request of a block, at or before `request`, whose blocks begin with block `begins`  ->  likewise for it
+
+    FORWARD: at or behind it
+    """
+    if FORWARD:
+        while block >= begins + _blocks_of(request, count, units):
+            begins += _blocks_of(request, count, units)
+            request += 1
+    else:
+        while block < begins:
+            request -= 1
+            begins -= _blocks_of(request, count, units)
+    return request, begins
+
+
+@gluon.jit
+def _inverted(triangles):
+    """[step, B, SOLVED]: what follows every token of a triangle  ->  their inverses in its place [B * SOLVED, SOLVED].
+
+    A thread has a whole row, so no step waits for another thread. It is in pieces, because a step changes only what
+    stands behind it.
+    """
+    FOUND: gl.constexpr = gl.BlockedLayout([1, 1, PIECE], [2, SOLVED, 1], [gl.num_warps(), 1, 1], [2, 1, 0])
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    SOLID: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    B: gl.constexpr = triangles.shape[1]
+    after = seen_as(triangles, [SOLVED, B, SOLVED], FLAT)
+    jj, n = along_3(1, SOLVED, FOUND), along_3(2, PIECE, FOUND)
+    found = ()
+    for piece in gl.static_range(SOLVED // PIECE):
+        found += (gl.where(jj == n + piece * PIECE, 1.0, gl.full((B, 1, 1), 0.0, gl.float32, FOUND)),)  # type: ignore[assignment]
+    for step in gl.static_range(SOLVED - 1):
+        new = gl.expand_dims(gl.sum(gl.where(n == step % PIECE, found[step // PIECE], -0.0), axis=2), 2)
+        new = gl.where(n >= 0, -new, 0.0)  # as wide as `found`, and nothing is computed for it
+        changed = ()
+        for piece in gl.static_range(SOLVED // PIECE):
+            if piece >= (step + 1) // PIECE:
+                behind = after.index(step).slice(piece * PIECE, PIECE, dim=1).load(gl.SliceLayout(1, FOUND))
+                behind = gl.where(jj >= 0, gl.expand_dims(behind, 1), 0.0)
+                changed += (gl.fma(new, behind, found[piece]),)  # type: ignore[assignment]
+            else:
+                changed += (found[piece],)  # type: ignore[assignment]
+        found = changed
+    barrier()  # all of it is read
+    inverses = seen_as(triangles, [B, SOLVED, SOLVED], SOLID)
+    for piece in gl.static_range(SOLVED // PIECE):
+        inverses.slice(piece * PIECE, PIECE, dim=2).store(found[piece])
+    barrier()
+    return seen_as(triangles, [B * SOLVED, SOLVED], FLAT)
+
+
+@gluon.jit
+def _rows_of(block, request, begins, begin, count):
+    """Where the rows of a block begin, and how many there are"""
+    first = (block - begins) * TOKENS
+    return gl.load(begin + request) + first, gl.minimum(gl.load(count + request).to(gl.int32) - first, TOKENS)
+
+
+@gluon.jit
+def _ask(item, items, heads, start, query_boxes, key_boxes, query, key, full):
+    """Begin to copy keys and queries of an item; behind the last: nothing."""
+    live, column = item < items, (item % heads * WIDTH).to(gl.int32)
+    mbarrier.expect(full, 2 * TOKENS * WIDTH * 2, pred=live)
+    load_box(key_boxes, [start.to(gl.int32), column], full, key, pred=live)
+    load_box(query_boxes, [start.to(gl.int32), column], full, query, pred=live)
+
+
+@gluon.jit
+def _gates(item, start, rows, given, GROUP: gl.constexpr, MEMBERS: gl.constexpr, LANES: gl.constexpr):
+    """log decay and beta of an item [MEMBERS, TOKENS]; behind its rows, and where these are less than 1: 0"""
+    log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, heads = given
+    member, token = along(0, MEMBERS, LANES), along(1, TOKENS, LANES)
+    live, head = (token < rows) & (member < GROUP), (item % heads * GROUP + member).to(gl.int64)
+    forget = gl.load(log_decay + (start + token) * log_decay_row + head * log_decay_head, mask=live, other=0.0)
+    return forget, gl.load(beta + (start + token) * beta_row + head * beta_head, mask=live, other=0.0)
+
+
+@gluon.jit(do_not_specialize=["requests"])
+def prepare_staged(
+    q, q_row, q_head, k, k_row, k_head, log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head,
+    q16, k16, query_boxes, key_boxes, solved, mixed, gates, begin, count, units, requests, heads,
+    signals, apart, programs,
+    GROUP: gl.constexpr, MEMBERS: gl.constexpr, NARROW: gl.constexpr, BESIDE: gl.constexpr, EARLY: gl.constexpr,
+):  # fmt: skip
+    """What needs no state, of one block of all value heads of a key head at a time. Grid: any.
+
+    Rows and gates of a program's next block are on their way while it computes. Tiles of token pairs are [j, i], also
+    where they are stored. heads: of keys
+    BESIDE: the next launch carries states at the same time, and `signals` tell it how far this one is. So many programs
+    prepare; the others leave, as far as they can those of every multiprocessor whose number divides by `apart`: there
+    the next launch has its place. Wherever programs run, as many stay as are meant to, so all is prepared.
+    """
+    if EARLY:  # in this order: a launch beside this one relies on what this one has waited for
+        gdc_wait()
+        gdc_launch_dependents()
+    first = gl.program_id(0)
+    if BESIDE:
+        if smid() % apart == 0:
+            leaves = turn(signals + 1) < gl.num_programs(0) - programs
+            if leaves:
+                return
+        first = turn(signals)
+        if first >= programs:
+            return
+    W: gl.constexpr = gl.num_warps()
+    B: gl.constexpr = TOKENS // SOLVED
+    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [W, 1], [1, 0])
+    LANES: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [W, 1], [1, 0])
+    TILE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, TOKENS, 16])
+    FIRST: gl.constexpr = gl.DotOperandLayout(0, TILE, 2)
+    OF_J: gl.constexpr = gl.SliceLayout(1, TILE)
+    OF_I: gl.constexpr = gl.SliceLayout(0, TILE)
+    SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    SOLID: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    key = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, WIDTH], SHARED)
+    query = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, WIDTH], SHARED)
+    lines = gl.allocate_shared_memory(gl.float32, [3, MEMBERS, TOKENS], FLAT)
+    squares = gl.allocate_shared_memory(gl.bfloat16, [2, TOKENS, TOKENS], SHARED)
+    narrow = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, TOKENS], SHARED)
+    weights = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, TOKENS], SHARED)
+    triangles = gl.allocate_shared_memory(gl.float32, [SOLVED, B, SOLVED], SOLID)
+    full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(full.index(0), count=1)
+    fence_async_shared()
+    barrier()
+    each = seen_as(lines, [3 * MEMBERS, TOKENS], LINE)
+    none = gl.full((TOKENS, TOKENS), 0.0, gl.float32, TILE)
+    SPLIT: gl.constexpr = gl.reshape(none, (TOKENS, B, SOLVED)).type.layout
+
+    # Where states are carried once all is prepared, what they need first comes last, so that the cache still has it.
+    given = (log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, heads)
+    blocks, phase = blocks_before(count, units, requests), 0
+    items = blocks * heads
+    if first >= items:
+        return
+    TOP: gl.constexpr = 0 if BESIDE else 1  # where the search for requests begins
+    block = first // heads if BESIDE else blocks - 1 - first // heads
+    request, begins = _request_of(block, requests * TOP, blocks * TOP, count, units, BESIDE)
+    start, rows = _rows_of(block, request, begins, begin, count)
+    if NARROW:
+        _ask(first, items, heads, start, query_boxes, key_boxes, query, key, full.index(0))
+    forget, write = _gates(first, start, rows, given, GROUP, MEMBERS, LANES)
+    # What does not change from item to item is computed again: in registers it would not fit.
+    for item in tl.range(first, items, programs, disable_licm=True):
+        key_head, next_item = item % heads, item + programs
+        row, d = along(0, TOKENS, WIDE), along(1, WIDTH, WIDE)
+        member, token = along(0, MEMBERS, LANES), along(1, TOKENS, LANES)
+        j, i = along(0, TOKENS, TILE), along(1, TOKENS, TILE)
+        block_j, block_i = along_3(0, TOKENS, SPLIT) // SOLVED, along_3(1, B, SPLIT)
+        ours = (token >= 0) & (member < GROUP)
+        if not NARROW:
+            rows_of_k = k + (start + row) * k_row + key_head * k_head + d
+            rows_of_q = q + (start + row) * q_row + key_head * q_head + d
+            keys = gl.load(rows_of_k, mask=(row < rows) & (d >= 0), other=0.0)
+            queries = gl.load(rows_of_q, mask=(row < rows) & (d >= 0), other=0.0)
+        at = block.to(gl.int64) * heads + key_head
+        total = gl.associative_scan(forget.to(gl.float64) * LOG2E, 1, _added)
+        until = gl.expand_dims(gl.sum(forget.to(gl.float64) * LOG2E, axis=1), 1) - total
+        high = total.to(gl.float32)
+        lines.index(0).store(high)
+        lines.index(1).store((total - high.to(gl.float64)).to(gl.float32))
+        lines.index(2).store(write)
+        of_head = gates + (at * GROUP + member) * (3 * TOKENS) + token
+        gl.store(of_head, gl.exp2(high), mask=ours)
+        gl.store(of_head + TOKENS, gl.exp2(gl.minimum(until.to(gl.float32), 0.0)), mask=ours)
+        gl.store(of_head + 2 * TOKENS, write, mask=ours)
+        if NARROW:
+            mbarrier.wait(full.index(0), phase)
+            phase ^= 1
+            if rows < TOKENS:  # behind the last row lies anything
+                key.store(gl.where(row < rows, key.load(WIDE), 0.0).to(gl.bfloat16))
+        else:
+            place = ((block.to(gl.int64) * TOKENS + row) * heads + key_head) * WIDTH + d
+            keys, queries = keys.to(gl.bfloat16), queries.to(gl.bfloat16)
+            key.store(keys)
+            query.store(queries)
+            gl.store(k16 + place, keys)
+            gl.store(q16 + place, queries)
+        fence_async_shared()
+        barrier()
+        alike = warpgroup_mma(key, key.permute((1, 0)), none, use_acc=False, is_async=True)
+        seen = warpgroup_mma(key, query.permute((1, 0)), none, use_acc=False, is_async=True)
+        for member_at in gl.static_range(GROUP):
+            own = (at * GROUP + member_at).to(gl.int32) * TOKENS
+            high, low = each.index(member_at), each.index(MEMBERS + member_at)
+            over = gl.expand_dims(high.load(OF_I), 0) - gl.expand_dims(high.load(OF_J), 1)
+            over = over + (gl.expand_dims(low.load(OF_I), 0) - gl.expand_dims(low.load(OF_J), 1))
+            decay = gl.exp2(gl.where(i >= j, over, float("-inf")))
+            strength = gl.expand_dims(each.index(2 * MEMBERS + member_at).load(OF_I), 0)
+            if member_at == 0:
+                alike, seen = warpgroup_mma_wait(0, deps=[alike, seen])
+            stored(1)  # the weights of the head before this one
+            barrier()
+            weights.store((seen * decay).to(gl.bfloat16))
+            split = gl.reshape(alike * decay * strength, (TOKENS, B, SOLVED))
+            for level in gl.static_range(2):
+                square = split * gl.where((block_j ^ block_i) // 2**level == 1, 1.0, 0.0)
+                square = gl.convert_layout(gl.reshape(square, (TOKENS, TOKENS)), TILE)
+                squares.index(level).store(square.to(gl.bfloat16))
+            triangle = gl.sum(split * gl.where(block_j == block_i, 1.0, 0.0), axis=1)  # [C, SOLVED]
+            within = gl.expand_dims(gl.arange(0, TOKENS, gl.SliceLayout(1, triangle.type.layout)), 1) % SOLVED
+            after = gl.expand_dims(gl.arange(0, SOLVED, gl.SliceLayout(0, triangle.type.layout)), 0) > within
+            triangle = gl.reshape(gl.where(after, triangle, 0.0), (B, SOLVED, SOLVED))
+            triangles.store(gl.permute(triangle, (1, 0, 2)))
+            stored(0)  # its inverse
+            fence_async_shared()
+            barrier()
+            store_box(mixed, [own, 0], weights)
+            if member_at == 0:  # all warps are done with keys and queries
+                if next_item < items:
+                    block = next_item // heads if BESIDE else blocks - 1 - next_item // heads
+                    request, begins = _request_of(block, request, begins, count, units, BESIDE)
+                    start, rows = _rows_of(block, request, begins, begin, count)
+                if NARROW:
+                    _ask(next_item, items, heads, start, query_boxes, key_boxes, query, key, full.index(0))
+                next_rows = gl.where(next_item < items, rows, 0)
+                forget, write = _gates(next_item, start, next_rows, given, GROUP, MEMBERS, LANES)
+            found = gl.expand_dims(_inverted(triangles).load(gl.SliceLayout(1, SPLIT)), 1)
+            inverse = found * gl.where(block_j == block_i, 1.0, 0.0)
+            inverse = gl.convert_layout(gl.reshape(inverse, (TOKENS, TOKENS)), TILE)
+            for level in gl.static_range(2):
+                part = inverse.to(gl.bfloat16)
+                narrow.store(part)
+                fence_async_shared()
+                barrier()
+                part = gl.convert_layout(part, FIRST)
+                across = warpgroup_mma(part, squares.index(level), none, use_acc=False, is_async=True)
+                across, part = warpgroup_mma_wait(0, deps=[across, part])
+                part = gl.convert_layout(across.to(gl.bfloat16), FIRST)
+                join = warpgroup_mma(part, narrow, none, use_acc=False, is_async=True)
+                join, part = warpgroup_mma_wait(0, deps=[join, part])
+                inverse = inverse - join
+                barrier()  # the tile is written again
+            narrow.store(inverse.to(gl.bfloat16))
+            fence_async_shared()
+            barrier()
+            store_box(solved, [own, 0], narrow)
+        if BESIDE:
+            written()
+            barrier()
+            signal(signals + SIGNALS + at)
+    stored(0)

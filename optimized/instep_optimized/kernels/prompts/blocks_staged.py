@@ -1,0 +1,115 @@
+"""Launches of the kernels of `blocks.py` with explicit layouts, where they fit. They give the same bits.
+
+States are carried by few programs where requests are few. Then the second kernel runs beside the first one, from the
+first block on, on multiprocessors that the first one leaves to it.
+
+Leaves out: the kernels (`blocks_prepare_staged.py`, `blocks_carry_staged.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental.gluon import language as gl
+
+from ...layout import Part
+from ...ops.base import GdnInputs
+from ..device.address import flat, given
+from ..device.layouts import TensorDescriptor
+from ..runtime import ceil_div, hopper, launch, multiprocessors, power_of_2
+from .blocks import WIDE_FROM
+from .blocks_carry_staged import COLUMNS, carry_staged
+from .blocks_prepare_staged import SIGNALS, TOKENS, WIDTH, prepare_staged
+from .signals import PLACES, clear
+
+MOST_OF_GROUP = 4  # value heads of a key head: a program has all of them, one after the other
+PROGRAMS = 3  # that prepare blocks on a multiprocessor at a time
+LONG = 1536  # rows of a request from which on it pays to carry states while blocks are still being prepared
+PREPARE = {"warps": 4, "registers": 168}
+CARRY = {"LAST": 2, "CARRY_REGISTERS": 224, "COPY_REGISTERS": 56, "warps": 4}
+
+
+def fits(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
+    """Whether these kernels serve what is given."""
+    if not core.is_cuda or not hopper(core.device) or core.element_size() != 2:
+        return False
+    if inputs.k.shape[2] != WIDTH.value or core.shape[2] % COLUMNS.value:
+        return False
+    if core.shape[1] > MOST_OF_GROUP * inputs.k.shape[1]:
+        return False
+    if any(one is not None and (one.scales is not None or one.chance is not None) for one in (part.read, part.store)):
+        return False
+    return _boxed(inputs.v) and _boxed(core)
+
+
+def _boxed(x: torch.Tensor) -> bool:
+    """Whether rows [N, heads, width] can be copied as boxes."""
+    near = x.stride(2) == 1 and x.stride(1) == x.shape[2]
+    return near and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
+
+
+def _boxes(x: torch.Tensor, columns: int) -> TensorDescriptor:
+    """What a GPU needs to copy boxes of TOKENS rows of a matrix"""
+    tile = gl.NVMMASharedLayout(128, 8 * x.element_size(), rank=2)
+    return TensorDescriptor.from_tensor(x, [TOKENS.value, columns], tile)
+
+
+def _matrix(x: torch.Tensor) -> torch.Tensor:
+    """Rows [N, heads, width] -> [N, heads * width]"""
+    return x.as_strided((x.shape[0], x.shape[1] * x.shape[2]), (x.stride(0), 1))
+
+
+def blocks_staged(
+    inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0, chains: int | None = None,
+    beside: bool | None = None,
+) -> None:  # fmt: skip
+    """`blocks`, where it `fits`. look: as there
+
+    chains: groups of warps that carry states in a program; left out, as many as pay
+    beside: whether states are carried while blocks are still being prepared; left out, where it pays
+    """
+    assert part.per_row is None, "a prefill chunk keeps no state per position"
+    heads, values = core.shape[1:]
+    requests, key_heads, C = part.begin.numel(), inputs.k.shape[1], TOKENS.value
+    room = core.shape[0] // C + requests  # blocks of all requests: each has at most one that is not full
+    if not part.most or not len(core):
+        return
+
+    def scratch(*shape: int) -> torch.Tensor:
+        return core.new_empty(room * C, *shape, dtype=torch.bfloat16)
+
+    # Rows that are there in bf16 are copied as they are. Others are rounded into rows of whole blocks.
+    narrow = all(x.dtype == torch.bfloat16 and _boxed(x) for x in (inputs.q, inputs.k))
+    q16, k16 = (x if narrow else scratch(key_heads, WIDTH.value) for x in (inputs.q, inputs.k))
+    of_keys = tuple(_boxes(_matrix(x), WIDTH.value) for x in (q16, k16))
+    of_pairs = tuple(_boxes(scratch(heads, C).view(-1, C), C) for _ in range(2))
+    gates = core.new_empty(room, heads, 3, C, dtype=torch.float32)
+    forget, write, group = inputs.log_decay, inputs.beta, heads // key_heads
+    if chains is None:  # the batch may choose: no bit hangs on it
+        wide = values % (2 * COLUMNS.value) == 0
+        chains = 2 if wide and requests * heads * (values // (2 * COLUMNS.value)) >= WIDE_FROM else 1
+    tiles, there = values // (COLUMNS.value * chains), multiprocessors(core.device)
+    carriers = tiles * heads * max(requests, 1)
+    if beside is None:
+        beside = 2 * carriers <= there and part.most >= LONG
+    apart = max(2, there // carriers)  # of so many multiprocessors one carries
+    signals = core.new_empty(SIGNALS.value + room * key_heads if beside else 0, dtype=torch.int32)
+    preparers = max(1, there - ceil_div(there, apart)) if beside else there
+    programs = min(key_heads * room, PROGRAMS * preparers)
+    if beside:
+        launch(clear, (ceil_div(len(signals), PLACES.value),), signals, len(signals), warps=4)
+    launch(
+        prepare_staged, (PROGRAMS * there if beside else programs,),
+        inputs.q, *inputs.q.stride()[:2], inputs.k, *inputs.k.stride()[:2],
+        forget, *forget.stride(), write, *write.stride(),
+        q16, k16, *of_keys, *of_pairs, gates, part.begin, part.count, part.read.units, requests, key_heads,
+        signals, apart, programs,
+        GROUP=group, MEMBERS=power_of_2(group), NARROW=narrow, BESIDE=beside, **PREPARE,
+    )  # fmt: skip
+    launch(
+        carry_staged, (tiles, heads, requests),
+        *of_keys, _boxes(_matrix(inputs.v), COLUMNS.value), *of_pairs, gates, signals,
+        _boxes(_matrix(core), COLUMNS.value), core, core.stride(0), look,
+        part.begin, part.count, part.read.units, part.fresh,
+        *flat(part.read, 3, part.read), *flat(part.store, 3, part.read), given(part.store), group, values, narrow,
+        STAGES=3 if chains == 1 or inputs.v.element_size() == 2 else 2, CHAINS=chains, BESIDE=beside, **CARRY,
+    )  # fmt: skip

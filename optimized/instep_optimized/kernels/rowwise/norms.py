@@ -1,0 +1,114 @@
+"""RMS norms over rows: the plain one times (1 + w), and the gated one of the GDN layer times w and a gate.
+
+Leaves out: the norms of queries and keys, which are made with the inputs of their ops (`inputs.py`, `rotary.py`).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+
+from instep_reference.contract.place import Place
+
+from ...ops.fused import AddNorm, fuses
+from ..device.early import wait_before_product
+from ..runtime import ceil_div, launch, power_of_2, tile
+from .pointwise import add
+
+
+def norm(*, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> torch.Tensor:
+    """`Norm` of the seam: x / rms(x) * (1 + weight)."""
+    return _normed(x, weight, eps)
+
+
+@fuses(add=add, norm=norm)
+def add_norm(
+    *, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, to: tuple[Place, Place]
+) -> AddNorm:
+    """`MakeAddNorm` of the seam: the sum is rounded where `add` rounds it, and the norm is made of the rounded sum."""
+    total = x.new_empty(x.shape)
+    return AddNorm(total, _normed(x, weight, eps, y, total))
+
+
+def _normed(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, y: torch.Tensor | None = None, total: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The norm of x, or of x + y, which goes to `total`. One kernel, so one order of the sum: equal bits."""
+    assert x.stride(1) == 1 and (y is None or y.stride(1) == 1), "rows are contiguous"
+    out = x.new_empty(x.shape)
+    rows, width = x.shape
+    tall = tile(1, 16)
+    launch(
+        _norm, (ceil_div(rows, tall),), x, x.stride(0), y, 0 if y is None else y.stride(0), total, weight, out,
+        rows, width, eps, RT=tall, CT=power_of_2(width),
+    )  # fmt: skip
+    return out
+
+
+def gated_norm(
+    *, core: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float,
+    gate: Literal["silu", "sigmoid"], to: Place,
+) -> torch.Tensor:
+    """`GatedNorm` of the seam: norm over V in fp32, times weight, times the gate of z, one cast at the end."""
+    assert core.stride(2) == z.stride(2) == 1, "heads are contiguous"
+    out = torch.empty_like(z, memory_format=torch.contiguous_format)
+    rows, heads, width = core.shape
+    tall = tile(4, 32)
+    launch(
+        _gated_norm, (ceil_div(rows * heads, tall),), core, core.stride(0), core.stride(1),
+        z, z.stride(0), z.stride(1), weight, out, rows * heads, heads, width, eps,
+        SILU=gate == "silu", RT=tall, CT=power_of_2(width),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _norm(
+    x, x_row, y, y_row, total, weight, out, rows, width, eps,
+    RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """RT rows. y: what is added first; where it is None, Triton leaves it out. Grid (row tiles)."""
+    row = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
+    at = tl.arange(0, CT)
+    inside = (row < rows)[:, None] & (at < width)[None, :]
+    scale = 1.0 + tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
+    if EARLY:
+        wait_before_product()
+    value = tl.load(x + row[:, None] * x_row + at[None, :], mask=inside, other=0.0).to(tl.float32)
+    if y is not None:
+        value += tl.load(y + row[:, None] * y_row + at[None, :], mask=inside, other=0.0).to(tl.float32)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total + row[:, None] * width + at[None, :], rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    # Channels that pad the tile are 0, so they add nothing to the sum; the mean divides by the real width.
+    value = value * tl.rsqrt(tl.sum(value * value, axis=1) / width + eps)[:, None] * scale[None, :]
+    tl.store(out + row[:, None] * width + at[None, :], value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gated_norm(
+    core, core_row, core_head, z, z_row, z_head, weight, out, rows, heads, width, eps,
+    SILU: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """RT (row, head) pairs."""
+    pair = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
+    row, head, at = pair // heads, pair % heads, tl.arange(0, CT)
+    inside = (pair < rows)[:, None] & (at < width)[None, :]
+    scale = tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
+    if EARLY:
+        wait_before_product()
+    value = tl.load(core + (row * core_row + head * core_head)[:, None] + at[None, :], mask=inside, other=0.0)
+    gate = tl.load(z + (row * z_row + head * z_head)[:, None] + at[None, :], mask=inside, other=0.0).to(tl.float32)
+    value = value.to(tl.float32)
+    value = value * tl.rsqrt(tl.sum(value * value, axis=1) / width + eps)[:, None]
+    value = value * scale[None, :]
+    opened = 1.0 / (1.0 + tl.exp(-gate))
+    if SILU:
+        opened = opened * gate
+    tl.store(out + pair[:, None] * width + at[None, :], (value * opened).to(out.dtype.element_ty), mask=inside)

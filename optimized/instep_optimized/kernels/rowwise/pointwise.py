@@ -1,0 +1,87 @@
+"""Element by element: the residual sum, the output gate of attention, the gate of the MLP.
+
+Leaves out: everything that reduces over a row.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from instep_reference.contract.place import Place
+
+from ..device.early import wait, wait_before_product
+from ..runtime import ceil_div, launch, tile
+
+ELEMENTS = 1024  # per program on a GPU
+
+
+def add(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
+    """`Add` of the seam."""
+    out = x.new_empty(x.shape)
+    _launch(_add, out, x, x.stride(0), y, y.stride(0), x.shape[1])
+    return out
+
+
+def output_gate(*, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> torch.Tensor:
+    """`OutputGate` of the seam: attended times sigmoid of the gate half of `projected`."""
+    out = attended.new_empty(attended.shape)
+    gate = projected[:, :, 1]
+    heads, width = attended.shape[1:]
+    _launch(_output_gate, out, attended, attended.stride(0), attended.stride(1), gate, gate.stride(0), gate.stride(1),
+            heads, width)  # fmt: skip
+    return out
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """[N, 2I], gate half first -> silu(gate) * up [N, I]."""
+    width = gate_up.shape[1] // 2
+    out = gate_up.new_empty(gate_up.shape[0], width)
+    _launch(_silu_mul, out, gate_up, gate_up.stride(0), width)
+    return out
+
+
+def _launch(kernel: object, out: torch.Tensor, *arguments: object) -> None:
+    """A grid over the elements of a contiguous result; rows of the arguments are contiguous."""
+    block = tile(ELEMENTS, 1 << 14)
+    launch(kernel, (ceil_div(out.numel(), block),), *arguments, out, out.numel(), BLOCK=block)
+
+
+@triton.jit
+def _add(x, x_row, y, y_row, width, out, elements, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        wait()
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside, row, column = at < elements, at // width, at % width
+    total = tl.load(x + row * x_row + column, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(y + row * y_row + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _output_gate(
+    x, x_row, x_head, gate, gate_row, gate_head, heads, width, out, elements, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
+    if EARLY:
+        wait_before_product()
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    # The result is contiguous and the gate is not: it is every second block of `projected`.
+    inside, row, head, column = at < elements, at // (heads * width), at // width % heads, at % width
+    value = tl.load(x + row * x_row + head * x_head + column, mask=inside, other=0.0).to(tl.float32)
+    opening = tl.load(gate + row * gate_row + head * gate_head + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, (value / (1.0 + tl.exp(-opening))).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _silu_mul(gate_up, gate_up_row, width, out, elements, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        wait()
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside, source = at < elements, gate_up + at // width * gate_up_row + at % width
+    gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(source + width, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
