@@ -70,6 +70,7 @@ if [ "$part" = all ] || [ "$part" = race ]; then
   task racecheck-handshake 240 compute-sanitizer --tool racecheck --error-exitcode 1 python3 tests/support/handshake.py of_two_groups &
   # What is named here is the compiler's: hazards fail nothing. It shows what of `racecheck-attend` is the compiler's, too.
   task racecheck-dispatch 240 compute-sanitizer --tool racecheck python3 tests/support/handshake.py of_three_groups &
+  task racecheck-numbers 240 compute-sanitizer --tool racecheck python3 tests/support/handshake.py of_numbers &
   for tool in racecheck memcheck; do
     sanitized $tool-prefill $tool tests/optimized/test_kernels_blocks.py tests/optimized/test_blocks_staged.py -k "not fault"
     sanitized $tool-attend $tool tests/optimized/test_attend_parts.py

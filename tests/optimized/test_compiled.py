@@ -85,7 +85,8 @@ def test_the_clock_of_a_card_spills_nothing(taken: Mapping[str, list[Taken]]) ->
 
 
 def test_the_kernels_of_the_handshake_go_through_the_dispatch_alone(taken: Mapping[str, list[Taken]]) -> None:
-    """Both go through the compiler's dispatch, and neither copies anything into shared memory."""
+    """All go through the compiler's dispatch, none copies anything into shared memory, and one has 1024 bytes there."""
     told = taken["handshake"]
-    assert [one.kernel for one in told] == ["halves", "told"]
-    assert all(one.stack == 0 < one.shared < 256 and not one.copies for one in told), told
+    assert [one.kernel for one in told] == ["halves", "told", "handed"]
+    assert all(one.stack == 0 and not one.copies for one in told), told
+    assert all(0 < one.shared - own < 256 for one, own in zip(told, (0, 0, 1024), strict=True)), told

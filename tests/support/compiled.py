@@ -32,7 +32,7 @@ from instep_optimized.kernels.windows import staged as staged_file
 from instep_optimized.layout import Address, Pages, Part, Ring, Updates
 from instep_optimized.ops.base import GdnInputs
 from instep_reference.contract.place import Place
-from support.handshake import HALF, STEPS, halves, told
+from support.handshake import HALF, MANY, STEPS, halves, handed, told
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.bool: "*i1", torch.int32: "*i32"}
@@ -84,6 +84,7 @@ def handshakes() -> None:
     x = torch.zeros(2 * HALF * STEPS)
     compiled(halves, None, x, x, HALF, warps=4)
     compiled(told, None, x, x, x.long(), HALF, STEPS, warps=4)
+    compiled(handed, None, x, x, x, MANY, warps=4)
 
 
 def attention() -> None:

@@ -1,4 +1,4 @@
-"""As a program: kernels with further groups of warps and no shared data of their own, for racecheck.
+"""As a program: kernels with further groups of warps that share little or nothing, for racecheck.
 
 The compiler hands each group its function and arguments through shared memory and named barriers. What racecheck names
 here is that, and no mistake of a kernel. `halves` has one further group. `told` has two of them, of 4 warps and of 1,
@@ -7,6 +7,10 @@ as the staged kernels of attention have; its groups share barriers that count ar
 On one H100 (Triton 3.6.0) racecheck named nothing in `halves`. In `told` it named 10 hazards, all between the read of a
 byte in the dispatch loop (`told+0x130`) and the writes of that byte by the first warps: there is one for every warp,
 which says the function that it runs next. In the staged kernels of attention the first read that it names is that one.
+
+In `handed` a group stores numbers in shared memory that two others load, as the factors of `attend_parts_apart.py` and
+the gates of `blocks_carry_staged.py` are handed over: all of a group stores, its warps wait for each other, one thread
+arrives at a barrier that counts, and the other groups wait there. On one H200 racecheck named the dispatch alone in it.
 An argument runs one form alone.
 """
 
@@ -23,7 +27,8 @@ from triton.experimental.gluon import language as gl
 
 from instep_optimized.kernels.device.layouts import barrier, fence_async_shared, mbarrier
 
-STEPS, HALF = 4, 128
+STEPS, HALF, MANY = 4, 128, 64
+PLACES = gl.constexpr(2)  # of numbers that are handed on
 
 
 @gluon.jit
@@ -76,6 +81,49 @@ def told(x, out, steps_told, size, steps):
     )  # fmt: skip
 
 
+@gluon.jit
+def _store_numbers(x, numbers, full, free, steps):
+    lane = gl.arange(0, 128, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    for step in range(steps):
+        place, turn = step % PLACES, step // PLACES & 1
+        mbarrier.wait(free.index(place), turn ^ 1)
+        numbers.index(place).store(gl.load(x + 128 * step + lane))
+        barrier()
+        mbarrier.arrive(full.index(place), count=1)
+
+
+@gluon.jit
+def _load_numbers(out, numbers, full, free, steps):
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    lane = gl.arange(0, 128, LANES)
+    for step in range(steps):
+        place, turn = step % PLACES, step // PLACES & 1
+        mbarrier.wait(full.index(place), turn)
+        gl.store(out + 128 * step + lane, numbers.index(place).load(LANES))
+        mbarrier.arrive(free.index(place), count=1)
+
+
+@gluon.jit
+def handed(x, out, other, steps):
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    numbers = gl.allocate_shared_memory(gl.float32, [PLACES, 128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    full = gl.allocate_shared_memory(gl.int64, [PLACES, 1], BARRIER)
+    free = gl.allocate_shared_memory(gl.int64, [PLACES, 1], BARRIER)
+    for place in gl.static_range(PLACES):
+        mbarrier.init(full.index(place), count=1)
+        mbarrier.init(free.index(place), count=2)
+    fence_async_shared()
+    barrier()
+    gl.warp_specialize(
+        [
+            (_store_numbers, (x, numbers, full, free, steps)),
+            (_load_numbers, (out, numbers, full, free, steps)),
+            (_load_numbers, (other, numbers, full, free, steps)),
+        ],
+        [4, 4], [120, 120],
+    )  # fmt: skip
+
+
 def of_two_groups() -> None:
     x = torch.arange(2 * HALF, dtype=torch.float32, device="cuda")
     out = torch.zeros_like(x)
@@ -93,7 +141,15 @@ def of_three_groups() -> None:
     print("both halves of every step are right, and what was told")
 
 
+def of_numbers() -> None:
+    x = torch.arange(128 * MANY, dtype=torch.float32, device="cuda")
+    out, other = torch.full_like(x, -1), torch.full_like(x, -1)
+    handed[(1,)](x, out, other, MANY, num_warps=4)
+    assert torch.equal(out, x) and torch.equal(other, x)
+    print("numbers that are handed on are right")
+
+
 if __name__ == "__main__":
-    for form in (of_two_groups, of_three_groups):
+    for form in (of_two_groups, of_three_groups, of_numbers):
         if form.__name__ in sys.argv[1:] or not sys.argv[1:]:
             form()
