@@ -67,6 +67,14 @@ def head_pick(draw: Draw, dtype: torch.dtype) -> Inputs:
     return {"x": draw.normal(5, 32, dtype=dtype), "weight": weight, "to": (at("logits"), at("pick"))}
 
 
+def draft_inputs(draw: Draw, dtype: torch.dtype) -> Inputs:
+    """A token pads the rows; hidden rows are some of the columns of something wider."""
+    return {"tokens": draw.ints((3, -1, 8, 0, 3)), "table": draw.normal(9, 32, dtype=dtype),
+            "hidden": draw.normal(7, 48, dtype=dtype)[1:6, 8:40], "eps": 1e-6,
+            "weights": (draw.normal(32, dtype=dtype), draw.normal(32, dtype=dtype)),
+            "to": tuple(map(at, ("embedding", "normed", "post_normed", "joined")))}  # fmt: skip
+
+
 def kv_inputs(device: str) -> Call:
     """Rows that are views on one product, into pools of several pages; one row has no place, and positions are far."""
     draw, heads = Draw(11, device), (2, 16)
@@ -109,7 +117,7 @@ EXACT = [
     Case("kv_inputs", "views", kv_inputs, exact=True),
     *(Case("moves", name, moves(name), exact=True) for name in ("alike", "apart")),
     *(row_case(op, "views", made, dtype, 700, exact=True) for op, made in (("add_norm", add_norm),
-      ("head_pick", head_pick)) for dtype in (FP32, BF16)),
+      ("draft_inputs", draft_inputs), ("head_pick", head_pick)) for dtype in (FP32, BF16)),
     *(conv_inputs(case) for case in CASES if case.op == "conv"),
 ]
 NEAR = [row_case("linears", "blocks", linears, dtype, 701) for dtype in (FP32, BF16)]

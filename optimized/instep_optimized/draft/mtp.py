@@ -19,6 +19,7 @@ from ..model.attention import AttentionLayer
 from ..model.residual import Residual
 from ..model.trunk import Head
 from ..ops.base import Ops
+from ..ops.fused import draft_inputs
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,11 @@ class MtpLayer:
             return Place(stage, layer, component)
 
         weights, eps = self.weights, self.config.eps
-        embedding = self.head.embed(ops, batch.tokens, stage)
-        left = ops.norm(x=embedding, weight=weights.embedding_norm, eps=eps, to=at("normed"))
-        right = ops.norm(x=hidden, weight=weights.hidden_norm, eps=eps, to=at("post_normed"))
-        joined = ops.concat(x=left, y=right, to=at("joined"))
+        joined = draft_inputs(
+            ops, tokens=batch.tokens, table=self.head.embedding, hidden=hidden,
+            weights=(weights.embedding_norm, weights.hidden_norm), eps=eps,
+            to=(at("embedding"), at("normed"), at("post_normed"), at("joined")),
+        )
         fused = Residual(ops.linear(x=joined, weight=weights.fc, shape=(self.config.hidden,), to=at("fused")))
         answer = self.layer(ops, fused, batch, stage)
         return answer.normed(ops, weights.norm, eps, at("final", AFTER_LAYERS)).normed

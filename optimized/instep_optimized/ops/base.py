@@ -25,7 +25,19 @@ from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product, Storage
 
 from ..layout import Keeps, Pages, Part
-from .fused import ConvInputs, FusedGdn, HeadPick, KvInputs, Linears, MakeAddNorm, Moves, PrefillGdn, WindowGdn, not_of
+from .fused import (
+    ConvInputs,
+    DraftInputs,
+    FusedGdn,
+    HeadPick,
+    KvInputs,
+    Linears,
+    MakeAddNorm,
+    Moves,
+    PrefillGdn,
+    WindowGdn,
+    not_of,
+)
 from .placing import (
     Accept,
     Advance,
@@ -265,8 +277,8 @@ class Ops:
     keeps          what its rings keep of a token (`Ring`)
     captures       its ops never wait for the host, so a CUDA graph can hold them
     products       form of an op -> how its products round operands, {"gdn.chunk": Product("tf32", block=64)}; else fp32
-    add_norm, conv_inputs, head_pick, kv_inputs, linears, moves, prefill_gdn, window_gdn, fused_gdn: its fusions
-                   (`fused.FUSIONS`). To replace a part is to drop them
+    add_norm, conv_inputs, draft_inputs, head_pick, kv_inputs, linears, moves, prefill_gdn, window_gdn, fused_gdn: its
+                   fusions (`fused.FUSIONS`). To replace a part is to drop them
     tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
     chances        its ops round by chance what is stored so (`Blocked.seed`)
     packed         its kernels take no strides: pools have neither red zones nor padding
@@ -320,6 +332,7 @@ class Ops:
     row_invariant: frozenset[str] = frozenset()
     add_norm: MakeAddNorm | None = None
     conv_inputs: ConvInputs | None = None
+    draft_inputs: DraftInputs | None = None
     head_pick: HeadPick | None = None
     kv_inputs: KvInputs | None = None
     linears: Linears | None = None

@@ -59,6 +59,14 @@ def _add_norm(given: Given) -> Iterator[Fit]:
     yield from _norm(given)
 
 
+def _draft_inputs(given: Given) -> Iterator[Fit]:
+    rows, width = given["hidden"].shape
+    yield "tokens", tuple(given["tokens"].shape), (rows,)
+    yield "table", given["table"].shape[1], width
+    for weight in given["weights"]:
+        yield "a weight", tuple(weight.shape), (width,)
+
+
 def _conv(given: Given) -> Iterator[Fit]:
     channels, width = given["weight"].shape
     yield "x", given["x"].shape[1], channels
@@ -254,7 +262,7 @@ FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
     "output_gate": _output_gate, "mlp": _mlp, "move": _move, "fused_gdn": _fused_gdn,
     "add_norm": _add_norm, "conv_inputs": _conv_inputs, "linears": _linears, "kv_inputs": _kv_inputs,
-    "moves": _moves, "prefill_gdn": _prefill_gdn, "window_gdn": _window_gdn,
+    "draft_inputs": _draft_inputs, "moves": _moves, "prefill_gdn": _prefill_gdn, "window_gdn": _window_gdn,
     "draw": _draw, "select_beams": _select_beams, "build_tree": _of_trees("tokens", "parents", "scores"),
 }  # fmt: skip
 
@@ -289,6 +297,7 @@ GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "linears": lambda g: tuple((g["x"].shape[0], *shape) for shape in g["shapes"]),
     "attention_inputs": lambda g: (
         (g["projected"].shape[0], g["projected"].shape[1], g["projected"].shape[3]), tuple(g["key_raw"].shape)),
+    "draft_inputs": lambda g: ((g["hidden"].shape[0], 2 * g["hidden"].shape[1]),),
     "kv_inputs": lambda g: GIVES["attention_inputs"](g)[:1],
     "attend": _like("query"), "output_gate": _like("attended"), "choose": _like("own"),
     "plan_tree": lambda g: (tuple(g["parents"].shape),) * 4,

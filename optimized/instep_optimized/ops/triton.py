@@ -27,7 +27,7 @@ from ..kernels.prompts.blocks import TOKENS
 from ..kernels.prompts.prefill import prefill_gdn
 from ..kernels.rowwise.inputs import gdn_inputs
 from ..kernels.rowwise.move import move, move_rows, moves
-from ..kernels.rowwise.norms import add_norm, gated_norm, norm
+from ..kernels.rowwise.norms import add_norm, draft_inputs, gated_norm, norm
 from ..kernels.rowwise.pointwise import add, output_gate
 from ..kernels.rowwise.rotary import attention_inputs, kv_inputs
 from ..kernels.rowwise.rows import concat, embed, select, store_rows
@@ -100,6 +100,7 @@ TRITON = Ops(
     keeps="update",
     add_norm=add_norm,
     conv_inputs=conv_inputs,
+    draft_inputs=draft_inputs,
     head_pick=head_pick,
     kv_inputs=kv_inputs,
     linears=linears,

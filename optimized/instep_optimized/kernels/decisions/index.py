@@ -80,17 +80,11 @@ def _place(
     if EARLY:
         wait()
     lane = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
+    # All loads come before the stores: the compiler moves none before a store, which may write what it reads.
     # As request `lane`.
     asked = lane < requests
     slot = tl.load(slots + lane, mask=asked, other=-1)
-    busy = slot >= 0
-    ahead = shift if depth is None else -lead
-    reach = tl.load(length + slot * length_step, mask=busy, other=0) + ahead
-    tl.store(before + lane, tl.where(busy, reach, 0), mask=asked)
-    mine = tl.load(count + lane, mask=busy, other=0)
-    tl.store(kept + lane, mine, mask=asked)
-    end = tl.load(begin + lane, mask=asked, other=0) + mine - 1
-    tl.store(last + lane, tl.where(mine > 0, end, -1), mask=asked)
+    starts = tl.load(begin + lane, mask=asked, other=0)
 
     # As packed row `lane`: at most one request covers a row, so a maximum over all requests finds its slot, and a sum
     # over all requests finds its number among the request's rows.
@@ -106,7 +100,9 @@ def _place(
         covers = (past >= 0) & (past < many[None, :]) & (theirs >= 0)[None, :]
         owner = tl.maximum(owner, tl.max(tl.where(covers, theirs[None, :], -1), axis=1))
         inside = inside + tl.sum(tl.where(covers, past, 0), axis=1)
-    covered = owner >= 0
+    busy, covered = slot >= 0, owner >= 0
+    known = tl.load(length + slot * length_step, mask=busy, other=0)
+    mine = tl.load(count + lane, mask=busy, other=0)
     reached = tl.load(length + owner * length_step, mask=covered, other=0)
     position = tl.where(covered, reached + shift + inside, 0)  # of the place, a node's own
     page = position // page_size
@@ -117,6 +113,10 @@ def _place(
         position = tl.where(covered, reached - lead + tl.load(depth + lane * depth_step, mask=covered, other=0), 0)
     tl.store(positions + lane, position, mask=lane < rows)
     tl.store(locations + lane, spot, mask=lane < rows)
+    ahead = shift if depth is None else -lead
+    tl.store(before + lane, tl.where(busy, known + ahead, 0), mask=asked)
+    tl.store(kept + lane, mine, mask=asked)
+    tl.store(last + lane, tl.where(mine > 0, starts + mine - 1, -1), mask=asked)
 
 
 @triton.jit

@@ -43,7 +43,7 @@ def joined(values: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
         picked = values.new_empty(rows, blocks, dtype=torch.int64)
         launch(
             _pick, (ceil_div(rows, tall), blocks), values, values.stride(0), tokens, best, picked, rows, width,
-            RT=tall, CT=wide, warps=8 if wide > 1024 else 4,
+            RT=tall, CT=wide, warps=32 if wide > COLUMNS else 8 if wide > 1024 else 4,
         )  # fmt: skip
         if blocks <= 1:
             return picked.view(rows)

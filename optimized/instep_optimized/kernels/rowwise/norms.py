@@ -20,6 +20,7 @@ from ...ops.fused import AddNorm, fuses
 from ..device.early import wait_before_product
 from ..runtime import ceil_div, launch, power_of_2, tile
 from .pointwise import add
+from .rows import concat, embed
 
 
 def norm(*, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> torch.Tensor:
@@ -47,6 +48,23 @@ def _normed(
     launch(
         _norm, (ceil_div(rows, tall),), x, x.stride(0), y, 0 if y is None else y.stride(0), total, weight, out,
         rows, width, eps, RT=tall, CT=power_of_2(width),
+    )  # fmt: skip
+    return out
+
+
+@fuses(embed=embed, norm=norm, concat=concat)
+def draft_inputs(
+    *, tokens: torch.Tensor, table: torch.Tensor, hidden: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor],
+    eps: float, to: tuple[Place, Place, Place, Place],
+) -> torch.Tensor:
+    """`DraftInputs` of the seam: a program norms embeddings of its rows, or their hidden rows."""
+    assert table.dtype == hidden.dtype and table.stride(1) == hidden.stride(1) == 1, "equal dtypes, contiguous rows"
+    assert tokens.is_contiguous(), "tokens are contiguous"
+    (rows, width), tall = hidden.shape, tile(1, 16)
+    out = hidden.new_empty(rows, 2 * width)
+    launch(
+        _draft_inputs, (ceil_div(rows, tall), 2), tokens, table, table.stride(0), hidden, hidden.stride(0),
+        *weights, out, rows, width, eps, RT=tall, CT=power_of_2(width),
     )  # fmt: skip
     return out
 
@@ -86,9 +104,41 @@ def _norm(
         rounded = value.to(total.dtype.element_ty)
         tl.store(total + row[:, None] * width + at[None, :], rounded, mask=inside)
         value = rounded.to(tl.float32)
-    # Channels that pad the tile are 0, so they add nothing to the sum; the mean divides by the real width.
-    value = value * tl.rsqrt(tl.sum(value * value, axis=1) / width + eps)[:, None] * scale[None, :]
+    value = _scaled(value, scale, width, eps)
     tl.store(out + row[:, None] * width + at[None, :], value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _draft_inputs(
+    tokens, table, table_row, hidden, hidden_row, left, right, out, rows, width, eps,
+    RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """RT embeddings, or RT hidden rows. The embedding of a token of -1 (padding) is zeros. Grid (row tiles, 2)."""
+    row = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
+    at, half = tl.arange(0, CT), tl.program_id(1)
+    inside = (row < rows)[:, None] & (at < width)[None, :]
+    if half == 0:
+        weight = tl.load(left + at, mask=at < width, other=0.0)
+    else:
+        weight = tl.load(right + at, mask=at < width, other=0.0)
+    if EARLY:
+        wait_before_product()
+    if half == 0:
+        number = tl.load(tokens + row, mask=row < rows, other=-1)
+        there = inside & (number >= 0)[:, None]
+        value = tl.load(table + number[:, None] * table_row + at[None, :], mask=there, other=0.0)
+    else:
+        value = tl.load(hidden + row[:, None] * hidden_row + at[None, :], mask=inside, other=0.0)
+    value = _scaled(value.to(tl.float32), 1.0 + weight.to(tl.float32), width, eps)
+    goal = out + row[:, None] * (2 * width) + (half * width + at)[None, :]
+    tl.store(goal, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _scaled(value, scale, width, eps):
+    """The norm of rows in fp32. Channels that pad the tile are 0, so they add nothing to the sum; the mean divides by
+    the real width."""
+    return value * tl.rsqrt(tl.sum(value * value, axis=1) / width + eps)[:, None] * scale[None, :]
 
 
 @triton.jit

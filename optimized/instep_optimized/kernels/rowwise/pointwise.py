@@ -66,13 +66,14 @@ def _add(x, x_row, y, y_row, width, out, elements, BLOCK: tl.constexpr, EARLY: t
 def _output_gate(
     x, x_row, x_head, gate, gate_row, gate_head, heads, width, out, elements, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):
-    if EARLY:
-        wait_before_product()
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     # The result is contiguous and the gate is not: it is every second block of `projected`.
     inside, row, head, column = at < elements, at // (heads * width), at // width % heads, at % width
-    value = tl.load(x + row * x_row + head * x_head + column, mask=inside, other=0.0).to(tl.float32)
-    opening = tl.load(gate + row * gate_row + head * gate_head + column, mask=inside, other=0.0).to(tl.float32)
+    here, there = x + row * x_row + head * x_head + column, gate + row * gate_row + head * gate_head + column
+    if EARLY:  # behind the divisions, which need nothing that is waited for
+        wait_before_product()
+    value = tl.load(here, mask=inside, other=0.0).to(tl.float32)
+    opening = tl.load(there, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, (value / (1.0 + tl.exp(-opening))).to(out.dtype.element_ty), mask=inside)
 
 

@@ -74,7 +74,7 @@ def _turned(
         query, query.stride(0), query.stride(1), q_norm, made, query.shape[1],
         key_raw, key_raw.stride(0), key_raw.stride(1), k_norm, *keys, heads, *stored, blocks, more, positions,
         rows, width, eps, rotary_dim // 2, *_halves(-2.0 / rotary_dim * math.log2(theta)), *_halves(math.tau),
-        RT=high, HT=tall, CT=power_of_2(width),
+        RT=high, HT=tall, CT=power_of_2(width), ST=power_of_2(rotary_dim),
     )  # fmt: skip
 
 
@@ -90,25 +90,33 @@ def _rotary(
     key, key_row, key_head, k_norm, key_out, key_page, key_entry, key_step, key_heads,
     value, value_row, value_head, value_out, value_page, value_entry, value_step, locations, page_size,
     blocks, more, positions, rows, width, eps, half, step, step_rest, turn, turn_rest,
-    RT: tl.constexpr, HT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
+    RT: tl.constexpr, HT: tl.constexpr, CT: tl.constexpr, ST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """HT heads of RT rows: of queries, behind these `blocks` programs of keys, and behind `more` programs of values.
     Grid (row tiles, head tiles).
 
     All heads of a row turn by the same angles. Channel i turns by 2^(i * (step + step_rest)) per position; 2 pi is
-    turn + turn_rest. Weights are nobody's to write, so they are loaded before the wait.
+    turn + turn_rest. ST: of a tile of the channels that turn.
+    Weights are nobody's to write, so they are loaded before the wait. A position may not be written yet, but mostly is:
+    the angles of what stands there are formed, and are formed again if behind the wait it is another one.
     """
     row, at = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.arange(0, CT)
-    number = tl.program_id(1)
-    other = tl.where(at < 2 * half, tl.where(at < half, at + half, at - half), at)  # a channel's partner
-    channel = tl.where(at < half, at, at - half).to(tl.float64)
+    number, few = tl.program_id(1), tl.arange(0, ST)  # few: of these channels 2 * half turn
+    other = tl.where(few < half, few + half, few - half)  # a channel's partner
+    channel = tl.where(few < half, few, few - half).to(tl.float64)
     pace = tl.exp2(channel * step + channel * step_rest)
     of_queries = number < blocks
-    mine, theirs = _scales(q_norm, k_norm, of_queries, at, width), _scales(q_norm, k_norm, of_queries, other, width)
+    scales = (_scales(q_norm, k_norm, of_queries, at, at >= 2 * half, width),
+              _scales(q_norm, k_norm, of_queries, few, few < 2 * half, width),
+              _scales(q_norm, k_norm, of_queries, other, few < 2 * half, width))
+    guess = row * 0 - 1  # nobody's
+    cosine, sine = tl.zeros((RT, ST), tl.float32), tl.zeros((RT, ST), tl.float32)
     if EARLY:
+        guess = tl.load(positions + row, mask=row < rows, other=0, cache_modifier=".cg")
+        cosine, sine = _angles(guess, pace, turn, turn_rest)
         wait()
-    position = tl.load(positions + row, mask=row < rows, other=0)
-    turning = (position, pace, turn, turn_rest, mine, theirs, other, at, half)
+    position = tl.load(positions + row, mask=row < rows, other=0, cache_modifier=".cg")
+    turning = (position, guess, cosine, sine, pace, turn, turn_rest, scales, at, few, other, half)
     if of_queries:
         _turn(query, query_row, query_head, query_out, row * query_heads * width, width, row < rows, row,
               number * HT + tl.arange(0, HT), rows, query_heads, width, eps, turning)  # fmt: skip
@@ -133,40 +141,53 @@ def _rotary(
 
 
 @triton.jit
-def _scales(q_norm, k_norm, of_queries, at, width):
-    """What a channel's norm is multiplied by"""
+def _scales(q_norm, k_norm, of_queries, at, there, width):
+    """What the norm of a channel that is there is multiplied by"""
     if of_queries:
-        scale = tl.load(q_norm + at, mask=at < width, other=0.0).to(tl.float32)
+        scale = tl.load(q_norm + at, mask=there & (at < width), other=0.0).to(tl.float32)
     else:
-        scale = tl.load(k_norm + at, mask=at < width, other=0.0).to(tl.float32)
+        scale = tl.load(k_norm + at, mask=there & (at < width), other=0.0).to(tl.float32)
     return 1.0 + scale
 
 
 @triton.jit
-def _turn(x, x_row, x_head, out, out_at, out_head, live, row, head, rows, heads, width, eps, turning):
-    """[RT, HT, CT]: every lane norms its channel and the channel's partner, `half` channels away, and turns by an angle
-    [RT, CT]. Channels behind the first 2 * half are normed only: they are their own partners. A row goes to its
-    `out_at` if it is `live`.
-
-    turning: positions [RT], the pace of every channel and one turn; the norm's scale of every channel and of its
-    partner; which channel that is; the channels, and half of those that turn.
-    The angle is formed in fp64, and reduced to less than one turn there: in fp32 the angle at position 100 000 would
-    have lost five digits. Rows are asked for first, and arrive while it is formed.
-    """
-    position, pace, turn, turn_rest, mine, theirs, other, at, half = turning
-    inside = ((row < rows)[:, None] & (head < heads)[None, :])[:, :, None] & (at < width)[None, None, :]
-    source = x + (row[:, None] * x_row + head[None, :] * x_head)[:, :, None]
-    value = tl.load(source + at[None, None, :], mask=inside, other=0.0).to(tl.float32)
-    partner = tl.load(source + other[None, None, :], mask=inside, other=0.0).to(tl.float32)
+def _angles(position, pace, turn, turn_rest):
+    """Cosine and sine [RT, ST] of the angles by which channels turn."""
     angle = position.to(tl.float64)[:, None] * pace[None, :]
     whole = tl.floor(angle / turn)  # one more or less does not matter: sine and cosine stay the same
     angle = (angle - whole * turn - whole * turn_rest).to(tl.float32)
+    return tl.cos(angle), tl.sin(angle)
+
+
+@triton.jit
+def _turn(x, x_row, x_head, out, out_at, out_head, live, row, head, rows, heads, width, eps, turning):
+    """[RT, HT, CT]: all channels are normed; and [RT, HT, ST]: the first 2 * half are, and their partners, `half`
+    channels away, and turn by angles [RT, ST]. A row goes to its `out_at` if it is `live`.
+
+    turning: positions [RT], and others whose cosines and sines are given; the pace of a channel and one turn; the
+    norm's scale of every channel, of those that turn and of their partners; all channels, those that turn, their
+    partners; half of those that turn.
+    An angle is formed in fp64, and reduced to less than one turn there: in fp32 the angle at position 100 000 would
+    have lost five digits. Rows are asked for first, and arrive while it is formed.
+    """
+    position, guess, cosine, sine, pace, turn, turn_rest, scales, at, few, other, half = turning
+    straight, mine, theirs = scales
+    there = ((row < rows)[:, None] & (head < heads)[None, :])[:, :, None]
+    source = x + (row[:, None] * x_row + head[None, :] * x_head)[:, :, None]
+    goal = out + (out_at[:, None] + head[None, :] * out_head)[:, :, None]
+    inside, turns = there & (at < width)[None, None, :], there & (few < 2 * half)[None, None, :]
+    value = tl.load(source + at[None, None, :], mask=inside, other=0.0).to(tl.float32)
+    own = tl.load(source + few[None, None, :], mask=turns, other=0.0).to(tl.float32)
+    partner = tl.load(source + other[None, None, :], mask=turns, other=0.0).to(tl.float32)
+    if tl.max((position != guess).to(tl.int32), axis=0) != 0:
+        cosine, sine = _angles(position, pace, turn, turn_rest)
     # The partner is normed here too, so that no program waits for another one's result.
     scale = tl.rsqrt(tl.sum(value * value, axis=2) / width + eps)[:, :, None]
-    value, partner = value * scale * mine[None, None, :], partner * scale * theirs[None, None, :]
+    value = value * scale * straight[None, None, :]
+    tl.store(goal + at[None, None, :], value.to(out.dtype.element_ty),
+             mask=inside & live[:, None, None] & (at >= 2 * half)[None, None, :])  # fmt: skip
+    own, partner = own * scale * mine[None, None, :], partner * scale * theirs[None, None, :]
     # first * cos - second * sin for the first half, second * cos + first * sin for the second
-    sign = tl.where(at < half, -1.0, 1.0)[None, None, :]
-    turned = value * tl.cos(angle)[:, None, :] + sign * partner * tl.sin(angle)[:, None, :]
-    goal = out + (out_at[:, None] + head[None, :] * out_head)[:, :, None] + at[None, None, :]
-    tl.store(goal, tl.where((at < 2 * half)[None, None, :], turned, value).to(out.dtype.element_ty),
-             mask=inside & live[:, None, None])  # fmt: skip
+    sign = tl.where(few < half, -1.0, 1.0)[None, None, :]
+    turned = own * cosine[:, None, :] + sign * partner * sine[:, None, :]
+    tl.store(goal + few[None, None, :], turned.to(out.dtype.element_ty), mask=turns & live[:, None, None])

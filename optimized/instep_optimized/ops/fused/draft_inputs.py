@@ -1,0 +1,37 @@
+"""What the first product of a draft head takes: embedded tokens and hidden rows, each normed, side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from instep_reference.contract.place import Place
+
+if TYPE_CHECKING:
+    from ..base import Ops
+
+
+class DraftInputs(Protocol):
+    """`embed`, the `norm` of that and of `hidden` [N, D], then `concat`  ->  [N, 2 D].
+
+    weights: of the two norms. `to`: places of the embedding, both norms and the result. All but the last stay inside.
+    """
+
+    def __call__(
+        self, *, tokens: torch.Tensor, table: torch.Tensor, hidden: torch.Tensor,
+        weights: tuple[torch.Tensor, torch.Tensor], eps: float, to: tuple[Place, Place, Place, Place],
+    ) -> torch.Tensor: ...
+
+
+def draft_inputs(
+    ops: Ops, *, tokens: torch.Tensor, table: torch.Tensor, hidden: torch.Tensor,
+    weights: tuple[torch.Tensor, torch.Tensor], eps: float, to: tuple[Place, Place, Place, Place],
+) -> torch.Tensor:  # fmt: skip
+    """`DraftInputs`, or its parts."""
+    if ops.draft_inputs is not None:
+        return ops.draft_inputs(tokens=tokens, table=table, hidden=hidden, weights=weights, eps=eps, to=to)
+    embedding = ops.embed(tokens=tokens, table=table, to=to[0])
+    left = ops.norm(x=embedding, weight=weights[0], eps=eps, to=to[1])
+    right = ops.norm(x=hidden, weight=weights[1], eps=eps, to=to[2])
+    return ops.concat(x=left, y=right, to=to[3])
