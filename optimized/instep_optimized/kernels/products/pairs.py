@@ -6,10 +6,9 @@ the shared memory that they name is PTX's, too: a buffer for numbers in fp32, an
 A tensor that both programs have is equal in both, as Gluon sees it. Here each has its own numbers in it, and Gluon
 stores those of the first.
 
-To say that a message was read, an arrival has the scope of one program, not of the cluster, as its wait has. PTX does
-not promise that its reads come before the next message then. They do, for the arrival has to reach the other program
-and its message to come back. An arrival for the cluster is a fence of the whole GPU here (LOG.md). Leaves out: what is
-summed (`slim_staged.py`).
+What one program says to the other is released to the cluster, and who waits for it acquires for the cluster: so PTX
+promises that a message is read before the next one comes. Such a release is a fence of the whole GPU here, so a warp
+does it that has nothing else to do (LOG.md). Leaves out: what is summed (`slim_staged.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -23,7 +22,9 @@ from triton.experimental.gluon import language as gl
 from ..device.layouts import NEWER, along, wait_at
 
 HEAD = gl.constexpr(1024)  # bytes before the messages. Behind whole KiB, the memory that Gluon places stays aligned
-TAKEN = gl.constexpr(8)  # where the barrier is that says so; that of a message that has come stands at 0
+# Where the barriers are. That of a message that has come stands at 0.
+TAKEN = gl.constexpr(8)  # of the second program: it was read
+READ = gl.constexpr(16)  # of the first one, by its warps
 FOUR = gl.constexpr(4)  # numbers of a thread that follow each other, as they are sent
 
 _FIRST_THREAD = "{ .reg .pred p; .reg .u32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; "
@@ -34,10 +35,17 @@ _SEND = gl.constexpr(
 )
 _SEND_OPERANDS = gl.constexpr(",".join(["=r"] * 4 + ["r"] * 12))
 _READ_OPERANDS = gl.constexpr(",".join(["=r"] * 4 + ["r"] * 4))
+_FIRST_LANE = (
+    "{ .reg .pred p; .reg .u32 lane; mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0; bar.warp.sync 0xffffffff; "
+)
+_HAVE_READ = gl.constexpr(f"{_FIRST_LANE} @p mbarrier.arrive.shared::cta.b64 _, [$1]; mov.u32 $0, 0; }}")
 _TELL_SECOND = gl.constexpr(
-    "{ .reg .pred p; .reg .u32 lane, bar; mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0; "
-    "setp.ne.and.u32 p, $2, 0, p; bar.warp.sync 0xffffffff; "
-    "mapa.shared::cluster.u32 bar, $1, 1; @p mbarrier.arrive.shared::cluster.b64 _, [bar]; mov.u32 $0, 0; }"
+    f"{_FIRST_LANE} .reg .u32 bar; mapa.shared::cluster.u32 bar, $1, 1; "
+    "@p mbarrier.arrive.release.cluster.shared::cluster.b64 _, [bar]; mov.u32 $0, 0; }"
+)
+_WAIT = gl.constexpr(
+    "{ .reg .pred p; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [$1], $2; @!p bra again; "
+    "mov.u32 $0, 0; }"
 )
 
 
@@ -63,8 +71,8 @@ def _memory(size):
 @gluon.constexpr_function
 def _begin(warps):
     return (
-        f"{_FIRST_THREAD} @p mbarrier.init.shared::cta.b64 [$1], 1; @p mbarrier.init.shared::cta.b64 [$1+8], {warps}; "
-        "@p fence.mbarrier_init.release.cluster; mov.u32 $0, 0; }"
+        f"{_FIRST_THREAD} @p mbarrier.init.shared::cta.b64 [$1], 1; @p mbarrier.init.shared::cta.b64 [$1+8], 1; "
+        f"@p mbarrier.init.shared::cta.b64 [$1+16], {warps}; @p fence.mbarrier_init.release.cluster; mov.u32 $0, 0; }}"
     )
 
 
@@ -107,6 +115,12 @@ def buffer(COUNT: gl.constexpr):
 
 
 @gluon.jit
+def _wait(address, phase):
+    """Until the other program has said so: what it did before is seen then."""
+    gl.inline_asm_elementwise(_WAIT, "=r,r,r", [address, phase], gl.int32, False, 1)
+
+
+@gluon.jit
 def _places(box, ROWS: gl.constexpr, COLUMNS: gl.constexpr, SUMS: gl.constexpr):
     """Where a thread's numbers are, by fours. It has two neighbours of a row, and two of the row 8 below."""
     row, column = along(0, ROWS, SUMS), along(1, COLUMNS, SUMS)
@@ -117,20 +131,33 @@ def _places(box, ROWS: gl.constexpr, COLUMNS: gl.constexpr, SUMS: gl.constexpr):
 @gluon.jit
 def send(total, box, message, SUMS: gl.constexpr):
     """The second program sends its numbers: `message` counts from 0 on. It waits until the message before was read."""
-    wait_at(box + TAKEN, (message + 1) & 1)  # a barrier that nobody has used yet lets the first one pass
+    _wait(box + TAKEN, (message + 1) & 1)  # a barrier that nobody has used yet lets the first one pass
     at = _places(box, total.shape[0], total.shape[1], SUMS)
     value = total.to(gl.int32, bitcast=True)
     gl.inline_asm_elementwise(_SEND, _SEND_OPERANDS, [at, value, box + at * 0], gl.int32, False, FOUR)
 
 
 @gluon.jit
-def received(box, message, more, ROWS: gl.constexpr, COLUMNS: gl.constexpr, SUMS: gl.constexpr):
-    """The first program waits for them, reads them, and says so if more messages come: else the second may be gone."""
+def tell(box, messages):
+    """For another warp of the first program: say to the second one what was read, if more messages come.
+
+    Else the second one may be gone. Of the second program `messages` is 0.
+    """
+    cluster_arrive()
+    cluster_wait()
+    for message in range(messages - 1):
+        wait_at(box + READ, message & 1)
+        gl.inline_asm_elementwise(_TELL_SECOND, "=r,r", [box + TAKEN], gl.int32, False, 1)
+
+
+@gluon.jit
+def received(box, message, ROWS: gl.constexpr, COLUMNS: gl.constexpr, SUMS: gl.constexpr):
+    """The first program waits for them, reads them, and says so to `tell`."""
     gl.inline_asm_elementwise(_expect(4 * ROWS * COLUMNS), "=r,r", [box], gl.int32, False, 1)
-    wait_at(box, message & 1)
+    _wait(box, message & 1)
     at = _places(box, ROWS, COLUMNS, SUMS)
     found = gl.inline_asm_elementwise(
         "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", _READ_OPERANDS, [at], gl.int32, False, FOUR
     )
-    gl.inline_asm_elementwise(_TELL_SECOND, "=r,r,r", [box + TAKEN, more.to(gl.int32)], gl.int32, False, 1)
+    gl.inline_asm_elementwise(_HAVE_READ, "=r,r", [box + READ], gl.int32, False, 1)
     return found.to(gl.float32, bitcast=True)

@@ -32,7 +32,7 @@ from ..device.layouts import (
     warpgroup_mma_wait,
 )
 from ..runtime import ceil_div, hopper, launch
-from .pairs import barriers, both, buffer, cluster_arrive, cluster_wait, idle, rank, received, send
+from .pairs import barriers, both, buffer, cluster_arrive, cluster_wait, idle, rank, received, send, tell
 from .slim_parts import _linear_parts
 
 ALIGNED = 16  # bytes: where boxes begin, and rows
@@ -219,7 +219,7 @@ def _sum_few(
             if begin > 0:
                 send(total, box, message, SUMS)
             else:
-                total += received(box, message, tile + work[1] < tiles, ALL, MT, SUMS)
+                total += received(box, message, ALL, MT, SUMS)
             message += 1
         if GATED and NT % (16 * W) == 0:  # a thread has both halves of a column
             gate, up = gl.split(total.reshape([2, NT, MT]).permute((1, 2, 0)))
@@ -255,7 +255,7 @@ def _linear_staged(
     if PAIR:
         gl.warp_specialize(
             [(_sum_few, (summed, MT, NT, STEPS, GATED, PAIR)), (_copy, (copied, NT, KT, STEPS, GATED, PAIR, EARLY)),
-             (idle, (steps,)), (idle, (steps,))],
+             (tell, (box, gl.where(work[2] > 0, 0, work[4] // work[3]))), (idle, (steps,))],
             [1, 1, 2], [COPIER_REGISTERS, 24, 24],  # all warps that a program has, for all must come
         )  # fmt: skip
     else:
