@@ -159,6 +159,32 @@ def test_a_fusion_is_its_parts(case: Case, device: str) -> None:
     assert agree(case, parts, whole) == []
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_angles_are_those_of_positions_that_the_launch_before_writes() -> None:
+    """In a graph, where the launch of angles begins early: what stands there then is of the replay before."""
+    given, _ = kv_inputs("cuda")
+    apart = [torch.randint(0, 300_000, (300_000,), device="cuda") for _ in range(2)]
+    source, none = apart[0].clone(), torch.full_like(apart[0], -1)
+
+    def chain() -> list[torch.Tensor]:
+        chosen = (TRITON.choose(own=source, forced=none)[-5:] for _ in range(8))
+        return [fused.kv_inputs(TRITON, **given | {"positions": positions}) for positions in chosen]
+
+    chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = chain()
+    for turn in range(20):
+        source.copy_(apart[turn % 2])
+        graph.replay()
+        right = fused.kv_inputs(in_parts(PLAIN), **given | {"positions": source[-5:]})
+        same = fused.kv_inputs(TRITON, **given | {"positions": source[-5:].clone()})
+        torch.testing.assert_close(same, right, rtol=2**-6, atol=2**-6)
+        assert all(torch.equal(one, same) for one in found)
+
+
 def test_the_table_has_every_fusion_and_its_parts() -> None:
     """Each is an op that a set may lack, with a composition beside it; ours are the parts that ours say they fuse."""
     for name, fusion in FUSIONS.items():

@@ -218,7 +218,7 @@ def _planted(
     monkeypatch: pytest.MonkeyPatch, name: str, texts: tuple[tuple[str, str], ...], folder: Path
 ) -> ModuleType:
     """A module of kernels with other texts, known as `planted_` and its name."""
-    path, known = Path(slim.__file__).with_name(f"{name}.py"), f"instep_optimized.kernels.planted_{name}"
+    path, known = Path(slim.__file__).with_name(f"{name}.py"), f"instep_optimized.kernels.products.planted_{name}"
     text = path.read_text()
     for old, new in texts:
         assert text.count(old) == 1, f"{old} stands there {text.count(old)} times"

@@ -63,8 +63,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "token-behind", "wrong-token", "The draft head looks up the id behind every token's own.",
         "",
-        (Edit("instep_optimized/draft/mtp.py", "self.head.embed(ops, batch.tokens, stage)",
-              "self.head.embed(ops, batch.tokens + 1, stage)"),),
+        (Edit("instep_optimized/draft/mtp.py", "tokens=batch.tokens", "tokens=batch.tokens + 1"),),
         "accepted", Setting(), 2, Place("extend", STAGE_LEVEL, "embedding"),
         "is the embedding of token 102; the trace has 101", ("derived",), ("identity", "bytes", "directed"),
     ),

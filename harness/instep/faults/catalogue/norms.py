@@ -30,7 +30,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "norm-eps-of-another-class", "norm-eps", "The draft head's norm of embeddings has the 1e-5 of another class.",
-        "", (Edit("instep_optimized/draft/mtp.py", "eps=eps, to=at(\"normed\")", "eps=1e-5, to=at(\"normed\")"),),
+        "",
+        (Edit("instep_optimized/ops/fused/draft_inputs.py", "weight=weights[0], eps=eps",
+              "weight=weights[0], eps=1e-5"),),
         "accepted", Setting(), 2, Place("extend", STAGE_LEVEL, "normed"),
         "10 times the eps", ("derived",), ("identity", "bytes", "directed"),
     ),

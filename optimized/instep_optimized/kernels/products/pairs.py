@@ -89,14 +89,18 @@ def rank():
 
 @gluon.jit
 def cluster_arrive():
-    """Every warp of both programs says once that it runs, and that what it did before is done."""
-    gl.inline_asm_elementwise("barrier.cluster.arrive.release.aligned; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
+    """Every warp of both programs says once that it runs, and that what it did before is done.
+
+    Nothing promises that the threads of a warp stand at the same place behind a loop that waits: so neither this nor
+    `cluster_wait` is PTX's aligned form, which asks for that.
+    """
+    gl.inline_asm_elementwise("barrier.cluster.arrive.release; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
 
 
 @gluon.jit
 def cluster_wait():
     """Until every warp of both programs has come"""
-    gl.inline_asm_elementwise("barrier.cluster.wait.acquire.aligned; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
+    gl.inline_asm_elementwise("barrier.cluster.wait.acquire; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
 
 
 @gluon.jit
