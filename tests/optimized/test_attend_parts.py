@@ -146,6 +146,17 @@ def test_requests_that_share_pages_beyond_the_room_are_not_read_silently() -> No
     assert TRITON.attend(**inputs | {"pages": shared}).isnan().flatten(1).all(dim=1)[:2].tolist() == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("requests", "mapped", "pooled", "sides"),
+    [(1, 4160, 4224, 1), (2, 16448, 32960, 1), (4, 16448, 65856, 2), (8, 32768, 4224, 1), (128, 576, 73792, 2)],
+)
+def test_tiles_share_copies_where_not_all_of_them_run_at_a_time(
+    requests: int, mapped: int, pooled: int, sides: int
+) -> None:
+    """Windows of 4 on 2 KV heads: a longer line of the table than the pool has pages for does not count."""
+    assert attend_file.sides_of(requests, mapped, pooled, 4, 1024, 132) == sides
+
+
 @pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
 @pytest.mark.parametrize("ops", [TRITON, INVARIANT], ids=lambda ops: ops.name)
 @pytest.mark.parametrize(("size", "between"), [(8, 0), (16, 16), (24, 0), (64, 0), (64, 4), (64, 32), (128, 8)])
@@ -186,12 +197,12 @@ def test_explicit_layouts_give_the_bits_of_the_others(
     assert launched[-2:] == [f"read_parts{staged and '_apart_staged'}", "join_parts"] and found.isfinite().all()
     assert launched[0] == ("read_chunk" if ops is INVARIANT else f"read_chunk{staged}")
     as_is = attend_file.FEW
-    for many in (attend_file.APART, len(counts) + 1):  # scores and sums by warps of their own, and by the same
-        monkeypatch.setattr(attend_file, "APART", many)
+    for places in (2, 9999):  # programs; in items of two tiles, and of one
+        monkeypatch.setattr(attend_file, "multiprocessors", lambda _, places=places: places)
         for few in (0, 9999, as_is):  # in groups, in parts, and as is
             monkeypatch.setattr(attend_file, "FEW", few)
             assert same_bits(ops.attend(query=query, pages=given, to=at("attended")), found)
-    assert launched[-2:] == [f"read_parts{staged}", "join_parts"]
+    assert launched[-2:] == [f"read_parts{staged and '_apart_staged'}", "join_parts"]
     monkeypatch.setattr(attend_file, "staged", None)
     assert same_bits(ops.attend(query=query, pages=given, to=at("attended")), found)
     assert not any("staged" in name for name in launched[-3:])

@@ -88,7 +88,7 @@ def handshakes() -> None:
 
 
 def attention() -> None:
-    """Prompts, windows of few and of many requests, decodes of many, on pages of a part of a step and of whole steps.
+    """Prompts, windows of few and of many positions, decodes, on pages of a part of a step and of whole steps.
 
     Behind each page stands a red zone, as in the pools of an engine; of the last ones it is no whole 16 bytes.
     """
@@ -97,8 +97,8 @@ def attention() -> None:
     attend_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
     for size, requests, rows, zone in ((16, 1, 130, 16), (64, 40, 4, 16), (64, 40, 1, 16), (64, 40, 4, 4)):
         span, many = size * 2 * 256, torch.zeros(requests, dtype=torch.int64)
-        pool = torch.zeros(9, span + zone, dtype=torch.bfloat16)[:, :span].unflatten(1, (size, 2, 256))
-        pages = Pages(pool, pool, torch.zeros(requests, 8, dtype=torch.int64), many, many, many, many, rows)
+        pool = torch.zeros(16 * requests, span + zone, dtype=torch.bfloat16)[:, :span].unflatten(1, (size, 2, 256))
+        pages = Pages(pool, pool, torch.zeros(requests, 16, dtype=torch.int64), many, many, many, many, rows)
         query = torch.zeros(requests * rows, 16, 256, dtype=torch.bfloat16)
         attend_file.attend(query=query, pages=pages, to=Place("trunk", 0, "attended"))
 

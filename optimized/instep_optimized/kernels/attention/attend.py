@@ -1,7 +1,7 @@
 """Paged attention for prefill chunks, verify windows, trees and decode: which kernels run, and how work is divided.
 
 The positions of a prefill chunk are not split. Leaves out: the kernels (`attend_chunk.py`, `attend_parts.py`; with
-explicit layouts `attend_chunk_staged.py`, `attend_parts_staged.py`, `attend_parts_apart.py`).
+explicit layouts `attend_chunk_staged.py`, `attend_parts_apart.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from ..runtime import INTERPRETED, ceil_div, explicit, launch, multiprocessors, 
 from .attend_chunk import read_chunk
 from .attend_parts import join_parts, read_parts
 
-staged, chunks, windows, apart = map(
-    explicit, (f"attention.attend_{name}" for name in ("staged", "chunk_staged", "parts_staged", "parts_apart"))
-)
+staged, chunks, apart = map(explicit, (f"attention.attend_{name}" for name in ("staged", "chunk_staged", "parts_apart")))
 
 SMALLEST_DOT, LOG2_E = 16, 1.4426950408889634
 LISTED = 32  # requests, at least: fewer do not make another compiled kernel
@@ -80,6 +78,17 @@ def unjoined(
     return Unjoined(few, ceil_div(mapped, of.part), room, min(most, at_once))
 
 
+def sides_of(requests: int, mapped: int, pooled: int, tiles: int, group: int, places: int) -> int:
+    """Tiles of rows that a program reads together: one, if all tiles may run at a time, else two.
+
+    Two share what is copied, and take longer than one. A request is counted as if it filled what it may have, and a
+    group that it only begins behind others takes little.  mapped, pooled: as above;  tiles: of a request, with those of
+    all KV heads;  group: positions of a group;  places: programs that run at a time
+    """
+    groups = min(requests * max(mapped // group, 1), pooled // group + requests)
+    return 1 if groups * tiles <= places else 2
+
+
 class Shape(NamedTuple):
     """queries: rows (tokens times grouped heads) of a tile; positions: of a step."""
 
@@ -108,8 +117,7 @@ PARTS = {2: Shape(16, 64, 4, 2), 4: Shape(16, 32, 8, 2)}
 SMALL = Shape(16, 16, 4, 1)  # interpreted
 # Of the kernels with explicit layouts, which have the tiles above: stages, registers of a thread that reads (apart: of
 # one that sums values), and of one that copies.
-CHUNK_STAGED, PARTS_STAGED, PARTS_APART = (2, 232, 40), (2, 224, 56), (2, 168, 40)
-APART = 8  # requests, from which on scores and sums have warps of their own: LOG.md
+CHUNK_STAGED, PARTS_APART = (2, 232, 40), (2, 168, 40)
 
 
 def shape_of(shapes: dict[int, Shape], query: torch.Tensor) -> Shape:
@@ -231,21 +239,19 @@ class Call(NamedTuple):
             Division(WINDOW, part, GROUP, FEW))
         means = self.query.new_empty((room, at_once, heads, width), dtype=torch.float32)
         sums = self.query.new_empty((room, at_once, heads, 2), dtype=torch.float32)
-        tiles = ceil_div(at_once, tokens if pages.ancestors is None else 1)
-        listed = max(power_of_2(requests), LISTED)
-        many = requests >= APART
-        fit = pages.ancestors is None and listed <= 128 and self.staged(
-            rows, shape, PARTS_APART if many else PARTS_STAGED)  # fmt: skip
-        reads = windows and (apart.read_parts_apart_staged if many else windows.read_parts_staged)
-        sides = {"SIDES": min(tiles, 2)} if many else {}
-        items = requests * most_parts * kv_heads * (ceil_div(tiles, 2) if fit else tiles)
-        programs = max(min(multiprocessors(self.query.device) * (1 if fit else RESIDENT), items), 1)
+        tiles, sides = ceil_div(at_once, tokens if pages.ancestors is None else 1), 1
+        listed, places = max(power_of_2(requests), LISTED), multiprocessors(self.query.device)
+        if fit := pages.ancestors is None and listed <= 128 and self.staged(rows, shape, PARTS_APART):
+            sides = min(tiles, sides_of(
+                requests, mapped * size, pooled * size, kv_heads * tiles, part * GROUP, places))  # fmt: skip
+        items = requests * most_parts * kv_heads * ceil_div(tiles, sides)
+        programs = max(min(places * (1 if fit else RESIDENT), items), 1)
         beside = self.beside[:-3]  # without what the joining kernel writes
         for skipped in range(0, most, at_once):
             counts = (means, sums, at_once, skipped, few, room, requests, kv_heads, tokens)
             if fit:
-                launch(reads, (programs,), *self.queries, *fit[0], *beside, *counts,
-                       PT=part, GROUP=GROUP, BT=listed, **sides, **fit[1])  # fmt: skip
+                launch(apart.read_parts_apart_staged, (programs,), *self.queries, *fit[0], *beside, *counts,
+                       PT=part, GROUP=GROUP, BT=listed, SIDES=sides, **fit[1])  # fmt: skip
             else:
                 launch(
                     read_parts, (programs,), *self.queries, *self.pools, *beside, *counts,

@@ -1,9 +1,10 @@
-"""`read_parts_staged` of `attend_parts_staged.py` for many requests: scores and sums by warps of their own, same bits.
+"""`read_parts` of `attend_parts.py` with explicit layouts: the same bits, and copies go on while parts are computed.
 
-One group of warps computes the weights of two tiles, and hands them on through shared memory. Two more groups, one per
-tile, multiply the values. So the scores of a step are computed while the values of the step before are summed.
+One group of warps computes the weights of an item, of one tile or of two, and hands them on through shared memory. Two
+more groups, one per tile, multiply the values. So the scores of a step are computed while the values of the step before
+are summed.
 
-Leaves out: what programs read, and who copies it (`attend_parts_staged.py`).
+Leaves out: trees, and what else does not fit; what programs read, and who copies it (`attend_parts_staged.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -24,10 +25,17 @@ HANDED = gl.constexpr(2)  # steps whose weights wait for their values, at most
 @gluon.jit
 def _hands(DTYPE: gl.constexpr, MT: gl.constexpr, NT: gl.constexpr, SIDES: gl.constexpr):
     """Shared memory for what is handed on: the weights of a step, four factors per row (`_weigh`), and what says that a
-    place is full, and that it is free"""
+    place is full, and that it is free
+
+    Each factor has memory of its own: between stores to the same memory the compiler puts a barrier.
+    """
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    FACTOR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     weights = gl.allocate_shared_memory(DTYPE, [HANDED, SIDES * MT, NT], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-    factors = gl.allocate_shared_memory(gl.float32, [HANDED * 4, SIDES * MT], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    kept = gl.allocate_shared_memory(gl.float32, [HANDED, SIDES * MT], FACTOR)
+    old = gl.allocate_shared_memory(gl.float32, [HANDED, SIDES * MT], FACTOR)
+    own = gl.allocate_shared_memory(gl.float32, [HANDED, SIDES * MT], FACTOR)
+    sees = gl.allocate_shared_memory(gl.float32, [HANDED, SIDES * MT], FACTOR)
     full = gl.allocate_shared_memory(gl.int64, [HANDED, 1], BARRIER)
     free = gl.allocate_shared_memory(gl.int64, [HANDED, 1], BARRIER)
     for hand in gl.static_range(HANDED):
@@ -35,7 +43,38 @@ def _hands(DTYPE: gl.constexpr, MT: gl.constexpr, NT: gl.constexpr, SIDES: gl.co
         mbarrier.init(free.index(hand), count=SIDES)
     fence_async_shared()
     barrier()
-    return weights, factors, full, free
+    return weights, (kept, old, own, sees), full, free
+
+
+@gluon.constexpr_function
+def _by_thread(rows):
+    """Of a tensor [rows, 4] a thread has all four numbers of the rows that it has of a product."""
+    registers = [[0, 1], [0, 2], *([row, 0] for row in (8, 16) if row < rows)]
+    lanes = [[0, 0], [0, 0], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[0, 0], [0, 0]], [], [rows, 4])
+
+
+@gluon.jit
+def _by_warp(x):
+    """[rows, NT] -> [rows, 4, NT // 4]: of the 4 a warp has one"""
+    ROWS: gl.constexpr = x.shape[0]
+    NT: gl.constexpr = x.shape[1]
+    return gl.reshape(gl.permute(gl.reshape(x, [ROWS, NT // 32, 4, 8]), (0, 2, 1, 3)), [ROWS, 4, NT // 4])
+
+
+@gluon.jit
+def _highest(of_warps, OF_ROW: gl.constexpr):
+    """The maximum of each row, from those of four warps"""
+    return gl.convert_layout(gl.max(of_warps.load(_by_thread(of_warps.shape[0])), axis=1), OF_ROW)
+
+
+@gluon.jit
+def _added(of_warps, OF_ROW: gl.constexpr):
+    """The sum of each row, from those of four warps, in the compiler's own order: first those that are 2 apart"""
+    x = of_warps.load(_by_thread(of_warps.shape[0]))
+    near, far = gl.split(gl.permute(gl.reshape(x, [of_warps.shape[0], 2, 2]), (0, 2, 1)))
+    even, odd = gl.split(near + far)
+    return gl.convert_layout(even + odd, OF_ROW)
 
 
 @gluon.jit
@@ -51,18 +90,23 @@ def _factors(best, total, more, sum_of_more):
 
 @gluon.jit
 def _weigh(
-    given, work, query_tile, tiles, hands,
+    given, work, query_tile, tiles, hands, exchanged,
     MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr,
     PAGE: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, SIDES: gl.constexpr,
 ):  # fmt: skip
-    """The weights of every step, of the tiles of a pair below each other. Beside them stand factors of each row:
+    """The weights of every step, of the tiles of an item below each other. Beside them stand factors of each row:
 
     of what was summed of the part before; and in the last step of a part that of the parts before, that of the part,
     and whether the row sees anything of it (else neither counts).
+
+    Each warp has a quarter of a step's positions. Maxima and sums of the quarters go through shared memory here, with a
+    barrier each: where the compiler reduces it puts three.
     """
     query, query_row, query_head, table, table_row, table_column, begin, group, scale, _, sums, room = given
     key_tiles, _, full_keys, _, free_keys, _, _ = tiles
     weights, factors, full, free = hands
+    kept_of, old_of, own_of, sees_of = factors
+    maxima, totals = exchanged
     W: gl.constexpr = gl.num_warps()
     ROWS: gl.constexpr = SIDES * MT
     TILE: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, W], [16, 8])
@@ -71,11 +115,11 @@ def _weigh(
     if EARLY:
         gdc_wait()
     most, skipped, kv_heads, tokens = work[5], work[6], work[9], work[10]
-    lists, each = listed(work, PT, GROUP, BT)
+    lists, each = listed(work, PT, GROUP, BT, SIDES)
     begins = gl.load(begin + lists[0], mask=lists[0] < work[8], other=0)
     done = 0
     for item in range(gl.program_id(0), gl.max(lists[8], axis=0), gl.num_programs(0)):
-        of, start, stop = chosen(item, lists, work, PT * each)
+        of, start, stop = chosen(item, lists, work, PT * each, SIDES)
         request, slot, kv_head, first, behind_last, known, unit, base = of
         line, row = table + slot.to(gl.int64) * table_row, of_one(lists[0] == request, begins)
         head = kv_head * group
@@ -102,25 +146,32 @@ def _weigh(
                 hand, turn = stage_and_phase(done, HANDED)
                 mbarrier.wait(full_keys.index(place), phase)
                 score = scored(query_tile, key_tiles.index(place), TILE)
-                mbarrier.arrive(free_keys.index(place), count=1)
                 if step + NT > full_rows:
                     score = seen(score, step, stop, last, (line, table_column), missing, NT, PAGE)
-                weight, kept, higher = weights_of(score, more, scale)
+                maxima.store(gl.max(_by_warp(score), axis=2))
+                barrier()
+                mbarrier.arrive(free_keys.index(place), count=1)
+                higher = gl.maximum(more, _highest(maxima, OF_ROW) * scale)
+                weight, kept = weights_of(score, more, higher, scale)
                 mbarrier.wait(free.index(hand), turn ^ 1)
                 weights.index(hand).store(weight.to(weights.dtype))
-                factors.index(hand * 4).store(kept)
-                new = sum_of_more * kept + gl.sum(weight, axis=1)
+                kept_of.index(hand).store(kept)
+                totals.store(gl.sum(_by_warp(weight), axis=2))
+                barrier()
+                if step + NT < behind:
+                    mbarrier.arrive(full.index(hand), count=1)
+                new = sum_of_more * kept + _added(totals, OF_ROW)
                 if step + NT > full_rows:  # a row is not changed by a step that lies behind its last position
                     reached = step <= last
                     higher, new = gl.where(reached, higher, more), gl.where(reached, new, sum_of_more)
                 more, sum_of_more = higher, new
                 if step + NT >= behind:
                     best, total, old, own, sees = _factors(best, total, more, sum_of_more)
-                    factors.index(hand * 4 + 1).store(old)
-                    factors.index(hand * 4 + 2).store(own)
-                    factors.index(hand * 4 + 3).store(sees)
-                barrier()
-                mbarrier.arrive(full.index(hand), count=1)
+                    old_of.index(hand).store(old)
+                    own_of.index(hand).store(own)
+                    sees_of.index(hand).store(sees)
+                    barrier()
+                    mbarrier.arrive(full.index(hand), count=1)
                 done += 1
         live = (m % MT // group < tokens) & (token < gl.where(base + unit < room, behind_last, 0))
         spot = ((base + unit).to(gl.int64) * most + token - skipped) * (kv_heads * group) + head + m % MT % group
@@ -129,9 +180,9 @@ def _weigh(
 
 
 @gluon.jit
-def _factor(factors, number, AT: gl.constexpr, MT: gl.constexpr, OF_ROW: gl.constexpr):
+def _factor(factors, hand, AT: gl.constexpr, MT: gl.constexpr, OF_ROW: gl.constexpr):
     """Of the rows of a tile, which are those from AT on"""
-    return gl.expand_dims(factors.index(number).slice(AT, MT).load(OF_ROW), 1)
+    return gl.expand_dims(factors.index(hand).slice(AT, MT).load(OF_ROW), 1)
 
 
 @gluon.jit
@@ -140,10 +191,11 @@ def _gather(
     MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, SIDES: gl.constexpr, SIDE: gl.constexpr,
 ):  # fmt: skip
-    """The means of the first or the second tile of every pair."""
+    """The means of the first or the second tile of every item."""
     _, _, _, _, _, _, _, group, _, means, _, room = given
     _, value_tiles, _, full_values, _, free_values, _ = tiles
     weights, factors, full, free = hands
+    kept_of, old_of, own_of, sees_of = factors
     W: gl.constexpr = gl.num_warps()
     AT: gl.constexpr = SIDE % SIDES * MT  # a second tile that is not there reads nothing, and must compile
     TILE: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, W], [16, 8])
@@ -154,11 +206,11 @@ def _gather(
         gdc_wait()
     most, skipped, kv_heads, tokens = work[5], work[6], work[9], work[10]
     position = gl.arange(0, NT, gl.SliceLayout(1, RIGHT))
-    lists, each = listed(work, PT, GROUP, BT)
+    lists, each = listed(work, PT, GROUP, BT, SIDES)
     done = 0
-    items = gl.max(lists[8], axis=0) if SIDE < SIDES else 0  # no launch of few rows has a second tile
+    items = gl.max(lists[8], axis=0) if SIDE < SIDES else 0  # nothing where items have one tile
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        of, start, stop = chosen(item, lists, work, PT * each)
+        of, start, stop = chosen(item, lists, work, PT * each, SIDES)
         kv_head, first, behind_last, known, unit, base = of[2], of[3] + SIDE * tokens, of[4], of[5], of[6], of[7]
         if first >= behind_last:  # a tile without rows
             for _step in range(start, stop, NT):
@@ -183,7 +235,7 @@ def _gather(
                 hand, turn = stage_and_phase(done, HANDED)
                 mbarrier.wait(full.index(hand), turn)
                 weight = weights.index(hand).slice(AT, MT, dim=0).load(LEFT)
-                mean_of_all = mean_of_more * _factor(factors, hand * 4, AT, MT, OF_ROW)
+                mean_of_all = mean_of_more * _factor(kept_of, hand, AT, MT, OF_ROW)
                 mbarrier.wait(full_values.index(place), phase)
                 value = value_tiles.index(place)
                 mean_of_all = summed(weight, value, mean_of_all, position, step, stop)
@@ -192,9 +244,9 @@ def _gather(
                     mean_of_all = gl.where(gl.expand_dims(step <= last, 1), mean_of_all, mean_of_more)
                 mean_of_more = mean_of_all
                 if step + NT >= behind:
-                    old, own = (_factor(factors, hand * 4 + 1, AT, MT, OF_ROW),
-                                _factor(factors, hand * 4 + 2, AT, MT, OF_ROW))  # fmt: skip
-                    sees = _factor(factors, hand * 4 + 3, AT, MT, OF_ROW) != 0.0
+                    old, own = (_factor(old_of, hand, AT, MT, OF_ROW),
+                                _factor(own_of, hand, AT, MT, OF_ROW))  # fmt: skip
+                    sees = _factor(sees_of, hand, AT, MT, OF_ROW) != 0.0
                     mean = gl.where(sees, mean * old + mean_of_more * own, mean)
                 mbarrier.arrive(free.index(hand), count=1)
                 done += 1
@@ -213,23 +265,24 @@ def read_parts_apart_staged(
     BT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, COPIER_REGISTERS: gl.constexpr,
     EARLY: gl.constexpr, SIDES: gl.constexpr,
 ):  # fmt: skip
-    """Parts of the positions of one request, for two tiles of rows and the heads of one KV head. Grid: any.
-
-    SIDES: 1 if no request has rows for a second tile
-    """
+    """Parts of the positions of one request, for SIDES tiles of rows and the heads of one KV head. Grid: any."""
     DTYPE: gl.constexpr = query.dtype.element_ty
     work = (slots, count, before, held, window, most, skipped, few, requests, kv_heads, tokens)
     given = (query, query_row, query_head, table, table_row, table_column, begin, group, scale, means, sums, room)
     query_tile = gl.allocate_shared_memory(DTYPE, [SIDES * MT, DT], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
     hands = _hands(DTYPE, MT, NT, SIDES)
+    OF_WARPS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    exchanged = (gl.allocate_shared_memory(gl.float32, [SIDES * MT, 4], OF_WARPS),
+                 gl.allocate_shared_memory(gl.float32, [SIDES * MT, 4], OF_WARPS))  # fmt: skip
     tiles = places(DTYPE, NT, DT, STAGES, 1, SIDES)
     gl.warp_specialize(
         [
-            (_weigh, (given, work, query_tile, tiles, hands, MT, NT, DT, PT, GROUP, BT, PAGE, STAGES, EARLY, SIDES)),
+            (_weigh, (given, work, query_tile, tiles, hands, exchanged, MT, NT, DT, PT, GROUP, BT, PAGE, STAGES, EARLY,
+                      SIDES)),
             (_gather, (given, work, tiles, hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES, 0)),
             (_gather, (given, work, tiles, hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES, 1)),
             (copy, (keys, values, table, table_row, table_column, work, tiles, NT, DT, PT, GROUP, BT, PAGE, STAGES,
-                    EARLY)),
+                    EARLY, SIDES)),
         ],
         [4, 4, 1], [REGISTERS, REGISTERS, COPIER_REGISTERS],
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Attention with explicit layouts: one group of warps copies keys and values, two others read them. Device functions.
+"""Attention with explicit layouts: one group of warps copies keys and values, others read them. Device functions.
 
 The steps are those of `attend_steps.py`, in its order and in the layouts that the compiler chooses there. So the bits
 are the same. Leaves out: which program reads which positions (`attend_chunk_staged.py`, `attend_parts_staged.py`,
@@ -195,20 +195,19 @@ def seen(score, step, stop, last, pages, missing, NT: gl.constexpr, PAGE: gl.con
 
 
 @gluon.jit
-def weights_of(score, best, scale):
-    """Scores of a step -> weights, the factor of what was summed before, the new maximum."""
-    higher = gl.maximum(best, gl.max(score, axis=1) * scale)
+def weights_of(score, best, higher, scale):
+    """Scores of a step -> weights, the factor of what was summed before. higher: the new maximum"""
     shift = gl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: keep -inf - -inf out
     kept = gl.exp2(best - shift)
     shift = gl.expand_dims(shift, 1)
-    weight = gl.exp2(gl.fma(score, gl.zeros_like(score) + scale, gl.zeros_like(score) - shift))
-    return weight, kept, higher
+    return gl.exp2(gl.fma(score, gl.zeros_like(score) + scale, gl.zeros_like(score) - shift)), kept
 
 
 @gluon.jit
 def weighed(score, best, total, scale):
     """Scores of a step -> weights, the factor of what was summed before, the new maximum and sum."""
-    weight, kept, higher = weights_of(score, best, scale)
+    higher = gl.maximum(best, gl.max(score, axis=1) * scale)
+    weight, kept = weights_of(score, best, higher, scale)
     return weight, kept, higher, total * kept + gl.sum(weight, axis=1)
 
 
