@@ -194,7 +194,7 @@ def test_explicit_layouts_give_the_bits_of_the_others(
     found = ops.attend(query=query, pages=given, to=at("attended"))
     # Of pages of 24 a step has no whole number; where 4 numbers stand between pages these do not begin at 16 bytes.
     staged = "" if size == 24 or between == 4 else "_staged"
-    assert launched[-2:] == [f"read_parts{staged and '_apart_staged'}", "join_parts"] and found.isfinite().all()
+    assert launched[-2:] == [f"read_parts{staged}", "join_parts"] and found.isfinite().all()
     assert launched[0] == ("read_chunk" if ops is INVARIANT else f"read_chunk{staged}")
     as_is = attend_file.FEW
     for places in (2, 9999):  # programs; in items of two tiles, and of one
@@ -202,7 +202,7 @@ def test_explicit_layouts_give_the_bits_of_the_others(
         for few in (0, 9999, as_is):  # in groups, in parts, and as is
             monkeypatch.setattr(attend_file, "FEW", few)
             assert same_bits(ops.attend(query=query, pages=given, to=at("attended")), found)
-    assert launched[-2:] == [f"read_parts{staged and '_apart_staged'}", "join_parts"]
+    assert launched[-2:] == [f"read_parts{staged}", "join_parts"]
     monkeypatch.setattr(attend_file, "staged", None)
     assert same_bits(ops.attend(query=query, pages=given, to=at("attended")), found)
     assert not any("staged" in name for name in launched[-3:])
@@ -220,6 +220,6 @@ def test_many_decodes_and_windows_have_the_bits_of_the_other_layouts(
     monkeypatch.setattr(attend_file, "launch", lambda kernel, *rest, **more: (
         launched.append(kernel.__name__), real(kernel, *rest, **more)))  # fmt: skip
     found = TRITON.attend(**inputs)
-    assert launched == ["read_parts_apart_staged", "join_parts"]
+    assert launched == ["read_parts_staged", "join_parts"]
     monkeypatch.setattr(attend_file, "staged", None)
     assert same_bits(TRITON.attend(**inputs), found)

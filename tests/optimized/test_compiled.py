@@ -52,7 +52,7 @@ def taken() -> Mapping[str, list[Taken]]:
 def test_attention_keeps_tiles_in_registers(taken: Mapping[str, list[Taken]]) -> None:
     told = taken["attend"]
     # None of the pool that is not aligned.
-    kernels = ["read_chunk_staged", *3 * ["read_parts_apart_staged"]]
+    kernels = ["read_chunk_staged", *3 * ["read_parts_staged"]]
     assert [one.kernel for one in told] == kernels
     for one in told:  # some numbers of a whole item are spilled; no tile is
         assert one.stack <= 128 and one.shared <= SHARED, one

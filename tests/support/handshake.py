@@ -8,7 +8,7 @@ On one H100 (Triton 3.6.0) racecheck named nothing in `halves`. In `told` it nam
 byte in the dispatch loop (`told+0x130`) and the writes of that byte by the first warps: there is one for every warp,
 which says the function that it runs next. In the staged kernels of attention the first read that it names is that one.
 
-In `handed` a group stores numbers in shared memory that two others load, as the factors of `attend_parts_apart.py` and
+In `handed` a group stores numbers in shared memory that two others load, as the factors of `attend_parts_staged.py` and
 the gates of `blocks_carry_staged.py` are handed over: all of a group stores, its warps wait for each other, one thread
 arrives at a barrier that counts, and the other groups wait there. On one H200 racecheck named the dispatch alone in it.
 An argument runs one form alone.

@@ -1,7 +1,7 @@
 """Paged attention for prefill chunks, verify windows, trees and decode: which kernels run, and how work is divided.
 
 The positions of a prefill chunk are not split. Leaves out: the kernels (`attend_chunk.py`, `attend_parts.py`; with
-explicit layouts `attend_chunk_staged.py`, `attend_parts_apart.py`).
+explicit layouts `attend_chunk_staged.py`, `attend_parts_staged.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from ..runtime import INTERPRETED, ceil_div, explicit, launch, multiprocessors, 
 from .attend_chunk import read_chunk
 from .attend_parts import join_parts, read_parts
 
-staged, chunks, apart = map(explicit, (f"attention.attend_{name}" for name in ("staged", "chunk_staged", "parts_apart")))
+staged, chunks, windows = map(
+    explicit, (f"attention.attend_{name}" for name in ("staged", "chunk_staged", "parts_staged"))
+)
 
 SMALLEST_DOT, LOG2_E = 16, 1.4426950408889634
 LISTED = 32  # requests, at least: fewer do not make another compiled kernel
@@ -115,9 +117,9 @@ MANY_JOINED = Join(tile(1, 128), 1, 1)  # one warp: LOG.md
 CHUNK = {2: Shape(128, 64, 8, 2), 4: Shape(16, 32, 8, 2)}
 PARTS = {2: Shape(16, 64, 4, 2), 4: Shape(16, 32, 8, 2)}
 SMALL = Shape(16, 16, 4, 1)  # interpreted
-# Of the kernels with explicit layouts, which have the tiles above: stages, registers of a thread that reads (apart: of
+# Of the kernels with explicit layouts, which have the tiles above: stages, registers of a thread that reads (parts: of
 # one that sums values), and of one that copies.
-CHUNK_STAGED, PARTS_APART = (2, 232, 40), (2, 168, 40)
+CHUNK_STAGED, PARTS_STAGED = (2, 232, 40), (2, 168, 40)
 
 
 def shape_of(shapes: dict[int, Shape], query: torch.Tensor) -> Shape:
@@ -241,7 +243,7 @@ class Call(NamedTuple):
         sums = self.query.new_empty((room, at_once, heads, 2), dtype=torch.float32)
         tiles, sides = ceil_div(at_once, tokens if pages.ancestors is None else 1), 1
         listed, places = max(power_of_2(requests), LISTED), multiprocessors(self.query.device)
-        if fit := pages.ancestors is None and listed <= 128 and self.staged(rows, shape, PARTS_APART):
+        if fit := pages.ancestors is None and listed <= 128 and self.staged(rows, shape, PARTS_STAGED):
             sides = min(tiles, sides_of(
                 requests, mapped * size, pooled * size, kv_heads * tiles, part * GROUP, places))  # fmt: skip
         items = requests * most_parts * kv_heads * ceil_div(tiles, sides)
@@ -250,7 +252,7 @@ class Call(NamedTuple):
         for skipped in range(0, most, at_once):
             counts = (means, sums, at_once, skipped, few, room, requests, kv_heads, tokens)
             if fit:
-                launch(apart.read_parts_apart_staged, (programs,), *self.queries, *fit[0], *beside, *counts,
+                launch(windows.read_parts_staged, (programs,), *self.queries, *fit[0], *beside, *counts,
                        PT=part, GROUP=GROUP, BT=listed, SIDES=sides, **fit[1])  # fmt: skip
             else:
                 launch(

@@ -1,6 +1,10 @@
-"""Windows in parts, with explicit layouts: what programs read, who copies it, products of a step. Device functions.
+"""`read_parts` of `attend_parts.py` with explicit layouts: the same bits, and copies go on while parts are computed.
 
-Leaves out: the kernel (`attend_parts_apart.py`); what prompts need, too (`attend_staged.py`).
+One group of warps computes the weights of an item, of one tile or of two, and hands them on through shared memory. Two
+more groups, one per tile, multiply the values. So the scores of a step are computed while the values of the step before
+are summed.
+
+Leaves out: trees, and what else does not fit; what programs read, and who copies it (`attend_items.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -11,113 +15,274 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..device.layouts import gdc_launch_dependents, gdc_wait, mma_v2
-from .attend_staged import copied
+from ..device.layouts import along, barrier, fence_async_shared, gdc_wait, mbarrier, stage_and_phase
+from .attend_items import chosen, copy, listed, of_one, scored, summed
+from .attend_staged import holes, places, seen, weights_of
 
-PIECE = gl.constexpr(64)  # numbers of a key that are multiplied at a time: fewer registers
-
-
-@gluon.jit
-def _plus(x, y):
-    return x + y
+HANDED = gl.constexpr(2)  # steps whose weights wait for their values, at most
 
 
 @gluon.jit
-def _units(positions, each, PT: gl.constexpr, GROUP: gl.constexpr):
-    """Whole units in so many positions: parts, or groups of them."""
-    return gl.where(each == 1, positions // PT, positions // (PT * GROUP))
+def _hands(DTYPE: gl.constexpr, MT: gl.constexpr, NT: gl.constexpr, SIDES: gl.constexpr):
+    """Shared memory for what is handed on: the weights of a step, four factors per row (`_weigh`), and what says that a
+    place is full, and that it is free
 
-
-@gluon.jit
-def scored(query_tile, key_tile, TILE: gl.constexpr):
-    """Products of all rows with the keys of a step, not yet scaled"""
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, TILE, 2)
-    RIGHT: gl.constexpr = gl.DotOperandLayout(1, TILE, 2)
-    score = gl.full((query_tile.shape[0], key_tile.shape[0]), 0.0, gl.float32, TILE)
-    for piece in gl.static_range(key_tile.shape[1] // PIECE):
-        left = query_tile.slice(piece * PIECE, PIECE, dim=1).load(LEFT)
-        right = key_tile.slice(piece * PIECE, PIECE, dim=1).permute((1, 0)).load(RIGHT)
-        score = mma_v2(left, right, score)
-    return score
-
-
-@gluon.jit
-def summed(weights, value, mean, position, step, stop):
-    """The values of a step, by their weights, added to `mean`. position: along the keys of a step"""
-    RIGHT: gl.constexpr = gl.DotOperandLayout(1, mean.type.layout, 2)
-    if step + value.shape[0] <= stop:
-        mean = mma_v2(weights, value.load(RIGHT), mean)
-    else:  # behind the last position may be NaN
-        there = gl.expand_dims(position, 1) < stop - step
-        mean = mma_v2(weights, gl.where(there, value.load(RIGHT), 0.0).to(value.dtype), mean)
-    return mean
-
-
-@gluon.jit
-def listed(work, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr, SIDES: gl.constexpr):
-    """Of every request [BT]: what its items are made from, and where they end in two lists; parts in a unit.
-
-    A unit is whole or broken. The list of the whole ones comes first: they take the same time. An item has a unit, a KV
-    head, and SIDES tiles of rows.
+    Each factor has memory of its own: between stores to the same memory the compiler puts a barrier.
     """
-    slots, count, before, held, window, most, skipped, few, requests, kv_heads, tokens = work
-    b = gl.arange(0, BT, gl.BlockedLayout([BT // 32], [32], [gl.num_warps()], [0]))
-    there = b < requests
-    rows, slot = gl.load(count + b, mask=there, other=0), gl.load(slots + b, mask=there, other=-1)
-    known = gl.load(before + b, mask=there, other=0)
-    here = gl.minimum(rows - skipped, most)
-    reach = gl.minimum(known + skipped + here, held)
-    rows = gl.where((slot < 0) | (rows > window) | (here < 0), 0, here).to(gl.int32)
-    reach = gl.where(rows > 0, reach, 0).to(gl.int32)
-    each = gl.where(gl.sum((reach + PT - 1) // PT, axis=0) <= few, 1, GROUP)
-    high, whole = (rows + SIDES * tokens - 1) // (SIDES * tokens), _units(reach, each, PT, GROUP)
-    units = _units(reach + PT * each - 1, each, PT, GROUP)
-    first = gl.associative_scan(units, 0, _plus) - units
-    whole_ends = gl.associative_scan(kv_heads * high * whole, 0, _plus)
-    ends = gl.associative_scan(kv_heads * high * (units - whole), 0, _plus) + gl.max(whole_ends, axis=0)
-    return (b, rows, slot.to(gl.int32), known.to(gl.int32), high, whole, first, whole_ends, ends), each
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    FACTOR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    weights = gl.allocate_shared_memory(DTYPE, [HANDED, SIDES * MT, NT], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+    kept = gl.allocate_shared_memory(gl.float32, [HANDED, SIDES * MT], FACTOR)
+    old = gl.allocate_shared_memory(gl.float32, [HANDED, SIDES * MT], FACTOR)
+    own = gl.allocate_shared_memory(gl.float32, [HANDED, SIDES * MT], FACTOR)
+    sees = gl.allocate_shared_memory(gl.float32, [HANDED, SIDES * MT], FACTOR)
+    full = gl.allocate_shared_memory(gl.int64, [HANDED, 1], BARRIER)
+    free = gl.allocate_shared_memory(gl.int64, [HANDED, 1], BARRIER)
+    for hand in gl.static_range(HANDED):
+        mbarrier.init(full.index(hand), count=1)
+        mbarrier.init(free.index(hand), count=SIDES)
+    fence_async_shared()
+    barrier()
+    return weights, (kept, old, own, sees), full, free
+
+
+@gluon.constexpr_function
+def _by_thread(rows):
+    """Of a tensor [rows, 4] a thread has all four numbers of the rows that it has of a product."""
+    registers = [[0, 1], [0, 2], *([row, 0] for row in (8, 16) if row < rows)]
+    lanes = [[0, 0], [0, 0], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[0, 0], [0, 0]], [], [rows, 4])
 
 
 @gluon.jit
-def of_one(mine, numbers):
-    """Of numbers of all requests that of one"""
-    return gl.sum(gl.where(mine, numbers, 0), axis=0)
+def _by_warp(x):
+    """[rows, NT] -> [rows, 4, NT // 4]: of the 4 a warp has one"""
+    ROWS: gl.constexpr = x.shape[0]
+    NT: gl.constexpr = x.shape[1]
+    return gl.reshape(gl.permute(gl.reshape(x, [ROWS, NT // 32, 4, 8]), (0, 2, 1, 3)), [ROWS, 4, NT // 4])
 
 
 @gluon.jit
-def chosen(item, lists, work, unit_size, SIDES: gl.constexpr):
-    """An item -> its request, slot, KV head, first row, unit, the request's first unit; the positions that it reads."""
-    b, rows, slot, known, high, whole, first, whole_ends, ends = lists
-    held, skipped, kv_heads, tokens = work[3], work[6], work[9], work[10]
-    all_whole = gl.max(whole_ends, axis=0)
-    broken = item >= all_whole
-    behind = gl.where(broken, ends, whole_ends)
-    request = gl.sum((behind <= item).to(gl.int32), axis=0)
-    begun = gl.maximum(gl.max(gl.where(behind <= item, behind, 0), axis=0), gl.where(broken, all_whole, 0))
-    at, mine = item - begun, b == request
-    its = gl.maximum(of_one(mine, high), 1)
-    unit = at // its // kv_heads + gl.where(broken, of_one(mine, whole), 0)
-    row, behind_last, its_known = skipped + at % its * SIDES * tokens, skipped + of_one(mine, rows), of_one(mine, known)
-    reach = gl.minimum(its_known + gl.minimum(row + SIDES * tokens, behind_last), held).to(gl.int32)
-    start = unit * unit_size
-    of = request, of_one(mine, slot), at // its % kv_heads, row, behind_last, its_known, unit, of_one(mine, first)
-    return of, start, gl.minimum(start + unit_size, reach)
+def _highest(of_warps, OF_ROW: gl.constexpr):
+    """The maximum of each row, from those of four warps"""
+    return gl.convert_layout(gl.max(of_warps.load(_by_thread(of_warps.shape[0])), axis=1), OF_ROW)
 
 
 @gluon.jit
-def copy(
-    keys, values, table, table_row, table_column, work, tiles,
-    NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr, PAGE: gl.constexpr,
-    STAGES: gl.constexpr, EARLY: gl.constexpr, SIDES: gl.constexpr,
+def _added(of_warps, OF_ROW: gl.constexpr):
+    """The sum of each row, from those of four warps, in the compiler's own order: first those that are 2 apart"""
+    x = of_warps.load(_by_thread(of_warps.shape[0]))
+    near, far = gl.split(gl.permute(gl.reshape(x, [of_warps.shape[0], 2, 2]), (0, 2, 1)))
+    even, odd = gl.split(near + far)
+    return gl.convert_layout(even + odd, OF_ROW)
+
+
+@gluon.jit
+def _factors(best, total, more, sum_of_more):
+    """`joined` of `attend_steps.py` without means: the maximum and the sum, the factors of both means, and who sees."""
+    higher = gl.maximum(best, more)
+    shift = gl.where(higher == float("-inf"), 0.0, higher)
+    kept, new = gl.exp2(best - shift), gl.exp2(more - shift)
+    sees = sum_of_more != 0.0  # also where it is NaN
+    total = gl.where(sees, total * kept + sum_of_more * new, total)
+    return gl.where(sees, higher, best), total, kept, new, gl.where(sees, 1.0, 0.0)
+
+
+@gluon.jit
+def _weigh(
+    given, work, query_tile, tiles, hands, exchanged,
+    MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr,
+    PAGE: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, SIDES: gl.constexpr,
 ):  # fmt: skip
-    """Copy the keys and values of all items of this program."""
+    """The weights of every step, of the tiles of an item below each other. Beside them stand factors of each row:
+
+    of what was summed of the part before; and in the last step of a part that of the parts before, that of the part,
+    and whether the row sees anything of it (else neither counts).
+
+    Each warp has a quarter of a step's positions. Maxima and sums of the quarters go through shared memory here, with a
+    barrier each: where the compiler reduces it puts three.
+    """
+    query, query_row, query_head, table, table_row, table_column, begin, group, scale, _, sums, room = given
+    key_tiles, _, full_keys, _, free_keys, _, _ = tiles
+    weights, factors, full, free = hands
+    kept_of, old_of, own_of, sees_of = factors
+    maxima, totals = exchanged
+    W: gl.constexpr = gl.num_warps()
+    ROWS: gl.constexpr = SIDES * MT
+    TILE: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, W], [16, 8])
+    OF_ROW: gl.constexpr = gl.SliceLayout(1, TILE)
+    LOADED: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DT, DT // 8], [W, 1], [1, 0])
     if EARLY:
         gdc_wait()
+    most, skipped, kv_heads, tokens = work[5], work[6], work[9], work[10]
     lists, each = listed(work, PT, GROUP, BT, SIDES)
+    begins = gl.load(begin + lists[0], mask=lists[0] < work[8], other=0)
     done = 0
     for item in range(gl.program_id(0), gl.max(lists[8], axis=0), gl.num_programs(0)):
         of, start, stop = chosen(item, lists, work, PT * each, SIDES)
-        pages = (table + of[1].to(gl.int64) * table_row, table_column)
-        done = copied(done, start, stop, keys, values, of[2] * DT, pages, tiles, NT, DT, PAGE, STAGES, False)
-    if EARLY:  # so late that the programs of the launch behind do not crowd where these end first
-        gdc_launch_dependents()
+        request, slot, kv_head, first, behind_last, known, unit, base = of
+        line, row = table + slot.to(gl.int64) * table_row, of_one(lists[0] == request, begins)
+        head = kv_head * group
+        m, d = along(0, ROWS, LOADED), along(1, DT, LOADED)
+        token = first + m // MT * tokens + m % MT // group
+        inside = (m % MT // group < tokens) & (token < behind_last) & (d >= 0)
+        source = query + (row + token) * query_row + (head + m % MT % group) * query_head + d
+        loaded = gl.load(source, mask=inside, other=0.0)
+        missing = holes(line, table_column, start, stop, PAGE)
+        barrier()
+        query_tile.store(loaded)
+        barrier()
+        m = gl.arange(0, ROWS, OF_ROW)
+        token = first + m // MT * tokens + m % MT // group
+        last = known + token
+        full_rows = gl.where(missing != 0, 0, gl.minimum(known + first + 1, stop))  # all rows see the positions before
+        none, nothing = gl.full((ROWS,), float("-inf"), gl.float32, OF_ROW), gl.full((ROWS,), 0.0, gl.float32, OF_ROW)
+        best, total = none, nothing
+        for part in range(start, stop, PT):
+            more, sum_of_more = none, nothing
+            behind = gl.minimum(part + PT, stop)
+            for step in range(part, behind, NT):
+                place, phase = stage_and_phase(done, STAGES)
+                hand, turn = stage_and_phase(done, HANDED)
+                mbarrier.wait(full_keys.index(place), phase)
+                score = scored(query_tile, key_tiles.index(place), TILE)
+                if step + NT > full_rows:
+                    score = seen(score, step, stop, last, (line, table_column), missing, NT, PAGE)
+                maxima.store(gl.max(_by_warp(score), axis=2))
+                barrier()
+                mbarrier.arrive(free_keys.index(place), count=1)
+                higher = gl.maximum(more, _highest(maxima, OF_ROW) * scale)
+                weight, kept = weights_of(score, more, higher, scale)
+                mbarrier.wait(free.index(hand), turn ^ 1)
+                weights.index(hand).store(weight.to(weights.dtype))
+                kept_of.index(hand).store(kept)
+                totals.store(gl.sum(_by_warp(weight), axis=2))
+                barrier()
+                if step + NT < behind:
+                    mbarrier.arrive(full.index(hand), count=1)
+                new = sum_of_more * kept + _added(totals, OF_ROW)
+                if step + NT > full_rows:  # a row is not changed by a step that lies behind its last position
+                    reached = step <= last
+                    higher, new = gl.where(reached, higher, more), gl.where(reached, new, sum_of_more)
+                more, sum_of_more = higher, new
+                if step + NT >= behind:
+                    best, total, old, own, sees = _factors(best, total, more, sum_of_more)
+                    old_of.index(hand).store(old)
+                    own_of.index(hand).store(own)
+                    sees_of.index(hand).store(sees)
+                    barrier()
+                    mbarrier.arrive(full.index(hand), count=1)
+                done += 1
+        live = (m % MT // group < tokens) & (token < gl.where(base + unit < room, behind_last, 0))
+        spot = ((base + unit).to(gl.int64) * most + token - skipped) * (kv_heads * group) + head + m % MT % group
+        gl.store(sums + spot * 2, best, mask=live)
+        gl.store(sums + spot * 2 + 1, total, mask=live)
+
+
+@gluon.jit
+def _factor(factors, hand, AT: gl.constexpr, MT: gl.constexpr, OF_ROW: gl.constexpr):
+    """Of the rows of a tile, which are those from AT on"""
+    return gl.expand_dims(factors.index(hand).slice(AT, MT).load(OF_ROW), 1)
+
+
+@gluon.jit
+def _gather(
+    given, work, tiles, hands,
+    MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, SIDES: gl.constexpr, SIDE: gl.constexpr,
+):  # fmt: skip
+    """The means of the first or the second tile of every item."""
+    _, _, _, _, _, _, _, group, _, means, _, room = given
+    _, value_tiles, _, full_values, _, free_values, _ = tiles
+    weights, factors, full, free = hands
+    kept_of, old_of, own_of, sees_of = factors
+    W: gl.constexpr = gl.num_warps()
+    AT: gl.constexpr = SIDE % SIDES * MT  # a second tile that is not there reads nothing, and must compile
+    TILE: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, W], [16, 8])
+    OF_ROW: gl.constexpr = gl.SliceLayout(1, TILE)
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, TILE, 2)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, TILE, 2)
+    if EARLY:
+        gdc_wait()
+    most, skipped, kv_heads, tokens = work[5], work[6], work[9], work[10]
+    position = gl.arange(0, NT, gl.SliceLayout(1, RIGHT))
+    lists, each = listed(work, PT, GROUP, BT, SIDES)
+    done = 0
+    items = gl.max(lists[8], axis=0) if SIDE < SIDES else 0  # nothing where items have one tile
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        of, start, stop = chosen(item, lists, work, PT * each, SIDES)
+        kv_head, first, behind_last, known, unit, base = of[2], of[3] + SIDE * tokens, of[4], of[5], of[6], of[7]
+        if first >= behind_last:  # a tile without rows
+            for _step in range(start, stop, NT):
+                place, phase = stage_and_phase(done, STAGES)
+                hand, turn = stage_and_phase(done, HANDED)
+                mbarrier.wait(full.index(hand), turn)
+                mbarrier.arrive(free.index(hand), count=1)
+                mbarrier.wait(full_values.index(place), phase)
+                mbarrier.arrive(free_values.index(place), count=1)
+                done += 1
+            stop = start
+        m = gl.arange(0, MT, OF_ROW)
+        token = first + m // group
+        last = known + token
+        full_rows = gl.minimum(known + first + 1, stop)
+        mean = gl.full((MT, DT), 0.0, gl.float32, TILE)
+        for part in range(start, stop, PT):
+            mean_of_more = gl.full((MT, DT), 0.0, gl.float32, TILE)
+            behind = gl.minimum(part + PT, stop)
+            for step in range(part, behind, NT):
+                place, phase = stage_and_phase(done, STAGES)
+                hand, turn = stage_and_phase(done, HANDED)
+                mbarrier.wait(full.index(hand), turn)
+                weight = weights.index(hand).slice(AT, MT, dim=0).load(LEFT)
+                mean_of_all = mean_of_more * _factor(kept_of, hand, AT, MT, OF_ROW)
+                mbarrier.wait(full_values.index(place), phase)
+                value = value_tiles.index(place)
+                mean_of_all = summed(weight, value, mean_of_all, position, step, stop)
+                mbarrier.arrive(free_values.index(place), count=1)
+                if step + NT > full_rows:  # as in `_weigh`
+                    mean_of_all = gl.where(gl.expand_dims(step <= last, 1), mean_of_all, mean_of_more)
+                mean_of_more = mean_of_all
+                if step + NT >= behind:
+                    old, own = (_factor(old_of, hand, AT, MT, OF_ROW),
+                                _factor(own_of, hand, AT, MT, OF_ROW))  # fmt: skip
+                    sees = _factor(sees_of, hand, AT, MT, OF_ROW) != 0.0
+                    mean = gl.where(sees, mean * old + mean_of_more * own, mean)
+                mbarrier.arrive(free.index(hand), count=1)
+                done += 1
+        live = (m // group < tokens) & (token < gl.where(base + unit < room, behind_last, 0))
+        spot = ((base + unit).to(gl.int64) * most + token - skipped) * (kv_heads * group) + kv_head * group + m % group
+        d = along(1, DT, TILE)
+        gl.store(means + gl.expand_dims(spot * DT, 1) + d, mean, mask=gl.expand_dims(live, 1) & (d >= 0))
+
+
+@gluon.jit(do_not_specialize=["most", "skipped", "few", "room", "requests"])
+def read_parts_staged(
+    query, query_row, query_head, keys, values,
+    table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes, window,
+    group: gl.constexpr, width, scale, means, sums, most, skipped, few, room, requests, kv_heads: gl.constexpr,
+    tokens: gl.constexpr, MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr,
+    BT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, COPIER_REGISTERS: gl.constexpr,
+    EARLY: gl.constexpr, SIDES: gl.constexpr,
+):  # fmt: skip
+    """Parts of the positions of one request, for SIDES tiles of rows and the heads of one KV head. Grid: any."""
+    DTYPE: gl.constexpr = query.dtype.element_ty
+    work = (slots, count, before, held, window, most, skipped, few, requests, kv_heads, tokens)
+    given = (query, query_row, query_head, table, table_row, table_column, begin, group, scale, means, sums, room)
+    query_tile = gl.allocate_shared_memory(DTYPE, [SIDES * MT, DT], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+    hands = _hands(DTYPE, MT, NT, SIDES)
+    OF_WARPS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    exchanged = (gl.allocate_shared_memory(gl.float32, [SIDES * MT, 4], OF_WARPS),
+                 gl.allocate_shared_memory(gl.float32, [SIDES * MT, 4], OF_WARPS))  # fmt: skip
+    tiles = places(DTYPE, NT, DT, STAGES, 1, SIDES)
+    gl.warp_specialize(
+        [
+            (_weigh, (given, work, query_tile, tiles, hands, exchanged, MT, NT, DT, PT, GROUP, BT, PAGE, STAGES, EARLY,
+                      SIDES)),
+            (_gather, (given, work, tiles, hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES, 0)),
+            (_gather, (given, work, tiles, hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES, 1)),
+            (copy, (keys, values, table, table_row, table_column, work, tiles, NT, DT, PT, GROUP, BT, PAGE, STAGES,
+                    EARLY, SIDES)),
+        ],
+        [4, 4, 1], [REGISTERS, REGISTERS, COPIER_REGISTERS],
+    )  # fmt: skip

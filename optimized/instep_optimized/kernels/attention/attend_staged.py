@@ -1,8 +1,7 @@
 """Attention with explicit layouts: one group of warps copies keys and values, others read them. Device functions.
 
 The steps are those of `attend_steps.py`, in its order and in the layouts that the compiler chooses there. So the bits
-are the same. Leaves out: which program reads which positions (`attend_chunk_staged.py`, `attend_parts_staged.py`,
-`attend_parts_apart.py`).
+are the same. Leaves out: which program reads which positions (`attend_chunk_staged.py`, `attend_items.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls

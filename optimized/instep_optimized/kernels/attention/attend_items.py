@@ -1,0 +1,123 @@
+"""Windows in parts, with explicit layouts: what programs read, who copies it, products of a step. Device functions.
+
+Leaves out: the kernel (`attend_parts_staged.py`); what prompts need, too (`attend_staged.py`).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ..device.layouts import gdc_launch_dependents, gdc_wait, mma_v2
+from .attend_staged import copied
+
+PIECE = gl.constexpr(64)  # numbers of a key that are multiplied at a time: fewer registers
+
+
+@gluon.jit
+def _plus(x, y):
+    return x + y
+
+
+@gluon.jit
+def _units(positions, each, PT: gl.constexpr, GROUP: gl.constexpr):
+    """Whole units in so many positions: parts, or groups of them."""
+    return gl.where(each == 1, positions // PT, positions // (PT * GROUP))
+
+
+@gluon.jit
+def scored(query_tile, key_tile, TILE: gl.constexpr):
+    """Products of all rows with the keys of a step, not yet scaled"""
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, TILE, 2)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, TILE, 2)
+    score = gl.full((query_tile.shape[0], key_tile.shape[0]), 0.0, gl.float32, TILE)
+    for piece in gl.static_range(key_tile.shape[1] // PIECE):
+        left = query_tile.slice(piece * PIECE, PIECE, dim=1).load(LEFT)
+        right = key_tile.slice(piece * PIECE, PIECE, dim=1).permute((1, 0)).load(RIGHT)
+        score = mma_v2(left, right, score)
+    return score
+
+
+@gluon.jit
+def summed(weights, value, mean, position, step, stop):
+    """The values of a step, by their weights, added to `mean`. position: along the keys of a step"""
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, mean.type.layout, 2)
+    if step + value.shape[0] <= stop:
+        mean = mma_v2(weights, value.load(RIGHT), mean)
+    else:  # behind the last position may be NaN
+        there = gl.expand_dims(position, 1) < stop - step
+        mean = mma_v2(weights, gl.where(there, value.load(RIGHT), 0.0).to(value.dtype), mean)
+    return mean
+
+
+@gluon.jit
+def listed(work, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr, SIDES: gl.constexpr):
+    """Of every request [BT]: what its items are made from, and where they end in two lists; parts in a unit.
+
+    A unit is whole or broken. The list of the whole ones comes first: they take the same time. An item has a unit, a KV
+    head, and SIDES tiles of rows.
+    """
+    slots, count, before, held, window, most, skipped, few, requests, kv_heads, tokens = work
+    b = gl.arange(0, BT, gl.BlockedLayout([BT // 32], [32], [gl.num_warps()], [0]))
+    there = b < requests
+    rows, slot = gl.load(count + b, mask=there, other=0), gl.load(slots + b, mask=there, other=-1)
+    known = gl.load(before + b, mask=there, other=0)
+    here = gl.minimum(rows - skipped, most)
+    reach = gl.minimum(known + skipped + here, held)
+    rows = gl.where((slot < 0) | (rows > window) | (here < 0), 0, here).to(gl.int32)
+    reach = gl.where(rows > 0, reach, 0).to(gl.int32)
+    each = gl.where(gl.sum((reach + PT - 1) // PT, axis=0) <= few, 1, GROUP)
+    high, whole = (rows + SIDES * tokens - 1) // (SIDES * tokens), _units(reach, each, PT, GROUP)
+    units = _units(reach + PT * each - 1, each, PT, GROUP)
+    first = gl.associative_scan(units, 0, _plus) - units
+    whole_ends = gl.associative_scan(kv_heads * high * whole, 0, _plus)
+    ends = gl.associative_scan(kv_heads * high * (units - whole), 0, _plus) + gl.max(whole_ends, axis=0)
+    return (b, rows, slot.to(gl.int32), known.to(gl.int32), high, whole, first, whole_ends, ends), each
+
+
+@gluon.jit
+def of_one(mine, numbers):
+    """Of numbers of all requests that of one"""
+    return gl.sum(gl.where(mine, numbers, 0), axis=0)
+
+
+@gluon.jit
+def chosen(item, lists, work, unit_size, SIDES: gl.constexpr):
+    """An item -> its request, slot, KV head, first row, unit, the request's first unit; the positions that it reads."""
+    b, rows, slot, known, high, whole, first, whole_ends, ends = lists
+    held, skipped, kv_heads, tokens = work[3], work[6], work[9], work[10]
+    all_whole = gl.max(whole_ends, axis=0)
+    broken = item >= all_whole
+    behind = gl.where(broken, ends, whole_ends)
+    request = gl.sum((behind <= item).to(gl.int32), axis=0)
+    begun = gl.maximum(gl.max(gl.where(behind <= item, behind, 0), axis=0), gl.where(broken, all_whole, 0))
+    at, mine = item - begun, b == request
+    its = gl.maximum(of_one(mine, high), 1)
+    unit = at // its // kv_heads + gl.where(broken, of_one(mine, whole), 0)
+    row, behind_last, its_known = skipped + at % its * SIDES * tokens, skipped + of_one(mine, rows), of_one(mine, known)
+    reach = gl.minimum(its_known + gl.minimum(row + SIDES * tokens, behind_last), held).to(gl.int32)
+    start = unit * unit_size
+    of = request, of_one(mine, slot), at // its % kv_heads, row, behind_last, its_known, unit, of_one(mine, first)
+    return of, start, gl.minimum(start + unit_size, reach)
+
+
+@gluon.jit
+def copy(
+    keys, values, table, table_row, table_column, work, tiles,
+    NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr, PAGE: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, SIDES: gl.constexpr,
+):  # fmt: skip
+    """Copy the keys and values of all items of this program."""
+    if EARLY:
+        gdc_wait()
+    lists, each = listed(work, PT, GROUP, BT, SIDES)
+    done = 0
+    for item in range(gl.program_id(0), gl.max(lists[8], axis=0), gl.num_programs(0)):
+        of, start, stop = chosen(item, lists, work, PT * each, SIDES)
+        pages = (table + of[1].to(gl.int64) * table_row, table_column)
+        done = copied(done, start, stop, keys, values, of[2] * DT, pages, tiles, NT, DT, PAGE, STAGES, False)
+    if EARLY:  # so late that the programs of the launch behind do not crowd where these end first
+        gdc_launch_dependents()
