@@ -23,7 +23,8 @@ from instep_optimized.ops.base import GdnInputs
 staged = explicit("prompts.blocks_staged")
 native = [pytest.mark.gpu, pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")]
 H, K, V = 2, 128, 128
-COUNTS, SLOTS = (130, 1, 64, 0, 65, 63, 200, 16), (3, 1, 0, 2, 5, 6, -1, 7)
+COUNTS, SLOTS = (330, 1, 64, 0, 65, 63, 200, 16), (3, 1, 0, 2, 5, 6, -1, 7)  # more blocks than places for them
+SHORT = (128, *COUNTS[1:])  # of nobody who is served more than two blocks
 WHILE = 4_000_000  # cycles of the device: longer than a host takes for two launches
 FRESH, BEHIND = 2, 70  # the request that has no state yet; rows of nobody
 Run = tuple[torch.Tensor, torch.Tensor]  # core rows, the pool
@@ -41,36 +42,37 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "new_empty", filled)
 
 
-def drawn(group: int, dtype: torch.dtype, narrow: bool) -> GdnInputs:
+def drawn(group: int, dtype: torch.dtype, narrow: bool, counts: tuple[int, ...] = COUNTS) -> GdnInputs:
     """Rows of nobody are NaN. narrow: q and k in bf16, v in 16 bits, as `dtype` says"""
-    rows, draw = sum(COUNTS) + BEHIND, Draw(group, "cuda")
+    rows, draw = sum(counts) + BEHIND, Draw(group, "cuda")
     common = draw.normal(1, H, K) * 0.5  # keys alike: what is solved is far from the identity
     q, k = (torch.nn.functional.normalize(draw.normal(rows, H, K) + common, dim=-1).bfloat16() for _ in range(2))
     v = draw.normal(rows, group * H, V, dtype=dtype)
     gates = [draw.uniform(rows, group * H, low=low, high=high) for low, high in ((-0.3, -1e-4), (0.05, 1.0))]
     for x in (q, k, v, *gates):
-        x[sum(COUNTS) :] = torch.nan
+        x[sum(counts) :] = torch.nan
     return GdnInputs(q, k, v, *gates) if narrow else GdnInputs(q.float(), k.float(), v.float(), *gates)
 
 
 def served(
-    inputs: GdnInputs, dtype: torch.dtype, state: torch.dtype, chains: int | None = None, beside: bool = False
-) -> Run:
+    inputs: GdnInputs, dtype: torch.dtype, state: torch.dtype, chains: int | None = None, beside: bool = False,
+    fused: bool = False, counts: tuple[int, ...] = COUNTS,
+) -> Run:  # fmt: skip
     """By the staged kernels; chains = 0: by their twin."""
     ints, heads = Draw(0, "cuda").ints, inputs.v.shape[1]
     pool = Draw(1, "cuda").normal(9, heads, V, K, dtype=state, scale=0.1).transpose(2, 3)
     core = torch.full((len(inputs.v), heads, V), torch.nan, dtype=dtype, device="cuda")
-    fresh = torch.tensor([i == FRESH for i in range(len(COUNTS))], device="cuda")
+    fresh = torch.tensor([i == FRESH for i in range(len(counts))], device="cuda")
     here = Address(pool, ints(SLOTS))
-    begin = ints([sum(COUNTS[:i]) for i in range(len(COUNTS))])
-    part = Part("chunk", begin, ints(COUNTS), max(COUNTS), here, fresh, here)
+    begin = ints([sum(counts[:i]) for i in range(len(counts))])
+    part = Part("chunk", begin, ints(counts), max(counts), here, fresh, here)
     if chains == 0:
         blocks(inputs, part, core, len(core))
     else:
         assert staged.fits(inputs, part, core)
         if beside:  # both launches are waiting when the first begins: otherwise it ends before the second one comes
             torch.cuda._sleep(WHILE)
-        staged.blocks_staged(inputs, part, core, len(core), chains, beside)
+        staged.blocks_staged(inputs, part, core, len(core), chains, beside, fused)
     return core, pool.mT
 
 
@@ -93,6 +95,8 @@ def test_explicit_layouts_give_the_bits_of_the_others(
     for chains in (1, 2, None):
         for beside in (False, True):
             assert all(map(same_bits, served(inputs, dtype, state, chains, beside), right)), (chains, beside)
+    if narrow:
+        assert all(map(same_bits, served(inputs, dtype, state, fused=True), right))
 
 
 @pytest.mark.parametrize("_", [pytest.param(None, marks=native)], ids=["cuda"])
@@ -125,6 +129,49 @@ BESIDE_FAULTS = {
     "a signal before the block": ("prepare", NEXT, f"{NEXT}        signal(signals + SIGNALS + item)\n"),
     "gates of the first block again and again": ("carry", GATES, GATES.replace("source", "gates + lane")),
 }
+
+# None of them stops a launch whose requests have two blocks at most: whoever waits then waits for the first of a place.
+FUSED_FAULTS = {
+    "states do not wait for inverses": ("mbarrier.wait(full.index(last), phase_last)", "last = last + 0"),
+    "keys are not waited for": ("mbarrier.wait(landed.index(stage), phase)\n        if", "if"),
+    "inverses of the block before": ("residual, solved.index(last)", "residual, solved.index(1 - last)"),
+    "weights of the block before": ("update, mixed.index(last)", "update, mixed.index(1 - last)"),
+    "gates of the first block again and again": ("lines.index(stage * 5 + 2).store", "lines.index(2).store"),
+    "keys behind the last row": ("_clear_behind(key, rows - n * TOKENS)", "_clear_behind(key, TOKENS)"),
+    "values behind the last row": ("values.index(stage), rows - n * TOKENS)", "values.index(stage), TOKENS)"),
+    "what another level joins": ("// 2**level == 1", "// 2**level >= 0"),
+}
+
+
+@pytest.mark.parametrize("fault", [pytest.param(name, marks=native) for name in FUSED_FAULTS])
+def test_a_fault_in_the_one_for_all_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = drawn(2, torch.bfloat16, True, SHORT)
+    right = served(inputs, torch.bfloat16, torch.float32, 0, counts=SHORT)
+    module = planted("blocks_fused_staged", *FUSED_FAULTS[fault], tmp_path)
+    monkeypatch.setattr(staged, "fused_staged", module.fused_staged)
+    found = served(inputs, torch.bfloat16, torch.float32, fused=True, counts=SHORT)
+    assert not all(map(same_bits, found, right))
+
+
+LENGTHS = {  # on 132 multiprocessors, with 32 value heads
+    "8 alike": ([2048] * 8, True), "4 alike": ([512] * 4, True), "nearly alike": ([1000, 1024] * 4, True),
+    "a round and a bit": ([2048] * 5, False), "half a round": ([2048] * 2, False), "short": ([256] * 8, False),
+    "one is long": ([8192, *[512] * 7], False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [pytest.param(name, marks=native) for name in LENGTHS])
+def test_one_kernel_serves_requests_that_fill_its_rounds(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, fused = LENGTHS[case]
+    monkeypatch.setattr(staged, "multiprocessors", lambda _: 132)
+    kernels: list[str] = []
+    monkeypatch.setattr(staged, "launch", lambda kernel, *_, **__: kernels.append(kernel.__name__))
+    q, v, gate = (torch.zeros(sum(counts), *shape, device="cuda") for shape in ((16, K), (32, V), (32,)))
+    none = torch.zeros(len(counts), dtype=torch.int64, device="cuda")
+    pool = Address(torch.zeros(1, 32, V, K, device="cuda").transpose(2, 3), none)
+    part = Part("chunk", none, none, max(counts), pool, none == 1, pool)
+    staged.blocks_staged(GdnInputs(q.bfloat16(), q.bfloat16(), v.bfloat16(), gate, gate), part, v.bfloat16())
+    assert (kernels == ["fused_staged"]) == fused, kernels
 
 
 @pytest.mark.parametrize("fault", [pytest.param(name, marks=native) for name in FAULTS | BESIDE_FAULTS])

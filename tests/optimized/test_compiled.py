@@ -60,10 +60,11 @@ def test_attention_keeps_tiles_in_registers(taken: Mapping[str, list[Taken]]) ->
 
 def test_prompts_keep_tiles_in_registers(taken: Mapping[str, list[Taken]]) -> None:
     told = taken["prompts"]
-    both = ["prepare_staged", "carry_staged"]
-    assert [one.kernel for one in told] == [*both, *both, "clear", *both], "only a long prompt has signals"
+    both, all_in_one = ["prepare_staged", "carry_staged"], "fused_staged"
+    assert [one.kernel for one in told] == [*both, *both, "clear", *both, all_in_one], "only a long prompt has signals"
     for one in told:  # some numbers of a whole item are spilled; no tile is
-        assert one.stack <= 160 and one.shared <= SHARED, one
+        most = 256 if one.kernel == all_in_one else 160  # a warp that copies has 24 registers there
+        assert one.stack <= most and one.shared <= SHARED, one
 
 
 def test_products_of_few_rows_spill_nothing(taken: Mapping[str, list[Taken]]) -> None:

@@ -104,7 +104,10 @@ def attention() -> None:
 
 
 def prompts() -> None:
-    """The delta rule of prompts: in bf16, states carried by one group of warps; in fp32, by two; long ones, beside."""
+    """The delta rule of prompts: in bf16, states carried by one group of warps; in fp32, by two; long ones, beside.
+
+    Then all in one launch.
+    """
     blocks_file.launch = compiled  # type: ignore[assignment]
     blocks_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
     pool = Address(torch.zeros(3, HV, V, K).transpose(2, 3), torch.zeros(2, dtype=torch.int64))
@@ -113,6 +116,7 @@ def prompts() -> None:
         q, v, gate = torch.zeros(8, H, K, dtype=dtype), torch.zeros(8, HV, V, dtype=dtype), torch.zeros(8, HV)
         part = Part("chunk", spans, spans, most, pool, fresh, pool)
         blocks_file.blocks_staged(GdnInputs(q, q, v, gate, gate), part, v.bfloat16(), 8, chains)
+    blocks_file.blocks_staged(GdnInputs(q, q, v, gate, gate), part, v.bfloat16(), 8, fused=True)
 
 
 def products() -> None:

@@ -37,7 +37,7 @@ uncovered = gluon.jit(cover.uncovered.fn)
 
 
 @gluon.jit
-def _clear_rest(rest, WIDE: gl.constexpr):
+def clear_rest(rest, WIDE: gl.constexpr):
     """`cover.clear_rest` of WIDE columns"""
     core, core_row, look, begin, count, units = rest
     W: gl.constexpr = gl.num_warps()
@@ -132,19 +132,20 @@ def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr,
         source += heads * 3 * TOKENS
         if not BESIDE:
             since, until, write = _gates(source, (n + 1) * TOKENS + lane * 0 < rows)
-    _clear_rest(rest, CHAINS * COLUMNS)  # the last blocks are still being computed
+    clear_rest(rest, CHAINS * COLUMNS)  # the last blocks are still being computed
 
 
 @gluon.jit
-def _send(tile, n, rows, boxes, core, core_row, start, column):
+def send(tile, n, rows, boxes, core, core_row, start, column):
     """Store the read-outs of a block. A block that is not full shares its box with rows of others."""
-    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
+    COUNT: gl.constexpr = tile.shape[1]
+    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COUNT, COUNT // 8], [gl.num_warps(), 1], [1, 0])
     fence_async_shared()
     barrier()
     if n * TOKENS + TOKENS <= rows:
         store_box(boxes, [start + n * TOKENS, column], tile)
     else:
-        row, at_v = along(0, TOKENS, WIDE), along(1, COLUMNS, WIDE)
+        row, at_v = along(0, TOKENS, WIDE), along(1, COUNT, WIDE)
         into = core + (n * TOKENS).to(gl.int64) * core_row + (row * core_row + at_v)
         gl.store(into, tile.load(WIDE), mask=(n * TOKENS + row < rows) & (at_v >= 0))
 
@@ -182,7 +183,7 @@ def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr,
         recalled = warpgroup_mma(narrow, keys.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
         out = warpgroup_mma(narrow, queries.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
         if n > 0:
-            _send(tile, n - 1, rows, boxes, core, core_row, start, column)
+            send(tile, n - 1, rows, boxes, core, core_row, start, column)
         since = gl.expand_dims(lines.index(stage * 3).load(OF_I), 0)
         write = gl.expand_dims(lines.index(stage * 3 + 2).load(OF_I), 0)
         given_value = value.permute((1, 0)).load(TILE).to(gl.float32)
@@ -207,7 +208,7 @@ def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr,
         stored(0)  # the block before this one
         barrier()
         tile.permute((1, 0)).store(out.to(core.dtype.element_ty))
-    _send(tile, (rows - 1) // TOKENS, rows, boxes, core, core_row, start, column)
+    send(tile, (rows - 1) // TOKENS, rows, boxes, core, core_row, start, column)
     into = target + at_v * store_v + at_k * store_k
     gl.store(into, state.to(target.dtype.element_ty), mask=(at_v + at_k >= 0) & kept)
     stored(0)
@@ -235,7 +236,7 @@ def carry_staged(
     column = (head * V + first).to(gl.int32)
     rest = core + column, core_row, look, begin, count, units
     if (unit < 0) | (rows <= 0):
-        _clear_rest(rest, CHAINS * COLUMNS)
+        clear_rest(rest, CHAINS * COLUMNS)
         if BESIDE and EARLY:
             gdc_wait()
         return

@@ -39,7 +39,7 @@ SIGNALS = gl.constexpr(2)  # before those of items [blocks, heads]: turns that p
 
 
 @gluon.jit
-def _added(a, b):
+def added(a, b):
     return a + b
 
 
@@ -82,7 +82,7 @@ def _request_of(block, request, begins, count, units, FORWARD: gl.constexpr):
 
 
 @gluon.jit
-def _inverted(triangles):
+def inverted(triangles):
     """[step, B, SOLVED]: what follows every token of a triangle  ->  their inverses in its place [B * SOLVED, SOLVED].
 
     A thread has a whole row, so no step waits for another thread. It is in pieces, because a step changes only what
@@ -115,6 +115,16 @@ def _inverted(triangles):
         inverses.slice(piece * PIECE, PIECE, dim=2).store(found[piece])
     barrier()
     return seen_as(triangles, [B * SOLVED, SOLVED], FLAT)
+
+
+@gluon.jit
+def decays(high, low, j, i):
+    """Of what token j adds, what is left at token i [j, i]. Sums of log decays are two numbers, one below the other."""
+    OF_J: gl.constexpr = gl.SliceLayout(1, j.type.layout)
+    OF_I: gl.constexpr = gl.SliceLayout(0, i.type.layout)
+    over = gl.expand_dims(high.load(OF_I), 0) - gl.expand_dims(high.load(OF_J), 1)
+    over = over + (gl.expand_dims(low.load(OF_I), 0) - gl.expand_dims(low.load(OF_J), 1))
+    return gl.exp2(gl.where(i >= j, over, float("-inf")))
 
 
 @gluon.jit
@@ -176,7 +186,6 @@ def prepare_staged(
     LANES: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [W, 1], [1, 0])
     TILE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, TOKENS, 16])
     FIRST: gl.constexpr = gl.DotOperandLayout(0, TILE, 2)
-    OF_J: gl.constexpr = gl.SliceLayout(1, TILE)
     OF_I: gl.constexpr = gl.SliceLayout(0, TILE)
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     SOLID: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
@@ -224,7 +233,7 @@ def prepare_staged(
             keys = gl.load(rows_of_k, mask=(row < rows) & (d >= 0), other=0.0)
             queries = gl.load(rows_of_q, mask=(row < rows) & (d >= 0), other=0.0)
         at = block.to(gl.int64) * heads + key_head
-        total = gl.associative_scan(forget.to(gl.float64) * LOG2E, 1, _added)
+        total = gl.associative_scan(forget.to(gl.float64) * LOG2E, 1, added)
         until = gl.expand_dims(gl.sum(forget.to(gl.float64) * LOG2E, axis=1), 1) - total
         high = total.to(gl.float32)
         lines.index(0).store(high)
@@ -253,9 +262,7 @@ def prepare_staged(
         for member_at in gl.static_range(GROUP):
             own = (at * GROUP + member_at).to(gl.int32) * TOKENS
             high, low = each.index(member_at), each.index(MEMBERS + member_at)
-            over = gl.expand_dims(high.load(OF_I), 0) - gl.expand_dims(high.load(OF_J), 1)
-            over = over + (gl.expand_dims(low.load(OF_I), 0) - gl.expand_dims(low.load(OF_J), 1))
-            decay = gl.exp2(gl.where(i >= j, over, float("-inf")))
+            decay = decays(high, low, j, i)
             strength = gl.expand_dims(each.index(2 * MEMBERS + member_at).load(OF_I), 0)
             if member_at == 0:
                 alike, seen = warpgroup_mma_wait(0, deps=[alike, seen])
@@ -285,7 +292,7 @@ def prepare_staged(
                     _ask(next_item, items, heads, start, query_boxes, key_boxes, query, key, full.index(0))
                 next_rows = gl.where(next_item < items, rows, 0)
                 forget, write = _gates(next_item, start, next_rows, given, GROUP, MEMBERS, LANES)
-            found = gl.expand_dims(_inverted(triangles).load(gl.SliceLayout(1, SPLIT)), 1)
+            found = gl.expand_dims(inverted(triangles).load(gl.SliceLayout(1, SPLIT)), 1)
             inverse = found * gl.where(block_j == block_i, 1.0, 0.0)
             inverse = gl.convert_layout(gl.reshape(inverse, (TOKENS, TOKENS)), TILE)
             for level in gl.static_range(2):

@@ -1,9 +1,10 @@
 """Launches of the kernels of `blocks.py` with explicit layouts, where they fit. They give the same bits.
 
 States are carried by few programs where requests are few. Then the second kernel runs beside the first one, from the
-first block on, on multiprocessors that the first one leaves to it.
+first block on, on multiprocessors that the first one leaves to it. Where equally long requests fill all of them, one
+kernel does both.
 
-Leaves out: the kernels (`blocks_prepare_staged.py`, `blocks_carry_staged.py`).
+Leaves out: the kernels (`blocks_prepare_staged.py`, `blocks_carry_staged.py`, `blocks_fused_staged.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ..device.layouts import TensorDescriptor
 from ..runtime import ceil_div, hopper, launch, multiprocessors, power_of_2
 from .blocks import WIDE_FROM
 from .blocks_carry_staged import COLUMNS, carry_staged
+from .blocks_fused_staged import WIDE, fused_staged
 from .blocks_prepare_staged import SIGNALS, TOKENS, WIDTH, prepare_staged
 from .signals import PLACES, clear
 
@@ -25,6 +27,8 @@ MOST_OF_GROUP = 4  # value heads of a key head: a program has all of them, one a
 PROGRAMS = 3  # that prepare blocks on a multiprocessor at a time
 LONG = 1536  # rows of a request from which on it pays to carry states while blocks are still being prepared
 PREPARE = {"warps": 4, "registers": 168}
+FILLED, EQUAL, ROWS = 0.9, 0.9, 512  # one kernel: of the programs of its rounds; of the longest request; of that, rows
+FUSED = {"PREPARE_REGISTERS": 104, "COPY_REGISTERS": 24, "warps": 8}
 CARRY = {"LAST": 2, "CARRY_REGISTERS": 224, "COPY_REGISTERS": 56, "warps": 4}
 
 
@@ -58,16 +62,52 @@ def _matrix(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided((x.shape[0], x.shape[1] * x.shape[2]), (x.stride(0), 1))
 
 
+def _narrow(inputs: GdnInputs) -> bool:
+    """Whether keys and queries can be copied as they are"""
+    return all(x.dtype == torch.bfloat16 and _boxed(x) for x in (inputs.q, inputs.k))
+
+
+def _fuses(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
+    """Whether one kernel can do all, and is faster: it takes equally long for all of its programs, and fills rounds."""
+    requests, (heads, values) = part.begin.numel(), core.shape[1:]
+    if not _narrow(inputs) or inputs.v.element_size() != 2 or values % WIDE.value or part.most < ROWS:
+        return False
+    there, programs = multiprocessors(core.device), requests * heads * (values // WIDE.value)
+    filled = programs / (there * ceil_div(programs, there))
+    return filled >= FILLED and len(core) >= EQUAL * requests * part.most
+
+
+def _fused(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int) -> None:
+    """`blocks_staged` by one kernel"""
+    (heads, values), forget, write = core.shape[1:], inputs.log_decay, inputs.beta
+    if not part.most or not len(core):
+        return
+    launch(
+        fused_staged, (values // WIDE.value, heads, part.begin.numel()),
+        *(_boxes(_matrix(x), WIDTH.value) for x in (inputs.q, inputs.k)), _boxes(_matrix(inputs.v), WIDE.value),
+        forget, *forget.stride(), write, *write.stride(), _boxes(_matrix(core), WIDE.value), core, core.stride(0), look,
+        part.begin, part.count, part.read.units, part.fresh,
+        *flat(part.read, 3, part.read), *flat(part.store, 3, part.read), given(part.store),
+        heads // inputs.k.shape[1], values, **FUSED,
+    )  # fmt: skip
+
+
 def blocks_staged(
     inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0, chains: int | None = None,
-    beside: bool | None = None,
+    beside: bool | None = None, fused: bool | None = None,
 ) -> None:  # fmt: skip
     """`blocks`, where it `fits`. look: as there
 
     chains: groups of warps that carry states in a program; left out, as many as pay
     beside: whether states are carried while blocks are still being prepared; left out, where it pays
+    fused: whether one kernel does both; left out, where it can, and it pays, and nothing else is said
     """
     assert part.per_row is None, "a prefill chunk keeps no state per position"
+    if fused is None:
+        fused = chains is None and beside is None and _fuses(inputs, part, core)
+    if fused:
+        _fused(inputs, part, core, look)
+        return
     heads, values = core.shape[1:]
     requests, key_heads, C = part.begin.numel(), inputs.k.shape[1], TOKENS.value
     room = core.shape[0] // C + requests  # blocks of all requests: each has at most one that is not full
@@ -78,7 +118,7 @@ def blocks_staged(
         return core.new_empty(room * C, *shape, dtype=torch.bfloat16)
 
     # Rows that are there in bf16 are copied as they are. Others are rounded into rows of whole blocks.
-    narrow = all(x.dtype == torch.bfloat16 and _boxed(x) for x in (inputs.q, inputs.k))
+    narrow = _narrow(inputs)
     q16, k16 = (x if narrow else scratch(key_heads, WIDTH.value) for x in (inputs.q, inputs.k))
     of_keys = tuple(_boxes(_matrix(x), WIDTH.value) for x in (q16, k16))
     of_pairs = tuple(_boxes(scratch(heads, C).view(-1, C), C) for _ in range(2))
