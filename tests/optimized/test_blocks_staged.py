@@ -5,9 +5,7 @@ Leaves out: what the right numbers are (`test_kernels_blocks.py`).
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ from instep_optimized.kernels.prompts.blocks import blocks
 from instep_optimized.kernels.runtime import INTERPRETED, explicit
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import GdnInputs
+from support.planted_kernels import planted_kernels
 
 staged = explicit("prompts.blocks_staged")
 native = [pytest.mark.gpu, pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")]
@@ -147,7 +146,7 @@ FUSED_FAULTS = {
 def test_a_fault_in_the_one_for_all_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = drawn(2, torch.bfloat16, True, SHORT)
     right = served(inputs, torch.bfloat16, torch.float32, 0, counts=SHORT)
-    module = planted("blocks_fused_staged", *FUSED_FAULTS[fault], tmp_path)
+    module = planted_kernels("prompts.blocks_fused_staged", (FUSED_FAULTS[fault],), tmp_path, monkeypatch)
     monkeypatch.setattr(staged, "fused_staged", module.fused_staged)
     found = served(inputs, torch.bfloat16, torch.float32, fused=True, counts=SHORT)
     assert not all(map(same_bits, found, right))
@@ -180,7 +179,7 @@ def test_a_fault_in_them_changes_bits(fault: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(staged, "multiprocessors", lambda _: 1)  # a program has several blocks
     inputs = drawn(2, torch.bfloat16, True)
     right = served(inputs, torch.bfloat16, torch.float32, 0)
-    module = planted(f"blocks_{name}_staged", old, new, tmp_path)
+    module = planted_kernels(f"prompts.blocks_{name}_staged", ((old, new),), tmp_path, monkeypatch)
     monkeypatch.setattr(staged, f"{name}_staged", getattr(module, f"{name}_staged"))
     if beside:  # what is compiled now comes late
         served(inputs, torch.bfloat16, torch.float32, 1, beside)
@@ -199,16 +198,3 @@ def test_signals_of_a_launch_before_change_bits(_: None, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(staged, "launch", uncleared)
     assert not all(map(same_bits, served(inputs, torch.bfloat16, torch.float32, 1, True), right))
-
-
-def planted(name: str, old: str, new: str, folder: Path) -> ModuleType:
-    """A module of kernels with another text."""
-    path = Path(staged.__file__).with_name(f"{name}.py")
-    text = path.read_text()
-    assert text.count(old) == 1, f"{old} stands there {text.count(old)} times"
-    (folder / path.name).write_text(text.replace(old, new))
-    spec = importlib.util.spec_from_file_location(f"instep_optimized.kernels.planted_{name}", folder / path.name)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

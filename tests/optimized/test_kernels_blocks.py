@@ -5,10 +5,8 @@ Leaves out: the precise form (`test_kernels_exact.py`), and red zones, padding a
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -23,6 +21,7 @@ from instep_optimized.ops.base import GdnInputs
 from instep_reference.chunked import recur_by_products
 from instep_reference.contract.place import Place
 from instep_reference.gdn import recur
+from support.planted_kernels import planted_kernels
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if HERE == "cuda" else [pytest.mark.interpreted]
@@ -161,20 +160,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_any_part_is_seen(fault: str, tmp_path: Path) -> None:
+def test_a_fault_in_any_part_is_seen(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same measure; without a fault it passes (above)."""
     inputs, pool = drawn(80, "usual"), states()
-    core, after = served(inputs, (80,), [3], pool, kernel=planted(*FAULTS[fault], tmp_path).blocks)
+    kernel = planted_kernels("prompts.blocks", (FAULTS[fault],), tmp_path, monkeypatch).blocks
+    core, after = served(inputs, (80,), [3], pool, kernel=kernel)
     assert not all(error <= 2 * FACTOR for error in errors(inputs, slice(0, 80), pool[3], core, after[3]))
-
-
-def planted(old: str, new: str, folder: Path) -> ModuleType:
-    """The module with another text."""
-    text = Path(blocks.__file__).read_text()
-    assert text.count(old) == 1, f"{old} stands there {text.count(old)} times"
-    (folder / "blocks.py").write_text(text.replace(old, new))
-    spec = importlib.util.spec_from_file_location("instep_optimized.kernels.planted", folder / "blocks.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

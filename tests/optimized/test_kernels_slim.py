@@ -5,10 +5,7 @@ Leaves out: which sizes take them on a GPU (`instep bench`), and the library's p
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,6 +17,7 @@ from instep_optimized.kernels.decisions.pick import pick
 from instep_optimized.kernels.products import linear, slim
 from instep_optimized.kernels.products.slim import fits, product
 from instep_optimized.ops.triton import TRITON
+from support.planted_kernels import planted_kernels
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
@@ -161,7 +159,7 @@ def test_a_product_that_begins_early_reads_the_rows_of_the_launch_before() -> No
 
 WAITS, COMES = "    _wait(box + TAKEN, (message + 1) & 1)", "    _wait_a_while(box, message & 1)"
 SENT = "[at, value, box + at * 0], gl.int32, False, FOUR)\n"
-GIVEN, READ = "    return found.to(gl.float32", "        wait_at(box + READ, message & 1)\n"
+GIVEN = "    return found.to(gl.float32"
 NEVER = ("b64 [$1], 1;", "b64 [$1], 9;")  # two messages before one was awaited would end the launch with an error
 # Of a pair of programs: in which file, what stands there and what the fault is; columns, and of how many of 32 steps of
 # K the first program has the sums. The one that ought to wait has fewer than the other.
@@ -171,7 +169,6 @@ FAULTS = {
     "a second that begins with the first": ("slim_staged", (("begin = cut * rank()", "begin = cut * 0"),), 4096, 16),
     "a first that waits when it has read": ("pairs", ((COMES, "    "), (GIVEN, f"{COMES}\n{GIVEN}")), 4096, 1),
     "a second that waits when it has sent": ("pairs", (NEVER, (WAITS, "    "), (SENT, SENT + WAITS)), 8448, 31),
-    "a first that says so before it reads": ("pairs", (NEVER, (READ, "")), 8448, 31),
 }
 SOUND = {"nothing": ("pairs", (), 8448, 31), "nobody says that a message comes": ("pairs", (NEVER,), 8448, 31)}
 GIVES_UP = """
@@ -196,8 +193,9 @@ def test_a_fault_of_a_pair_changes_bits(fault: str, tmp_path: Path, monkeypatch:
     place, texts, columns, cut = (SOUND | FAULTS)[fault]
     begin, uses = "HEAD = gl.constexpr(", (("from .pairs", "from .planted_pairs"),)
     bounded = ((begin, GIVES_UP + begin), (COMES.replace("_wait_a_while", "_wait"), COMES))
-    _planted(monkeypatch, "pairs", bounded + (texts if place == "pairs" else ()), tmp_path)
-    other = _planted(monkeypatch, "slim_staged", uses + (texts if place == "slim_staged" else ()), tmp_path)
+    its = {place: texts}
+    planted_kernels("products.pairs", bounded + its.get("pairs", ()), tmp_path, monkeypatch)
+    other = planted_kernels("products.slim_staged", uses + its.get("slim_staged", ()), tmp_path, monkeypatch)
     draw = Draw(11, HERE)
     x, weight = (draw.normal(n, 4096, dtype=BF16, scale=4096**-0.25) for n in (8, columns))
     shape = slim.STAGED[8, False][0][1] | {"MT": 8, "cut": cut}
@@ -212,24 +210,6 @@ def test_a_fault_of_a_pair_changes_bits(fault: str, tmp_path: Path, monkeypatch:
     right = served(slim.staged)
     torch.testing.assert_close(right.float(), x.float() @ weight.float().T, rtol=2**-7, atol=2**-7)
     assert all(torch.equal(served(other), right) is (fault in SOUND) for _ in range(3))
-
-
-def _planted(
-    monkeypatch: pytest.MonkeyPatch, name: str, texts: tuple[tuple[str, str], ...], folder: Path
-) -> ModuleType:
-    """A module of kernels with other texts, known as `planted_` and its name."""
-    path, known = Path(slim.__file__).with_name(f"{name}.py"), f"instep_optimized.kernels.products.planted_{name}"
-    text = path.read_text()
-    for old, new in texts:
-        assert text.count(old) == 1, f"{old} stands there {text.count(old)} times"
-        text = text.replace(old, new)
-    (folder / path.name).write_text(text)
-    spec = importlib.util.spec_from_file_location(known, folder / path.name)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, known, module)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_explicit_layouts_are_for_some_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

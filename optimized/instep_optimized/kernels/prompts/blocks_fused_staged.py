@@ -16,10 +16,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .blocks import LOG2E, SOLVED
-from .blocks_carry_staged import clear_rest, send
-from .blocks_prepare_staged import TOKENS, WIDTH, added, decays, inverted
-from .layouts import (
+from ..device.layouts import (
     along,
     along_3,
     barrier,
@@ -34,6 +31,9 @@ from .layouts import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from .blocks import LOG2E, SOLVED
+from .blocks_carry_staged import clear_rest, send
+from .blocks_prepare_staged import TOKENS, WIDTH, added, decays, inverted
 
 WIDE = gl.constexpr(128)  # columns of V
 STAGES = gl.constexpr(3)  # blocks whose keys, queries and values are there

@@ -1,0 +1,37 @@
+"""Modules of kernels with other texts: device functions are compiled from files, so a fault needs a file of its own.
+
+Leaves out: faults in code that Python runs (`planting.py`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+def planted_kernels(
+    name: str, texts: tuple[tuple[str, str], ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> ModuleType:
+    """The module `instep_optimized.kernels.NAME` with each of `texts` replaced, which must stand there once.
+
+    It is known as its neighbour `planted_` and its name, until the test ends.
+    """
+    package, _, last = f"instep_optimized.kernels.{name}".rpartition(".")
+    found = importlib.util.find_spec(f"{package}.{last}")
+    assert found is not None and found.origin is not None
+    text = Path(found.origin).read_text()
+    for old, new in texts:
+        assert text.count(old) == 1, f"{old} stands there {text.count(old)} times"
+        text = text.replace(old, new)
+    path, known = folder / f"{last}.py", f"{package}.planted_{last}"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(known, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, known, module)
+    spec.loader.exec_module(module)
+    return module
