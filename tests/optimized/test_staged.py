@@ -26,10 +26,12 @@ from support.ring_world import Turn, World, cut, stream
 native = pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")
 # Rows of V that a thread of `_window` holds. Of states in 16 bits one row gets another layout there.
 TWIN = {torch.float32: (1, 2, 4), torch.bfloat16: (2, 4), torch.float16: (2, 4)}
-# Rows of V that a thread holds, warps, registers; programs ahead of which a state is asked for; whole lines.
+# Rows of V that a thread holds, warps, registers; programs ahead of which a state is asked for; whole lines; whether a
+# window ends without the state that nobody asks for.
 SHAPES = (
     *((held, warps, 168) for held in (1, 2, 4) for warps in (1, 2, 4)),
     *((held, warps, 168, 16, True) for held, warps in ((1, 1), (2, 2), (4, 1), (2, 4))),
+    (2, 4, 168, 0, False, False),
 )
 
 
@@ -44,7 +46,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
 def served(
     monkeypatch: pytest.MonkeyPatch, heads: Heads, dtype: torch.dtype, by: str, shape: Any, requests: int
 ) -> list[torch.Tensor]:
-    """Core and pools of windows of four behind 0 to 3 pending tokens, each state after a row kept; then of a decode.
+    """Core and pools of windows of four behind 0 to 3 pending tokens, each state after a row kept; then of the same
+    windows without these states, and of a decode.
 
     All requests are shown: their rings are wrapped or not, and fold as many tokens as are pending.
     """
@@ -61,12 +64,12 @@ def served(
     for slot in range(1, requests + 1):
         world.fill(slot, slot, cut(rows, 0, 3))
     turns = [Turn(slot, cut(rows, 3, 4), slot + 3, slot % 4) for slot in range(1, requests + 1)]
-    core = world.run(turns, columns=True)
+    core, ended = world.run(turns, columns=True), world.run(turns)
     one = world.run([Turn(1, cut(rows, 7, 1), 0, kept=False, settled=False, goal="slot")])
     monkeypatch.undo()
-    assert len(seen) == (requests + 2 if by == "staged" else 0), "each ring is filled by a launch of its own"
+    assert len(seen) == (requests + 3 if by == "staged" else 0), "each ring is filled by a launch of its own"
     written = (world.state, world.snapshots, *world.rings)  # nobody writes the scratch here
-    return [core, one, *(pool.view[1:].clone() for pool in written)]
+    return [core, ended, one, *(pool.view[1:].clone() for pool in written)]
 
 
 @native

@@ -52,9 +52,10 @@ class Shape(NamedTuple):
 # By whether requests have several rows: how many requests there are at least where a shape is used, the most first
 # (LOG.md). One window of several rows alone goes another way.
 SHAPES: Mapping[bool, tuple[tuple[int, Shape], ...]] = {
-    False: ((16, Shape(4, WIDEST)), (1, Shape(2))),
-    True: ((128, Shape(4, WIDER)), (32, Shape(4, WIDEST)), (16, Shape(2, WIDER)), (2, Shape(2))),
-}
+    False: ((128, Shape(4, WIDEST)), (96, Shape(4)), (64, Shape(2, WIDER)), (16, Shape(4, WIDEST)), (1, Shape(2))),
+    True: ((128, Shape(4, WIDER)), (96, Shape(4, WIDEST)), (40, Shape(2, WIDER)), (32, Shape(4, WIDEST)),
+           (16, Shape(2, WIDER)), (2, Shape(2))),
+}  # fmt: skip
 Rule = tuple[Any, ...]  # a, its row step, b, its row step, A_log, dt_bias; q, k, v, log_decay, beta; H, HV, scale
 
 

@@ -163,6 +163,23 @@ def store_tile(target, target_v, state, stripe, LINED: gl.constexpr, FIRST: gl.c
         lane_v, lane_k = over_k((stripe * VL + along(0, VL, OF_V)) * VR), over_rows(along(1, KI, OF_K))
         thread_v, thread_k = over_k(along(1, VR, OF_V)), over_rows(along(0, P, OF_K) * KI)
         places = target + (lane_v * target_v + lane_k) + (thread_v * target_v + thread_k)
+    put(places, state, FIRST)
+
+
+@gluon.jit
+def store_through(memory, places, tile, FIRST: gl.constexpr):
+    """Store a tile of a state by way of shared memory. Lanes side by side write whole lines, where `places` are so.
+
+    tile: in the layout in which it came from this memory, so that no lane stores into what another one still loads
+    """
+    memory.store(tile)
+    barrier()
+    put(places, memory.load(places.type.layout), FIRST)
+
+
+@gluon.jit
+def put(places, state, FIRST: gl.constexpr):
+    """FIRST: as in `store_tile`"""
     if FIRST:
         gl.store(places, state, eviction_policy="evict_first")
     else:

@@ -40,6 +40,7 @@ from ..device.layouts import (
     over_rows,
     place,
     shared,
+    store_through,
     store_tile,
     whole,
     wrapped,
@@ -56,6 +57,7 @@ STORED = (torch.float32, torch.bfloat16, torch.float16)  # states
 WIDTH = 128
 TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one token
 SLIM = 80 if NEWER.value else 72  # registers of a row of V: of 72 a newer Triton spills two
+NARROW = 112 if NEWER.value else 96  # of two rows in 16 bits: of 96 it spills 26
 AHEAD = 1024  # programs: some 4 MB of states
 
 
@@ -63,7 +65,9 @@ class Shape(NamedTuple):
     """Of a launch: rows of V that a thread holds, warps, registers.
 
     ahead  how many programs later that one runs whose state is asked for into the cache; 0: nobody's
-    lined  whether lanes swap pieces of a state before they store it, so that whole lines are written
+    lined  whether lanes swap pieces of a state before they store it, so that whole lines are written: a window's by
+           shuffles, a decode's in shared memory
+    ends   whether the state behind the last row is left out where nobody asks for it: less arithmetic, and a branch
     """
 
     held: int
@@ -71,6 +75,7 @@ class Shape(NamedTuple):
     registers: int
     ahead: int = 0
     lined: bool = False
+    ends: bool = True
 
 
 # On a GPU (LOG.md), by what a launch is (`form`) and the bytes of a state's number: how many rows of V there are at
@@ -78,14 +83,15 @@ class Shape(NamedTuple):
 SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
     "window": {
         4: ((32768, Shape(2, 4, 128, lined=True)), (8192, Shape(2, 4, 128)), (0, Shape(1, 4, 96))),
-        2: ((8192, Shape(2, 4, 128)), (0, Shape(1, 4, 96))),
+        2: ((16384, Shape(2, 4, 128, lined=True)), (8192, Shape(2, 4, 128, ends=False)),
+            (0, Shape(1, 4, 96, ends=False))),
     },
     "kept": dict.fromkeys((4, 2), ((0, Shape(2, 2, 112)),)),
     "decode": {
         4: ((65536, Shape(1, 1, SLIM, AHEAD)), (0, Shape(2, 2, 112))),
-        2: ((65536, Shape(2, 1, 112)), (0, Shape(2, 2, 112))),
+        2: ((65536, Shape(2, 1, NARROW, AHEAD, lined=True)), (0, Shape(2, 2, 112))),
     },
-}
+}  # fmt: skip
 LARGEST = (2, 4)  # of all shapes
 
 again, answer, overlap, covering, softplus = (
@@ -131,7 +137,7 @@ def staged(
     """
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
     requests = part.begin.numel()
-    held, warps, registers, ahead, lined = Shape(*(shape or shape_for(part, requests * heads * values)))
+    held, warps, registers, ahead, lined, ends = Shape(*(shape or shape_for(part, requests * heads * values)))
     ring, stripes = part.ring, values // rows_of(held, warps, keys)
     kept = 18 * (None,) if ring is None else ring_of(ring)
     launch(
@@ -140,8 +146,8 @@ def staged(
         *held_at(part.read), *held_at(part.store), *held_at(part.settled), *held_at(part.per_row), *kept,
         heads // inputs.k.shape[1], look, len(part.read.pool),
         VR=held, KT=keys, KI=KEY_PIECE, KEPT=power_of_2(ring.size) if ring is not None else 1,
-        MOST=power_of_2(part.most), ALONE=form(part) == "decode", AHEAD=ahead // stripes, LINED=lined, warps=warps,
-        registers=registers,
+        MOST=power_of_2(part.most), ALONE=form(part) == "decode", AHEAD=ahead // stripes, LINED=lined, ENDS=ends,
+        warps=warps, registers=registers,
     )  # fmt: skip
 
 
@@ -178,7 +184,7 @@ def _staged_window(
     ring_u, ring_u_unit, ring_u_entry, ring_u_head,
     ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_u_size,
     group, look, units, VR: gl.constexpr, KT: gl.constexpr, KI: gl.constexpr, KEPT: gl.constexpr, MOST: gl.constexpr,
-    ALONE: gl.constexpr, AHEAD: gl.constexpr, LINED: gl.constexpr, EARLY: gl.constexpr,
+    ALONE: gl.constexpr, AHEAD: gl.constexpr, LINED: gl.constexpr, ENDS: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """One program: one request, one value head, VL * VR rows of V. Grid (V tiles, HV, B).
 
@@ -186,8 +192,10 @@ def _staged_window(
     nothing of it is compiled. Where A_log is given, q, k and v are the conv's rows, and log_decay and beta are a and b.
 
     ALONE: one row and nothing else, so that nothing of it but its key and query need be shared.
-    AHEAD: how many heads later the state is read that is asked for into the cache. LINED: as in `store_tile`.
+    AHEAD: how many heads later the state is read that is asked for into the cache. LINED, ENDS: as in `Shape`.
     """
+    # A decode of many states in 16 bits, which is short, asks for everything before it waits for anything.
+    AT_ONCE: gl.constexpr = ALONE and LINED
     W: gl.constexpr = gl.num_warps()
     P: gl.constexpr = KT // KI
     DTYPE: gl.constexpr = read.dtype.element_ty  # of states
@@ -237,7 +245,10 @@ def _staged_window(
     at_v = (stripe * VL + along(0, VL, OF_V)) * VR + along(1, VR, OF_V)  # [VL, VR]
     requests = gl.num_programs(2)
     share = gl.cdiv(look, requests)
-    for other in range(request * share, gl.minimum((request + 1) * share, look)):
+    look_from, look_to = request * share, gl.minimum((request + 1) * share, look)
+    if AT_ONCE:  # whose own rows these are looks for none
+        look_to = gl.where((unit < 0) | (first > look_from) | (first + rows < look_to), look_to, look_from)
+    for other in range(look_from, look_to):
         if (unit < 0) | (other < first) | (other >= first + rows):
             if covering(other, gl.arange(0, 32, LANES), read_units, begin, count, requests) == 0:
                 nothing = gl.full((VL, VR), 0.0, core.dtype.element_ty, OF_V)
@@ -297,13 +308,16 @@ def _staged_window(
         async_copy.commit_group()
         LINES: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [W, 1], [1, 0])  # [tokens, K]
         raw, raw_at = along(0, MOST, LINES), along(1, KT, LINES)
+        if AT_ONCE:  # else the compiler lets the state and these wait for the key, which is used first
+            bias, rate = gl.load(dt_bias + head), gl.load(A_log + head)
+            barrier()
         raw_k = gl.load(k + raw * k_row + raw_at, mask=raw < rows, other=0.0).to(gl.float32)
         raw_q = gl.load(q + raw * q_row + raw_at, mask=raw < rows, other=0.0).to(gl.float32)
         if not ALONE:
             values = gl.load(v + row_v * v_row + copied_v, mask=row_v < rows, other=0.0)
             values = shared(values.to(gl.float32), [MOST, VL, VR])
-        drive = forgets.to(gl.float32) + gl.load(dt_bias + head).to(gl.float32)
-        forgets = -gl.exp(gl.load(A_log + head).to(gl.float32)) * softplus(drive)
+        drive = forgets.to(gl.float32) + (bias if AT_ONCE else gl.load(dt_bias + head)).to(gl.float32)
+        forgets = -gl.exp((rate if AT_ONCE else gl.load(A_log + head)).to(gl.float32)) * softplus(drive)
         strength = 1.0 / (1.0 + gl.exp(-strength.to(gl.float32)))
         keys, queries = shared(length_1(raw_k), [MOST, P, KI]), shared(length_1(raw_q) * scale, [MOST, P, KI])
     decay = gl.exp(forgets)
@@ -339,12 +353,18 @@ def _staged_window(
     core = core + first * core_row + head * core_head + at_v
     if ALONE:  # there is a row, or nobody would be here
         kq = gl.sum(products, 0)
-        state, _ = token(state, queries.index(0), keys.index(0), kq, value, decay, strength, core, True)
+        state, _ = token(state, queries.index(0), keys.index(0), kq, value, decay, strength, core, True, True)
     else:
+        GOES_ON: gl.constexpr = store is not None or each is not None
+        # A newer Triton spills some of a window otherwise.
+        TWICE: gl.constexpr = MOST == 1 or (NEWER and ENDS and not GOES_ON)
         for t in range(rows):
             forget, write = gl.sum(decays.index(t).load(ONE), 0), gl.sum(writes.index(t).load(ONE), 0)
             value, kq = values.index(t).load(OF_V), gl.sum(overlaps.index(t).load(ONE), 0)
-            state, update = token(state, queries.index(t), keys.index(t), kq, value, forget, write, core, MOST == 1)
+            asked_for = True if GOES_ON or not ENDS else t + 1 < rows
+            state, update = token(
+                state, queries.index(t), keys.index(t), kq, value, forget, write, core, TWICE, asked_for
+            )
             core += core_row
             if each is not None:
                 if each_to >= 0:
@@ -356,15 +376,20 @@ def _staged_window(
                 own = gl.where(own + 1 == ring_u_size, 0, own + 1)
     if store is not None:
         if goal >= 0:
-            target = place(store, goal, store_columns, request, store_unit, store_column)
-            store_tile(target + head * store_h, store_v, state.to(DTYPE), stripe, LINED, AHEAD == 0)
+            target = place(store, goal, store_columns, request, store_unit, store_column) + head * store_h
+            if AT_ONCE:
+                places = target + (span_v * store_v + along(1, KT, SPAN))
+                tile_of = gl.convert_layout(gl.reshape(state.to(DTYPE), [VL * VR, KT]), MINE)
+                store_through(tile, places, tile_of, AHEAD == 0)
+            else:
+                store_tile(target, store_v, state.to(DTYPE), stripe, LINED, AHEAD == 0)
 
 
 @gluon.jit
-def token(state, query, key, kq, value, decay, beta, core, TWICE: gl.constexpr):
+def token(state, query, key, kq, value, decay, beta, core, TWICE: gl.constexpr, asked_for):
     """`step` of a row whose query and key lie in shared memory, which stores its read-out  ->  the state, the update
 
-    TWICE: the key is read twice, so that it takes no registers meanwhile
+    TWICE: the key is read twice, so that it takes no registers meanwhile;  asked_for: whether the state behind it is
     """
     OF_K: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(0, state.type.layout))
     first = over_rows(key.load(OF_K))
@@ -373,7 +398,9 @@ def token(state, query, key, kq, value, decay, beta, core, TWICE: gl.constexpr):
         barrier()
         first = over_rows(key.load(OF_K))
     gl.store(core, out.to(core.dtype.element_ty))
-    return again(state, first, decay, update), update
+    if asked_for:
+        state = again(state, first, decay, update)
+    return state, update
 
 
 @gluon.jit
