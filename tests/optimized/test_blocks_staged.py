@@ -129,9 +129,10 @@ BESIDE_FAULTS = {
     "gates of the first block again and again": ("carry", GATES, GATES.replace("source", "gates + lane")),
 }
 
-# None of them stops a launch whose requests have two blocks at most: whoever waits then waits for the first of a place.
+# None of them stops a launch. One in which states do not wait for inverses would: a place that is said to be free
+# before it was filled is never free again. No request has more than two blocks, so who waits waits for the first of
+# a place.
 FUSED_FAULTS = {
-    "states do not wait for inverses": ("mbarrier.wait(full.index(last), phase_last)", "last = last + 0"),
     "keys are not waited for": ("mbarrier.wait(landed.index(stage), phase)\n        if", "if"),
     "inverses of the block before": ("residual, solved.index(last)", "residual, solved.index(1 - last)"),
     "weights of the block before": ("update, mixed.index(last)", "update, mixed.index(1 - last)"),
@@ -183,7 +184,9 @@ def test_a_fault_in_them_changes_bits(fault: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(staged, f"{name}_staged", getattr(module, f"{name}_staged"))
     if beside:  # what is compiled now comes late
         served(inputs, torch.bfloat16, torch.float32, 1, beside)
-    assert not all(map(same_bits, served(inputs, torch.bfloat16, torch.float32, 1, beside), right))
+    tries = 20 if beside else 1  # who comes first is not always the same
+    found = (served(inputs, torch.bfloat16, torch.float32, 1, beside) for _ in range(tries))
+    assert not all(same_bits(*both) for run in found for both in zip(run, right, strict=True))
 
 
 @pytest.mark.parametrize("_", [pytest.param(None, marks=native)], ids=["cuda"])

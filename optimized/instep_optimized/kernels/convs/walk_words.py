@@ -23,7 +23,7 @@ import triton.language as tl
 from ...layout import Address, Part
 from ..device.address import flat
 from ..device.cover import covering
-from ..device.early import wait_before_product
+from ..device.early import wait
 from ..rowwise.inputs import L2_EPS, STEPS, gates
 from ..runtime import ceil_div, launch, power_of_2, tile
 from ..windows.window import LANES
@@ -148,7 +148,7 @@ def conv_walk_words(
     for channel in tl.static_range(NUMBERS):
         taps = taps + (tl.load(weight + NUMBERS * c + channel),)
     if EARLY:
-        wait_before_product()
+        wait()
     # All that says where things are is loaded at once. 32 bits are enough, and make short products.
     unit, start = tl.load(read_units + request).to(tl.int32), tl.load(begin + request).to(tl.int32)
     rows, known = tl.load(count + request).to(tl.int32), tl.load(fresh + request) == 0

@@ -2,14 +2,9 @@
 
 It has the body of `window.py`, its contract, and the layout that the compiler chooses there. So it gives the same bits,
 and a GPU runs it in place of `window` wherever it fits. States in 16 bits have the layout of those in fp32. Norms and
-gates may be computed here, too, with the bits of `inputs.py`. Leaves out: what does not fit (`fits`), and
-interpretation.
+gates may be computed here, too, with the bits of `inputs.py`. Leaves out: the kernel (`window_staged.py`); what does
+not fit (`fits`), and interpretation.
 """
-
-# ruff: noqa: SIM102 (what is absent is not compiled: the test for it stands alone)
-
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# (device code: Triton's types are not Python's)
 
 from __future__ import annotations
 
@@ -17,39 +12,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
 from ...layout import Address, Part, Updates
 from ...ops.base import GdnInputs
-from ..device import cover
 from ..device.address import flat
-from ..device.layouts import (
-    LINE,
-    NEWER,
-    along,
-    along_3,
-    ask_for,
-    async_copy,
-    barrier,
-    begin_copy,
-    copied,
-    gates,
-    gdc_launch_dependents,
-    gdc_wait,
-    over_rows,
-    place,
-    shared,
-    store_through,
-    store_tile,
-    whole,
-    wrapped,
-)
-from ..rowwise import inputs as inputs_file
-from ..rowwise.inputs import L2_EPS, STEPS
+from ..device.layouts import NEWER
 from ..runtime import launch, power_of_2
-from . import body
 from .window import KEY_PIECE, packed_rows, ring_of, rows_of
+from .window_staged import staged_window
 
 STORED = (torch.float32, torch.bfloat16, torch.float16)  # states
 # Each lane has 4 numbers of a key at least. Of a narrower key the compiler gives it fewer in `window`, which sums in
@@ -94,11 +64,6 @@ SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
 }  # fmt: skip
 LARGEST = (2, 4)  # of all shapes
 
-again, answer, overlap, covering, softplus = (
-    gluon.jit(one.fn) for one in (body.again, body.answer, body.overlap, cover.covering, inputs_file.softplus)
-)
-
-
 def fits(inputs: GdnInputs, part: Part, core: torch.Tensor, raw: bool = False) -> bool:
     """Whether `staged` can run this part. No state is rounded by chance here, and none has scales.
 
@@ -141,7 +106,7 @@ def staged(
     ring, stripes = part.ring, values // rows_of(held, warps, keys)
     kept = 18 * (None,) if ring is None else ring_of(ring)
     launch(
-        _staged_window, (stripes, heads, requests), *packed_rows(inputs, core),
+        staged_window, (stripes, heads, requests), *packed_rows(inputs, core),
         *(rule or (None, None, None)), part.begin, part.count, part.fresh,
         *held_at(part.read), *held_at(part.store), *held_at(part.settled), *held_at(part.per_row), *kept,
         heads // inputs.k.shape[1], look, len(part.read.pool),
@@ -169,245 +134,3 @@ def form(part: Part) -> str:
 def shape_for(part: Part, rows: int) -> Shape:
     """The shape of a launch over so many rows of V."""
     return next(shape for least, shape in SHAPES[form(part)][part.read.pool.itemsize] if rows >= least)
-
-
-@gluon.jit(do_not_specialize=["ring_size", "ring_u_size", "look"])
-def _staged_window(
-    q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
-    log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, core, core_row, core_head,
-    A_log, dt_bias, scale, begin, count, fresh,
-    read, read_units, read_columns, read_unit, read_column, read_h, read_v: gl.constexpr,
-    store, store_units, store_columns, store_unit, store_column, store_h, store_v: gl.constexpr,
-    settled, settled_units, settled_columns, settled_unit, settled_column, settled_h, settled_v: gl.constexpr,
-    each, each_units, each_columns, each_unit, each_column, each_h, each_v: gl.constexpr,
-    ring_k, ring_k_unit, ring_k_entry, ring_k_head, ring_decay, ring_decay_unit, ring_decay_entry, ring_decay_head,
-    ring_u, ring_u_unit, ring_u_entry, ring_u_head,
-    ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_u_size,
-    group, look, units, VR: gl.constexpr, KT: gl.constexpr, KI: gl.constexpr, KEPT: gl.constexpr, MOST: gl.constexpr,
-    ALONE: gl.constexpr, AHEAD: gl.constexpr, LINED: gl.constexpr, ENDS: gl.constexpr, EARLY: gl.constexpr,
-):  # fmt: skip
-    """One program: one request, one value head, VL * VR rows of V. Grid (V tiles, HV, B).
-
-    At most KEPT tokens run again, and then at most MOST rows. An address that is absent is None, as a ring is; then
-    nothing of it is compiled. Where A_log is given, q, k and v are the conv's rows, and log_decay and beta are a and b.
-
-    ALONE: one row and nothing else, so that nothing of it but its key and query need be shared.
-    AHEAD: how many heads later the state is read that is asked for into the cache. LINED, ENDS: as in `Shape`.
-    """
-    # A decode of many states in 16 bits, which is short, asks for everything before it waits for anything.
-    AT_ONCE: gl.constexpr = ALONE and LINED
-    W: gl.constexpr = gl.num_warps()
-    P: gl.constexpr = KT // KI
-    DTYPE: gl.constexpr = read.dtype.element_ty  # of states
-    SIDE: gl.constexpr = KI // 4  # lanes along K
-    VL: gl.constexpr = W * 32 // SIDE
-    TILE: gl.constexpr = gl.BlockedLayout([1, 1, 1, 4], [32 // SIDE, 1, 1, SIDE], [W, 1, 1, 1], [3, 0, 1, 2])
-    OF_V: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(2, TILE))  # [VL, VR]
-    OF_K: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(0, TILE))  # [P, KI]
-    ONE: gl.constexpr = gl.SliceLayout(0, OF_V)  # [1], in every thread
-    KEYS: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32 // SIDE, SIDE], [W, 1, 1], [2, 1, 0])  # [tokens, P, KI]
-    VEC: gl.constexpr = 4 if VR >= 4 else VR
-    ROWS: gl.constexpr = gl.BlockedLayout([1, 1, VEC], [8, 4, 1], [1, W, 1], [2, 1, 0])  # [tokens, VL, VR]
-    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [W], [0])  # [tokens]
-    # Rows of a state as they are copied, 16 bytes a lane, and as a thread takes them: TILE in two axes.
-    WORD: gl.constexpr = 128 // DTYPE.primitive_bitwidth
-    SPAN: gl.constexpr = gl.BlockedLayout([1, WORD], [32 * WORD // KT, KT // WORD], [W, 1], [1, 0])
-    MINE: gl.constexpr = gl.BlockedLayout([VR, 4], [32 // SIDE, SIDE], [W, 1], [1, 0])
-
-    if EARLY:  # what is before the wait may run while the launch before this one still does
-        if read_columns is None and MOST > 1:  # a decode is slower with it, from 8 requests on
-            # Where the state stands may not be said yet. Nothing of it is read here, and any unit of the pool will do.
-            said = gl.load(read_units + gl.program_id(2), cache_modifier=".cg")
-            ahead = read + gl.minimum(gl.maximum(said, 0), units - 1) * read_unit
-            ahead += gl.program_id(1).to(gl.int64) * read_h
-            ask_for(ahead, read_v, gl.program_id(0) * VL * VR, VL * VR, KT)
-        gdc_wait()
-        gdc_launch_dependents()
-    request, stripe, head = gl.program_id(2), gl.program_id(0), gl.program_id(1).to(gl.int64)
-    unit, first, rows = gl.load(read_units + request), gl.load(begin + request), gl.load(count + request).to(gl.int32)
-    known, key_head, pending = gl.load(fresh + request) == 0, head // group, 0
-    if AHEAD > 0:
-        behind, all_heads = request * gl.num_programs(1) + gl.program_id(1) + AHEAD, gl.num_programs(1)
-        later = gl.minimum(behind // all_heads, gl.num_programs(2) - 1)
-        later_unit = gl.load(read_units + later)
-    if ring_units is not None:
-        kept_by = gl.load(ring_units + request)
-        asked = gl.minimum(gl.maximum(gl.load(ring_pending + request), 0), ring_size).to(gl.int32)
-        oldest, keep = gl.load(ring_begin + request).to(gl.int32), gl.load(ring_keep + request).to(gl.int32)
-        pending = gl.where(known & (kept_by >= 0), asked, 0)
-        keeps = (kept_by >= 0) & (keep >= 0)
-    if store is not None:
-        goal = gl.load(store_units + request)
-    if settled is not None:
-        settle = gl.load(settled_units + request)
-    if each is not None:
-        each_to = gl.load(each_units + request)
-    at_v = (stripe * VL + along(0, VL, OF_V)) * VR + along(1, VR, OF_V)  # [VL, VR]
-    requests = gl.num_programs(2)
-    share = gl.cdiv(look, requests)
-    look_from, look_to = request * share, gl.minimum((request + 1) * share, look)
-    if AT_ONCE:  # whose own rows these are looks for none
-        look_to = gl.where((unit < 0) | (first > look_from) | (first + rows < look_to), look_to, look_from)
-    for other in range(look_from, look_to):
-        if (unit < 0) | (other < first) | (other >= first + rows):
-            if covering(other, gl.arange(0, 32, LANES), read_units, begin, count, requests) == 0:
-                nothing = gl.full((VL, VR), 0.0, core.dtype.element_ty, OF_V)
-                gl.store(core + (first * 0 + other) * core_row + head * core_head + at_v, nothing)
-    if (unit < 0) | ((rows <= 0) & (pending <= 0)):
-        return
-
-    # A state comes through shared memory, so that whole lines are asked for at once: in TILE a lane has pieces of them.
-    # Pieces of a key are swapped there by row, or lanes would wait for each other: they load a piece of each of so many
-    # rows at once as have a line together.
-    TURNS: gl.constexpr = LINE // (KI * DTYPE.primitive_bitwidth)
-    tile = gl.allocate_shared_memory(DTYPE, [VL * VR, KT], gl.SwizzledSharedLayout(KI, VR, TURNS, [1, 0]))
-    span_v = stripe * (VL * VR) + along(0, VL * VR, SPAN)
-    source = place(read, unit, read_columns, request, read_unit, read_column) + head * read_h
-    source = source + (span_v * read_v + along(1, KT, SPAN))
-    if A_log is not None:  # norms are computed meanwhile
-        begin_copy(tile, source, mask=(span_v >= 0) & known)
-
-    if AHEAD > 0:  # behind this program's own state: whoever reads the other one waits less
-        if (later_unit >= 0) & (behind < gl.num_programs(2) * all_heads):
-            ahead = place(read, later_unit, read_columns, later, read_unit, read_column)
-            ask_for(ahead + (behind % all_heads).to(gl.int64) * read_h, read_v, stripe * VL * VR, VL * VR, KT)
-
-    # What the tokens need is copied by lanes, or groups of lanes, one per token.
-    copied_k = along_3(1, P, KEYS) * KI + along_3(2, KI, KEYS)
-    copied_v = (stripe * VL + along_3(1, VL, ROWS)) * VR + along_3(2, VR, ROWS)
-    row_k, row_v, row = along_3(0, MOST, KEYS), along_3(0, MOST, ROWS), gl.arange(0, MOST, LANES)
-    if ring_units is not None:
-        kept_k = ring_k + kept_by * ring_k_unit + key_head * ring_k_head
-        kept_decay = ring_decay + kept_by * ring_decay_unit + head * ring_decay_head
-        kept_u = ring_u + kept_by * ring_u_unit + head * ring_u_head
-        old_k, old_v, old = along_3(0, KEPT, KEYS), along_3(0, KEPT, ROWS), gl.arange(0, KEPT, LANES)
-        entry_k, entry_v = wrapped(oldest + old_k, ring_size), (oldest + old_v) % ring_u_size
-        old_keys = copied(kept_k + entry_k * ring_k_entry + copied_k, old_k < pending, [KEPT, P, KI])
-        updates = copied(kept_u + entry_v * ring_u_entry + copied_v, old_v < pending, [KEPT, VL, VR])
-        entry = wrapped(oldest + old, ring_size)
-        aged = gl.load(kept_decay + entry * ring_decay_entry, mask=old < pending, other=0.0)
-    k, q = k + first * k_row + key_head * k_head, q + first * q_row + key_head * q_head
-    v = v + first * v_row + head * v_head
-    log_decay = log_decay + first * log_decay_row + head * log_decay_head
-    beta = beta + first * beta_row + head * beta_head
-    if ALONE:
-        forgets, strength, value = gl.load(log_decay), gl.load(beta), gl.load(v + at_v).to(gl.float32)
-    else:
-        forgets = gl.load(log_decay + row * log_decay_row, mask=row < rows, other=0.0)
-        strength = gl.load(beta + row * beta_row, mask=row < rows, other=0.0)
-    if A_log is None:
-        keys = copied(k + row_k * k_row + copied_k, row_k < rows, [MOST, P, KI])
-        queries = copied(q + row_k * q_row + copied_k, row_k < rows, [MOST, P, KI])
-        if not ALONE:
-            values = copied(v + row_v * v_row + copied_v, row_v < rows, [MOST, VL, VR])
-        async_copy.commit_group()
-        begin_copy(tile, source, mask=(span_v >= 0) & known)
-        async_copy.commit_group()
-        async_copy.wait_group(1)  # what overlaps are made of is here, and the state may still be on its way
-    else:
-        async_copy.commit_group()
-        LINES: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [W, 1], [1, 0])  # [tokens, K]
-        raw, raw_at = along(0, MOST, LINES), along(1, KT, LINES)
-        if AT_ONCE:  # else the compiler lets the state and these wait for the key, which is used first
-            bias, rate = gl.load(dt_bias + head), gl.load(A_log + head)
-            barrier()
-        raw_k = gl.load(k + raw * k_row + raw_at, mask=raw < rows, other=0.0).to(gl.float32)
-        raw_q = gl.load(q + raw * q_row + raw_at, mask=raw < rows, other=0.0).to(gl.float32)
-        if not ALONE:
-            values = gl.load(v + row_v * v_row + copied_v, mask=row_v < rows, other=0.0)
-            values = shared(values.to(gl.float32), [MOST, VL, VR])
-        drive = forgets.to(gl.float32) + (bias if AT_ONCE else gl.load(dt_bias + head)).to(gl.float32)
-        forgets = -gl.exp((rate if AT_ONCE else gl.load(A_log + head)).to(gl.float32)) * softplus(drive)
-        strength = 1.0 / (1.0 + gl.exp(-strength.to(gl.float32)))
-        keys, queries = shared(length_1(raw_k), [MOST, P, KI]), shared(length_1(raw_q) * scale, [MOST, P, KI])
-    decay = gl.exp(forgets)
-    if not ALONE:
-        writes, decays = gates(strength, MOST), gates(decay, MOST)
-    if ring_units is not None:
-        old_decays = gates(aged, KEPT)
-        if keeps & (stripe == 0):
-            gl.store(kept_decay + wrapped(keep + row, ring_size) * ring_decay_entry, decay, mask=row < rows)
-    barrier()
-    every_key, every_query = whole(keys, [MOST, P, KI]).load(KEYS), whole(queries, [MOST, P, KI]).load(KEYS)
-    products = overlap(every_key, every_query)
-    if not ALONE:
-        overlaps = gates(gl.convert_layout(products, LANES), MOST)
-    async_copy.wait_group(0)
-    barrier()
-    state = gl.convert_layout(gl.reshape(tile.load(MINE).to(gl.float32), [VL, VR, P, KI]), TILE)
-
-    if ring_units is not None:
-        if keeps & (stripe == 0) & (head % group == 0):
-            target = kept_k + wrapped(keep + row_k, ring_size) * ring_k_entry + copied_k
-            gl.store(target, every_key, mask=row_k < rows)
-        for age in range(pending):
-            again_key = over_rows(old_keys.index(age).load(OF_K))
-            update = updates.index(age).load(OF_V)
-            state = again(state, again_key, gl.sum(old_decays.index(age).load(ONE), 0), update)
-        state = state.to(DTYPE).to(gl.float32)  # what was read and nothing more is rounded already
-        own = keep % ring_u_size
-    if settled is not None:
-        if settle >= 0:
-            target = place(settled, settle, settled_columns, request, settled_unit, settled_column)
-            store_tile(target + head * settled_h, settled_v, state.to(DTYPE), stripe, LINED, AHEAD == 0)
-    core = core + first * core_row + head * core_head + at_v
-    if ALONE:  # there is a row, or nobody would be here
-        kq = gl.sum(products, 0)
-        state, _ = token(state, queries.index(0), keys.index(0), kq, value, decay, strength, core, True, True)
-    else:
-        GOES_ON: gl.constexpr = store is not None or each is not None
-        # A newer Triton spills some of a window otherwise.
-        TWICE: gl.constexpr = MOST == 1 or (NEWER and ENDS and not GOES_ON)
-        for t in range(rows):
-            forget, write = gl.sum(decays.index(t).load(ONE), 0), gl.sum(writes.index(t).load(ONE), 0)
-            value, kq = values.index(t).load(OF_V), gl.sum(overlaps.index(t).load(ONE), 0)
-            asked_for = True if GOES_ON or not ENDS else t + 1 < rows
-            state, update = token(
-                state, queries.index(t), keys.index(t), kq, value, forget, write, core, TWICE, asked_for
-            )
-            core += core_row
-            if each is not None:
-                if each_to >= 0:
-                    column = each + each_to * each_unit + t * each_column + head * each_h
-                    store_tile(column, each_v, state.to(DTYPE), stripe, False, False)
-            if ring_units is not None:
-                if keeps:
-                    gl.store(kept_u + own * ring_u_entry + at_v, update)
-                own = gl.where(own + 1 == ring_u_size, 0, own + 1)
-    if store is not None:
-        if goal >= 0:
-            target = place(store, goal, store_columns, request, store_unit, store_column) + head * store_h
-            if AT_ONCE:
-                places = target + (span_v * store_v + along(1, KT, SPAN))
-                tile_of = gl.convert_layout(gl.reshape(state.to(DTYPE), [VL * VR, KT]), MINE)
-                store_through(tile, places, tile_of, AHEAD == 0)
-            else:
-                store_tile(target, store_v, state.to(DTYPE), stripe, LINED, AHEAD == 0)
-
-
-@gluon.jit
-def token(state, query, key, kq, value, decay, beta, core, TWICE: gl.constexpr, asked_for):
-    """`step` of a row whose query and key lie in shared memory, which stores its read-out  ->  the state, the update
-
-    TWICE: the key is read twice, so that it takes no registers meanwhile;  asked_for: whether the state behind it is
-    """
-    OF_K: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(0, state.type.layout))
-    first = over_rows(key.load(OF_K))
-    out, update = answer(state, over_rows(query.load(OF_K)), first, kq, value, decay, beta)
-    if TWICE:
-        barrier()
-        first = over_rows(key.load(OF_K))
-    gl.store(core, out.to(core.dtype.element_ty))
-    if asked_for:
-        state = again(state, first, decay, update)
-    return state, update
-
-
-@gluon.jit
-def length_1(raw):
-    """`unit` of `inputs.py`, with its order of the sum."""
-    total = raw * raw
-    for _ in gl.static_range(STEPS):
-        if total.shape[1] > 1:
-            total = gl.sum(gl.reshape(total, [raw.shape[0], total.shape[1] // 2, 2]), axis=2)
-    return raw * gl.rsqrt(gl.convert_layout(total, raw.type.layout) + L2_EPS)
