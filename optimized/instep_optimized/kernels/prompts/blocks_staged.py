@@ -80,8 +80,6 @@ def _fuses(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
 def _fused(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int) -> None:
     """`blocks_staged` by one kernel"""
     (heads, values), forget, write = core.shape[1:], inputs.log_decay, inputs.beta
-    if not part.most or not len(core):
-        return
     launch(
         fused_staged, (values // WIDE.value, heads, part.begin.numel()),
         *(_boxes(_matrix(x), WIDTH.value) for x in (inputs.q, inputs.k)), _boxes(_matrix(inputs.v), WIDE.value),
@@ -103,6 +101,8 @@ def blocks_staged(
     fused: whether one kernel does both; left out, where it can, and it pays, and nothing else is said
     """
     assert part.per_row is None, "a prefill chunk keeps no state per position"
+    if not part.most or not len(core) or not part.begin.numel():
+        return
     if fused is None:
         fused = chains is None and beside is None and _fuses(inputs, part, core)
     if fused:
@@ -111,8 +111,6 @@ def blocks_staged(
     heads, values = core.shape[1:]
     requests, key_heads, C = part.begin.numel(), inputs.k.shape[1], TOKENS.value
     room = core.shape[0] // C + requests  # blocks of all requests: each has at most one that is not full
-    if not part.most or not len(core):
-        return
 
     def scratch(*shape: int) -> torch.Tensor:
         return core.new_empty(room * C, *shape, dtype=torch.bfloat16)
