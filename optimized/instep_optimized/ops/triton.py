@@ -20,11 +20,12 @@ from ..kernels.decisions.index import advance, choose, place_rows, shift
 from ..kernels.decisions.pick import accept, pick
 from ..kernels.decisions.plan import plan_ring
 from ..kernels.decisions.tree import plan_path, plan_tree
+from ..kernels.gated import window_gdn
 from ..kernels.gdn import gdn
+from ..kernels.prefill import prefill_gdn
 from ..kernels.products.linear import head_pick, linear, linears, lm_head, mlp
 from ..kernels.products.moe import moe
 from ..kernels.prompts.blocks import TOKENS
-from ..kernels.prompts.prefill import prefill_gdn
 from ..kernels.rowwise.inputs import gdn_inputs
 from ..kernels.rowwise.move import move, move_rows, moves
 from ..kernels.rowwise.norms import add_norm, draft_inputs, gated_norm, norm
@@ -32,7 +33,6 @@ from ..kernels.rowwise.pointwise import add, output_gate
 from ..kernels.rowwise.rotary import attention_inputs, kv_inputs
 from ..kernels.rowwise.rows import concat, embed, select, store_rows
 from ..kernels.runtime import must_round
-from ..kernels.windows.gated import window_gdn
 from .base import Ops, Types
 from .by_row import BY_ROW
 from .plain.ring import kept_updates

@@ -15,10 +15,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..device.cover import covering
+from ..device.bounds import fetch, put
+from ..device.cover import LANES, covering
 from ..device.early import wait
 from ..rowwise.inputs import consume_all
-from ..windows.window import LANES, fetch, put
 
 ROWS = 8  # at most: all inputs of a channel stand in registers
 # On a GPU (LOG.md). Many requests of which no window is kept per row have one warp, if rows are normed in it as well.

@@ -22,11 +22,10 @@ import triton.language as tl
 
 from ...layout import Address, Part
 from ..device.address import flat
-from ..device.cover import covering
+from ..device.cover import LANES, covering
 from ..device.early import wait
 from ..rowwise.inputs import L2_EPS, STEPS, gates
 from ..runtime import ceil_div, launch, power_of_2, tile
-from ..windows.window import LANES
 from .walk import ROWS
 
 WIDTH = 4  # of the conv

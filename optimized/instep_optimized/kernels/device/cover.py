@@ -23,6 +23,7 @@ from ..runtime import ceil_div, tile
 
 ROWS = tile(16, 64)  # per program: so many that few programs are needed, so few that none is waited for
 REQUESTS = tl.constexpr(16)  # that every row compares itself with in one step
+LANES = tl.constexpr(32)  # requests that one row is compared with in a step (`covering`)
 
 
 def result(parts: tuple[Part, ...], x: torch.Tensor, *shape: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:

@@ -163,7 +163,7 @@ def store_tile(target, target_v, state, stripe, LINED: gl.constexpr, FIRST: gl.c
         lane_v, lane_k = over_k((stripe * VL + along(0, VL, OF_V)) * VR), over_rows(along(1, KI, OF_K))
         thread_v, thread_k = over_k(along(1, VR, OF_V)), over_rows(along(0, P, OF_K) * KI)
         places = target + (lane_v * target_v + lane_k) + (thread_v * target_v + thread_k)
-    put(places, state, FIRST)
+    put_state(places, state, FIRST)
 
 
 @gluon.jit
@@ -174,11 +174,11 @@ def store_through(memory, places, tile, FIRST: gl.constexpr):
     """
     memory.store(tile)
     barrier()
-    put(places, memory.load(places.type.layout), FIRST)
+    put_state(places, memory.load(places.type.layout), FIRST)
 
 
 @gluon.jit
-def put(places, state, FIRST: gl.constexpr):
+def put_state(places, state, FIRST: gl.constexpr):
     """FIRST: as in `store_tile`"""
     if FIRST:
         gl.store(places, state, eviction_policy="evict_first")

@@ -17,10 +17,10 @@ import torch
 import triton
 import triton.language as tl
 
+from ..device.bounds import fetch
 from ..device.dot import dot
 from ..device.early import wait_alone
 from ..runtime import INTERPRETED, ceil_div, explicit, launch, power_of_2, tile
-from ..windows.window import fetch
 
 SMALLEST_DOT = 16
 HALVED = (32, 4096)  # at most so many rows, at least so many columns: two sums, of half of K each

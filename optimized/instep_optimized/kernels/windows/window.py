@@ -24,8 +24,9 @@ from instep_reference.contract.errors import Unsupported
 from ...layout import Part, Ring, Updates
 from ...ops.base import GdnInputs
 from ..device.address import flat, given
+from ..device.bounds import fetch, put
 from ..device.chance import counters, fallen
-from ..device.cover import covering
+from ..device.cover import LANES, covering
 from ..device.tiles import ROWS, beside, packed, scale_of, scales_at
 from ..runtime import ceil_div, launch, power_of_2, tile
 from .body import again, overlap, step
@@ -34,7 +35,6 @@ from .body import again, overlap, step
 # both, so they are pinned. A piece is small, so that each thread sums most of a row by itself and few shuffles between
 # threads are left.
 KEY_PIECE, WARPS = 16, 1
-LANES = tl.constexpr(32)  # requests that a row is compared with in one step
 # Rows of V that a thread holds, and registers. The bits of fp32 states do not depend on them; those of 16 bits depend
 # on the rows (LOG.md).
 THREAD_ROWS, REGISTERS = 2, 128
@@ -315,15 +315,6 @@ def depth_of(parents, t):
 
 
 @triton.jit
-def fetch(source, inside, WHOLE: tl.constexpr):
-    """Load, with 0 outside of the bounds. WHOLE: the tile fits exactly, so no bound is checked."""
-    if WHOLE:
-        return tl.load(source)
-    else:
-        return tl.load(source, mask=inside, other=0.0)
-
-
-@triton.jit
 def tile_scale(state):
     """The scale of every number of a tile [VL, VR, P, KI], which has all of K."""
     largest = tl.max(tl.max(tl.abs(state), axis=3), axis=2)  # [VL, VR], the rows in their order
@@ -354,12 +345,3 @@ def put_tile(target, scales, state, inside, at_v, V, WHOLE: tl.constexpr, TILED:
         if by is not None:
             state = fallen(state, by, target.dtype.element_ty)
         put(target, state, inside, WHOLE)
-
-
-@triton.jit
-def put(target, what, inside, WHOLE: tl.constexpr):
-    """Store, rounded to the dtype of the target."""
-    if WHOLE:
-        tl.store(target, what.to(target.dtype.element_ty))
-    else:
-        tl.store(target, what.to(target.dtype.element_ty), mask=inside)

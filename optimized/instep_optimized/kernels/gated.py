@@ -9,11 +9,11 @@ import torch
 
 from instep_reference.contract.place import Place
 
-from ...layout import Part
-from ...ops.base import GdnInputs
-from ...ops.fused import fuses
-from ..gdn import gdn, staged
-from ..rowwise.inputs import gdn_inputs
+from ..layout import Part
+from ..ops.base import GdnInputs
+from ..ops.fused import fuses
+from .gdn import gdn, staged
+from .rowwise.inputs import gdn_inputs
 
 
 @fuses(gdn_inputs=gdn_inputs, gdn=gdn)

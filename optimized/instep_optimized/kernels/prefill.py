@@ -10,12 +10,12 @@ import torch
 
 from instep_reference.contract.place import Place
 
-from ...layout import Part
-from ...ops.fused import fuses
-from ...ops.fused.prefill_gdn import stored
-from ..convs.conv import consumed, conv
-from ..gdn import gdn
-from ..rowwise.inputs import gdn_inputs, results
+from ..layout import Part
+from ..ops.fused import fuses
+from ..ops.fused.prefill_gdn import stored
+from .convs.conv import consumed, conv
+from .gdn import gdn
+from .rowwise.inputs import gdn_inputs, results
 
 
 @fuses(conv=conv, gdn_inputs=gdn_inputs, gdn=gdn)
