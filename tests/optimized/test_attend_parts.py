@@ -189,8 +189,14 @@ def test_explicit_layouts_give_the_bits_of_the_others(
     query = draw.normal(begin[-1] + 9, 16, 256, dtype=BF16)
     launched = list[str]()
     real = attend_file.launch
-    monkeypatch.setattr(attend_file, "launch", lambda kernel, *rest, **more: (
-        launched.append(kernel.__name__), real(kernel, *rest, **more)))  # fmt: skip
+    sides = set[int]()
+
+    def told(kernel: Any, *rest: Any, **more: Any) -> None:
+        launched.append(kernel.__name__)
+        sides.update({more["SIDES"]} if "SIDES" in more else ())
+        real(kernel, *rest, **more)
+
+    monkeypatch.setattr(attend_file, "launch", told)
     found = ops.attend(query=query, pages=given, to=at("attended"))
     # Of pages of 24 a step has no whole number; where 4 numbers stand between pages these do not begin at 16 bytes.
     staged = "" if size == 24 or between == 4 else "_staged"
@@ -202,7 +208,7 @@ def test_explicit_layouts_give_the_bits_of_the_others(
         for few in (0, 9999, as_is):  # in groups, in parts, and as is
             monkeypatch.setattr(attend_file, "FEW", few)
             assert same_bits(ops.attend(query=query, pages=given, to=at("attended")), found)
-    assert launched[-2:] == [f"read_parts{staged}", "join_parts"]
+    assert launched[-2:] == [f"read_parts{staged}", "join_parts"] and sides == ({1, 2} if staged else set())
     monkeypatch.setattr(attend_file, "staged", None)
     assert same_bits(ops.attend(query=query, pages=given, to=at("attended")), found)
     assert not any("staged" in name for name in launched[-3:])

@@ -203,6 +203,19 @@ def test_rotation_is_right_far_into_a_text() -> None:
         assert float((ours - right).abs().max() / right.abs().max()) <= ONCE
 
 
+def test_rotation_turns_whatever_the_position() -> None:
+    """Also rows that all stand before a text: no position means that angles are there already."""
+    draw = Draw(16, HERE)
+    inputs = {
+        "projected": draw.normal(16, 2, 2, 32), "key_raw": draw.normal(16, 1, 32), "q_norm": draw.normal(32),
+        "k_norm": draw.normal(32), "eps": 1e-6, "rotary_dim": 16, "theta": 1e7, "to": (at("query"), at("key")),
+    }  # fmt: skip
+    for position in (-2, -1, 0, 1):
+        given = inputs | {"positions": draw.ints([position] * 16)}
+        for ours, right in zip(TRITON.attention_inputs(**given), PLAIN.attention_inputs(**given), strict=True):
+            torch.testing.assert_close(ours, right, rtol=1e-5, atol=1e-5)
+
+
 def test_offsets_pass_2_to_the_31() -> None:
     pitch = 1 << 30
     memory = torch.empty(2 * pitch + 64, dtype=torch.uint8, device=HERE)  # never touched but at both ends

@@ -2,7 +2,7 @@
 
 All that a Triton may lack is imported here, so that a missing name is this file's and no mistake of a kernel's file.
 
-Leaves out: what is computed (`staged.py`, `attend_staged.py`).
+Leaves out: what is computed (`window_staged.py`, `attend_staged.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -190,8 +190,8 @@ def put_state(places, state, FIRST: gl.constexpr):
 def in_lines(held, warps, keys):
     """Of a tile [rows, keys] in 32 bits: a lane has 4 numbers each time, and 8 lanes have a line of the cache.
 
-    Otherwise it is what `staged.py` computes in, where 4 lanes have 16 numbers of each of `held` rows: lanes of every
-    other row have a piece of their neighbour's in place of one of their own.
+    Otherwise it is what `window_staged.py` computes in, where 4 lanes have 16 numbers of each of `held` rows: lanes of
+    every other row have a piece of their neighbour's in place of one of their own.
     """
     own = [[row, 0] for row in (1, 2, 4) if row < held]
     registers = [[0, 1], [0, 2], [held, 0], *own, *([0, key] for key in (32, 64) if key < keys)]

@@ -73,8 +73,8 @@ def _fuses(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
     if not _narrow(inputs) or inputs.v.element_size() != 2 or values % WIDE.value or part.most < ROWS:
         return False
     there, programs = multiprocessors(core.device), requests * heads * (values // WIDE.value)
-    filled = programs / (there * ceil_div(programs, there))
-    return filled >= FILLED and len(core) >= EQUAL * requests * part.most
+    filled = programs >= FILLED * there * max(1, ceil_div(programs, there))
+    return filled and len(core) >= EQUAL * requests * part.most
 
 
 def _fused(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int) -> None:

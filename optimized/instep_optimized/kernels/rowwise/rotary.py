@@ -109,7 +109,7 @@ def _rotary(
     scales = (_scales(q_norm, k_norm, of_queries, at, at >= 2 * half, width),
               _scales(q_norm, k_norm, of_queries, few, few < 2 * half, width),
               _scales(q_norm, k_norm, of_queries, other, few < 2 * half, width))
-    guess = row * 0 - 1  # nobody's
+    guess = row * 0
     cosine, sine = tl.zeros((RT, ST), tl.float32), tl.zeros((RT, ST), tl.float32)
     if EARLY:
         guess = tl.load(positions + row, mask=row < rows, other=0, cache_modifier=".cg")
@@ -119,7 +119,7 @@ def _rotary(
     turning = (position, guess, cosine, sine, pace, turn, turn_rest, scales, at, few, other, half)
     if of_queries:
         _turn(query, query_row, query_head, query_out, row * query_heads * width, width, row < rows, row,
-              number * HT + tl.arange(0, HT), rows, query_heads, width, eps, turning)  # fmt: skip
+              number * HT + tl.arange(0, HT), rows, query_heads, width, eps, turning, EARLY)  # fmt: skip
     else:
         place, live = row, row < rows
         key_place = row * key_entry
@@ -130,7 +130,7 @@ def _rotary(
             key_place = (place // page_size) * key_page + (place % page_size) * key_entry
         if number < blocks + more:
             _turn(key, key_row, key_head, key_out, key_place, key_step, live, row,
-                  (number - blocks) * HT + tl.arange(0, HT), rows, key_heads, width, eps, turning)  # fmt: skip
+                  (number - blocks) * HT + tl.arange(0, HT), rows, key_heads, width, eps, turning, EARLY)  # fmt: skip
         elif value is not None:
             head = (number - blocks - more) * HT + tl.arange(0, HT)
             inside = (live[:, None] & (head < key_heads)[None, :])[:, :, None] & (at < width)[None, None, :]
@@ -160,13 +160,15 @@ def _angles(position, pace, turn, turn_rest):
 
 
 @triton.jit
-def _turn(x, x_row, x_head, out, out_at, out_head, live, row, head, rows, heads, width, eps, turning):
+def _turn(
+    x, x_row, x_head, out, out_at, out_head, live, row, head, rows, heads, width, eps, turning, GUESSED: tl.constexpr
+):
     """[RT, HT, CT]: all channels are normed; and [RT, HT, ST]: the first 2 * half are, and their partners, `half`
     channels away, and turn by angles [RT, ST]. A row goes to its `out_at` if it is `live`.
 
-    turning: positions [RT], and others whose cosines and sines are given; the pace of a channel and one turn; the
-    norm's scale of every channel, of those that turn and of their partners; all channels, those that turn, their
-    partners; half of those that turn.
+    turning: positions [RT], and others whose cosines and sines are given, if GUESSED; the pace of a channel and one
+    turn; the norm's scale of every channel, of those that turn and of their partners; all channels, those that turn,
+    their partners; half of those that turn.
     An angle is formed in fp64, and reduced to less than one turn there: in fp32 the angle at position 100 000 would
     have lost five digits. Rows are asked for first, and arrive while it is formed.
     """
@@ -179,7 +181,10 @@ def _turn(x, x_row, x_head, out, out_at, out_head, live, row, head, rows, heads,
     value = tl.load(source + at[None, None, :], mask=inside, other=0.0).to(tl.float32)
     own = tl.load(source + few[None, None, :], mask=turns, other=0.0).to(tl.float32)
     partner = tl.load(source + other[None, None, :], mask=turns, other=0.0).to(tl.float32)
-    if tl.max((position != guess).to(tl.int32), axis=0) != 0:
+    if GUESSED:
+        if tl.max((position != guess).to(tl.int32), axis=0) != 0:
+            cosine, sine = _angles(position, pace, turn, turn_rest)
+    else:
         cosine, sine = _angles(position, pace, turn, turn_rest)
     # The partner is normed here too, so that no program waits for another one's result.
     scale = tl.rsqrt(tl.sum(value * value, axis=2) / width + eps)[:, :, None]

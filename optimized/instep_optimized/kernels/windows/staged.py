@@ -64,6 +64,7 @@ SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
 }  # fmt: skip
 LARGEST = (2, 4)  # of all shapes
 
+
 def fits(inputs: GdnInputs, part: Part, core: torch.Tensor, raw: bool = False) -> bool:
     """Whether `staged` can run this part. No state is rounded by chance here, and none has scales.
 
