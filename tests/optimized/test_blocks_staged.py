@@ -184,7 +184,7 @@ def test_a_fault_in_them_changes_bits(fault: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(staged, f"{name}_staged", getattr(module, f"{name}_staged"))
     if beside:  # what is compiled now comes late
         served(inputs, torch.bfloat16, torch.float32, 1, beside)
-    tries = 20 if beside else 1  # who comes first is not always the same
+    tries = 20 if fault == "a signal before the block" else 1  # it shows by who comes first
     found = (served(inputs, torch.bfloat16, torch.float32, 1, beside) for _ in range(tries))
     assert not all(same_bits(*both) for run in found for both in zip(run, right, strict=True))
 

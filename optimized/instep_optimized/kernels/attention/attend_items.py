@@ -1,4 +1,4 @@
-"""Windows in parts, with explicit layouts: what programs read, who copies it, products of a step. Device functions.
+"""Windows in parts, with explicit layouts: what programs read, and who copies it. Device functions.
 
 Leaves out: the kernel (`attend_parts_staged.py`); what prompts need, too (`attend_staged.py`).
 """
@@ -11,10 +11,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..device.layouts import gdc_launch_dependents, gdc_wait, mma_v2
+from ..device.layouts import gdc_launch_dependents, gdc_wait
 from .attend_staged import copied
-
-PIECE = gl.constexpr(64)  # numbers of a key that are multiplied at a time: fewer registers
 
 
 @gluon.jit
@@ -26,31 +24,6 @@ def _plus(x, y):
 def _units(positions, each, PT: gl.constexpr, GROUP: gl.constexpr):
     """Whole units in so many positions: parts, or groups of them."""
     return gl.where(each == 1, positions // PT, positions // (PT * GROUP))
-
-
-@gluon.jit
-def scored(query_tile, key_tile, TILE: gl.constexpr):
-    """Products of all rows with the keys of a step, not yet scaled"""
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, TILE, 2)
-    RIGHT: gl.constexpr = gl.DotOperandLayout(1, TILE, 2)
-    score = gl.full((query_tile.shape[0], key_tile.shape[0]), 0.0, gl.float32, TILE)
-    for piece in gl.static_range(key_tile.shape[1] // PIECE):
-        left = query_tile.slice(piece * PIECE, PIECE, dim=1).load(LEFT)
-        right = key_tile.slice(piece * PIECE, PIECE, dim=1).permute((1, 0)).load(RIGHT)
-        score = mma_v2(left, right, score)
-    return score
-
-
-@gluon.jit
-def summed(weights, value, mean, position, step, stop):
-    """The values of a step, by their weights, added to `mean`. position: along the keys of a step"""
-    RIGHT: gl.constexpr = gl.DotOperandLayout(1, mean.type.layout, 2)
-    if step + value.shape[0] <= stop:
-        mean = mma_v2(weights, value.load(RIGHT), mean)
-    else:  # behind the last position may be NaN
-        there = gl.expand_dims(position, 1) < stop - step
-        mean = mma_v2(weights, gl.where(there, value.load(RIGHT), 0.0).to(value.dtype), mean)
-    return mean
 
 
 @gluon.jit

@@ -15,11 +15,12 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..device.layouts import along, barrier, fence_async_shared, gdc_wait, mbarrier, stage_and_phase
-from .attend_items import chosen, copy, listed, of_one, scored, summed
+from ..device.layouts import along, barrier, fence_async_shared, gdc_wait, mbarrier, mma_v2, stage_and_phase
+from .attend_items import chosen, copy, listed, of_one
 from .attend_staged import holes, places, seen, weights_of
 
 HANDED = gl.constexpr(2)  # steps whose weights wait for their values, at most
+PIECE = gl.constexpr(64)  # numbers of a key that are multiplied at a time: fewer registers
 
 
 @gluon.jit
@@ -75,6 +76,31 @@ def _added(of_warps, OF_ROW: gl.constexpr):
     near, far = gl.split(gl.permute(gl.reshape(x, [of_warps.shape[0], 2, 2]), (0, 2, 1)))
     even, odd = gl.split(near + far)
     return gl.convert_layout(even + odd, OF_ROW)
+
+
+@gluon.jit
+def _scored(query_tile, key_tile, TILE: gl.constexpr):
+    """Products of all rows with the keys of a step, not yet scaled"""
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, TILE, 2)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, TILE, 2)
+    score = gl.full((query_tile.shape[0], key_tile.shape[0]), 0.0, gl.float32, TILE)
+    for piece in gl.static_range(key_tile.shape[1] // PIECE):
+        left = query_tile.slice(piece * PIECE, PIECE, dim=1).load(LEFT)
+        right = key_tile.slice(piece * PIECE, PIECE, dim=1).permute((1, 0)).load(RIGHT)
+        score = mma_v2(left, right, score)
+    return score
+
+
+@gluon.jit
+def _summed(weights, value, mean, position, step, stop):
+    """The values of a step, by their weights, added to `mean`. position: along the keys of a step"""
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, mean.type.layout, 2)
+    if step + value.shape[0] <= stop:
+        mean = mma_v2(weights, value.load(RIGHT), mean)
+    else:  # behind the last position may be NaN
+        there = gl.expand_dims(position, 1) < stop - step
+        mean = mma_v2(weights, gl.where(there, value.load(RIGHT), 0.0).to(value.dtype), mean)
+    return mean
 
 
 @gluon.jit
@@ -145,7 +171,7 @@ def _weigh(
                 place, phase = stage_and_phase(done, STAGES)
                 hand, turn = stage_and_phase(done, HANDED)
                 mbarrier.wait(full_keys.index(place), phase)
-                score = scored(query_tile, key_tiles.index(place), TILE)
+                score = _scored(query_tile, key_tiles.index(place), TILE)
                 if step + NT > full_rows:
                     score = seen(score, step, stop, last, (line, table_column), missing, NT, PAGE)
                 maxima.store(gl.max(_by_warp(score), axis=2))
@@ -238,7 +264,7 @@ def _gather(
                 mean_of_all = mean_of_more * _factor(kept_of, hand, AT, MT, OF_ROW)
                 mbarrier.wait(full_values.index(place), phase)
                 value = value_tiles.index(place)
-                mean_of_all = summed(weight, value, mean_of_all, position, step, stop)
+                mean_of_all = _summed(weight, value, mean_of_all, position, step, stop)
                 mbarrier.arrive(free_values.index(place), count=1)
                 if step + NT > full_rows:  # as in `_weigh`
                     mean_of_all = gl.where(gl.expand_dims(step <= last, 1), mean_of_all, mean_of_more)

@@ -33,7 +33,7 @@ from ..device.layouts import (
 )
 from .blocks import LOG2E, SOLVED
 from .blocks_carry_staged import clear_rest, send
-from .blocks_prepare_staged import TOKENS, WIDTH, added, decays, inverted
+from .blocks_prepare_staged import TOKENS, WIDTH, added, between, decays, inverted
 
 WIDE = gl.constexpr(128)  # columns of V
 STAGES = gl.constexpr(3)  # blocks whose keys, queries and values are there
@@ -97,7 +97,6 @@ def _prepare(given):
     W: gl.constexpr = gl.num_warps()
     B: gl.constexpr = TOKENS // SOLVED
     TILE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, TOKENS, 16])
-    FIRST: gl.constexpr = gl.DotOperandLayout(0, TILE, 2)
     OF_I: gl.constexpr = gl.SliceLayout(0, TILE)
     none = gl.full((TOKENS, TOKENS), 0.0, gl.float32, TILE)
     SPLIT: gl.constexpr = gl.reshape(none, (TOKENS, B, SOLVED)).type.layout
@@ -137,16 +136,7 @@ def _prepare(given):
         inverse = gl.where(block_j == block_i, found, 0.0)
         inverse = gl.convert_layout(gl.reshape(inverse, (TOKENS, TOKENS)), TILE)
         for level in gl.static_range(2):
-            part = inverse.to(gl.bfloat16)
-            narrow.store(part)
-            fence_async_shared()
-            barrier()
-            part = gl.convert_layout(part, FIRST)
-            across = warpgroup_mma(part, square, none, use_acc=False, is_async=True)
-            across, part = warpgroup_mma_wait(0, deps=[across, part])
-            part = gl.convert_layout(across.to(gl.bfloat16), FIRST)
-            join = warpgroup_mma(part, narrow, none, use_acc=False, is_async=True)
-            join, part = warpgroup_mma_wait(0, deps=[join, part])
+            join = between(inverse, square, narrow, none)
             # `square` has all pairs, so the product has more than what this level joins. Only that is right.
             inverse = inverse - gl.where((j // SOLVED ^ i // SOLVED) // 2**level == 1, join, 0.0)
             barrier()  # the tile is written again

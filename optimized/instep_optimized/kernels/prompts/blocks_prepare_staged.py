@@ -128,6 +128,26 @@ def decays(high, low, j, i):
 
 
 @gluon.jit
+def between(inverse, pairs, narrow, none):
+    """What an inverse lacks between the blocks that it has: its product with `pairs` and with itself, in bf16
+
+    narrow: memory for the inverse in bf16, which is free again behind a barrier
+    """
+    FIRST: gl.constexpr = gl.DotOperandLayout(0, inverse.type.layout, 2)
+    part = inverse.to(gl.bfloat16)
+    narrow.store(part)
+    fence_async_shared()
+    barrier()
+    part = gl.convert_layout(part, FIRST)
+    across = warpgroup_mma(part, pairs, none, use_acc=False, is_async=True)
+    across, part = warpgroup_mma_wait(0, deps=[across, part])
+    part = gl.convert_layout(across.to(gl.bfloat16), FIRST)
+    join = warpgroup_mma(part, narrow, none, use_acc=False, is_async=True)
+    join, part = warpgroup_mma_wait(0, deps=[join, part])
+    return join
+
+
+@gluon.jit
 def _rows_of(block, request, begins, begin, count):
     """Where the rows of a block begin, and how many there are"""
     first = (block - begins) * TOKENS
@@ -185,7 +205,6 @@ def prepare_staged(
     WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [W, 1], [1, 0])
     LANES: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [W, 1], [1, 0])
     TILE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, TOKENS, 16])
-    FIRST: gl.constexpr = gl.DotOperandLayout(0, TILE, 2)
     OF_I: gl.constexpr = gl.SliceLayout(0, TILE)
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     SOLID: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
@@ -296,17 +315,7 @@ def prepare_staged(
             inverse = found * gl.where(block_j == block_i, 1.0, 0.0)
             inverse = gl.convert_layout(gl.reshape(inverse, (TOKENS, TOKENS)), TILE)
             for level in gl.static_range(2):
-                part = inverse.to(gl.bfloat16)
-                narrow.store(part)
-                fence_async_shared()
-                barrier()
-                part = gl.convert_layout(part, FIRST)
-                across = warpgroup_mma(part, squares.index(level), none, use_acc=False, is_async=True)
-                across, part = warpgroup_mma_wait(0, deps=[across, part])
-                part = gl.convert_layout(across.to(gl.bfloat16), FIRST)
-                join = warpgroup_mma(part, narrow, none, use_acc=False, is_async=True)
-                join, part = warpgroup_mma_wait(0, deps=[join, part])
-                inverse = inverse - join
+                inverse = inverse - between(inverse, squares.index(level), narrow, none)
                 barrier()  # the tile is written again
             narrow.store(inverse.to(gl.bfloat16))
             fence_async_shared()

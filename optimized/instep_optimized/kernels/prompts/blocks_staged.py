@@ -27,7 +27,9 @@ MOST_OF_GROUP = 4  # value heads of a key head: a program has all of them, one a
 PROGRAMS = 3  # that prepare blocks on a multiprocessor at a time
 LONG = 1536  # rows of a request from which on it pays to carry states while blocks are still being prepared
 PREPARE = {"warps": 4, "registers": 168}
-FILLED, EQUAL, ROWS = 0.9, 0.9, 512  # one kernel: of the programs of its rounds; of the longest request; of that, rows
+# One kernel does all where so much of the programs that its rounds have room for is there, where requests have so much
+# of the longest one's rows on average, and where that has so many rows (LOG.md).
+FILLED, EQUAL, ROWS = 0.9, 0.9, 512
 FUSED = {"PREPARE_REGISTERS": 104, "COPY_REGISTERS": 24, "warps": 8}
 CARRY = {"LAST": 2, "CARRY_REGISTERS": 224, "COPY_REGISTERS": 56, "warps": 4}
 

@@ -1,4 +1,4 @@
-"""The kernel of windows with explicit layouts, as device functions: states come through shared memory.
+"""The kernel of windows with explicit layouts: states and what the tokens need come through shared memory.
 
 Leaves out: which launches have it, and in which shape (`staged.py`).
 """
