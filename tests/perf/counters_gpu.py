@@ -1,0 +1,126 @@
+"""Hardware counters of one round, kernel by kernel: what binds, where a round misses its floor.
+
+Leaves out: speed. The profiler runs every kernel alone and several times, with a cold cache. So no kernel hides behind
+another one here, and times are longer than in a round. A script for a machine with a GPU and NVIDIA's `ncu`:
+    python tests/perf/counters_gpu.py --out fixtures/results/counters-native.txt --commit REVISION
+It calls itself below the profiler. A round is that of `instep bench --kind rounds`, of a model of fewer layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+import torch
+import triton
+
+from instep.atomic_write import write_atomically
+from instep.bench.kinds import rounds
+from instep.player import Player
+from instep.replay.setting import Setting
+from instep.replay.single import engine
+from instep.shapes import shape
+from instep.shapes.random_weights import random_checkpoint
+from instep_reference.contract.engine import Draft
+
+TIME, READ = "gpu__time_duration.sum", "dram__bytes_read.sum"
+COUNTERS = {  # heading -> what part of what the device can do at most, in percent of the kernel's whole time
+    "memory": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "L2": "lts__t_sectors.avg.pct_of_peak_sustained_elapsed",
+    "L1": "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed",
+    "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "issue": "sm__inst_issued.avg.pct_of_peak_sustained_elapsed",
+}
+ALIKE = 16e6  # bytes: launches of a kernel that read about as many are of the same weight
+LEAST = 0.5  # percent of the time of all kernels: what takes less has no line
+SETTLED = 2  # rounds before the one that is looked at
+
+
+def one_round(batch: int, layers: int) -> None:
+    """Serve rounds without graphs, and let the profiler look at the last one."""
+    model = shape(rounds.SHAPE, layers=layers)
+    checkpoint = random_checkpoint(model, device=torch.device("cuda"), dtype=torch.bfloat16)
+    trace = rounds.laid(checkpoint, batch, SETTLED + 1)
+    setting = Setting.of(ops="triton", device="cuda", dtype="bfloat16", graphs=False, overlap=True)
+    header = trace.header
+    player = Player("profiled", engine(checkpoint, setting, header.room(), num_steps=header.num_steps))
+    last = [number for number, event in enumerate(trace.events) if isinstance(event, Draft)][-1]
+    for event in trace.events[:last]:
+        player.serve(event)
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+    for event in trace.events[last:]:
+        player.serve(event)
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+
+
+def counted(batch: int, layers: int) -> str:
+    """What the profiler prints of such a round: a line per kernel and counter"""
+    ncu = shutil.which("ncu") or "/usr/local/cuda/bin/ncu"
+    metrics = ",".join((TIME, READ, *COUNTERS.values()))
+    with tempfile.NamedTemporaryFile(suffix=".csv") as log:
+        subprocess.run(
+            [ncu, "--profile-from-start", "off", "--clock-control", "none", "--metrics", metrics,
+             "--csv", "--print-units", "base", "--log-file", log.name,
+             sys.executable, __file__, "--round", str(batch), "--layers", str(layers)],
+            check=True,
+        )  # fmt: skip
+        return Path(log.name).read_text()
+
+
+def lines_of(text: str) -> Iterable[str]:
+    """A line per kernel, grid and weight, the longest in all first: how often, and medians"""
+    launches: dict[str, dict[str, str]] = {}
+    for row in csv.DictReader(text[text.index('"ID"') :].splitlines()):
+        at = launches.setdefault(row["ID"], {"kernel": row["Kernel Name"].split("(")[0], "grid": row["Grid Size"]})
+        at[row["Metric Name"]] = row["Metric Value"].replace(",", "")
+    alike: dict[tuple[str, str, int], list[dict[str, float]]] = defaultdict(list)
+    for launch in launches.values():
+        kernel, grid = launch.pop("kernel"), launch.pop("grid").replace(" ", "")
+        values = {metric: float(value) for metric, value in launch.items()}
+        alike[kernel, grid, round(values[READ] / ALIKE)].append(values)
+    took = {name: sum(one[TIME] for one in found) for name, found in alike.items()}
+    heads = "".join(f" {name:>6}" for name in COUNTERS)
+    yield f"{'kernel':40} {'grid':>13} {'launches':>8} {'us':>7} {'MB':>6}{heads}"
+    for name in sorted(alike, key=lambda name: -took[name]):
+        if took[name] >= sum(took.values()) * LEAST / 100:
+            middle = {metric: median(one[metric] for one in alike[name]) for metric in (TIME, READ, *COUNTERS.values())}
+            parts = "".join(f" {middle[metric]:6.0f}" for metric in COUNTERS.values())
+            yield (f"{name[0][:40]:40} {name[1]:>13} {len(alike[name]):8} {middle[TIME] / 1e3:7.1f}"
+                   f" {middle[READ] / 1e6:6.0f}{parts}")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--batch", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--round", type=int, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.round is not None:
+        one_round(asked.round, asked.layers)
+        return
+    where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"
+    found = [f"# {where}, commit {asked.commit}, {datetime.now(UTC).date()}: ncu, a round of {asked.layers} layers",
+             "# each kernel alone, with a cold cache; MB read; counters in percent of the most"]  # fmt: skip
+    for batch in asked.batch:
+        found += ["", f"{batch} requests", *lines_of(counted(batch, asked.layers))]
+    text = "\n".join(found) + "\n"
+    print(text)
+    if asked.out:
+        write_atomically({asked.out: text.encode()})
+
+
+if __name__ == "__main__":
+    main()
