@@ -27,11 +27,14 @@ native = pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")
 # Rows of V that a thread of `_window` holds. Of states in 16 bits one row gets another layout there.
 TWIN = {torch.float32: (1, 2, 4), torch.bfloat16: (2, 4), torch.float16: (2, 4)}
 # Rows of V that a thread holds, warps, registers; programs ahead of which a state is asked for; whole lines; whether a
-# window ends without the state that nobody asks for.
+# window ends without the state that nobody asks for; whether rows are written out; what is asked for by a guess;
+# whether rings keep keys first.
 SHAPES = (
     *((held, warps, 168) for held in (1, 2, 4) for warps in (1, 2, 4)),
     *((held, warps, 168, 16, True) for held, warps in ((1, 1), (2, 2), (4, 1), (2, 4))),
     (2, 4, 168, 0, False, False),
+    (1, 4, 168, 0, False, True, True, 2),
+    (2, 4, 168, 0, True, True, False, 1, True),
 )
 
 

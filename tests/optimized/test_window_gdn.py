@@ -135,6 +135,36 @@ def test_rings_keep_the_same_tokens(
     assert len(seen) == (not INTERPRETED)
 
 
+@native
+@pytest.mark.parametrize("requests", [3, 1, 70])
+@pytest.mark.parametrize("state", [FP32, BF16], ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+def test_rows_that_were_guessed_wrongly_come_again(
+    monkeypatch: pytest.MonkeyPatch, requests: int, state: torch.dtype, rows: int
+) -> None:
+    """A kernel that is told of one row alone guesses that every request begins there, or behind what there is."""
+    heads, file = Heads(2, 4, 128, 128), sys.modules["instep_optimized.kernels.gdn"].staged
+    given, run, told = raw(heads, requests * rows, BF16), file.staged, list[int]()
+    made = TRITON.gdn_inputs(**given, to=tuple(map(at, INSIDE)))
+
+    def ran(rows_told: int | None) -> list[torch.Tensor]:
+        def short(*args: Any, look: int, **named: Any) -> None:
+            told.append(look if rows_told is None else rows_told)
+            run(*args, look=told[-1], **named)
+
+        monkeypatch.setattr(file, "staged", short)
+        world = World.of(TRITON, heads, DEVICE, size=16, slots=requests + 1, dtype=state)
+        world.state.view[1:] = Draw(42, DEVICE).normal(1, *world.state.view.shape[1:]).to(state)
+        turns = [Turn(n + 1, cut(made, n * rows, rows), 1, 0) for n in range(requests)]
+        places = tuple(map(at, (*INSIDE, "core")))
+        core = fused.window_gdn(TRITON, **given, parts=(world.part(turns),), dtype=BF16, to=places)
+        monkeypatch.setattr(file, "staged", run)
+        return [core, *(pool.view[1:].clone() for pool in (world.state, *world.rings))]
+
+    right, found = ran(None), ran(1)
+    assert all(map(same_bits, right, found)) and bool(right[0].any()) and told == [requests * rows, 1]
+
+
 def wrong(plant: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., torch.Tensor]:
     """The fusion, of which one argument is another one."""
     return lambda **given: gated.window_gdn(**given | plant(given))

@@ -26,9 +26,10 @@ STORED = (torch.float32, torch.bfloat16, torch.float16)  # states
 # another order; a wider one takes more registers than the shapes below have.
 WIDTH = 128
 TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one token
-SLIM = 80 if NEWER.value else 72  # registers of a row of V: of 72 a newer Triton spills two
+SLIM = 88 if NEWER.value else 72  # registers of a row of V: of 80 a newer Triton spills two
 NARROW = 112 if NEWER.value else 96  # of two rows in 16 bits: of 96 it spills 26
 AHEAD = 1024  # programs: some 4 MB of states
+WRITTEN_OUT = 8  # rows at most: of more the code is long, and waits for itself
 
 
 class Shape(NamedTuple):
@@ -38,6 +39,12 @@ class Shape(NamedTuple):
     lined  whether lanes swap pieces of a state before they store it, so that whole lines are written: a window's by
            shuffles, a decode's in shared memory
     ends   whether the state behind the last row is left out where nobody asks for it: less arithmetic, and a branch
+    apart  whether the rows of a window are written out one by one, without a branch, so that each is loaded while the
+           one before is computed: more registers, and a row that is not there takes its time, too
+    guess  what is asked for while the launch before runs, which may not have said yet where it stands. 0: nothing;
+           1: the state, into the cache; 2: behind the wait the tokens' rows, too, and again if they stand elsewhere
+    kept_first  whether rings keep keys and decays before rows are computed. Then ptxas orders what is computed
+           otherwise, which is better for many states of fp32 and worse for 16 bits
     """
 
     held: int
@@ -46,20 +53,28 @@ class Shape(NamedTuple):
     ahead: int = 0
     lined: bool = False
     ends: bool = True
+    apart: bool = False
+    guess: int = 0
+    kept_first: bool = False
 
 
 # On a GPU (LOG.md), by what a launch is (`form`) and the bytes of a state's number: how many rows of V there are at
 # least, in all heads and requests together, where a shape is used. The bits depend on none of them.
 SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
     "window": {
-        4: ((32768, Shape(2, 4, 128, lined=True)), (8192, Shape(2, 4, 128)), (0, Shape(1, 4, 96))),
-        2: ((16384, Shape(2, 4, 128, lined=True)), (8192, Shape(2, 4, 128, ends=False)),
-            (0, Shape(1, 4, 96, ends=False))),
+        4: ((65536, Shape(2, 4, 128, lined=True, guess=1, kept_first=True)),
+            (32768, Shape(2, 4, 128, lined=True, guess=2, kept_first=True)),
+            (8192, Shape(2, 4, 128, guess=2)), (0, Shape(1, 4, 168, apart=True, guess=2))),
+        2: ((16384, Shape(2, 4, 128, lined=True, guess=2)), (8192, Shape(2, 4, 128, ends=False, guess=2)),
+            (0, Shape(1, 4, 168, apart=True, guess=2))),
     },
-    "kept": dict.fromkeys((4, 2), ((0, Shape(2, 2, 112)),)),
+    "kept": {
+        4: ((524288, Shape(2, 2, 112, guess=2)), (16384, Shape(2, 2, 112)), (0, Shape(2, 2, 112, guess=2))),
+        2: ((524288, Shape(2, 2, 112)), (0, Shape(2, 2, 112, guess=2))),
+    },
     "decode": {
-        4: ((65536, Shape(1, 1, SLIM, AHEAD)), (0, Shape(2, 2, 112))),
-        2: ((65536, Shape(2, 1, NARROW, AHEAD, lined=True)), (0, Shape(2, 2, 112))),
+        4: ((65536, Shape(1, 1, SLIM, AHEAD)), (12288, Shape(2, 2, 112)), (0, Shape(2, 2, 112, guess=1))),
+        2: ((49152, Shape(2, 1, NARROW, AHEAD, lined=True)), (0, Shape(2, 2, 112, guess=1))),
     },
 }  # fmt: skip
 LARGEST = (2, 4)  # of all shapes
@@ -103,17 +118,18 @@ def staged(
     """
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
     requests = part.begin.numel()
-    held, warps, registers, ahead, lined, ends = Shape(*(shape or shape_for(part, requests * heads * values)))
-    ring, stripes = part.ring, values // rows_of(held, warps, keys)
+    one = Shape(*(shape or shape_for(part, requests * heads * values)))
+    ring, stripes = part.ring, values // rows_of(one.held, one.warps, keys)
     kept = 18 * (None,) if ring is None else ring_of(ring)
     launch(
         staged_window, (stripes, heads, requests), *packed_rows(inputs, core),
         *(rule or (None, None, None)), part.begin, part.count, part.fresh,
         *held_at(part.read), *held_at(part.store), *held_at(part.settled), *held_at(part.per_row), *kept,
         heads // inputs.k.shape[1], look, len(part.read.pool),
-        VR=held, KT=keys, KI=KEY_PIECE, KEPT=power_of_2(ring.size) if ring is not None else 1,
-        MOST=power_of_2(part.most), ALONE=form(part) == "decode", AHEAD=ahead // stripes, LINED=lined, ENDS=ends,
-        warps=warps, registers=registers,
+        VR=one.held, KT=keys, KI=KEY_PIECE, KEPT=power_of_2(ring.size) if ring is not None else 1,
+        MOST=power_of_2(part.most), ALONE=form(part) == "decode", AHEAD=one.ahead // stripes, LINED=one.lined,
+        ENDS=one.ends, APART=one.apart and part.most <= WRITTEN_OUT, GUESS=one.guess, KEPT_FIRST=one.kept_first,
+        warps=one.warps, registers=one.registers,
     )  # fmt: skip
 
 

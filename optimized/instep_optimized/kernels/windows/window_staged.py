@@ -57,7 +57,8 @@ def staged_window(
     ring_u, ring_u_unit, ring_u_entry, ring_u_head,
     ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_u_size,
     group, look, units, VR: gl.constexpr, KT: gl.constexpr, KI: gl.constexpr, KEPT: gl.constexpr, MOST: gl.constexpr,
-    ALONE: gl.constexpr, AHEAD: gl.constexpr, LINED: gl.constexpr, ENDS: gl.constexpr, EARLY: gl.constexpr,
+    ALONE: gl.constexpr, AHEAD: gl.constexpr, LINED: gl.constexpr, ENDS: gl.constexpr, APART: gl.constexpr,
+    GUESS: gl.constexpr, KEPT_FIRST: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """One program: one request, one value head, VL * VR rows of V. Grid (V tiles, HV, B).
 
@@ -65,10 +66,8 @@ def staged_window(
     nothing of it is compiled. Where A_log is given, q, k and v are the conv's rows, and log_decay and beta are a and b.
 
     ALONE: one row and nothing else, so that nothing of it but its key and query need be shared.
-    AHEAD: how many heads later the state is read that is asked for into the cache. LINED, ENDS: as in `Shape`.
+    AHEAD: how many heads later the state is read that is asked for into the cache. The others: as in `Shape`.
     """
-    # A decode of many states in 16 bits, which is short, asks for everything before it waits for anything.
-    AT_ONCE: gl.constexpr = ALONE and LINED
     W: gl.constexpr = gl.num_warps()
     P: gl.constexpr = KT // KI
     DTYPE: gl.constexpr = read.dtype.element_ty  # of states
@@ -86,19 +85,54 @@ def staged_window(
     WORD: gl.constexpr = 128 // DTYPE.primitive_bitwidth
     SPAN: gl.constexpr = gl.BlockedLayout([1, WORD], [32 * WORD // KT, KT // WORD], [W, 1], [1, 0])
     MINE: gl.constexpr = gl.BlockedLayout([VR, 4], [32 // SIDE, SIDE], [W, 1], [1, 0])
+    LINES: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [W, 1], [1, 0])  # [tokens, K], rows of the conv
+    GUESSED: gl.constexpr = GUESS == 2 and A_log is not None and not ALONE  # whether rows are loaded by a guess
 
+    # Weights, and what hangs on nothing that is read: this is computed while the launch before still runs.
+    request, stripe, head = gl.program_id(2), gl.program_id(0), gl.program_id(1).to(gl.int64)
+    key_head = (gl.program_id(1) // group).to(gl.int64)
+    at_v = (stripe * VL + along(0, VL, OF_V)) * VR + along(1, VR, OF_V)  # [VL, VR]
+    span_v = stripe * (VL * VR) + along(0, VL * VR, SPAN)
+    source = read + head * read_h + (span_v * read_v + along(1, KT, SPAN))
+    # What the tokens need is copied by lanes, or groups of lanes, one per token.
+    copied_k = along_3(1, P, KEYS) * KI + along_3(2, KI, KEYS)
+    copied_v = (stripe * VL + along_3(1, VL, ROWS)) * VR + along_3(2, VR, ROWS)
+    row_k, row_v, row = along_3(0, MOST, KEYS), along_3(0, MOST, ROWS), gl.arange(0, MOST, LANES)
+    k, q, v = k + key_head * k_head, q + key_head * q_head, v + head * v_head
+    if A_log is None:
+        k, q = k + (row_k * k_row + copied_k), q + (row_k * q_row + copied_k)
+    else:
+        raw, raw_at = along(0, MOST, LINES), along(1, KT, LINES)
+        k, q = k + (raw * k_row + raw_at), q + (raw * q_row + raw_at)
+        bias, rate = gl.load(dt_bias + head).to(gl.float32), gl.exp(gl.load(A_log + head).to(gl.float32))
+    if ALONE:
+        v += at_v
+    else:
+        v += row_v * v_row + copied_v
+    log_decay, beta = log_decay + head * log_decay_head, beta + head * beta_head
+    out_at = core + head * core_head + at_v
+    if ring_units is not None:
+        old_k, old_v, old = along_3(0, KEPT, KEYS), along_3(0, KEPT, ROWS), gl.arange(0, KEPT, LANES)
+        kept_k, kept_u = ring_k + key_head * ring_k_head, ring_u + head * ring_u_head
+        kept_decay = ring_decay + head * ring_decay_head
+
+    # The launch before may not have written the tables yet, so what they say is a guess. A state that is only asked for
+    # into the cache may be any of the pool. Rows are loaded behind the wait, and again if they stand elsewhere.
+    if GUESSED:
+        guess = gl.minimum(gl.maximum(gl.load(begin + request, cache_modifier=".cg"), 0), gl.maximum(look - 1, 0))
     if EARLY:  # what is before the wait may run while the launch before this one still does
-        if read_columns is None and MOST > 1:  # a decode is slower with it, from 8 requests on
-            # Where the state stands may not be said yet. Nothing of it is read here, and any unit of the pool will do.
-            said = gl.load(read_units + gl.program_id(2), cache_modifier=".cg")
-            ahead = read + gl.minimum(gl.maximum(said, 0), units - 1) * read_unit
-            ahead += gl.program_id(1).to(gl.int64) * read_h
-            ask_for(ahead, read_v, gl.program_id(0) * VL * VR, VL * VR, KT)
+        if read_columns is None and GUESS > 0:
+            said = gl.load(read_units + request, cache_modifier=".cg")
+            ahead = read + gl.minimum(gl.maximum(said, 0), units - 1) * read_unit + head * read_h
+            ask_for(ahead, read_v, stripe * VL * VR, VL * VR, KT)
         gdc_wait()
         gdc_launch_dependents()
-    request, stripe, head = gl.program_id(2), gl.program_id(0), gl.program_id(1).to(gl.int64)
+    if GUESSED:
+        raw_k, raw_q, raw_v, forgets, strength = rows_at(
+            guess, look - guess, k, k_row, q, q_row, v, v_row, log_decay, log_decay_row, beta, beta_row, raw, row_v, row
+        )
     unit, first, rows = gl.load(read_units + request), gl.load(begin + request), gl.load(count + request).to(gl.int32)
-    known, key_head, pending = gl.load(fresh + request) == 0, head // group, 0
+    known, pending = gl.load(fresh + request) == 0, 0
     if AHEAD > 0:
         behind, all_heads = request * gl.num_programs(1) + gl.program_id(1) + AHEAD, gl.num_programs(1)
         later = gl.minimum(behind // all_heads, gl.num_programs(2) - 1)
@@ -115,17 +149,15 @@ def staged_window(
         settle = gl.load(settled_units + request)
     if each is not None:
         each_to = gl.load(each_units + request)
-    at_v = (stripe * VL + along(0, VL, OF_V)) * VR + along(1, VR, OF_V)  # [VL, VR]
     requests = gl.num_programs(2)
     share = gl.cdiv(look, requests)
     look_from, look_to = request * share, gl.minimum((request + 1) * share, look)
-    if AT_ONCE:  # whose own rows these are looks for none
-        look_to = gl.where((unit < 0) | (first > look_from) | (first + rows < look_to), look_to, look_from)
-    for other in range(look_from, look_to):
-        if (unit < 0) | (other < first) | (other >= first + rows):
-            if covering(other, gl.arange(0, 32, LANES), read_units, begin, count, requests) == 0:
-                nothing = gl.full((VL, VR), 0.0, core.dtype.element_ty, OF_V)
-                gl.store(core + (first * 0 + other) * core_row + head * core_head + at_v, nothing)
+    if (unit < 0) | (first > look_from) | (first + rows < look_to):  # whose own rows these are looks for none
+        for other in range(look_from, look_to):
+            if (unit < 0) | (other < first) | (other >= first + rows):
+                if covering(other, gl.arange(0, 32, LANES), read_units, begin, count, requests) == 0:
+                    nothing = gl.full((VL, VR), 0.0, core.dtype.element_ty, OF_V)
+                    gl.store(core + (first * 0 + other) * core_row + head * core_head + at_v, nothing)
     if (unit < 0) | ((rows <= 0) & (pending <= 0)):
         return
 
@@ -134,9 +166,7 @@ def staged_window(
     # rows at once as have a line together.
     TURNS: gl.constexpr = LINE // (KI * DTYPE.primitive_bitwidth)
     tile = gl.allocate_shared_memory(DTYPE, [VL * VR, KT], gl.SwizzledSharedLayout(KI, VR, TURNS, [1, 0]))
-    span_v = stripe * (VL * VR) + along(0, VL * VR, SPAN)
-    source = place(read, unit, read_columns, request, read_unit, read_column) + head * read_h
-    source = source + (span_v * read_v + along(1, KT, SPAN))
+    source = place(source, unit, read_columns, request, read_unit, read_column)
     if A_log is not None:  # norms are computed meanwhile
         begin_copy(tile, source, mask=(span_v >= 0) & known)
 
@@ -145,52 +175,50 @@ def staged_window(
             ahead = place(read, later_unit, read_columns, later, read_unit, read_column)
             ask_for(ahead + (behind % all_heads).to(gl.int64) * read_h, read_v, stripe * VL * VR, VL * VR, KT)
 
-    # What the tokens need is copied by lanes, or groups of lanes, one per token.
-    copied_k = along_3(1, P, KEYS) * KI + along_3(2, KI, KEYS)
-    copied_v = (stripe * VL + along_3(1, VL, ROWS)) * VR + along_3(2, VR, ROWS)
-    row_k, row_v, row = along_3(0, MOST, KEYS), along_3(0, MOST, ROWS), gl.arange(0, MOST, LANES)
     if ring_units is not None:
-        kept_k = ring_k + kept_by * ring_k_unit + key_head * ring_k_head
-        kept_decay = ring_decay + kept_by * ring_decay_unit + head * ring_decay_head
-        kept_u = ring_u + kept_by * ring_u_unit + head * ring_u_head
-        old_k, old_v, old = along_3(0, KEPT, KEYS), along_3(0, KEPT, ROWS), gl.arange(0, KEPT, LANES)
+        kept_k, kept_decay = kept_k + kept_by * ring_k_unit, kept_decay + kept_by * ring_decay_unit
+        kept_u += kept_by * ring_u_unit
         entry_k, entry_v = wrapped(oldest + old_k, ring_size), (oldest + old_v) % ring_u_size
         old_keys = copied(kept_k + entry_k * ring_k_entry + copied_k, old_k < pending, [KEPT, P, KI])
         updates = copied(kept_u + entry_v * ring_u_entry + copied_v, old_v < pending, [KEPT, VL, VR])
         entry = wrapped(oldest + old, ring_size)
         aged = gl.load(kept_decay + entry * ring_decay_entry, mask=old < pending, other=0.0)
-    k, q = k + first * k_row + key_head * k_head, q + first * q_row + key_head * q_head
-    v = v + first * v_row + head * v_head
-    log_decay = log_decay + first * log_decay_row + head * log_decay_head
-    beta = beta + first * beta_row + head * beta_head
-    if ALONE:
-        forgets, strength, value = gl.load(log_decay), gl.load(beta), gl.load(v + at_v).to(gl.float32)
+    out_at += first * core_row
+    if GUESSED:
+        if (guess != first) | (first + rows > look):
+            raw_k, raw_q, raw_v, forgets, strength = rows_at(
+                first, rows, k, k_row, q, q_row, v, v_row, log_decay, log_decay_row, beta, beta_row, raw, row_v, row
+            )
     else:
-        forgets = gl.load(log_decay + row * log_decay_row, mask=row < rows, other=0.0)
-        strength = gl.load(beta + row * beta_row, mask=row < rows, other=0.0)
+        k, q, v = k + first * k_row, q + first * q_row, v + first * v_row
+        log_decay, beta = log_decay + first * log_decay_row, beta + first * beta_row
+        if ALONE:
+            forgets, strength, value = gl.load(log_decay), gl.load(beta), gl.load(v).to(gl.float32)
+        else:
+            forgets = gl.load(log_decay + row * log_decay_row, mask=row < rows, other=0.0)
+            strength = gl.load(beta + row * beta_row, mask=row < rows, other=0.0)
     if A_log is None:
-        keys = copied(k + row_k * k_row + copied_k, row_k < rows, [MOST, P, KI])
-        queries = copied(q + row_k * q_row + copied_k, row_k < rows, [MOST, P, KI])
+        keys = copied(k, row_k < rows, [MOST, P, KI])
+        queries = copied(q, row_k < rows, [MOST, P, KI])
         if not ALONE:
-            values = copied(v + row_v * v_row + copied_v, row_v < rows, [MOST, VL, VR])
+            values = copied(v, row_v < rows, [MOST, VL, VR])
         async_copy.commit_group()
         begin_copy(tile, source, mask=(span_v >= 0) & known)
         async_copy.commit_group()
         async_copy.wait_group(1)  # what overlaps are made of is here, and the state may still be on its way
     else:
         async_copy.commit_group()
-        LINES: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [W, 1], [1, 0])  # [tokens, K]
-        raw, raw_at = along(0, MOST, LINES), along(1, KT, LINES)
-        if AT_ONCE:  # else the compiler lets the state and these wait for the key, which is used first
-            bias, rate = gl.load(dt_bias + head), gl.load(A_log + head)
+        if ALONE:  # else the compiler lets the state wait for the key, which is used first
             barrier()
-        raw_k = gl.load(k + raw * k_row + raw_at, mask=raw < rows, other=0.0).to(gl.float32)
-        raw_q = gl.load(q + raw * q_row + raw_at, mask=raw < rows, other=0.0).to(gl.float32)
+        if not GUESSED:
+            raw_k = gl.load(k, mask=raw < rows, other=0.0)
+            raw_q = gl.load(q, mask=raw < rows, other=0.0)
+            if not ALONE:
+                raw_v = gl.load(v, mask=row_v < rows, other=0.0)
+        raw_k, raw_q = raw_k.to(gl.float32), raw_q.to(gl.float32)
         if not ALONE:
-            values = gl.load(v + row_v * v_row + copied_v, mask=row_v < rows, other=0.0)
-            values = shared(values.to(gl.float32), [MOST, VL, VR])
-        drive = forgets.to(gl.float32) + (bias if AT_ONCE else gl.load(dt_bias + head)).to(gl.float32)
-        forgets = -gl.exp((rate if AT_ONCE else gl.load(A_log + head)).to(gl.float32)) * softplus(drive)
+            values = shared(raw_v.to(gl.float32), [MOST, VL, VR])
+        forgets = -rate * softplus(forgets.to(gl.float32) + bias)
         strength = 1.0 / (1.0 + gl.exp(-strength.to(gl.float32)))
         keys, queries = shared(length_1(raw_k), [MOST, P, KI]), shared(length_1(raw_q) * scale, [MOST, P, KI])
     decay = gl.exp(forgets)
@@ -198,21 +226,22 @@ def staged_window(
         writes, decays = gates(strength, MOST), gates(decay, MOST)
     if ring_units is not None:
         old_decays = gates(aged, KEPT)
-        if keeps & (stripe == 0):
-            gl.store(kept_decay + wrapped(keep + row, ring_size) * ring_decay_entry, decay, mask=row < rows)
     barrier()
     every_key, every_query = whole(keys, [MOST, P, KI]).load(KEYS), whole(queries, [MOST, P, KI]).load(KEYS)
     products = overlap(every_key, every_query)
     if not ALONE:
-        overlaps = gates(gl.convert_layout(products, LANES), MOST)
+        overlaps = gates(products, MOST)
     async_copy.wait_group(0)
     barrier()
     state = gl.convert_layout(gl.reshape(tile.load(MINE).to(gl.float32), [VL, VR, P, KI]), TILE)
 
     if ring_units is not None:
-        if keeps & (stripe == 0) & (head % group == 0):
-            target = kept_k + wrapped(keep + row_k, ring_size) * ring_k_entry + copied_k
-            gl.store(target, every_key, mask=row_k < rows)
+        if KEPT_FIRST:  # a division of 64 bits is a call, behind which ptxas orders both loops otherwise
+            keep_rows(
+                keeps & (stripe == 0), head % group == 0,
+                kept_decay + wrapped(keep + row, ring_size) * ring_decay_entry, decay, row,
+                kept_k + wrapped(keep + row_k, ring_size) * ring_k_entry + copied_k, every_key, row_k, rows,
+            )  # fmt: skip
         for age in range(pending):
             again_key = over_rows(old_keys.index(age).load(OF_K))
             update = updates.index(age).load(OF_V)
@@ -223,39 +252,82 @@ def staged_window(
         if settle >= 0:
             target = place(settled, settle, settled_columns, request, settled_unit, settled_column)
             store_tile(target + head * settled_h, settled_v, state.to(DTYPE), stripe, LINED, AHEAD == 0)
-    core = core + first * core_row + head * core_head + at_v
+    core = core + first * core_row + head * core_head + at_v if KEPT_FIRST else out_at
     if ALONE:  # there is a row, or nobody would be here
         kq = gl.sum(products, 0)
         state, _ = token(state, queries.index(0), keys.index(0), kq, value, decay, strength, core, True, True)
     else:
         GOES_ON: gl.constexpr = store is not None or each is not None
-        # A newer Triton spills some of a window otherwise.
-        TWICE: gl.constexpr = MOST == 1 or (NEWER and ENDS and not GOES_ON)
-        for t in range(rows):
-            forget, write = gl.sum(decays.index(t).load(ONE), 0), gl.sum(writes.index(t).load(ONE), 0)
-            value, kq = values.index(t).load(OF_V), gl.sum(overlaps.index(t).load(ONE), 0)
-            asked_for = True if GOES_ON or not ENDS else t + 1 < rows
-            state, update = token(
-                state, queries.index(t), keys.index(t), kq, value, forget, write, core, TWICE, asked_for
-            )
-            core += core_row
-            if each is not None:
-                if each_to >= 0:
-                    column = each + each_to * each_unit + t * each_column + head * each_h
-                    store_tile(column, each_v, state.to(DTYPE), stripe, False, False)
-            if ring_units is not None:
-                if keeps:
-                    gl.store(kept_u + own * ring_u_entry + at_v, update)
-                own = gl.where(own + 1 == ring_u_size, 0, own + 1)
+        if APART and not GOES_ON:
+            for t in gl.static_range(MOST):
+                forget, write = gl.sum(decays.index(t).load(ONE), 0), gl.sum(writes.index(t).load(ONE), 0)
+                value, kq = values.index(t).load(OF_V), gl.sum(overlaps.index(t).load(ONE), 0)
+                key, live = over_rows(keys.index(t).load(OF_K)), (at_v >= 0) & (t < rows)
+                out, update = answer(state, over_rows(queries.index(t).load(OF_K)), key, kq, value, forget, write)
+                gl.store(core, out.to(core.dtype.element_ty), mask=live)
+                if t + 1 < MOST:
+                    state = again(state, key, forget, update)
+                core += core_row
+                if ring_units is not None:
+                    gl.store(kept_u + own * ring_u_entry + at_v, update, mask=live & keeps)
+                    own = gl.where(own + 1 == ring_u_size, 0, own + 1)
+        else:
+            # A newer Triton spills some of a window otherwise.
+            TWICE: gl.constexpr = MOST == 1 or (NEWER and ENDS and not GOES_ON)
+            for t in range(rows):
+                forget, write = gl.sum(decays.index(t).load(ONE), 0), gl.sum(writes.index(t).load(ONE), 0)
+                value, kq = values.index(t).load(OF_V), gl.sum(overlaps.index(t).load(ONE), 0)
+                asked_for = True if GOES_ON or not ENDS else t + 1 < rows
+                state, update = token(
+                    state, queries.index(t), keys.index(t), kq, value, forget, write, core, TWICE, asked_for
+                )
+                core += core_row
+                if each is not None:
+                    if each_to >= 0:
+                        column = each + each_to * each_unit + t * each_column + head * each_h
+                        store_tile(column, each_v, state.to(DTYPE), stripe, False, False)
+                if ring_units is not None:
+                    if keeps:
+                        gl.store(kept_u + own * ring_u_entry + at_v, update)
+                    own = gl.where(own + 1 == ring_u_size, 0, own + 1)
+    if ring_units is not None:
+        if not KEPT_FIRST:
+            keep_rows(
+                keeps & (stripe == 0), head == key_head * group,
+                kept_decay + wrapped(keep + row, ring_size) * ring_decay_entry, decay, row,
+                kept_k + wrapped(keep + row_k, ring_size) * ring_k_entry + copied_k, every_key, row_k, rows,
+            )  # fmt: skip
     if store is not None:
         if goal >= 0:
             target = place(store, goal, store_columns, request, store_unit, store_column) + head * store_h
-            if AT_ONCE:
+            if ALONE and LINED:
                 places = target + (span_v * store_v + along(1, KT, SPAN))
                 tile_of = gl.convert_layout(gl.reshape(state.to(DTYPE), [VL * VR, KT]), MINE)
                 store_through(tile, places, tile_of, AHEAD == 0)
             else:
                 store_tile(target, store_v, state.to(DTYPE), stripe, LINED, AHEAD == 0)
+
+
+@gluon.jit
+def rows_at(
+    first, rows, k, k_row, q, q_row, v, v_row, log_decay, log_decay_row, beta, beta_row, at_k, at_v, at
+):  # fmt: skip
+    """What the conv and the linear maps give, from a row on  ->  k, q, v, a, b;  at: the rows of each among `rows`"""
+    raw_k = gl.load(k + first * k_row, mask=at_k < rows, other=0.0)
+    raw_q = gl.load(q + first * q_row, mask=at_k < rows, other=0.0)
+    raw_v = gl.load(v + first * v_row, mask=at_v < rows, other=0.0)
+    forgets = gl.load(log_decay + first * log_decay_row + at * log_decay_row, mask=at < rows, other=0.0)
+    strength = gl.load(beta + first * beta_row + at * beta_row, mask=at < rows, other=0.0)
+    return raw_k, raw_q, raw_v, forgets, strength
+
+
+@gluon.jit
+def keep_rows(here, leads, decay_places, decay, row, key_places, keys, key_row, rows):
+    """Store what rings keep of a window's rows besides their updates. leads: whether this head keeps the key, too"""
+    if here:
+        gl.store(decay_places, decay, mask=row < rows)
+        if leads:
+            gl.store(key_places, keys, mask=key_row < rows)
 
 
 @gluon.jit
