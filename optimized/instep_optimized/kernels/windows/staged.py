@@ -62,9 +62,8 @@ class Shape(NamedTuple):
 # least, in all heads and requests together, where a shape is used. The bits depend on none of them.
 SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
     "window": {
-        4: ((65536, Shape(2, 4, 128, lined=True, guess=1, kept_first=True)),
-            (32768, Shape(2, 4, 128, lined=True, guess=2, kept_first=True)),
-            (8192, Shape(2, 4, 128, guess=2)), (0, Shape(1, 4, 168, apart=True, guess=2))),
+        4: ((32768, Shape(2, 4, 128, lined=True, guess=2, kept_first=True)),
+            (8192, Shape(2, 4, 128, guess=2, kept_first=True)), (0, Shape(1, 4, 168, apart=True, guess=2))),
         2: ((16384, Shape(2, 4, 128, lined=True, guess=2)), (8192, Shape(2, 4, 128, ends=False, guess=2)),
             (0, Shape(1, 4, 168, apart=True, guess=2))),
     },
