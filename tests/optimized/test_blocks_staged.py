@@ -140,6 +140,7 @@ FUSED_FAULTS = {
     "keys behind the last row": ("_clear_behind(key, rows - n * TOKENS)", "_clear_behind(key, TOKENS)"),
     "values behind the last row": ("values.index(stage), rows - n * TOKENS)", "values.index(stage), TOKENS)"),
     "what another level joins": ("// 2**level == 1", "// 2**level >= 0"),
+    "pairs of another block": ("pairs.slice(2 * SOLVED", "pairs.slice(SOLVED"),
 }
 
 
@@ -155,8 +156,8 @@ def test_a_fault_in_the_one_for_all_changes_bits(fault: str, tmp_path: Path, mon
 
 LENGTHS = {  # on 132 multiprocessors, with 32 value heads
     "8 alike": ([2048] * 8, True), "4 alike": ([512] * 4, True), "nearly alike": ([1000, 1024] * 4, True),
-    "a round and a bit": ([2048] * 5, False), "half a round": ([2048] * 2, False), "short": ([256] * 8, False),
-    "one is long": ([8192, *[512] * 7], False),
+    "most of a round": ([2048] * 3, True), "a round and a bit": ([2048] * 5, False),
+    "half a round": ([2048] * 2, False), "short": ([256] * 8, False), "one is long": ([8192, *[512] * 7], False),
 }  # fmt: skip
 
 

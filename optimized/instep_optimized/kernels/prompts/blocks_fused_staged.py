@@ -3,6 +3,10 @@
 A program has one value head of a request. Eight warps carry its states; four others prepare the blocks behind; one
 copies what comes next, and sums gates.
 
+Who prepares binds, so it spills next to nothing: it is the launch's own group, for arguments of the other groups come
+through shared memory, and take no registers before they are needed. What it keeps between its steps has memory of its
+own, and needs no barrier before it is written. Its products leave out what is zero.
+
 Leaves out: what is computed, and why (`blocks.py`); the same for few requests (`blocks_prepare_staged.py`,
 `blocks_carry_staged.py`); the launch (`blocks_staged.py`).
 """
@@ -33,11 +37,11 @@ from ..device.layouts import (
 )
 from .blocks import LOG2E, SOLVED
 from .blocks_carry_staged import clear_rest, send
-from .blocks_prepare_staged import TOKENS, WIDTH, added, between, decays, inverted
+from .blocks_prepare_staged import TOKENS, WIDTH, added, decays, inverted
 
 WIDE = gl.constexpr(128)  # columns of V
 STAGES = gl.constexpr(3)  # blocks whose keys, queries and values are there
-LAST = gl.constexpr(2)  # blocks that are prepared
+LAST = gl.constexpr(2)  # blocks that are prepared: STAGES - 1
 
 
 @gluon.jit
@@ -56,7 +60,7 @@ def _copy(given):
     boxes, gates, rows, start, key_column, column, tiles, places, rest = given
     q, k, v = boxes
     queries, keys, values, lines, _, _ = tiles
-    landed, free, _, _ = places
+    landed, free, _ = places
     LANES: gl.constexpr = gl.BlockedLayout([2], [32], [gl.num_warps()], [0])
     BYTES: gl.constexpr = TOKENS * (4 * WIDTH + WIDE * (v.dtype.primitive_bitwidth // 8))
     forget, write = _gates(0, rows, gates, LANES)
@@ -92,8 +96,8 @@ def _prepare(given):
     """What needs no state, of all blocks in order. Tiles of token pairs are [j, i]."""
     rows, tiles, scratch, places = given
     queries, keys, values, lines, solved, mixed = tiles
-    square, triangles = scratch
-    landed, _, full, consumed = places
+    square, triangles, inverses, spare = scratch
+    landed, free, full = places
     W: gl.constexpr = gl.num_warps()
     B: gl.constexpr = TOKENS // SOLVED
     TILE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, TOKENS, 16])
@@ -103,7 +107,7 @@ def _prepare(given):
     # As in `prepare_staged`: what is the same in every turn would not fit into registers.
     for n in tl.range(0, (rows + TOKENS - 1) // TOKENS, disable_licm=True):
         stage, phase = stage_and_phase(n, STAGES)
-        last, phase_last = stage_and_phase(n, LAST)
+        last, _ = stage_and_phase(n, LAST)
         key, narrow = keys.index(stage), solved.index(last)
         j, i = along(0, TOKENS, TILE), along(1, TOKENS, TILE)
         mbarrier.wait(landed.index(stage), phase)
@@ -118,7 +122,8 @@ def _prepare(given):
         seen = warpgroup_mma_wait(0, deps=[seen])
         seen = (seen * decay).to(gl.bfloat16)
         alike = warpgroup_mma(key, key.permute((1, 0)), none, use_acc=False, is_async=True)
-        mbarrier.wait(consumed.index(last), phase_last ^ 1)
+        place, taken = stage_and_phase(n + 1, STAGES)
+        mbarrier.wait(free.index(place), taken ^ 1)  # by block n - LAST, which was prepared in the same memory
         mixed.index(last).store(seen)
         strength = gl.expand_dims(lines.index(stage * 5 + 2).load(OF_I), 0)
         alike = warpgroup_mma_wait(0, deps=[alike])
@@ -131,27 +136,70 @@ def _prepare(given):
         triangles.store(gl.permute(triangle, (1, 0, 2)))
         fence_async_shared()
         barrier()
-        found = gl.expand_dims(inverted(triangles).load(gl.SliceLayout(1, SPLIT)), 1)
+        found = gl.expand_dims(inverted(triangles, inverses).load(gl.SliceLayout(1, SPLIT)), 1)
         block_j, block_i = along_3(0, TOKENS, SPLIT) // SOLVED, along_3(1, B, SPLIT)
         inverse = gl.where(block_j == block_i, found, 0.0)
         inverse = gl.convert_layout(gl.reshape(inverse, (TOKENS, TOKENS)), TILE)
         for level in gl.static_range(2):
-            join = between(inverse, square, narrow, none)
+            join = _between(inverse, square, narrow if level == 0 else spare, none, level)
             # `square` has all pairs, so the product has more than what this level joins. Only that is right.
-            inverse = inverse - gl.where((j // SOLVED ^ i // SOLVED) // 2**level == 1, join, 0.0)
-            barrier()  # the tile is written again
+            ours = ((j // SOLVED ^ i // SOLVED) // 2**level == 1) & (i // (SOLVED * 2**level) % 2 == 1)
+            inverse = inverse - gl.where(ours, join, 0.0)
         narrow.store(inverse.to(gl.bfloat16))
         fence_async_shared()
         mbarrier.arrive(full.index(last), count=1)
 
 
 @gluon.jit
-def _of_diagonal(pairs):
-    """[C, C]  ->  of each row its numbers in the triangular block on the diagonal [C, SOLVED]"""
-    halves = gl.permute(gl.reshape(pairs, (TOKENS, 2, 2, SOLVED)), (0, 1, 3, 2))
-    even, odd = gl.split(halves)
+def _between(inverse, pairs, narrow, none, LEVEL: gl.constexpr):
+    """`between` of `blocks_prepare_staged.py`, but right only in the blocks that this level joins
+
+    Of the first product they need what stands before the pairs, of the second what stands behind them. All else that
+    they would be summed of is zero.
+    """
+    FIRST: gl.constexpr = gl.DotOperandLayout(0, inverse.type.layout, 2)
+    part = inverse.to(gl.bfloat16)
+    narrow.store(part)
+    fence_async_shared()
+    barrier()
+    if LEVEL == 0:
+        one, _, other, _ = _blocks(part, FIRST)
+        across = warpgroup_mma(one, pairs.slice(0, SOLVED), none, use_acc=False, is_async=True)
+        across = warpgroup_mma(other, pairs.slice(2 * SOLVED, SOLVED), across, is_async=True)
+        across, one, other = warpgroup_mma_wait(0, deps=[across, one, other])
+        _, one, _, other = _blocks(across.to(gl.bfloat16), FIRST)
+        join = warpgroup_mma(one, narrow.slice(SOLVED, SOLVED), none, use_acc=False, is_async=True)
+        join = warpgroup_mma(other, narrow.slice(3 * SOLVED, SOLVED), join, is_async=True)
+        join, one, other = warpgroup_mma_wait(0, deps=[join, one, other])
+    else:
+        HALF: gl.constexpr = TOKENS // 2
+        left, _ = gl.split(gl.permute(gl.reshape(part, (TOKENS, 2, HALF)), (0, 2, 1)))
+        left = gl.convert_layout(left, FIRST)
+        across = warpgroup_mma(left, pairs.slice(0, HALF), none, use_acc=False, is_async=True)
+        across, left = warpgroup_mma_wait(0, deps=[across, left])
+        _, right = gl.split(gl.permute(gl.reshape(across.to(gl.bfloat16), (TOKENS, 2, HALF)), (0, 2, 1)))
+        right = gl.convert_layout(right, FIRST)
+        join = warpgroup_mma(right, narrow.slice(HALF, HALF), none, use_acc=False, is_async=True)
+        join, right = warpgroup_mma_wait(0, deps=[join, right])
+    return join
+
+
+@gluon.jit
+def _blocks(pairs, LAYOUT: gl.constexpr):
+    """[C, C]  ->  its columns, block by block, each [C, SOLVED]. LAYOUT: of these; None: as they come"""
+    even, odd = gl.split(gl.permute(gl.reshape(pairs, (TOKENS, 2, 2, SOLVED)), (0, 1, 3, 2)))
     first, third = gl.split(gl.permute(even, (0, 2, 1)))
     second, fourth = gl.split(gl.permute(odd, (0, 2, 1)))
+    if LAYOUT is not None:
+        first, second = gl.convert_layout(first, LAYOUT), gl.convert_layout(second, LAYOUT)
+        third, fourth = gl.convert_layout(third, LAYOUT), gl.convert_layout(fourth, LAYOUT)
+    return first, second, third, fourth
+
+
+@gluon.jit
+def _of_diagonal(pairs):
+    """[C, C]  ->  of each row its numbers in the triangular block on the diagonal [C, SOLVED]"""
+    first, second, third, fourth = _blocks(pairs, None)
     block = gl.expand_dims(gl.arange(0, TOKENS, gl.SliceLayout(1, first.type.layout)), 1) // SOLVED
     return gl.where(block < 2, gl.where(block == 0, first, second), gl.where(block == 2, third, fourth))
 
@@ -162,7 +210,7 @@ def _carry(given):
     rows, memory, tiles, tile, places = given
     boxes, core, core_row, start, column, source, known, target, kept, read_k, read_v, store_k, store_v = memory
     queries, keys, values, lines, solved, mixed = tiles
-    landed, free, full, consumed = places
+    landed, free, full = places
     W: gl.constexpr = gl.num_warps()
     STATE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, WIDTH, 16])
     TILE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, TOKENS, 16])
@@ -202,7 +250,6 @@ def _carry(given):
         out = warpgroup_mma(update, mixed.index(last), out, is_async=True)
         state, leaving, out, update = warpgroup_mma_wait(0, deps=[state, leaving, out, update])
         mbarrier.arrive(free.index(stage), count=1)
-        mbarrier.arrive(consumed.index(last), count=1)
         stored(0)  # the block before this one
         barrier()
         tile.permute((1, 0)).store(out.to(tile.dtype))
@@ -218,7 +265,7 @@ def fused_staged(
     boxes, core, core_row, look, begin, count, units, fresh,
     read, read_units, read_columns, read_unit, read_column, read_h, read_k, read_v,
     store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store, group, V,
-    EARLY: gl.constexpr, PREPARE_REGISTERS: gl.constexpr, COPY_REGISTERS: gl.constexpr,
+    EARLY: gl.constexpr, CARRY_REGISTERS: gl.constexpr, COPY_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """One request, one value head, WIDE columns of V, all blocks in order. Grid (V tiles, HV, B)."""
     if EARLY:
@@ -242,18 +289,18 @@ def fused_staged(
     solved = gl.allocate_shared_memory(gl.bfloat16, [LAST, TOKENS, TOKENS], SHARED)
     mixed = gl.allocate_shared_memory(gl.bfloat16, [LAST, TOKENS, TOKENS], SHARED)
     square = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, TOKENS], SHARED)
+    spare = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, TOKENS], SHARED)
     triangles = gl.allocate_shared_memory(gl.float32, [SOLVED, TOKENS // SOLVED, SOLVED], SOLID)
+    inverses = gl.allocate_shared_memory(gl.float32, [TOKENS // SOLVED, SOLVED, SOLVED], SOLID)
     tile = gl.allocate_shared_memory(core.dtype.element_ty, [TOKENS, WIDE], SHARED)
     landed = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [LAST, 1], BARRIER)
-    consumed = gl.allocate_shared_memory(gl.int64, [LAST, 1], BARRIER)
     for stage in gl.static_range(STAGES):
         mbarrier.init(landed.index(stage), count=2)  # boxes, and gates
         mbarrier.init(free.index(stage), count=1)
     for last in gl.static_range(LAST):
         mbarrier.init(full.index(last), count=1)
-        mbarrier.init(consumed.index(last), count=1)
     fence_async_shared()
     barrier()
 
@@ -268,11 +315,11 @@ def fused_staged(
     gates = (log_decay + start * log_decay_row + wide * log_decay_head, log_decay_row,
              beta + start * beta_row + wide * beta_head, beta_row)  # fmt: skip
     tiles = (queries, keys, values, lines, solved, mixed)
-    places = (landed, free, full, consumed)
+    places = (landed, free, full)
     carried = (rows, memory, tiles, tile, places)
-    prepared = (rows, tiles, (square, triangles), places)
+    prepared = (rows, tiles, (square, triangles, inverses, spare), places)
     copied = ((q, k, v), gates, rows, start_row, head // group * WIDTH, column, tiles, places, rest)
     gl.warp_specialize(
-        [(_carry, (carried,)), (_prepare, (prepared,)), (_copy, (copied,))],
-        [4, 1], [PREPARE_REGISTERS, COPY_REGISTERS],
+        [(_prepare, (prepared,)), (_carry, (carried,)), (_copy, (copied,))],
+        [8, 1], [CARRY_REGISTERS, COPY_REGISTERS],
     )  # fmt: skip

@@ -82,15 +82,15 @@ def _request_of(block, request, begins, count, units, FORWARD: gl.constexpr):
 
 
 @gluon.jit
-def inverted(triangles):
-    """[step, B, SOLVED]: what follows every token of a triangle  ->  their inverses in its place [B * SOLVED, SOLVED].
+def inverted(triangles, into):
+    """[step, B, SOLVED]: what follows every token of a triangle  ->  their inverses [B * SOLVED, SOLVED].
 
     A thread has a whole row, so no step waits for another thread. It is in pieces, because a step changes only what
-    stands behind it.
+    stands behind it. Rows are stored so that threads side by side meet other banks.
+    into: memory [B, SOLVED, SOLVED] for them
     """
     FOUND: gl.constexpr = gl.BlockedLayout([1, 1, PIECE], [2, SOLVED, 1], [gl.num_warps(), 1, 1], [2, 1, 0])
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    SOLID: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     B: gl.constexpr = triangles.shape[1]
     after = seen_as(triangles, [SOLVED, B, SOLVED], FLAT)
     jj, n = along_3(1, SOLVED, FOUND), along_3(2, PIECE, FOUND)
@@ -109,12 +109,12 @@ def inverted(triangles):
             else:
                 changed += (found[piece],)  # type: ignore[assignment]
         found = changed
-    barrier()  # all of it is read
-    inverses = seen_as(triangles, [B, SOLVED, SOLVED], SOLID)
-    for piece in gl.static_range(SOLVED // PIECE):
-        inverses.slice(piece * PIECE, PIECE, dim=2).store(found[piece])
+    inverses = seen_as(into, [B, SOLVED, SOLVED], gl.SwizzledSharedLayout(PIECE, 2, 4, [2, 1, 0]))
+    first, second, third, fourth = found  # type: ignore[misc]
+    rows = gl.join(gl.join(first, second), gl.join(third, fourth))  # [B, SOLVED, PIECE, 2, 2]
+    inverses.store(gl.reshape(gl.permute(rows, (0, 1, 4, 3, 2)), (B, SOLVED, SOLVED)))
     barrier()
-    return seen_as(triangles, [B * SOLVED, SOLVED], FLAT)
+    return seen_as(into, [B * SOLVED, SOLVED], gl.SwizzledSharedLayout(PIECE, 2, 4, [1, 0]))
 
 
 @gluon.jit
@@ -217,6 +217,7 @@ def prepare_staged(
     narrow = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, TOKENS], SHARED)
     weights = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, TOKENS], SHARED)
     triangles = gl.allocate_shared_memory(gl.float32, [SOLVED, B, SOLVED], SOLID)
+    inverses = gl.allocate_shared_memory(gl.float32, [B, SOLVED, SOLVED], SOLID)
     full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     mbarrier.init(full.index(0), count=1)
     fence_async_shared()
@@ -311,7 +312,7 @@ def prepare_staged(
                     _ask(next_item, items, heads, start, query_boxes, key_boxes, query, key, full.index(0))
                 next_rows = gl.where(next_item < items, rows, 0)
                 forget, write = _gates(next_item, start, next_rows, given, GROUP, MEMBERS, LANES)
-            found = gl.expand_dims(inverted(triangles).load(gl.SliceLayout(1, SPLIT)), 1)
+            found = gl.expand_dims(inverted(triangles, inverses).load(gl.SliceLayout(1, SPLIT)), 1)
             inverse = found * gl.where(block_j == block_i, 1.0, 0.0)
             inverse = gl.convert_layout(gl.reshape(inverse, (TOKENS, TOKENS)), TILE)
             for level in gl.static_range(2):

@@ -27,10 +27,10 @@ MOST_OF_GROUP = 4  # value heads of a key head: a program has all of them, one a
 PROGRAMS = 3  # that prepare blocks on a multiprocessor at a time
 LONG = 1536  # rows of a request from which on it pays to carry states while blocks are still being prepared
 PREPARE = {"warps": 4, "registers": 168}
-# One kernel does all where so much of the programs that its rounds have room for is there, where requests have so much
-# of the longest one's rows on average, and where that has so many rows (LOG.md).
-FILLED, EQUAL, ROWS = 0.9, 0.9, 512
-FUSED = {"PREPARE_REGISTERS": 104, "COPY_REGISTERS": 24, "warps": 8}
+# One kernel does all where so much of the programs that its rounds have room for is there (ONLY: where that is one
+# round), where requests have so much of the longest one's rows on average, and where that has so many rows (LOG.md).
+FILLED, ONLY, EQUAL, ROWS = 0.9, 0.7, 0.9, 512
+FUSED = {"CARRY_REGISTERS": 192, "COPY_REGISTERS": 24, "warps": 4}
 CARRY = {"LAST": 2, "CARRY_REGISTERS": 224, "COPY_REGISTERS": 56, "warps": 4}
 
 
@@ -75,7 +75,8 @@ def _fuses(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
     if not _narrow(inputs) or inputs.v.element_size() != 2 or values % WIDE.value or part.most < ROWS:
         return False
     there, programs = multiprocessors(core.device), requests * heads * (values // WIDE.value)
-    filled = programs >= FILLED * there * max(1, ceil_div(programs, there))
+    rounds = max(1, ceil_div(programs, there))
+    filled = programs >= (FILLED if rounds > 1 else ONLY) * there * rounds
     return filled and len(core) >= EQUAL * requests * part.most
 
 
