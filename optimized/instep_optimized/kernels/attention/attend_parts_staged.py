@@ -4,6 +4,9 @@ One group of warps computes the weights of an item, of one tile or of two, and h
 more groups, one per tile, multiply the values. So the scores of a step are computed while the values of the step before
 are summed.
 
+What is stored waits in the cache for the join (`evict_last`). Otherwise it goes to memory while keys and values come
+from there, which takes longer than its bytes say.
+
 Leaves out: trees, and what else does not fit; what programs read, and who copies it (`attend_items.py`).
 """
 
@@ -201,8 +204,8 @@ def _weigh(
                 done += 1
         live = (m % MT // group < tokens) & (token < gl.where(base + unit < room, behind_last, 0))
         spot = ((base + unit).to(gl.int64) * most + token - skipped) * (kv_heads * group) + head + m % MT % group
-        gl.store(sums + spot * 2, best, mask=live)
-        gl.store(sums + spot * 2 + 1, total, mask=live)
+        gl.store(sums + spot * 2, best, mask=live, eviction_policy="evict_last")
+        gl.store(sums + spot * 2 + 1, total, mask=live, eviction_policy="evict_last")
 
 
 @gluon.jit
@@ -279,7 +282,8 @@ def _gather(
         live = (m // group < tokens) & (token < gl.where(base + unit < room, behind_last, 0))
         spot = ((base + unit).to(gl.int64) * most + token - skipped) * (kv_heads * group) + kv_head * group + m % group
         d = along(1, DT, TILE)
-        gl.store(means + gl.expand_dims(spot * DT, 1) + d, mean, mask=gl.expand_dims(live, 1) & (d >= 0))
+        target, inside = means + gl.expand_dims(spot * DT, 1) + d, gl.expand_dims(live, 1) & (d >= 0)
+        gl.store(target, mean, mask=inside, eviction_policy="evict_last")
 
 
 @gluon.jit(do_not_specialize=["most", "skipped", "few", "room", "requests"])
