@@ -23,12 +23,17 @@ SHARED = 227 * 1024  # bytes of shared memory that one program may have on Hoppe
 
 @dataclass(frozen=True)
 class Taken:
-    """By a kernel: bytes of a thread's stack, where spilled numbers are; bytes of shared memory; copies in its code."""
+    """By a kernel: bytes of a thread's stack, where spilled numbers are; bytes of shared memory; copies in its code.
+
+    waits  for products of tensor cores, that are more than the kernel's text has: where a group of warps lacks a few
+           registers, ptxas lets every product of the kernel wait for the one before, and says so nowhere
+    """
 
     kernel: str
     stack: int
     shared: int
     copies: int
+    waits: int
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +50,7 @@ def taken() -> Mapping[str, list[Taken]]:
             kernels = found[told["form"]] = []
         else:
             stack = int(told["usage"].split("STACK:")[1].split()[0])
-            kernels.append(Taken(told["kernel"], stack, told["shared"], told["copies"]))
+            kernels.append(Taken(told["kernel"], stack, told["shared"], told["copies"], told["waits"]))
     return found
 
 
@@ -65,6 +70,12 @@ def test_prompts_keep_tiles_in_registers(taken: Mapping[str, list[Taken]]) -> No
     for one in told:  # some numbers of a whole item are spilled; no tile is
         most = 256 if one.kernel == all_in_one else 160  # a warp that copies has 24 registers there
         assert one.stack <= most and one.shared <= SHARED, one
+
+
+def test_no_product_waits_for_the_one_before_because_registers_lack(taken: Mapping[str, list[Taken]]) -> None:
+    assert [one.waits for form in ("attend", "prompts", "products") for one in taken[form] if one.waits] == []
+    (short,) = taken["few_registers"]
+    assert short.kernel == "fused_staged" and short.waits > 20, short
 
 
 def test_products_of_few_rows_spill_nothing(taken: Mapping[str, list[Taken]]) -> None:

@@ -63,14 +63,19 @@ def compiled(
     options = {"num_warps": warps, "num_ctas": num_ctas, "maxnreg": registers, "enable_fp_fusion": False}
     source: Any = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, known, sixteen)
     made: Any = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    ptx = made.asm["ptx"]
+    usage, code = cuobjdump("-res-usage", made), cuobjdump("-sass", made) if "wgmma" in ptx else ""
+    own = max(0, int(usage.split("SHARED:")[1].split()[0]) - RESERVED)  # what PTX itself names
+    found = {"shared": made.metadata.shared + own, "copies": ptx.count("cp.async.c"),
+             "waits": code.count("WARPGROUP.DEPBAR") - ptx.count("wgmma.wait_group")}  # fmt: skip
+    print(json.dumps({"kernel": kernel.__name__, "usage": usage, **found}))
+
+
+def cuobjdump(what: str, made: Any) -> str:
+    """What this tool tells of a compiled kernel"""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(made.asm["cubin"])
-        command = [TOOLS / "cuobjdump", "-res-usage", file.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    copies = made.asm["ptx"].count("cp.async.c")
-    own = max(0, int(usage.split("SHARED:")[1].split()[0]) - RESERVED)  # what PTX itself names
-    shared = made.metadata.shared + own
-    print(json.dumps({"kernel": kernel.__name__, "usage": usage, "shared": shared, "copies": copies}))
+        return subprocess.run([TOOLS / "cuobjdump", what, file.name], capture_output=True, text=True, check=True).stdout
 
 
 def staged_alone(kernel: Any, *given: Any, **named: Any) -> None:
@@ -108,15 +113,27 @@ def prompts() -> None:
 
     Then all in one launch.
     """
+    for dtype, chains, most in ((torch.bfloat16, None, 4), (torch.float32, 2, 4), (torch.bfloat16, None, 4096)):
+        prompt(dtype, most, chains=chains)
+    prompt(torch.bfloat16, 4096, fused=True)
+
+
+def few_registers() -> None:
+    """Prompts in one launch, in which those who carry have fewer registers than their products need"""
+    kept, blocks_file.FUSED = blocks_file.FUSED, blocks_file.FUSED | {"CARRY_REGISTERS": 152}
+    prompt(torch.bfloat16, 4096, fused=True)
+    blocks_file.FUSED = kept
+
+
+def prompt(dtype: torch.dtype, most: int, **how: Any) -> None:
+    """Two requests, of which one has so many rows at most"""
     blocks_file.launch = compiled  # type: ignore[assignment]
     blocks_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
     pool = Address(torch.zeros(3, HV, V, K).transpose(2, 3), torch.zeros(2, dtype=torch.int64))
     spans, fresh = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)
-    for dtype, chains, most in ((torch.bfloat16, None, 4), (torch.float32, 2, 4), (torch.bfloat16, None, 4096)):
-        q, v, gate = torch.zeros(8, H, K, dtype=dtype), torch.zeros(8, HV, V, dtype=dtype), torch.zeros(8, HV)
-        part = Part("chunk", spans, spans, most, pool, fresh, pool)
-        blocks_file.blocks_staged(GdnInputs(q, q, v, gate, gate), part, v.bfloat16(), 8, chains)
-    blocks_file.blocks_staged(GdnInputs(q, q, v, gate, gate), part, v.bfloat16(), 8, fused=True)
+    q, v, gate = torch.zeros(8, H, K, dtype=dtype), torch.zeros(8, HV, V, dtype=dtype), torch.zeros(8, HV)
+    part = Part("chunk", spans, spans, most, pool, fresh, pool)
+    blocks_file.blocks_staged(GdnInputs(q, q, v, gate, gate), part, v.bfloat16(), 8, **how)
 
 
 def products() -> None:
@@ -163,8 +180,8 @@ def clocks() -> None:
     compiled(card._drag, None, since, 0.08, 2000, warps=1)
 
 
-FORMS = {"attend": attention, "clocks": clocks, "handshake": handshakes, "products": products, "prompts": prompts,
-         "windows": windows}  # fmt: skip
+FORMS = {"attend": attention, "clocks": clocks, "few_registers": few_registers, "handshake": handshakes,
+         "products": products, "prompts": prompts, "windows": windows}  # fmt: skip
 
 if __name__ == "__main__":
     for form in sys.argv[1:] or FORMS:
