@@ -17,6 +17,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -40,7 +41,7 @@ COUNTERS = {  # heading -> what part of what the device can do at most, in perce
     "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
     "issue": "sm__inst_issued.avg.pct_of_peak_sustained_elapsed",
 }
-ALIKE = 16e6  # bytes: launches of a kernel that read about as many are of the same weight
+ALIKE = 8e6  # bytes: launches of a kernel that read so many more or less are of the same weight
 LEAST = 0.5  # percent of the time of all kernels: what takes less has no line
 SETTLED = 2  # rounds before the one that is looked at
 
@@ -84,20 +85,31 @@ def lines_of(text: str) -> Iterable[str]:
     for row in csv.DictReader(text[text.index('"ID"') :].splitlines()):
         at = launches.setdefault(row["ID"], {"kernel": row["Kernel Name"].split("(")[0], "grid": row["Grid Size"]})
         at[row["Metric Name"]] = row["Metric Value"].replace(",", "")
-    alike: dict[tuple[str, str, int], list[dict[str, float]]] = defaultdict(list)
+    alike: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
     for launch in launches.values():
         kernel, grid = launch.pop("kernel"), launch.pop("grid").replace(" ", "")
-        values = {metric: float(value) for metric, value in launch.items()}
-        alike[kernel, grid, round(values[READ] / ALIKE)].append(values)
-    took = {name: sum(one[TIME] for one in found) for name, found in alike.items()}
+        alike[kernel, grid].append({metric: float(value) for metric, value in launch.items()})
+    groups = [(name, found) for name, all_of_it in alike.items() for found in _by_weight(all_of_it)]
+    took = [sum(one[TIME] for one in found) for _, found in groups]
     heads = "".join(f" {name:>6}" for name in COUNTERS)
     yield f"{'kernel':40} {'grid':>13} {'launches':>8} {'us':>7} {'MB':>6}{heads}"
-    for name in sorted(alike, key=lambda name: -took[name]):
-        if took[name] >= sum(took.values()) * LEAST / 100:
-            middle = {metric: median(one[metric] for one in alike[name]) for metric in (TIME, READ, *COUNTERS.values())}
+    for whole, (name, found) in sorted(zip(took, groups, strict=True), key=lambda one: -one[0]):
+        if whole >= sum(took) * LEAST / 100:
+            middle = {metric: median(one[metric] for one in found) for metric in (TIME, READ, *COUNTERS.values())}
             parts = "".join(f" {middle[metric]:6.0f}" for metric in COUNTERS.values())
-            yield (f"{name[0][:40]:40} {name[1]:>13} {len(alike[name]):8} {middle[TIME] / 1e3:7.1f}"
+            yield (f"{name[0][:40]:40} {name[1]:>13} {len(found):8} {middle[TIME] / 1e3:7.1f}"
                    f" {middle[READ] / 1e6:6.0f}{parts}")  # fmt: skip
+
+
+def _by_weight(launches: list[dict[str, float]]) -> list[list[dict[str, float]]]:
+    """Launches of a kernel, apart where what they read is"""
+    rising = sorted(launches, key=lambda one: one[READ])
+    found = [rising[:1]]
+    for before, one in pairwise(rising):
+        if one[READ] - before[READ] > ALIKE:
+            found.append([])
+        found[-1].append(one)
+    return found
 
 
 def main() -> None:
