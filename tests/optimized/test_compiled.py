@@ -85,7 +85,7 @@ def test_products_of_few_rows_spill_nothing(taken: Mapping[str, list[Taken]]) ->
     assert all(one.stack == 0 and one.shared <= SHARED for one in told), told
 
 
-def test_windows_spill_nothing_and_four_programs_share_a_multiprocessor(taken: Mapping[str, list[Taken]]) -> None:
+def test_windows_spill_nothing_and_four_programs_share_the_shared_memory(taken: Mapping[str, list[Taken]]) -> None:
     told = taken["windows"]
     assert len(told) == 19
     assert all(one.stack == 0 and one.shared <= 228 * 1024 // 4 and one.copies for one in told), told

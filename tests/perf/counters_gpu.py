@@ -41,7 +41,7 @@ COUNTERS = {  # heading -> what part of what the device can do at most, in perce
     "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
     "issue": "sm__inst_issued.avg.pct_of_peak_sustained_elapsed",
 }
-ALIKE = 8e6  # bytes: launches of a kernel that read so many more or less are of the same weight
+ALIKE = 8e6  # bytes: launches of a kernel whose reads are at most so many apart are of the same weight
 LEAST = 0.5  # percent of the time of all kernels: what takes less has no line
 SETTLED = 2  # rounds before the one that is looked at
 

@@ -89,6 +89,8 @@ class World:
         goals = {"slot": self.state, "scratch": self.scratch}
         goal = next((turn.goal for turn in turns if turn.goal != "nowhere"), "slot")
         assert all(turn.goal in ("nowhere", goal) for turn in turns), "a part stores into one pool"
+        # As an engine's verify has it: where no state behind the rows is asked for, there is no place for one.
+        stores = not trees and any(turn.goal != "nowhere" for turn in turns)
 
         def units(chosen: Sequence[bool]) -> Tensor:
             return draw.ints([turn.slot if wanted else -1 for turn, wanted in zip(turns, chosen, strict=True)])
@@ -100,7 +102,7 @@ class World:
             most=max(count),
             read=Address(self.state.view, slots),
             fresh=draw.ints([turn.fresh for turn in turns]).bool(),
-            store=None if trees else Address(goals[goal].view, units([turn.goal == goal for turn in turns])),
+            store=Address(goals[goal].view, units([turn.goal == goal for turn in turns])) if stores else None,
             per_row=Address(self.snapshots.view, slots) if columns else None,
             ring=Ring(
                 KEPT[self.ops.keeps](*(pool.view for pool in self.rings)),

@@ -156,7 +156,8 @@ def launch(
     """Run `kernel` over `grid`; an empty grid returns at once. registers: the most that a thread may use; None: any.
 
     A kernel with an argument EARLY is launched while the one before it ends, where a GPU can; it calls `wait` first, or
-    loads before what no launch writes: weights. `carry_staged` may wait for signals instead (`signals.py`).
+    loads before what no launch writes: weights. What it reads of tables before is a guess, which it checks behind
+    the wait. `carry_staged` may wait for signals instead (`signals.py`).
 
     Floating-point fusion is off. Where a fused multiply-add is meant the kernel says `tl.fma`. So the same source gives
     the same bits wherever it is inlined, and Triton's default, which changes between versions, does not matter.

@@ -41,7 +41,7 @@ from .blocks_prepare_staged import TOKENS, WIDTH, added, decays, inverted
 
 WIDE = gl.constexpr(128)  # columns of V
 STAGES = gl.constexpr(3)  # blocks whose keys, queries and values are there
-LAST = gl.constexpr(2)  # blocks that are prepared: STAGES - 1
+LAST = gl.constexpr(STAGES.value - 1)  # blocks that are prepared; `_prepare` knows by their number when one is free
 
 
 @gluon.jit
@@ -147,7 +147,7 @@ def _prepare(given):
             inverse = inverse - gl.where(ours, join, 0.0)
         narrow.store(inverse.to(gl.bfloat16))
         fence_async_shared()
-        mbarrier.arrive(full.index(last), count=1)
+        mbarrier.arrive(full.index(last), count=1)  # the compiler lets all warps come before it
 
 
 @gluon.jit
