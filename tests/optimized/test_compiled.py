@@ -19,6 +19,8 @@ from instep_optimized.kernels.products import slim
 pytestmark = pytest.mark.slow
 
 SHARED = 227 * 1024  # bytes of shared memory that one program may have on Hopper
+OF_ALL, RESERVED = 228 * 1024, 1024  # that all programs of a multiprocessor have, and of it each one besides its own
+PREPARE = 3  # programs of `prepare_staged` that are to share one (`blocks_staged.PROGRAMS`)
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,15 @@ def test_prompts_keep_tiles_in_registers(taken: Mapping[str, list[Taken]]) -> No
         assert one.stack <= most and one.shared <= SHARED, one
 
 
+def test_three_programs_that_prepare_blocks_share_a_multiprocessor(taken: Mapping[str, list[Taken]]) -> None:
+    found = [one for form in ("prompts", "many_heads") for one in taken[form] if one.kernel == "prepare_staged"]
+    assert len(found) == 4 and all(PREPARE * (one.shared + RESERVED) <= OF_ALL for one in found), found
+    assert found[-1].stack <= 168, "of more heads some more is spilled"
+
+
 def test_no_product_waits_for_the_one_before_because_registers_lack(taken: Mapping[str, list[Taken]]) -> None:
-    assert [one.waits for form in ("attend", "prompts", "products") for one in taken[form] if one.waits] == []
+    forms = ("attend", "many_heads", "prompts", "products")
+    assert [one for form in forms for one in taken[form] if one.waits] == []
     (short,) = taken["few_registers"]
     assert short.kernel == "fused_staged" and short.waits > 20, short
 
@@ -88,7 +97,7 @@ def test_products_of_few_rows_spill_nothing(taken: Mapping[str, list[Taken]]) ->
 def test_windows_spill_nothing_and_four_programs_share_the_shared_memory(taken: Mapping[str, list[Taken]]) -> None:
     told = taken["windows"]
     assert len(told) == 19
-    assert all(one.stack == 0 and one.shared <= 228 * 1024 // 4 and one.copies for one in told), told
+    assert all(one.stack == 0 and one.shared <= OF_ALL // 4 and one.copies for one in told), told
 
 
 def test_the_clock_of_a_card_spills_nothing(taken: Mapping[str, list[Taken]]) -> None:

@@ -109,7 +109,7 @@ def test_the_staged_kernel_computes_them(monkeypatch: pytest.MonkeyPatch, shape:
 
 @pytest.mark.parametrize("requests", [3] if INTERPRETED else [3, 1, 70, 300])
 @pytest.mark.parametrize("state", [BF16] if INTERPRETED else [FP32, BF16], ids=str)
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("rows", [1, 3, 4])
 def test_rings_keep_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch, requests: int, state: torch.dtype, rows: int
 ) -> None:
@@ -138,11 +138,11 @@ def test_rings_keep_the_same_tokens(
 @native
 @pytest.mark.parametrize("requests", [3, 1, 70])
 @pytest.mark.parametrize("state", [FP32, BF16], ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8])
 def test_rows_that_were_guessed_wrongly_come_again(
     monkeypatch: pytest.MonkeyPatch, requests: int, state: torch.dtype, rows: int
 ) -> None:
-    """A kernel that is told of one row alone guesses that every request begins there, or behind what there is."""
+    """A kernel that is told of one row guesses that every request begins there, or has more rows than there are."""
     heads, file = Heads(2, 4, 128, 128), sys.modules["instep_optimized.kernels.gdn"].staged
     given, run, told = raw(heads, requests * rows, BF16), file.staged, list[int]()
     made = TRITON.gdn_inputs(**given, to=tuple(map(at, INSIDE)))

@@ -118,6 +118,11 @@ def prompts() -> None:
     prompt(torch.bfloat16, 4096, fused=True)
 
 
+def many_heads() -> None:
+    """Prompts with three value heads to a key head"""
+    prompt(torch.bfloat16, 4, 3)
+
+
 def few_registers() -> None:
     """Prompts in one launch, in which those who carry have fewer registers than their products need"""
     kept, blocks_file.FUSED = blocks_file.FUSED, blocks_file.FUSED | {"CARRY_REGISTERS": 152}
@@ -125,13 +130,14 @@ def few_registers() -> None:
     blocks_file.FUSED = kept
 
 
-def prompt(dtype: torch.dtype, most: int, **how: Any) -> None:
-    """Two requests, of which one has so many rows at most"""
+def prompt(dtype: torch.dtype, most: int, group: int = 2, **how: Any) -> None:
+    """Two requests, of which one has so many rows at most; so many value heads to a key head"""
     blocks_file.launch = compiled  # type: ignore[assignment]
     blocks_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
-    pool = Address(torch.zeros(3, HV, V, K).transpose(2, 3), torch.zeros(2, dtype=torch.int64))
+    pool = Address(torch.zeros(3, group * H, V, K).transpose(2, 3), torch.zeros(2, dtype=torch.int64))
     spans, fresh = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)
-    q, v, gate = torch.zeros(8, H, K, dtype=dtype), torch.zeros(8, HV, V, dtype=dtype), torch.zeros(8, HV)
+    q, v = torch.zeros(8, H, K, dtype=dtype), torch.zeros(8, group * H, V, dtype=dtype)
+    gate = torch.zeros(8, group * H)
     part = Part("chunk", spans, spans, most, pool, fresh, pool)
     blocks_file.blocks_staged(GdnInputs(q, q, v, gate, gate), part, v.bfloat16(), 8, **how)
 
@@ -181,7 +187,7 @@ def clocks() -> None:
 
 
 FORMS = {"attend": attention, "clocks": clocks, "few_registers": few_registers, "handshake": handshakes,
-         "products": products, "prompts": prompts, "windows": windows}  # fmt: skip
+         "many_heads": many_heads, "products": products, "prompts": prompts, "windows": windows}  # fmt: skip
 
 if __name__ == "__main__":
     for form in sys.argv[1:] or FORMS:

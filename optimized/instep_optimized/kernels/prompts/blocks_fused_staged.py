@@ -141,7 +141,7 @@ def _prepare(given):
         inverse = gl.where(block_j == block_i, found, 0.0)
         inverse = gl.convert_layout(gl.reshape(inverse, (TOKENS, TOKENS)), TILE)
         for level in gl.static_range(2):
-            join = _between(inverse, square, narrow if level == 0 else spare, none, level)
+            join = _joined(inverse, square, narrow if level == 0 else spare, none, level)
             # `square` has all pairs, so the product has more than what this level joins. Only that is right.
             ours = ((j // SOLVED ^ i // SOLVED) // 2**level == 1) & (i // (SOLVED * 2**level) % 2 == 1)
             inverse = inverse - gl.where(ours, join, 0.0)
@@ -151,7 +151,7 @@ def _prepare(given):
 
 
 @gluon.jit
-def _between(inverse, pairs, narrow, none, LEVEL: gl.constexpr):
+def _joined(inverse, pairs, narrow, none, LEVEL: gl.constexpr):
     """`between` of `blocks_prepare_staged.py`, but right only in the blocks that this level joins
 
     Of the first product they need what stands before the pairs, of the second what stands behind them. All else that
@@ -186,7 +186,7 @@ def _between(inverse, pairs, narrow, none, LEVEL: gl.constexpr):
 
 @gluon.jit
 def _blocks(pairs, LAYOUT: gl.constexpr):
-    """[C, C]  ->  its columns, block by block, each [C, SOLVED]. LAYOUT: of these; None: as they come"""
+    """[C, C]  ->  its columns, block by block, each [C, SOLVED], in this layout; None: as they come"""
     even, odd = gl.split(gl.permute(gl.reshape(pairs, (TOKENS, 2, 2, SOLVED)), (0, 1, 3, 2)))
     first, third = gl.split(gl.permute(even, (0, 2, 1)))
     second, fourth = gl.split(gl.permute(odd, (0, 2, 1)))

@@ -87,7 +87,7 @@ def inverted(triangles, into):
 
     A thread has a whole row, so no step waits for another thread. It is in pieces, because a step changes only what
     stands behind it. Rows are stored so that threads side by side meet other banks.
-    into: memory [B, SOLVED, SOLVED] for them
+    into: memory [B, SOLVED, SOLVED] for them; None: that of `triangles`
     """
     FOUND: gl.constexpr = gl.BlockedLayout([1, 1, PIECE], [2, SOLVED, 1], [gl.num_warps(), 1, 1], [2, 1, 0])
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
@@ -109,6 +109,9 @@ def inverted(triangles, into):
             else:
                 changed += (found[piece],)  # type: ignore[assignment]
         found = changed
+    if into is None:
+        into = triangles
+        barrier()  # all of it is read
     inverses = seen_as(into, [B, SOLVED, SOLVED], gl.SwizzledSharedLayout(PIECE, 2, 4, [2, 1, 0]))
     first, second, third, fourth = found  # type: ignore[misc]
     rows = gl.join(gl.join(first, second), gl.join(third, fourth))  # [B, SOLVED, PIECE, 2, 2]
@@ -217,7 +220,9 @@ def prepare_staged(
     narrow = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, TOKENS], SHARED)
     weights = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, TOKENS], SHARED)
     triangles = gl.allocate_shared_memory(gl.float32, [SOLVED, B, SOLVED], SOLID)
-    inverses = gl.allocate_shared_memory(gl.float32, [B, SOLVED, SOLVED], SOLID)
+    inverses = None
+    if MEMBERS <= 2:  # with the lines of more heads, three programs would not fit a multiprocessor
+        inverses = gl.allocate_shared_memory(gl.float32, [B, SOLVED, SOLVED], SOLID)
     full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     mbarrier.init(full.index(0), count=1)
     fence_async_shared()

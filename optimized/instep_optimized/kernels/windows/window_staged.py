@@ -183,6 +183,7 @@ def staged_window(
         updates = copied(kept_u + entry_v * ring_u_entry + copied_v, old_v < pending, [KEPT, VL, VR])
         entry = wrapped(oldest + old, ring_size)
         aged = gl.load(kept_decay + entry * ring_decay_entry, mask=old < pending, other=0.0)
+        ring = (kept_decay, ring_decay_entry, kept_k, ring_k_entry, copied_k, ring_size)
     out_at += first * core_row
     if GUESSED:
         if (guess != first) | (first + rows > look):
@@ -237,11 +238,7 @@ def staged_window(
 
     if ring_units is not None:
         if KEPT_FIRST:  # a division of 64 bits is a call, behind which ptxas orders both loops otherwise
-            keep_rows(
-                keeps & (stripe == 0), head % group == 0,
-                kept_decay + wrapped(keep + row, ring_size) * ring_decay_entry, decay, row,
-                kept_k + wrapped(keep + row_k, ring_size) * ring_k_entry + copied_k, every_key, row_k, rows,
-            )  # fmt: skip
+            keep_rows(ring, keep, keeps & (stripe == 0), head % group == 0, decay, row, every_key, row_k, rows)
         for age in range(pending):
             again_key = over_rows(old_keys.index(age).load(OF_K))
             update = updates.index(age).load(OF_V)
@@ -252,6 +249,7 @@ def staged_window(
         if settle >= 0:
             target = place(settled, settle, settled_columns, request, settled_unit, settled_column)
             store_tile(target + head * settled_h, settled_v, state.to(DTYPE), stripe, LINED, AHEAD == 0)
+    # Where rings keep first, the place is made here, for the same reason.
     core = core + first * core_row + head * core_head + at_v if KEPT_FIRST else out_at
     if ALONE:  # there is a row, or nobody would be here
         kq = gl.sum(products, 0)
@@ -262,6 +260,7 @@ def staged_window(
             for t in gl.static_range(MOST):
                 forget, write = gl.sum(decays.index(t).load(ONE), 0), gl.sum(writes.index(t).load(ONE), 0)
                 value, kq = values.index(t).load(OF_V), gl.sum(overlaps.index(t).load(ONE), 0)
+                # `token` would do the same in another order, and ptxas would place other registers than were measured.
                 key, live = over_rows(keys.index(t).load(OF_K)), (at_v >= 0) & (t < rows)
                 out, update = answer(state, over_rows(queries.index(t).load(OF_K)), key, kq, value, forget, write)
                 gl.store(core, out.to(core.dtype.element_ty), mask=live)
@@ -292,11 +291,7 @@ def staged_window(
                     own = gl.where(own + 1 == ring_u_size, 0, own + 1)
     if ring_units is not None:
         if not KEPT_FIRST:
-            keep_rows(
-                keeps & (stripe == 0), head == key_head * group,
-                kept_decay + wrapped(keep + row, ring_size) * ring_decay_entry, decay, row,
-                kept_k + wrapped(keep + row_k, ring_size) * ring_k_entry + copied_k, every_key, row_k, rows,
-            )  # fmt: skip
+            keep_rows(ring, keep, keeps & (stripe == 0), head == key_head * group, decay, row, every_key, row_k, rows)
     if store is not None:
         if goal >= 0:
             target = place(store, goal, store_columns, request, store_unit, store_column) + head * store_h
@@ -322,12 +317,18 @@ def rows_at(
 
 
 @gluon.jit
-def keep_rows(here, leads, decay_places, decay, row, key_places, keys, key_row, rows):
-    """Store what rings keep of a window's rows besides their updates. leads: whether this head keeps the key, too"""
+def keep_rows(ring, keep, here, leads, decay, row, keys, row_k, rows):
+    """Store what rings keep of a window's rows besides their updates, from entry `keep` on.
+
+    leads: whether this head keeps the key, too
+    """
+    kept_decay, decay_entry, kept_k, k_entry, at_k, size = ring
+    decay_places = kept_decay + wrapped(keep + row, size) * decay_entry
+    key_places = kept_k + wrapped(keep + row_k, size) * k_entry + at_k
     if here:
         gl.store(decay_places, decay, mask=row < rows)
         if leads:
-            gl.store(key_places, keys, mask=key_row < rows)
+            gl.store(key_places, keys, mask=row_k < rows)
 
 
 @gluon.jit
