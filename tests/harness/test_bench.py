@@ -25,7 +25,7 @@ from instep.bench.base import TOO, Arm
 from instep.bench.clock import Rates, Times, less, timed
 from instep.bench.kinds import pick, rounds, strategies
 from instep.bench.run import Asked, Bench, bench
-from instep.bench.work import OTHER, kind_of
+from instep.bench.work import HOLD, OTHER, gap, kind_of, told
 from instep.verdict import Exit
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
@@ -313,6 +313,20 @@ def test_arms_are_timed_in_turn_and_a_part_is_taken_off() -> None:
 ])  # fmt: skip
 def test_a_kernel_has_a_kind_of_work_by_its_name(kernel: str, what: str) -> None:
     assert kind_of(kernel) == what
+
+
+def test_gaps_are_counted_within_a_round_and_not_where_another_kernel_still_runs() -> None:
+    first = [(0.0, 90.0, HOLD), (92.0, 100.0, "_window"), (93.0, 97.0, "_norm"), (102.0, 110.0, "slim_linear")]
+    second = [(500.0, 590.0, HOLD), (590.0, 600.0, "_window"), (601.0, 603.0, "slim_linear")]
+    found = told([*first, *second], 2, held=True)
+    assert found == {"work": {"states": 9.0, "products": 5.0, "norms": 2.0}, "launches": 2, "longest_gap_us": 2.0}
+    assert gap(found) == "2 launches, longest gap 2.0 us"
+    assert gap(told([*first, *second], 2, held=False)) == "2 launches"
+
+
+def test_the_kernel_that_holds_the_device_back_is_known_by_its_name() -> None:
+    card = pytest.importorskip("instep.perf.card", reason="Triton is not here")
+    assert card._hold.fn.__name__ == HOLD
 
 
 def test_a_round_by_kind_of_work_is_drawn() -> None:

@@ -14,6 +14,7 @@ from ..report import tables
 from . import KINDS, kind
 from .base import key
 from .run import Bench, Row
+from .work import gap
 
 ON_CPU = "on a CPU: `plain`, called eagerly, tiny shapes; for regressions only, not for speed"
 
@@ -67,7 +68,7 @@ def _texts(rows: list[Row], console: Console) -> None:
                 more = f"{told['accepted']:.2f} drafts a window ({counts}); rounds by step count {steps}"
             elif "work" in told:
                 said = ", ".join(f"{kind} {us:.0f}" for kind, us in told["work"].items())
-                more = f"{told['launches']} launches, longest gap {told['longest_gap_us']:.0f} us"
+                more = gap(told)
             else:
                 continue
             tables.say(console, f"{key(row['cell'])}, {arm}: {said}; {more}")

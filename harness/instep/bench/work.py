@@ -1,13 +1,13 @@
-"""A round's time on the device by kind of work, from torch's profiler.
+"""A round's time on the device by kind of work, and the gaps in it, from torch's profiler.
 
 Leaves out: the time itself (`kinds/rounds.py`).
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,32 +24,63 @@ KINDS: dict[str, tuple[str, ...]] = {
     "rotary, gates, adds": ("rotary", "gate", "add", "silu", "elementwise"),
 }
 OTHER = "index ops and others"
+HOLD = "_hold"  # the kernel of `perf/card.py` that holds the device back
+
+Span = tuple[float, float, str]  # a kernel's begin, end and name
 
 
-def by_work(run: Callable[[], object], rounds: int, device: str) -> dict[str, Any]:
-    """{"work": kind -> microseconds a round, "launches": kernels a round, "longest_gap_us": between two kernels}."""
+def by_work(rounds: Sequence[Callable[[], object]], device: str) -> dict[str, Any]:
+    """{"work": kind -> microseconds a round, "launches": kernels a round, "longest_gap_us": between two of a round}.
+
+    The device is held back while the host launches a round, as it is busy with the round before when rounds overlap. So
+    a gap is the device's own: under the profiler the host takes longer than the device. Where the hold did not last
+    until a round was launched, no gap is told.
+    """
     if not device.startswith("cuda"):
-        run()
+        for play in rounds:
+            play()
         return {}
+    from ..perf.card import Card
+
+    card, held = Card(device), list[bool]()
     try:
         with warnings.catch_warnings(action="ignore"), torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CUDA]
         ) as profile:
-            run()
+            for play in rounds:
+                card.wait()
+                card.hold()
+                play()
+                held.append(card.release() is not None)
     except RuntimeError as failed:  # a machine whose driver gives no traces; the rounds were timed all the same
         return {"not_profiled": str(failed)}
     events: Any = profile.events()
     spans = sorted((one.time_range.start, one.time_range.end, one.name) for one in events
                    if str(one.device_type).endswith("CUDA"))  # fmt: skip
-    if not spans:
+    if not any(name != HOLD for _, _, name in spans):
         return {"not_profiled": "the profiler saw no kernel"}
-    work: dict[str, float] = {}
+    return told(spans, len(rounds), all(held))
+
+
+def told(spans: Sequence[Span], rounds: int, held: bool) -> dict[str, Any]:
+    """The same of kernels in the order of their begin, each round behind a kernel HOLD. Times are in microseconds."""
+    work, launches, longest, until = dict[str, float](), 0, 0.0, math.inf
     for start, end, name in spans:
+        if name == HOLD:
+            until = math.inf  # the first kernel of a round has none before it
+            continue
         kind = kind_of(name)
         work[kind] = work.get(kind, 0.0) + (end - start) / rounds
-    gaps = [after[0] - before[1] for before, after in pairwise(spans)]
-    return {"work": dict(sorted(work.items(), key=lambda one: -one[1])), "launches": round(len(spans) / rounds),
-            "longest_gap_us": max(gaps, default=0.0)}  # fmt: skip
+        launches, longest = launches + 1, max(longest, start - until)
+        until = end if math.isinf(until) else max(until, end)  # a kernel may end behind one that begins later
+    found = {"work": dict(sorted(work.items(), key=lambda one: -one[1])), "launches": round(launches / rounds)}
+    return {**found, "longest_gap_us": longest} if held else found
+
+
+def gap(told: Mapping[str, Any]) -> str:
+    """What is said of launches and of the longest gap between two of them."""
+    said = f"{told['launches']} launches"
+    return f"{said}, longest gap {told['longest_gap_us']:.1f} us" if "longest_gap_us" in told else said
 
 
 def kind_of(kernel: str) -> str:

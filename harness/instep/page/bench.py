@@ -12,6 +12,7 @@ from typing import Any
 from ..bench import KINDS, kind
 from ..bench.base import key
 from ..bench.plots import grouped, works
+from ..bench.work import gap
 from ..verdict import Exit
 from .document import Listing, Page
 from .parts import Data
@@ -117,7 +118,7 @@ def _work(rows: list[Data]) -> Iterator[dict[str, Any]]:
     """A round's time by kind of work."""
     for row, work in works(rows):  # type: ignore[arg-type]
         parts = list(dict.fromkeys(part for arm in work.values() for part in arm))
-        told = [[f"{one['launches']} launches, longest gap {one['longest_gap_us']:.0f} us"] if "launches" in one else []
+        told = [[gap(one)] if "launches" in one else []
                 for one in (row["arms"][arm] for arm in work)]  # fmt: skip
         yield {"form": "bars", "title": f"{row['kind']}, {key(row['cell'])}: us by kind of work", "group": row["kind"],
                "x": "us", "names": list(work), "parts": parts, "told": told,

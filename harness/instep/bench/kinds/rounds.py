@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,18 +135,20 @@ class Run:
                     counts[-2].list()
                     marks.append(time.perf_counter())
         self.seconds = [after - before for before, after in zip([begun, *marks], marks, strict=False)][2:]
-        last = [number for number, event in enumerate(events) if isinstance(event, Commit)][-1]
-        self.work = by_work(lambda: self._play(player, events[profiled : last + 1]), PROFILED, self.setting.device)
-        return witness.found
-
-    def _play(self, player: Player, events: tuple[AnyEvent, ...]) -> None:
-        for event in events:
-            player.serve(event)
         _wait(self.setting.device)
+        ends = [number for number, event in enumerate(events) if isinstance(event, Commit)][-PROFILED:]
+        of_rounds = [events[first : last + 1] for first, last in zip(drafts[-PROFILED:], ends, strict=True)]
+        self.work = by_work([partial(_play, player, one) for one in of_rounds], self.setting.device)
+        return witness.found
 
     @property
     def _names(self) -> list[str]:
         return [f"r{number}" for number in range(len(self.trace.header.capacity.slots))]
+
+
+def _play(player: Player, events: tuple[AnyEvent, ...]) -> None:
+    for event in events:
+        player.serve(event)
 
 
 def _wait(device: str) -> None:
