@@ -178,6 +178,13 @@ def test_whatever_has_a_test_of_a_gpu_is_run_on_one() -> None:
     assert marked and [one for one in marked if not any(fnmatch(one, name) for name in asked)] == []
 
 
+def test_results_name_no_place_of_the_machine_that_they_were_made_on() -> None:
+    texts = {path.name: path.read_text() for path in (TOP / "fixtures" / "results").iterdir()}
+    place = re.compile(r"(?<![\w.~])/(tmp|root|home|work|mnt|opt|Users)/")
+    assert place.search("--join /tmp/a.json") and len(texts) > 15
+    assert [name for name, text in texts.items() if place.search(text)] == []
+
+
 def test_triton_is_switched_to_its_interpreter_in_one_place() -> None:
     texts = {name: path.read_text() for name, path in MODULES}
     assert {name for name, text in texts.items() if "TRITON_INTERPRET" in text} == {"instep_optimized.ops.interpreter"}
