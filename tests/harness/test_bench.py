@@ -315,13 +315,15 @@ def test_a_kernel_has_a_kind_of_work_by_its_name(kernel: str, what: str) -> None
     assert kind_of(kernel) == what
 
 
-def test_gaps_are_counted_within_a_round_and_not_where_another_kernel_still_runs() -> None:
+def test_gaps_are_between_kernels_of_a_round_where_no_other_kernel_runs() -> None:
     first = [(0.0, 90.0, HOLD), (92.0, 100.0, "_window"), (93.0, 97.0, "_norm"), (102.0, 110.0, "slim_linear")]
-    second = [(500.0, 590.0, HOLD), (590.0, 600.0, "_window"), (601.0, 603.0, "slim_linear")]
+    second = [(500.0, 590.0, HOLD), (510.0, 511.0, "Memcpy HtoD"), (560.0, 561.0, "Memcpy HtoD"),
+              (590.0, 600.0, "_window"), (601.0, 603.0, "slim_linear")]  # fmt: skip
     found = told([*first, *second], 2, held=True)
-    assert found == {"work": {"states": 9.0, "products": 5.0, "norms": 2.0}, "launches": 2, "longest_gap_us": 2.0}
-    assert gap(found) == "2 launches, longest gap 2.0 us"
-    assert gap(told([*first, *second], 2, held=False)) == "2 launches"
+    work = {"states": 9.0, "products": 5.0, "norms": 2.0, "copies and fills": 1.0}
+    assert found == {"work": work, "launches": 4, "longest_gap_us": 2.0}
+    assert gap(found) == "4 launches, longest gap 2.0 us"
+    assert gap(told([*first, *second], 2, held=False)) == "4 launches"
 
 
 def test_the_kernel_that_holds_the_device_back_is_known_by_its_name() -> None:

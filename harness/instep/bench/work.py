@@ -63,16 +63,21 @@ def by_work(rounds: Sequence[Callable[[], object]], device: str) -> dict[str, An
 
 
 def told(spans: Sequence[Span], rounds: int, held: bool) -> dict[str, Any]:
-    """The same of kernels in the order of their begin, each round behind a kernel HOLD. Times are in microseconds."""
-    work, launches, longest, until = dict[str, float](), 0, 0.0, math.inf
+    """The same of kernels in the order of their begin, each round behind a kernel HOLD. Times are in microseconds.
+
+    What another stream does while the device is held back, such as copying inputs, counts as work and ends no gap.
+    """
+    work, launches, longest, free, until = dict[str, float](), 0, 0.0, math.inf, math.inf
     for start, end, name in spans:
         if name == HOLD:
-            until = math.inf  # the first kernel of a round has none before it
+            free, until = end, math.inf  # the first kernel of a round has none before it
             continue
         kind = kind_of(name)
         work[kind] = work.get(kind, 0.0) + (end - start) / rounds
-        launches, longest = launches + 1, max(longest, start - until)
-        until = end if math.isinf(until) else max(until, end)  # a kernel may end behind one that begins later
+        launches += 1
+        if start >= free:
+            longest = max(longest, start - until)
+            until = end if math.isinf(until) else max(until, end)  # a kernel may end behind one that begins later
     found = {"work": dict(sorted(work.items(), key=lambda one: -one[1])), "launches": round(launches / rounds)}
     return {**found, "longest_gap_us": longest} if held else found
 
