@@ -67,6 +67,17 @@ def test_the_pages_name_every_command_and_every_option_of_a_setting() -> None:
     assert [name for name in OPTIONS if f"| `--{name.replace('_', '-')}`" not in page] == []
 
 
+def test_the_page_of_commands_says_which_options_of_a_setting_each_takes() -> None:
+    every, found = {f"--{name.replace('_', '-')}" for name in OPTIONS}, dict[str, set[str]]()
+    table = (TOP / "docs" / "commands.md").read_text().partition("| command | takes of them |")[2].partition("\n\n")[0]
+    for names, says in re.findall(r"^\| (`.*?) \| (.*?) \|$", table, re.M):
+        named = {*re.findall(r"`(--[\w-]+)`", says.partition(".")[0])}
+        found |= {name: every - named if says.startswith("all") else named for name in re.findall(r"`(\w+)`", names)}
+    known = {name: every & {word for each in command.params for word in each.opts}
+             for name, command in get_command(app).commands.items()}  # type: ignore[attr-defined]  # fmt: skip
+    assert found == known
+
+
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(TOP)))
 def test_every_command_that_a_page_shows_has_the_options_that_it_shows(page: Path) -> None:
     known = {name: {word for each in command.params for word in (*each.opts, *each.secondary_opts)}

@@ -38,7 +38,7 @@ class Need:
 
     pools  name -> bytes per request, over all layers, of every pool of the strategy
     prefix bytes of a tracked prefix of `tokens` tokens; tracked: so many are on the device
-    board  bytes of the lines that every engine keeps per request: length, page table, window, hidden rows in flight
+    slot_table  bytes of the lines that every engine keeps per request: length, page table, window, rows in flight
     page   bytes of a KV page of PAGE_SIZE tokens, target and draft layers
     """
 
@@ -46,7 +46,7 @@ class Need:
     conv: str
     tokens: int
     pools: Mapping[str, int]
-    board: int
+    slot_table: int
     page: int
     wanted: tuple[Demand, ...]
     guarded: bool
@@ -57,7 +57,7 @@ class Need:
     @property
     def fixed(self) -> int:
         """Bytes of a request without a token."""
-        return sum(self.pools.values()) + self.board
+        return sum(self.pools.values()) + self.slot_table
 
     @property
     def per_token(self) -> float:
@@ -122,7 +122,7 @@ def need(
         kept = kept_by(config, sizes, options.strategy, options.conv, ops)
     always = demands(config, sizes)
     pools = {demand.name: _bytes(demand, options.guarded) for demand in kept}
-    board = FRESH + sum(_bytes(demand, options.guarded) for demand in always if demand.by != "page")
+    slot_table = FRESH + sum(_bytes(demand, options.guarded) for demand in always if demand.by != "page")
     page = bytes_per(always, guarded=options.guarded)["page"]
     wanted = distinct(always + kept)
 
@@ -130,7 +130,7 @@ def need(
         element = options.activation.itemsize
         return 0 if ops.scratch is None else ops.scratch(config, element, requests, tokens, PAGE_SIZE, most)
 
-    return Need(options.strategy, options.conv, tokens, pools, board, page, wanted, options.guarded,
+    return Need(options.strategy, options.conv, tokens, pools, slot_table, page, wanted, options.guarded,
                 prefix_bytes(config, sizes, tokens), tracked, scratch)
 
 

@@ -15,7 +15,7 @@ PROPOSED = "How drafts are made: eagle, vanilla, ngram (looked up in the text), 
 OPTIONS: Mapping[str, tuple[type[str] | type[bool], str]] = {
     "ops": (str, "Op set, engine or module:attribute."),
     "engine": (str, "An engine of your own, led by verbs: module:attribute (docs/your-engine.md)."),
-    "device": (str, "cpu or cuda."),
+    "device": (str, "cpu or cuda; another card than the first: cuda:1."),
     "dtype": (str, "Activations: float32, bfloat16, float16 or float64."),
     "state_dtype": (str, "How states are stored: float32, bfloat16, float16, or float8_e4m3fn with scales."),
     "state_rounding": (str, "How they are rounded to 16 bits or 8: nearest, or by chance, as stochastic:7 of seed 7."),

@@ -3,7 +3,8 @@
     pytest --instep-traces=fixtures/traces --instep-ops=plain
 
 An option is written with `=`. pytest looks for the root folder, and for its configuration, before it knows the options
-of a plugin: it takes a value after a blank for a path to test. Every option is an ini option, too (`instep_traces`).
+of a plugin: it takes a value after a blank for a path to test. Every option is an ini option, too (`instep_traces`),
+with underlines where the option has hyphens (`--instep-state-dtype`, `instep_state_dtype`).
 Leaves out: running it (`instep.replay`). Loads neither torch nor triton nor numpy where no trace is collected: pytest
 imports this file in every session of everybody who has instep installed.
 """
@@ -56,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for name, (kind, says) in ONE_VALUE.items():
         said = says[0].lower() + says[1:].rstrip(".")
         how: dict[str, Any] = {"action": BooleanOptionalAction} if kind is bool else {"metavar": "NAME"}
-        group.addoption(f"--instep-{name}", help=said, **how)
+        group.addoption(f"--instep-{name.replace('_', '-')}", help=said, **how)
         stored: Literal["bool", "string"] = "bool" if kind is bool else "string"
         parser.addini(f"instep_{name}", said, type=stored, default=None)
     group.addoption("--instep-out", metavar="DIR", help="a folder for each failure: page, result, trace, tensors")

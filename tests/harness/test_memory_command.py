@@ -44,7 +44,7 @@ def test_the_figure_is_what_the_engine_allocates_to_the_byte(strategy, conv, gua
     config = narrow("qwen3.5-4b")
     options = Options(activation=torch.bfloat16, strategy=strategy, conv=conv, guarded=guarded)
     told, each = need(config, options, widest=4, tokens=TOKENS), -(-TOKENS // PAGE_SIZE)
-    assert (told.strategy, told.conv) == (strategy, conv) and told.fixed == sum(told.pools.values()) + told.board
+    assert (told.strategy, told.conv) == (strategy, conv) and told.fixed == sum(told.pools.values()) + told.slot_table
     for requests in (1, 3):
         slots, pages = tuple(range(requests, 0, -1)), tuple(range(1, requests * each + 1))
         room = Capacity(slots, pages, PAGE_SIZE, max_tokens=32, max_positions=TOKENS)
@@ -113,7 +113,8 @@ def test_what_ops_take_while_they_run_is_no_room_for_requests():
 
 def test_a_longer_request_has_a_longer_line_in_the_page_table():
     short, long = (need(shape("qwen3.5-9b"), Options(), 4, tokens) for tokens in (PAGE_SIZE, 4096))
-    assert long.board - short.board == 8 * ((4096 // PAGE_SIZE + 16) - 32)  # pitches: a red zone of at least 16 numbers
+    # Pitches: a red zone of at least 16 numbers.
+    assert long.slot_table - short.slot_table == 8 * ((4096 // PAGE_SIZE + 16) - 32)
     assert (long.pools, long.page) == (short.pools, short.page)
 
 

@@ -20,6 +20,7 @@ from instep import plugin
 from instep.cli.record import make
 from instep.faults.base import Edit
 from instep.faults.plant import planted
+from instep.options import OPTIONS
 from instep.report.artifacts import folder_of
 from instep.trace.header import Room
 from instep.trace.policy import Arrival, Policy
@@ -238,6 +239,9 @@ def test_what_cannot_be_run_here_is_skipped_with_its_reason(home: Path) -> None:
     (("--instep-device=tpu",), "--instep-device: found tpu, expected cpu or cuda"),
     (("--instep-dtype=int3",), "--instep-dtype: found int3, expected one of float64"),
     (("--instep-strategy=nope",), "--instep-strategy: found 'nope'"),
+    (("--instep-state-dtype=int3",), "--instep-state-dtype: found int3, expected one of float64"),
+    (("-o", "instep_state_dtype=int3"), "--instep-state-dtype: found int3, expected one of float64"),
+    (("--instep-state_dtype=bfloat16",), "unrecognized arguments: --instep-state_dtype=bfloat16"),
     (("--instep-checkpoint=nowhere",), "--instep-checkpoint: "),
     (("--instep-layout=KVV", "--instep-ops=plan"), "--instep-layout: found KVV, expected VK or KV"),
 ])  # fmt: skip
@@ -248,6 +252,14 @@ def test_a_setting_that_there_is_not_is_one_usage_error_for_all_traces(
     done = session(home, *every, *words)
     assert done.code == 4 and done.err.count("ERROR: ") == 1 and says in done.err, done.out + done.err
     assert "passed" not in done.out and "failed" not in done.out
+
+
+def test_every_option_of_a_setting_is_spelled_as_that_of_the_commands_and_in_the_ini_file_with_underlines(
+    home: Path
+) -> None:
+    said = session(home, "--help").out
+    assert set(re.findall(r"^ *--(?:no-)?instep-([\w-]+)", said, re.M)) >= {name.replace("_", "-") for name in OPTIONS}
+    assert set(re.findall(r"^ *instep_(\w+) \(", said, re.M)) >= {*OPTIONS}
 
 
 @pytest.mark.slow

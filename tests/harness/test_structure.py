@@ -235,12 +235,12 @@ def test_two_layers_on_one_memory_are_named(trace, plant):
 
 
 def test_an_answer_on_a_pool_is_named(trace, monkeypatch):
-    monkeypatch.setattr(engine.OptimizedEngine, "draft", _on_the_board)
+    monkeypatch.setattr(engine.OptimizedEngine, "draft", _on_the_slot_table)
     said = [finding.diagnosis for finding in found(trace, "aliasing")]
     assert said[0].startswith("the answer is a view on window")
 
 
-def _on_the_board(self: Any, requests: Any, picks: Any = None, parents: Any = None) -> Any:
+def _on_the_slot_table(self: Any, requests: Any, picks: Any = None, parents: Any = None) -> Any:
     drafts = torch.tensor(picks)
     windows = self._memory.slot_table.window
     for row, name in enumerate(requests):

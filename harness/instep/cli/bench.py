@@ -23,7 +23,7 @@ CHOICES = ", ".join(KINDS)
              "graphs", "overlap", "guarded"),
     ops="The op set that is measured; left out: triton on a card, plain on a CPU.",
     dtype="Activations; left out: bfloat16 on a card, float32 on a CPU.",
-    device="cpu or cuda; left out: cuda where there is one.",
+    device="cpu, cuda or cuda:1; left out: cuda where there is one.",
 )  # fmt: skip
 def bench(
     given: Given,

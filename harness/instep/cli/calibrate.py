@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 
 @takes_setting(
-    several=("ops",), without=("dtype", "layout", "strategy", "conv", "drafter", "graphs", "overlap", "guarded"),
+    several=("ops",),
+    without=("dtype", "state_dtype", "state_rounding", "kv_dtype", "layout", "snapshot_layout", "strategy", "conv",
+             "drafter", "graphs", "overlap", "guarded"),
     ops="One more op set that is right, as triton.",
-)
+)  # fmt: skip
 def calibrate(
     given: Given,
     variants: Annotated[int, typer.Option(help="Correct engines, no two alike.", min=0)] = 200,

@@ -106,12 +106,12 @@ def _table(needs: list[Need], title: str, room: int) -> Table:
     from ..report.tables import Kind, table
 
     size, unit = (2**20, "MiB") if max(one.fixed for one in needs) >= 2**20 else (2**10, "KiB")
-    names = ("state", "window", "beside", "board", "a token", "request", "fit")
+    names = ("state", "window", "beside", "slot table", "a token", "request", "fit")
     numbers: dict[str, Kind] = {name: "number" for name in names}
     made = table(f"{title}; {unit}, of a token KiB", {"states": "word", "conv": "word", **numbers})
     for one in needs:
         state = one.pools.get("state", 0) + one.pools.get("state" + SCALES, 0)
-        sizes = (state, one.pools.get("conv", 0), one.beside, one.board)
+        sizes = (state, one.pools.get("conv", 0), one.beside, one.slot_table)
         made.add_row(
             one.strategy, one.conv, *(f"{part / size:.2f}" for part in sizes), f"{one.per_token / 2**10:.1f}",
             f"{one.total / size:.1f}", str(one.fit(room)),
@@ -121,7 +121,7 @@ def _table(needs: list[Need], title: str, room: int) -> Table:
 
 def _as_data(need: Need, room: int) -> dict[str, Any]:
     return {
-        "strategy": need.strategy, "conv": need.conv, "pools": dict(need.pools), "board": need.board,
+        "strategy": need.strategy, "conv": need.conv, "pools": dict(need.pools), "slot_table": need.slot_table,
         "fixed": need.fixed, "per_token": need.per_token, "total": need.total, "fit": need.fit(room),
         "prefix": need.prefix, "tracked": need.tracked, "scratch": need.scratch(need.fit(room)),
     }

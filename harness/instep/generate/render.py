@@ -76,7 +76,8 @@ def of(decoded: Decoded, need: Need, verdict: Verdict | None, words: Words) -> R
                   "latency_ms": speed.latency_ms} if checked else None,
         "tokens": speed.tokens, "accepted": speed.accepted,
         "steps": {str(steps): count for steps, count in speed.steps.items()},
-        "memory": {"pools": dict(need.pools), "board": need.board, "fixed": need.fixed, "per_token": need.per_token},
+        "memory": {"pools": dict(need.pools), "slot_table": need.slot_table, "fixed": need.fixed,
+                   "per_token": need.per_token},
         "texts": {name: {"tokens": list(decoded.said(name)), "text": words.decode(decoded.said(name))}
                   for name in ask.prompts},
     }  # fmt: skip
