@@ -15,7 +15,7 @@ replay: $(READY)  ## the main job: the trained model, every event, both sides
 	$(BIN)/instep replay fixtures/traces/adaptive.jsonl
 
 # The main trace is `make replay`, which CI runs, too.
-test: $(READY)  ## every test; few of the recorded traces, that meet all conditions, move labels and numbers
+test: $(READY)  ## every test; a few of the recorded traces, in which all happens that happens in any
 	$(BIN)/python -m pytest -q $(WORKERS) -m "not timing" -p no:benchmark tests --instep-traces=fixtures/traces --instep-ops=ledger --instep-ops=plain
 	$(BIN)/python -m pytest -q -m timing tests/harness/test_gate.py tests/perf
 

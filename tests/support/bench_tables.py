@@ -68,7 +68,7 @@ def effect(result: Results) -> str:
 
 def speed(result: Results) -> str:
     """The cells that matter of every kind: ours, the floor and how far it is, and the fastest peer with its answers."""
-    lines = _head(["work", "cell", "ours, us", "floor, us", "mean of floor", "fastest peer, us", "its answers"])
+    lines = _head(["work", "cell", "ours, us", "floor, us", "mean / floor", "fastest peer, us", "its answers"])
     rows = [row for kind, cells in SHOWN.items() for axes in cells for row in rows_of(result, kind, **axes)[:1]]
     lines += [f"| {row['kind']} | {line} |" for row in rows for line in _lines(row)]
     return "\n".join([*lines, *_unlike(rows)])

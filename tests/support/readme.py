@@ -170,7 +170,8 @@ def unseen() -> str:
 def calibration() -> str:
     """How often correct engines are called wrong, and how small an injected error is found."""
     result = _read("calibration.json")
-    return f"{calibration_tables.alarms(result)}\n\n{calibration_tables.limits(result)}"
+    made = f"`{result['command']}`:"
+    return f"{made}\n\n{calibration_tables.alarms(result)}\n\n{calibration_tables.limits(result)}"
 
 
 def effect() -> str:

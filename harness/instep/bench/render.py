@@ -37,7 +37,7 @@ def _table(name: str, rows: list[Row], console: Console) -> None:
     unit = kind(name).unit
     made = tables.table(f"{name}: {KINDS[name]}", {
         **{axis.replace("_", " "): "number" for axis in rows[0]["cell"]}, "arm": "word", f"us, {unit}": "number",
-        "quartiles": "number", "mean": "number", "floor": "number", "mean of floor": "number", "how": "word",
+        "quartiles": "number", "mean": "number", "floor": "number", "mean / floor": "number", "how": "word",
     })
     notes = list[str]()
     for row in rows:

@@ -47,7 +47,7 @@ def _kinds(found: Data) -> Listing:
             name, KINDS.get(name, ""), str(len(mine)), str(found["left_out"].get(name, 0)),
             str(sum(bool(arm["finding"]) for arm in arms)), f"{floors[len(floors) // 2]:.2f}" if floors else "",
         ))  # fmt: skip
-    heads = ("kind", "what", "cells", "left out", "wrong answers of ours", "mean of floor, median")
+    heads = ("kind", "what", "cells", "left out", "wrong answers of ours", "mean / floor, median")
     return Listing(heads, lines, "Kinds of work", [number for number, line in enumerate(lines) if line[4] != "0"])
 
 
@@ -71,7 +71,7 @@ def _table(rows: list[Data]) -> Listing:
             bad += [len(lines)] * bool(told["finding"])
             lines.append((row["kind"], key(row["cell"]), arm, told["peer"], *_figures(row, told), _said(told)))
         lines += [(row["kind"], key(row["cell"]), arm, *[""] * 6, why) for arm, why in row["absent"].items()]
-    heads = ("kind", "cell", "arm", "package", "us", "quartiles", "mean", "floor", "mean of floor",
+    heads = ("kind", "cell", "arm", "package", "us", "quartiles", "mean", "floor", "mean / floor",
              "how, or what is wrong")  # fmt: skip
     return Listing(heads, lines, "Every cell", bad, [line[0] for line in lines])
 
