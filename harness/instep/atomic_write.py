@@ -36,7 +36,7 @@ def write_atomically(files: Mapping[Path, bytes]) -> None:
     """
     for path in files:
         writable(path)
-    replaced = {path: Path(os.path.realpath(path)) for path in files if _is_replaced(path)}
+    replaced = {path: Path(os.path.realpath(path)) for path in files if is_replaced(path)}
     for path in files.keys() - replaced.keys():
         _write_into(path, files[path])
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def _writable(path: Path, *others: Path | None) -> None:
             raise BadInput(str(path), found="a folder", expected="the name of a file")
         if not os.access(path, os.W_OK):
             raise BadInput(str(path), found="a file that must not be written", expected="one that may be written")
-    if _is_replaced(path):
+    if is_replaced(path):
         folder = Path(os.path.realpath(path)).parent if path.is_symlink() else path.parent
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             found = "a folder that cannot be written" if folder.is_dir() else "no such folder"
@@ -114,7 +114,7 @@ def is_stdout(path: Path) -> bool:
     return path == STDOUT or os.path.abspath(path) in NAMES_OF_STDOUT
 
 
-def _is_replaced(path: Path) -> bool:
+def is_replaced(path: Path) -> bool:
     """Whether there is a regular file, or none, under a name of its own."""
     if is_stdout(path) or os.path.abspath(path).startswith(OPEN_FILES):
         return False

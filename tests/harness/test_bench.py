@@ -321,7 +321,7 @@ def test_gaps_are_between_kernels_of_a_round_where_no_other_kernel_runs() -> Non
               (590.0, 600.0, "_window"), (601.0, 603.0, "slim_linear")]  # fmt: skip
     found = told([*first, *second], 2, held=True)
     work = {"states": 9.0, "products": 5.0, "norms": 2.0, "copies and fills": 1.0}
-    assert found == {"work": work, "launches": 4, "longest_gap_us": 2.0}
+    assert found == {"work": work, "launches": 4, "gap_us": 2.0}
     assert gap(found) == "4 launches, longest gap 2.0 us"
     assert gap(told([*first, *second], 2, held=False)) == "4 launches"
 

@@ -43,7 +43,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def full(file: Path, **more: Any) -> Bench:
     asked: dict[str, Any] = {"sets": {"it": PLAIN}, "commit": "a1"} | more
-    return bench(Asked(device="cpu", dtype=FP32, kinds=("pick",), size="full", peers=False, **asked), file)
+    asked |= {"device": "cpu", "dtype": FP32, "kinds": ("pick",), "size": "full", "peers": False}
+    return bench(Asked(**asked), file, goes_on=True)
 
 
 def test_a_full_grid_goes_on_where_its_file_stands(
@@ -59,6 +60,19 @@ def test_a_full_grid_goes_on_where_its_file_stands(
     assert json.loads(file.read_text())["rows"][:2] == first
     full(file)
     assert made == [1, 2, 3], "a cell was computed twice"
+
+
+def test_a_call_that_is_stopped_leaves_what_it_measured_and_says_what_is_left(
+    made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instep: Runner
+) -> None:
+    monkeypatch.setitem(pick.ROWS, "tiny", (1, 2, 3))
+    monkeypatch.setitem(sys.modules, "interrupted", ModuleType("interrupted"))
+    file = tmp_path / "stopped.json"
+    file.write_text("what stood there before")
+    instep("bench", "--device", "cpu", "--kind", "pick", "--json", file)
+    found = json.loads(file.read_text())
+    assert made == [1, 2] and [row["cell"]["rows"] for row in found["rows"]] == [1, 2]
+    assert found["left_out"] == {"pick": 1}
 
 
 @pytest.mark.slow
@@ -146,3 +160,15 @@ def test_what_a_later_call_left_out_an_earlier_one_may_have(tmp_path: Path) -> N
         file.write_text(json.dumps(data))
     found = joined(files, None)
     assert [row["cell"]["rows"] for row in found.rows] == [1, 3] and found.left == {"pick": 1}
+
+
+def test_a_file_that_was_joined_later_does_not_bring_older_rows_back(tmp_path: Path) -> None:
+    asked = Asked({"it": PLAIN}, "cpu", FP32, ("pick",), "tiny", peers=False, at={"rows": ("1",)})
+    files = [tmp_path / name for name in ("joined.json", "measured.json")]
+    for file, measured, written in zip(files, (1, 2), (3, 2), strict=True):
+        bench(asked).result().write(file)
+        data = json.loads(file.read_text()) | {"date": f"2026-01-0{written}T00:00:00+00:00"}
+        data["sessions"][0] |= {"date": f"2026-01-0{measured}T00:00:00+00:00", "commit": file.stem}
+        file.write_text(json.dumps(data))
+    for order in (files, files[::-1]):
+        assert [session.commit for session in joined(order, None).sessions] == ["measured"]

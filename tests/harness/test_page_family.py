@@ -85,7 +85,7 @@ def of_bench() -> Result:
         {"kind": "pick", "cell": {"rows": rows}, "floor_us": 10.0, "arms": arms, "absent": {"fla": "not here"}}
         for rows, arms in ((4, {"plain": wrong, "torch": peer}), (1, {"plain": right, "torch": peer}))
     ]
-    work = {"work": {"products": 12.0, "norms": 8.0}, "launches": 3, "longest_gap_us": 1.0}
+    work = {"work": {"products": 12.0, "norms": 8.0}, "launches": 3, "gap_us": 1.0}
     work = {name: value for name, value in right.items() if name != "of_floor"} | work
     rows.append({"kind": "rounds", "cell": {"batch": 1}, "floor_us": None, "arms": {"plain": work}, "absent": {}})
     return Bench(asked, Rates(1e10, 2e10, 1e11), rows, {"rounds": 7}).result()

@@ -49,7 +49,8 @@ def joined(files: Sequence[Path], commit: str | None) -> Bench:
         own = {key(row): (sessions[row["session"]], row) for row in data["rows"]}
         left = _left(left, data, *(Counter(kind for kind, _ in one.keys() - other.keys())
                                    for one, other in ((own, found), (found, own))))  # fmt: skip
-        found |= own
+        # A file that was joined is younger than what it holds.
+        found |= {cell: one for cell, one in own.items() if cell not in found or one[0].date >= found[cell][0].date}
     chosen = sorted(found.values(), key=lambda one: list(KINDS).index(one[1]["kind"]))
     numbers = {msgspec.json.encode(session): session for session, _ in chosen}
     setting, order = last["setting"], list(numbers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -109,14 +110,14 @@ Told = Callable[[str, int, int | None], None]
 
 
 def bench(
-    asked: Asked, keep: Path | None = None, told: Told = lambda what, done, of: None,
+    asked: Asked, keep: Path | None = None, goes_on: bool = False, told: Told = lambda what, done, of: None,
 ) -> Bench:
-    """keep: the file of a full grid, which is read first and written after every cell."""
+    """keep: a file that is written after every cell; goes_on: and is read first. It names what is not measured yet."""
     device = torch.device(asked.device)
     torch.manual_seed(SEED)
     told("measuring the machine", 0, None)
     found = Bench(asked, rates(device, asked.dtype))
-    if keep is not None and keep.exists():
+    if goes_on and keep is not None and keep.exists():
         from .kept import going_on  # which reads what is written here
 
         found.rows, found.sessions = going_on(keep, asked)
@@ -126,22 +127,24 @@ def bench(
     found.sessions.append(session)
     ground = Ground(device, asked.dtype, asked.sets, found.rates, _past(device), asked.peers)
     end, grid = time.monotonic() + 60 * asked.minutes, _grid(ground, asked)
+    cells = [(name, at) for name, every in grid.items() for at in every]
+    lacking = Counter(name for name, at in cells if key({"kind": name, "cell": at}) not in there)
     for number, (name, every) in enumerate(grid.items()):
         until = time.monotonic() + (end - time.monotonic()) / (len(grid) - number)
         for done, at in enumerate(every):
-            if key({"kind": name, "cell": at}) in there:
-                continue
-            if time.monotonic() > until:
-                found.left[name] = found.left.get(name, 0) + 1
+            if key({"kind": name, "cell": at}) in there or time.monotonic() > until:
                 continue
             told(name, done, len(every))
             found.rows.append(_row(name, ground, at) | {"session": len(found.sessions) - 1})
             session.seconds = round(time.monotonic() - begun, 1)
+            lacking[name] -= 1
+            found.left = dict(+lacking)
             if keep is not None:
                 found.result().write(keep)
             if ground.card:  # its memory is short, and the next cell asks for all of it
                 gc.collect()
                 torch.cuda.empty_cache()
+    found.left = dict(+lacking)
     return found
 
 

@@ -30,7 +30,7 @@ Span = tuple[float, float, str]  # a kernel's begin, end and name
 
 
 def by_work(rounds: Sequence[Callable[[], object]], device: str) -> dict[str, Any]:
-    """{"work": kind -> microseconds a round, "launches": kernels a round, "longest_gap_us": between two of a round}.
+    """{"work": kind -> microseconds a round, "launches": kernels a round, "gap_us": between two of a round}.
 
     The device is held back while the host launches a round, as it is busy with the round before when rounds overlap. So
     a gap is the device's own: under the profiler the host takes longer than the device. Where the hold did not last
@@ -79,13 +79,13 @@ def told(spans: Sequence[Span], rounds: int, held: bool) -> dict[str, Any]:
             longest = max(longest, start - until)
             until = end if math.isinf(until) else max(until, end)  # a kernel may end behind one that begins later
     found = {"work": dict(sorted(work.items(), key=lambda one: -one[1])), "launches": round(launches / rounds)}
-    return {**found, "longest_gap_us": longest} if held else found
+    return {**found, "gap_us": longest} if held else found
 
 
 def gap(told: Mapping[str, Any]) -> str:
     """What is said of launches and of the longest gap between two of them."""
     said = f"{told['launches']} launches"
-    return f"{said}, longest gap {told['longest_gap_us']:.1f} us" if "longest_gap_us" in told else said
+    return f"{said}, longest gap {told['gap_us']:.1f} us" if "gap_us" in told else said
 
 
 def kind_of(kernel: str) -> str:

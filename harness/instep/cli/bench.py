@@ -28,8 +28,8 @@ CHOICES = ", ".join(KINDS)
 def bench(
     given: Given,
     kind: Annotated[list[str] | None, typer.Option(help=f"{CHOICES}; may be repeated. Left out: all.")] = None,
-    grid: Annotated[str, typer.Option(help="default; or full, which is kept cell by cell in the --json file, and goes "
-                                           "on where that stands. A CPU always gets tiny shapes.")] = "default",
+    grid: Annotated[str, typer.Option(help="default; or full, which goes on where its --json file stands. Both are "
+                                           "kept there cell by cell. A CPU always gets tiny shapes.")] = "default",
     minutes: Annotated[float, typer.Option(help="So long, divided among the kinds. What does not fit is left "
                                                   "out, and named.")] = 6.0,
     at: Annotated[list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Only cells with this value, as batch=8 or "
@@ -52,7 +52,7 @@ def bench(
 
     from instep_reference.contract.errors import BadInput
 
-    from ..atomic_write import is_stdout
+    from ..atomic_write import is_replaced, is_stdout
     from ..bench import plots as pictures
     from ..bench import render
     from ..bench.run import Asked
@@ -82,7 +82,7 @@ def bench(
         card if peers is None else peers, commit, _axes(at or []),
     )
     with progress("bench") as told:
-        found = run(asked, json if grid == "full" else None, told)
+        found = run(asked, json if json is not None and is_replaced(json) else None, grid == "full", told)
     if plots is not None:
         pictures.write(found, plots)
     finish(found.result(), json, lambda console: render.show(found, console), html=html)
