@@ -89,12 +89,15 @@ def rank():
 
 @gluon.jit
 def cluster_arrive():
-    """Every warp of both programs says once that it runs, and that what it did before is done.
+    """Every warp of both programs says once that it runs.
+
+    Of what it did before, the other program sees only how barriers begin: `_begin` has a fence for that. More would be
+    a fence of the whole GPU, before the first weights are asked for.
 
     Nothing promises that the threads of a warp stand at the same place behind a loop that waits: so neither this nor
     `cluster_wait` is PTX's aligned form, which asks for that.
     """
-    gl.inline_asm_elementwise("barrier.cluster.arrive.release; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
+    gl.inline_asm_elementwise("barrier.cluster.arrive.relaxed; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
 
 
 @gluon.jit
