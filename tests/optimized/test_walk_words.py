@@ -6,6 +6,7 @@ Leaves out: what the right numbers are (`test_kernels.py`).
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -22,14 +23,32 @@ from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import Place
+from support.covering import each_value
 
 DEVICES = ["cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.gpu)]
-CHANNELS, REQUESTS, MOST = max(2 * words_file.CHANNELS, words_file.WIDEST), 17, 4
+CHANNELS, REQUESTS, MOST = max(2 * words_file.CHANNELS, words_file.WIDEST), 11, 4
 USED = [shape for known in words_file.SHAPES.values() for _, shape in known]
 SHAPES = [*dict.fromkeys((Shape(2), Shape(4), *USED))]  # words of both sizes, and whatever is tuned
 
 
-@pytest.fixture(params=SHAPES, ids=lambda shape: f"{shape.numbers} of {shape.channels}")
+BATCHES: dict[str, dict[str, Any]] = {
+    "live": {}, "columns": {"columns": True}, "not stored": {"stored": False}, "decodes": {"wide": 1},
+    "wide": {"wide": 7}, "rows kept": {"kept": True}, "of decodes": {"kept": True, "stored": False, "wide": 1},
+    "wide columns": {"columns": True, "wide": 7},
+}  # fmt: skip
+
+
+def named(value: Shape | str) -> str:
+    return value if isinstance(value, str) else f"{value.numbers} of {value.channels}"
+
+
+def rows(shapes: list[Shape], *names: str) -> Any:
+    """Of shapes and batches: interpreted, each of either stands in a row; on a GPU every pair does."""
+    pairs = each_value(shapes, names) if INTERPRETED else list(product(shapes, names))
+    return pytest.mark.parametrize(("shape", "name"), pairs, ids=named, indirect=["shape"])
+
+
+@pytest.fixture(params=SHAPES, ids=named)
 def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Shape:
     """Of all launches, from as many requests on as any has."""
     found: Shape = request.param
@@ -123,14 +142,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("given", [
-    {}, {"columns": True}, {"stored": False}, {"wide": 1}, {"wide": 7}, {"kept": True},
-    {"kept": True, "stored": False, "wide": 1},
-], ids=["live", "columns", "not stored", "decodes", "wide", "rows kept", "of decodes"])  # fmt: skip
-def test_words_give_the_bits_of_the_walk(
-    monkeypatch: pytest.MonkeyPatch, shape: Shape, device: str, given: dict[str, Any]
-) -> None:
-    one = batch(device, **given)
+@rows(SHAPES, "live", "columns", "not stored", "decodes", "wide", "rows kept", "of decodes")
+def test_words_give_the_bits_of_the_walk(monkeypatch: pytest.MonkeyPatch, shape: Shape, device: str, name: str) -> None:
+    one = batch(device, **BATCHES[name])
     seen = counted(monkeypatch)
     found = run(one)
     assert len(seen) == 1
@@ -152,14 +166,12 @@ def test_words_give_the_bits_of_the_walk(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("given", [
-    {}, {"wide": 1}, {"columns": True, "wide": 7}, {"kept": True}, {"kept": True, "stored": False, "wide": 1},
-], ids=["live", "decodes", "wide", "rows kept", "of decodes"])  # fmt: skip
+@rows(SHAPES[::-1], "live", "decodes", "wide columns", "rows kept", "of decodes")  # in the other order: other pairs
 def test_what_the_rule_consumes_has_the_bits_of_the_walk(
-    monkeypatch: pytest.MonkeyPatch, shape: Shape, device: str, given: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, shape: Shape, device: str, name: str
 ) -> None:
     """Memory is NaN before, so that rows of nobody are seen."""
-    one, seen = batch(device, **given), counted(monkeypatch)
+    one, seen = batch(device, **BATCHES[name]), counted(monkeypatch)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         found = consumed(one)
