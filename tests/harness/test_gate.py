@@ -140,7 +140,7 @@ def test_an_arm_that_ends_while_it_is_timed_is_refused(model: Path, tmp_path: Pa
     mortal = Edit(
         "instep_optimized/engine.py", DONE,
         "        self.served = getattr(self, 'served', 0) + 1\n"
-        f"        assert self.served < 40, 'tired'\n{DONE}",
+        f"        assert self.served < 24, 'tired'\n{DONE}",
     )
     report = run("plain", planted(tmp_path / "planted", mortal), model, tmp_path)
     assert report.exit is Exit.DIVERGED and report.judged == []
