@@ -224,30 +224,34 @@ LOOSE: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("inference", [False, True], ids=["", "in inference mode"])
 @pytest.mark.parametrize("name", LOOSE)
-def test_a_loose_call_between_ops_is_refused(name: str) -> None:
+def test_a_loose_call_between_ops_is_refused(name: str, inference: bool) -> None:
     act, called = LOOSE[name]
     world, graphs = World(PLAIN, "cpu"), Runner(Emulator(), BUCKETS)
 
     def body(ops: Ops, inputs: Inputs) -> Any:
         act(world.decode(ops, inputs).hidden)
 
-    with pytest.raises(LooseCall, match=rf"a graph holds ops and views alone.*{called}") as caught:
+    refused = pytest.raises(LooseCall, match=rf"a graph holds ops and views alone.*{called}")
+    with refused as caught, torch.inference_mode(inference):
         graphs.run(name, PLAIN, body, batch((4, 1), 1), IDLE)
     assert isinstance(caught.value, InstepError)
 
 
-def test_views_between_ops_are_not_loose() -> None:
+@pytest.mark.parametrize("inference", [False, True], ids=["", "in inference mode"])
+def test_views_between_ops_are_not_loose(inference: bool) -> None:
     world, graphs = World(PLAIN, "cpu"), Runner(Emulator(poison=True), BUCKETS)
 
     def body(ops: Ops, inputs: Inputs) -> torch.Tensor:
         x = world.decode(ops, inputs).hidden
-        x = x.view(-1, 2, 16).transpose(0, 1).unbind(0)[1].unsqueeze(1).expand(-1, 1, 16)[:, 0]
+        x = x.reshape(-1, 2, 16).transpose(0, 1).unbind(0)[1].unsqueeze(1).expand(-1, 1, 16)[:, 0]
         return ops.add(x=x, y=x.detach().as_strided(x.shape, x.stride(), x.storage_offset()), to=HIDDEN)
 
     inputs = batch((4, 1, 3), 1)
-    for _ in range(2):
-        assert torch.equal(graphs.run("v", PLAIN, body, inputs, IDLE), body(PLAIN, inputs))
+    with torch.inference_mode(inference):
+        for _ in range(2):
+            assert torch.equal(graphs.run("v", PLAIN, body, inputs, IDLE), body(PLAIN, inputs))
 
 
 def test_buckets_and_refusals() -> None:

@@ -135,6 +135,11 @@ class _Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Between ops it lets only views pass: a view makes no memory and reads none."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # In inference mode a call that is made of others comes as one: `reshape` as a view, though it may copy.
+        with self:
+            made_of_others = func.decompose(*args, **(kwargs or {}))
+        if made_of_others is not NotImplemented:
+            return made_of_others
         # `lift_fresh` is a view by its schema, but of a tensor that was just made from host numbers.
         if not func.is_view or "lift_fresh" in str(func):
             raise LooseCall(str(func))
