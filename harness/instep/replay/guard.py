@@ -87,7 +87,7 @@ class GuardedSubject:
         return says_refuses(self.engine)
 
     def regions(self) -> list[Region]:
-        with calling("regions"), torch.inference_mode(False):  # checks ask: what it makes now, it may write to later
+        with calling("regions"):
             found = self.engine.regions()
             right = isinstance(found, Sequence) and all(isinstance(region, Region) for region in found)
             must(right, "regions", found, "a list of `Region`")

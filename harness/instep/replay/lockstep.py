@@ -81,10 +81,11 @@ class Lockstep:
         self.participants.patching.end(index, kind_of(event))
         expected = expect(before, self.rules.table)
         resampled = cache(partial(self._resampled, index)) if self.participants.rounded_draw else None
-        regions = cache(self.participants.shown.regions)  # views on its memory, wherever a check of this event looks
+        regions = cache(self.participants.shown.regions)  # views on its memory
         instrumentation = self.participants.instrumentation
         last = index in (self.end, len(self.trace.events) - 1) and not self.goes_on
         log = NOTHING if instrumentation is None else instrumentation.take(last=last)
+        # Regions are asked for here: checks run in inference mode, and what is made there cannot be written outside.
         self.last = cut_down(EventContext(
             index, event, expected, subject, truth, rounded, changes, slots, pages, resampled, regions, log,
             kept(regions()), left_by(self.last), self._shown(),
