@@ -324,6 +324,7 @@ def test_gaps_are_between_kernels_of_a_round_where_no_other_kernel_runs() -> Non
     assert found == {"work": work, "launches": 4, "gap_us": 2.0}
     assert gap(found) == "4 launches, longest gap 2.0 us"
     assert gap(told([*first, *second], 2, held=False)) == "4 launches"
+    assert gap(told([*first, *second[1:]], 2, held=True)) == "4 launches", "where the second begins is not known"
 
 
 def test_the_kernel_that_holds_the_device_back_is_known_by_its_name() -> None:

@@ -62,6 +62,20 @@ def test_a_full_grid_goes_on_where_its_file_stands(
     assert made == [1, 2, 3], "a cell was computed twice"
 
 
+def test_what_a_full_grid_lacks_of_other_kinds_it_still_lacks(made: list[Any], tmp_path: Path) -> None:
+    file = tmp_path / "full.json"
+    full(file)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"left_out": {"pick": 1, "decode": 2}}))
+    assert full(file).left == {"decode": 2} and made == [1, 2, 3]
+    with pytest.raises(BadInput, match="begun with --at all cells"):
+        full(file, at={"rows": ("1",)})
+
+
+def test_a_full_grid_needs_a_file_that_keeps_it(instep: Runner) -> None:
+    for words in ((), ("--json", "-"), ("--json", "/dev/null")):
+        assert "full without a file" in complaint(instep("bench", "--device", "cpu", "--grid", "full", *words))
+
+
 def test_a_call_that_is_stopped_leaves_what_it_measured_and_says_what_is_left(
     made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instep: Runner
 ) -> None:

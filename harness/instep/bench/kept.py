@@ -6,7 +6,7 @@ Leaves out: measuring (`run.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,23 @@ from .run import Asked, Bench, Row, Session, key
 LOAD = "load"  # of the fingerprint, what changes from minute to minute
 
 
-def going_on(file: Path, asked: Asked) -> tuple[list[Row], list[Session]]:
-    """The rows of a file that was begun with the same op sets, dtype, grid, revision and machine."""
+def going_on(file: Path, asked: Asked) -> tuple[list[Row], list[Session], dict[str, int]]:
+    """The rows of a file that was begun with the same op sets, dtype, grid, cells, revision and machine.
+
+    With them come the calls that measured them, and how many cells of each kind it lacks.
+    """
     data = _read(file)
-    begun = {**_setting(data), "commit": data["commit"], "machine": _still(data["machine"])}
+    begun = {**_setting(data), "--at": _axes(data["setting"].get("at", {})), "commit": data["commit"],
+             "machine": _still(data["machine"])}  # fmt: skip
     now = {"op sets": list(asked.sets), "dtype": str(asked.dtype).removeprefix("torch."), "grid": asked.size,
-           "commit": asked.commit, "machine": _still(fingerprint(asked.device))}  # fmt: skip
+           "--at": _axes(asked.at), "commit": asked.commit, "machine": _still(fingerprint(asked.device))}  # fmt: skip
     _same(file, begun, now, "another --json file begins anew")
-    return data["rows"], msgspec.convert(data["sessions"], list[Session])
+    return data["rows"], msgspec.convert(data["sessions"], list[Session]), dict(data["left_out"])
+
+
+def _axes(at: Mapping[str, Sequence[str]]) -> str:
+    """In words, which cells are asked for."""
+    return " ".join(f"{axis}={value}" for axis, values in sorted(at.items()) for value in values) or "all cells"
 
 
 def joined(files: Sequence[Path], commit: str | None) -> Bench:

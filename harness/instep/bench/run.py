@@ -1,8 +1,8 @@
 """Runs a grid: each cell is built, checked, timed and kept; within the minutes, or going on where a file stands.
 
 A cell whose answers are wrong has no time. The minutes are divided among the kinds that are left, and what a kind does
-not need goes to the next; what was left out is told. With the full grid the file is written after every cell, and a
-cell that is there is not run again. Leaves out: words and pictures (`render.py`, `plots.py`).
+not need goes to the next; what was left out is told. The file is written after every cell. A full grid reads it first,
+and a cell that is there is not run again. Leaves out: words and pictures (`render.py`, `plots.py`).
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def bench(
     if goes_on and keep is not None and keep.exists():
         from .kept import going_on  # which reads what is written here
 
-        found.rows, found.sessions = going_on(keep, asked)
+        found.rows, found.sessions, found.left = going_on(keep, asked)
     there, begun = {key(row) for row in found.rows}, time.monotonic()
     session = Session.now(asked.device, asked.commit)
     session.machine, session.rates = fingerprint(asked.device), asdict(found.rates)
@@ -128,7 +128,8 @@ def bench(
     ground = Ground(device, asked.dtype, asked.sets, found.rates, _past(device), asked.peers)
     end, grid = time.monotonic() + 60 * asked.minutes, _grid(ground, asked)
     cells = [(name, at) for name, every in grid.items() for at in every]
-    lacking = Counter(name for name, at in cells if key({"kind": name, "cell": at}) not in there)
+    lacking = Counter({name: count for name, count in found.left.items() if name not in grid})
+    lacking += Counter(name for name, at in cells if key({"kind": name, "cell": at}) not in there)
     for number, (name, every) in enumerate(grid.items()):
         until = time.monotonic() + (end - time.monotonic()) / (len(grid) - number)
         for done, at in enumerate(every):

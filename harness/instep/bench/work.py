@@ -66,8 +66,10 @@ def told(spans: Sequence[Span], rounds: int, held: bool) -> dict[str, Any]:
     """The same of kernels in the order of their begin, each round behind a kernel HOLD. Times are in microseconds.
 
     What another stream does while the device is held back, such as copying inputs, counts as work and ends no gap.
+    Where a HOLD is missing nobody knows where a round begins, so no gap is told.
     """
     work, launches, longest, free, until = dict[str, float](), 0, 0.0, math.inf, math.inf
+    held = held and sum(name == HOLD for _, _, name in spans) == rounds
     for start, end, name in spans:
         if name == HOLD:
             free, until = end, math.inf  # the first kernel of a round has none before it

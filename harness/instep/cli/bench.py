@@ -52,7 +52,7 @@ def bench(
 
     from instep_reference.contract.errors import BadInput
 
-    from ..atomic_write import is_replaced, is_stdout
+    from ..atomic_write import is_replaced
     from ..bench import plots as pictures
     from ..bench import render
     from ..bench.run import Asked
@@ -61,7 +61,7 @@ def bench(
 
     if grid not in ("default", "full"):
         raise BadInput("--grid", found=grid, expected="default or full")
-    if grid == "full" and (json is None or is_stdout(json)):
+    if grid == "full" and (json is None or not is_replaced(json)):
         raise BadInput("--grid", found="full without a file", expected="--json FILE beside it, which keeps every cell")
     if plots is not None and plots.exists() and not plots.is_dir():
         raise BadInput("--plots", found="a file", expected="a folder, or nothing yet")

@@ -85,7 +85,7 @@ class Lockstep:
         instrumentation = self.participants.instrumentation
         last = index in (self.end, len(self.trace.events) - 1) and not self.goes_on
         log = NOTHING if instrumentation is None else instrumentation.take(last=last)
-        # Regions are asked for here: checks run in inference mode, and what is made there cannot be written outside.
+        # `regions` is first called here, outside inference mode: what a check made inside could not be written later.
         self.last = cut_down(EventContext(
             index, event, expected, subject, truth, rounded, changes, slots, pages, resampled, regions, log,
             kept(regions()), left_by(self.last), self._shown(),
