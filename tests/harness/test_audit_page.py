@@ -34,7 +34,8 @@ def test_the_file_of_the_page_gives_its_message(tmp_path):
     file.write_text(FILE)
     says = render.told(audit(file, TINY, dtype="float32"))
     assert MARGIN.sub("#", says) == MARGIN.sub("#", MESSAGE.rstrip())
-    assert margin(MESSAGE) / 3 < margin(says) < 3 * margin(MESSAGE)  # by threads and versions it was 2573 to 3849
+    # The page shows one draw, which differs by machine and threads. No verdict hangs on it; a stale figure is far off.
+    assert margin(MESSAGE) / 3 < margin(says) < 3 * margin(MESSAGE)
     right = FILE.replace("52, 44", "51, 44")
     file.write_text(right)
     assert right != FILE and audit(file, TINY, dtype="float32").exit is Exit.AGREED

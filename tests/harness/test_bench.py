@@ -25,7 +25,7 @@ from instep.bench.base import TOO, Arm
 from instep.bench.clock import Rates, Times, less, timed
 from instep.bench.kinds import pick, rounds, strategies
 from instep.bench.run import Asked, Bench, bench
-from instep.bench.work import HOLD, OTHER, gap, kind_of, told
+from instep.bench.work import HOLD, OTHER, by_kind, gap, kind_of
 from instep.verdict import Exit
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
@@ -319,12 +319,12 @@ def test_gaps_are_between_kernels_of_a_round_where_no_other_kernel_runs() -> Non
     first = [(0.0, 90.0, HOLD), (92.0, 100.0, "_window"), (93.0, 97.0, "_norm"), (102.0, 110.0, "slim_linear")]
     second = [(500.0, 590.0, HOLD), (510.0, 511.0, "Memcpy HtoD"), (560.0, 561.0, "Memcpy HtoD"),
               (590.0, 600.0, "_window"), (601.0, 603.0, "slim_linear")]  # fmt: skip
-    found = told([*first, *second], 2, held=True)
+    found = by_kind([*first, *second], 2, held=True)
     work = {"states": 9.0, "products": 5.0, "norms": 2.0, "copies and fills": 1.0}
     assert found == {"work": work, "launches": 4, "gap_us": 2.0}
     assert gap(found) == "4 launches, longest gap 2.0 us"
-    assert gap(told([*first, *second], 2, held=False)) == "4 launches"
-    assert gap(told([*first, *second[1:]], 2, held=True)) == "4 launches", "where the second begins is not known"
+    assert gap(by_kind([*first, *second], 2, held=False)) == "4 launches"
+    assert gap(by_kind([*first, *second[1:]], 2, held=True)) == "4 launches", "where the second begins is not known"
 
 
 def test_the_kernel_that_holds_the_device_back_is_known_by_its_name() -> None:

@@ -31,15 +31,15 @@ def going_on(file: Path, asked: Asked) -> tuple[list[Row], list[Session], dict[s
     With them come the calls that measured them, and how many cells of each kind it lacks.
     """
     data = _read(file)
-    begun = {**_setting(data), "--at": _axes(data["setting"].get("at", {})), "commit": data["commit"],
+    begun = {**_setting(data), "--at": _cells(data["setting"].get("at", {})), "commit": data["commit"],
              "machine": _still(data["machine"])}  # fmt: skip
     now = {"op sets": list(asked.sets), "dtype": str(asked.dtype).removeprefix("torch."), "grid": asked.size,
-           "--at": _axes(asked.at), "commit": asked.commit, "machine": _still(fingerprint(asked.device))}  # fmt: skip
+           "--at": _cells(asked.at), "commit": asked.commit, "machine": _still(fingerprint(asked.device))}  # fmt: skip
     _same(file, begun, now, "another --json file begins anew")
     return data["rows"], msgspec.convert(data["sessions"], list[Session]), dict(data["left_out"])
 
 
-def _axes(at: Mapping[str, Sequence[str]]) -> str:
+def _cells(at: Mapping[str, Sequence[str]]) -> str:
     """In words, which cells are asked for."""
     return " ".join(f"{axis}={value}" for axis, values in sorted(at.items()) for value in values) or "all cells"
 

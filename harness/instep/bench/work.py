@@ -59,10 +59,10 @@ def by_work(rounds: Sequence[Callable[[], object]], device: str) -> dict[str, An
                    if str(one.device_type).endswith("CUDA"))  # fmt: skip
     if not any(name != HOLD for _, _, name in spans):
         return {"not_profiled": "the profiler saw no kernel"}
-    return told(spans, len(rounds), all(held))
+    return by_kind(spans, len(rounds), all(held))
 
 
-def told(spans: Sequence[Span], rounds: int, held: bool) -> dict[str, Any]:
+def by_kind(spans: Sequence[Span], rounds: int, held: bool) -> dict[str, Any]:
     """The same of kernels in the order of their begin, each round behind a kernel HOLD. Times are in microseconds.
 
     What another stream does while the device is held back, such as copying inputs, counts as work and ends no gap.
