@@ -159,6 +159,8 @@ def test_a_product_that_begins_early_reads_the_rows_of_the_launch_before() -> No
 
 WAITS, COMES = "    _wait(box + TAKEN, (message + 1) & 1)", "    _wait_a_while(box, message & 1)"
 SENT = "[at, value, box + at * 0], gl.int32, False, FOUR)\n"
+PARTED = "begin, end = gl.where(rank() > 0, cut, 0), gl.where(rank() > 0, steps, cut)"
+FIRST = "            mbarrier.wait(come.index(place), 0)\n"
 GIVEN = "    return found.to(gl.float32"
 NEVER = ("b64 [$1], 1;", "b64 [$1], 9;")  # two messages before one was awaited would end the launch with an error
 # Of a pair of programs: in which file, what stands there and what the fault is; columns, and of how many of 32 steps of
@@ -166,7 +168,8 @@ NEVER = ("b64 [$1], 1;", "b64 [$1], 9;")  # two messages before one was awaited 
 FAULTS = {
     "a message of one half only": ("pairs", (("(row // 16 * 8 + row % 8)", "(row % 8)"),), 4096, 16),
     "a first that stores the second's": ("slim_staged", (("total += received", "total = received"),), 4096, 16),
-    "a second that begins with the first": ("slim_staged", (("begin = cut * rank()", "begin = cut * 0"),), 4096, 16),
+    "a second that begins with the first": ("slim_staged", ((PARTED, "begin, end = cut * 0, cut"),), 4096, 16),
+    "first weights that nobody waits for": ("slim_staged", ((FIRST, "            pass\n"),), 4096, 16),
     "a first that waits when it has read": ("pairs", ((COMES, "    "), (GIVEN, f"{COMES}\n{GIVEN}")), 4096, 1),
     "a second that waits when it has sent": ("pairs", (NEVER, (WAITS, "    "), (SENT, SENT + WAITS)), 8448, 31),
 }
@@ -203,8 +206,8 @@ def test_a_fault_of_a_pair_changes_bits(fault: str, tmp_path: Path, monkeypatch:
     def served(by: Any) -> torch.Tensor:
         """What a launch leaves in shared memory must not be what the next one ought to wait for."""
         out = torch.full((8, columns), torch.nan, dtype=BF16, device=HERE)
-        for rows in (-x, x):
-            by.product(rows, weight, False, out, shape)
+        for rows, weights in ((-x, 2 * weight), (x, weight)):
+            by.product(rows, weights, False, out, shape)
         return out
 
     right = served(slim.staged)

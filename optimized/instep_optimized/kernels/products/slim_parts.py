@@ -31,6 +31,7 @@ from ..device.layouts import (
 )
 
 BYTES = gl.constexpr(2)  # of a number
+AT_ONCE = gl.constexpr(2)  # of the first steps, so many are asked for before the weights of one have come
 _FREE = gl.constexpr(
     "{ .reg .pred p; .reg .u32 lane; mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0; setp.ne.and.u32 p, $2, 0, p; "
     "@p mbarrier.arrive.shared::cta.b64 _, [$1]; mov.u32 $0, 0; }"
@@ -50,17 +51,20 @@ def _begin(steps, warps):
 
 @gluon.jit
 def _ask(
-    wide, narrow, places, at, steps, columns,
-    P: gl.constexpr, MT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr,
+    wide, narrow, places, ready, at, steps, columns,
+    P: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, ALL: gl.constexpr,
 ):  # fmt: skip
-    """Begin to copy the weights of a step: gate and up of P columns, and of half as many. None behind the last step."""
-    first, second, _, full, _ = places
+    """Begin to copy the weights of a step: gate and up of P columns, and of half as many. None behind the last step.
+
+    ready, ALL: what waits for them, and for how many bytes
+    """
+    first, second, _, _, _, _ = places
     live, k, place = at < steps, at * KT, at % STEPS
-    column, ready = gl.program_id(0) * (P + P // 2), full.index(place)
+    column = gl.program_id(0) * (P + P // 2)
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     one = seen_as(first, [2 * STEPS, P, KT], TILE, first.dtype)
     two = seen_as(second, [2 * STEPS, P // 2, KT], TILE, second.dtype)
-    mbarrier.expect(ready, (3 * P + MT) * KT * BYTES, pred=live)
+    mbarrier.expect(ready, ALL, pred=live)
     load_box(wide, [column, k], ready, one.index(2 * place), pred=live)
     load_box(wide, [column + columns, k], ready, one.index(2 * place + 1), pred=live)
     load_box(narrow, [column + P, k], ready, two.index(2 * place), pred=live)
@@ -79,20 +83,31 @@ def _copy(
     x, wide, narrow, places, steps, columns,
     P: gl.constexpr, MT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Copy weights and rows of every step, as places become free."""
+    """Copy the weights of every step, as places become free, and with them the rows of all but the first steps."""
+    _, _, _, full, free, come = places
+    ALONE: gl.constexpr = 3 * P * KT * BYTES
+    for step in gl.static_range(AT_ONCE, STEPS):
+        mbarrier.wait(come.index(step - AT_ONCE), 0, pred=step - AT_ONCE < steps)
+        _ask(wide, narrow, places, come.index(step), step, steps, columns, P, KT, STEPS, ALONE)
     if EARLY:
-        gdc_launch_dependents()
-    for step in gl.static_range(STEPS):  # weights are nobody's to write
-        _ask(wide, narrow, places, step, steps, columns, P, MT, KT, STEPS)
+        gdc_wait()
+    for at in range(STEPS, steps):
+        place, phase = stage_and_phase(at, STEPS)
+        wait_at(free + 8 * place, phase ^ 1)
+        _ask(wide, narrow, places, full.index(place), at, steps, columns, P, KT, STEPS, ALONE + MT * KT * BYTES)
+        _ask_rows(x, places, at, steps, KT, STEPS)
+
+
+@gluon.jit
+def _copy_rows(
+    x, places, steps, MT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, EARLY: gl.constexpr
+):  # fmt: skip
+    """Copy the rows of the first steps, once they are there, whether or not all weights of these are asked for."""
     if EARLY:
         gdc_wait()
     for step in gl.static_range(STEPS):
+        mbarrier.expect(places[3].index(step), MT * KT * BYTES, pred=step < steps)
         _ask_rows(x, places, step, steps, KT, STEPS)
-    for at in range(STEPS, steps):
-        place, phase = stage_and_phase(at, STEPS)
-        wait_at(places[4] + 8 * place, phase ^ 1)
-        _ask(wide, narrow, places, at, steps, columns, P, MT, KT, STEPS)
-        _ask_rows(x, places, at, steps, KT, STEPS)
 
 
 @gluon.jit
@@ -108,7 +123,7 @@ def _keep(out, total, begin, rows, columns, MT: gl.constexpr, NT: gl.constexpr):
 @gluon.jit
 def _sum(out, rows, columns, places, steps, P: gl.constexpr, MT: gl.constexpr, STEPS: gl.constexpr):
     """Both parts of all columns. A step's products begin while those of the step before still run."""
-    first, second, given, full, free = places
+    first, second, given, full, free, come = places
     W: gl.constexpr = gl.num_warps()
     WIDE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, 2 * P, 16])
     NARROW: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, P, 16])
@@ -116,6 +131,8 @@ def _sum(out, rows, columns, places, steps, P: gl.constexpr, MT: gl.constexpr, S
     two = warpgroup_mma_init(gl.full((MT, P), 0.0, gl.float32, NARROW))
     for at in range(steps):
         place, phase = stage_and_phase(at, STEPS)
+        if at < STEPS:
+            mbarrier.wait(come.index(place), 0)
         mbarrier.wait(full.index(place), phase)
         one = warpgroup_mma(given.index(place), first.index(place).permute((1, 0)), one, is_async=True)
         two = warpgroup_mma(given.index(place), second.index(place).permute((1, 0)), two, is_async=True)
@@ -142,15 +159,25 @@ def _linear_parts(
     second = gl.allocate_shared_memory(DTYPE, [STEPS, P, KT], TILE)
     given = gl.allocate_shared_memory(DTYPE, [STEPS, MT, KT], TILE)
     full = gl.allocate_shared_memory(gl.int64, [STEPS, 1], mbarrier.MBarrierLayout())
+    come = gl.allocate_shared_memory(gl.int64, [STEPS, 1], mbarrier.MBarrierLayout())
+    for step in gl.static_range(STEPS):
+        mbarrier.init(come.index(step), count=1)
+    fence_async_shared()
+    barrier()
+    free = gl.inline_asm_elementwise(_memory(), "=r", [], gl.int32, False, 1)
+    places = (first, second, given, full, free, come)
+    for step in gl.static_range(AT_ONCE):  # before anything else: the memory waits for it
+        _ask(wide, narrow, places, come.index(step), step, steps, columns, P, KT, STEPS, 3 * P * KT * BYTES)
+    if EARLY:
+        gdc_launch_dependents()
     for step in gl.static_range(STEPS):
         mbarrier.init(full.index(step), count=1)
-    free = gl.inline_asm_elementwise(_memory(), "=r", [], gl.int32, False, 1)
     gl.inline_asm_elementwise(_begin(STEPS, gl.num_warps()), "=r,r", [free], gl.int32, False, 1)
     fence_async_shared()
     barrier()
-    places = (first, second, given, full, free)
     gl.warp_specialize(
         [(_sum, (out, rows, columns, places, steps, P, MT, STEPS)),
-         (_copy, (x, wide, narrow, places, steps, columns, P, MT, KT, STEPS, EARLY))],
-        [1], [COPIER_REGISTERS],
+         (_copy, (x, wide, narrow, places, steps, columns, P, MT, KT, STEPS, EARLY)),
+         (_copy_rows, (x, places, steps, MT, KT, STEPS, EARLY))],
+        [1, 1], [COPIER_REGISTERS, COPIER_REGISTERS],
     )  # fmt: skip

@@ -1,10 +1,11 @@
 """Products of few rows with explicit layouts: weights are on their way while the launches before still run.
 
-One warp of a program copies rows and weights of many steps ahead by TMA, and the weights of the first ones before it
-waits for the launch that makes the rows. So the memory is not idle between two products. The other warps multiply. A
-tile of the tensor cores has 64 rows at least. Columns of the weights fill them; in a gated product of 128 rows these
-rows do (`slim_parts.py`). A program has all of a sum, or two of a pair have half of K each: so 66 tiles of columns keep
-132 multiprocessors busy. Each sum runs over K in order, as in `slim.py`. Leaves out: which sizes take which form
+Two warps of a program copy weights and rows of many steps ahead by TMA, the weights of the first steps without waiting
+for the launch that makes the rows. So the memory is not idle between two products. Of these weights a few steps are
+asked for at a time: what the launches before load stands in the same queue (LOG.md). The other warps multiply. A tile
+of the tensor cores has 64 rows at least. Columns of the weights fill them; in a gated product of 128 rows these rows do
+(`slim_parts.py`). A program has all of a sum, or two of a pair have half of K each: so 66 tiles of columns keep 132
+multiprocessors busy. Each sum runs over K in order, as in `slim.py`. Leaves out: which sizes take which form
 (`slim.py`), and other GPUs than Hopper.
 """
 
@@ -38,6 +39,7 @@ from .slim_parts import _linear_parts
 ALIGNED = 16  # bytes: where boxes begin, and rows
 BYTES = gl.constexpr(2)  # of a number
 TALL = 128  # rows of a gated product that are those of the tile (`slim_parts.py`)
+AT_ONCE = gl.constexpr(3)  # of the first steps, so many are asked for before one of them has come
 COPIER_REGISTERS = 40  # of a thread that copies
 
 
@@ -96,57 +98,86 @@ def _stored(warps, pair):
 
 
 @gluon.jit
-def _ask(weight, tile, full, at, work, NT: gl.constexpr, KT: gl.constexpr, BOTH: gl.constexpr, GATED: gl.constexpr):
-    """Begin to copy the weights of a step. Steps are counted through all tiles of a program; none behind the last.
+def _ask(weight, memory, full, at, work, NT: gl.constexpr, KT: gl.constexpr, ALL: gl.constexpr, GATED: gl.constexpr):
+    """Begin to copy the weights of a step. at: its tile, and its place in K; none behind the last tile.
 
-    BOTH: bytes of a step, with its rows
+    ALL: bytes that `full` waits for
     """
-    first, programs, begin, steps, every, columns = work
-    live, k = at < every, ((begin + at % steps) * KT).to(gl.int32)
-    column = ((first + at // steps * programs) * NT).to(gl.int32)
-    mbarrier.expect(full, BOTH, pred=live)
+    tile, step = at
+    live, k, column = tile < work[1], (step * KT).to(gl.int32), (tile * NT).to(gl.int32)
+    mbarrier.expect(full, ALL, pred=live)
     if GATED:  # the up half stands behind the gate half
-        load_box(weight, [column, k], full, tile.slice(0, NT), pred=live)
-        load_box(weight, [column + columns, k], full, tile.slice(NT, NT), pred=live)
+        load_box(weight, [column, k], full, memory.slice(0, NT), pred=live)
+        load_box(weight, [column + work[5], k], full, memory.slice(NT, NT), pred=live)
     else:
-        load_box(weight, [column, k], full, tile, pred=live)
+        load_box(weight, [column, k], full, memory, pred=live)
 
 
 @gluon.jit
-def _ask_rows(x, tile, full, at, work, KT: gl.constexpr):
+def _ask_rows(x, memory, full, at, work, KT: gl.constexpr):
     """The rows of a step likewise. What is behind the last row, or behind K, becomes 0."""
-    _, _, begin, steps, every, _ = work
-    load_box(x, [0, ((begin + at % steps) * KT).to(gl.int32)], full, tile, pred=at < every)
+    tile, step = at
+    load_box(x, [0, (step * KT).to(gl.int32)], full, memory, pred=tile < work[1])
+
+
+@gluon.jit
+def _behind(at, work):
+    """The step behind a step"""
+    tile, step = at
+    last = step + 1 == work[4]
+    return gl.where(last, tile + work[2], tile), gl.where(last, work[3], step + 1)
 
 
 @gluon.jit
 def _places(
     DTYPE: gl.constexpr, ALL: gl.constexpr, MT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, PAIR: gl.constexpr
 ):  # fmt: skip
-    """Shared memory for STEPS steps  ->  weights, rows; what says that a place is full, and that it is free"""
+    """Shared memory for STEPS steps  ->  weights, rows; what says that a place is full, and that it is free.
+
+    Then what says that the weights of a first step have come: of these, a place is full when it has its rows.
+    """
     TILE: gl.constexpr = _tile(PAIR)
     BARRIERS: gl.constexpr = barriers(PAIR)
     weights = gl.allocate_shared_memory(DTYPE, [STEPS, ALL, KT], TILE)
     given = gl.allocate_shared_memory(DTYPE, [STEPS, MT, KT], TILE)
     full = gl.allocate_shared_memory(gl.int64, [STEPS, BARRIERS[0]], BARRIERS[1])
     free = gl.allocate_shared_memory(gl.int64, [STEPS, BARRIERS[0]], BARRIERS[1])
+    come = gl.allocate_shared_memory(gl.int64, [STEPS, BARRIERS[0]], BARRIERS[1])
+    return weights, given, full, free, come
+
+
+@gluon.jit
+def _work(steps, tiles, columns, cut, PAIR: gl.constexpr):
+    """The first tile of a program, how many tiles there are, from where to the next one; its first step of a tile, and
+    the step behind its last one; columns"""
+    begin, end = cut * 0, steps
+    if PAIR:
+        begin, end = gl.where(rank() > 0, cut, 0), gl.where(rank() > 0, steps, cut)
+    return gl.program_id(0), tiles, gl.num_programs(0), begin, end, columns
+
+
+@gluon.jit
+def _begin(
+    weight, places, work, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr,
+    EARLY: gl.constexpr,
+):  # fmt: skip
+    """Ask for the first weights, which are nobody's to write, before anything else: the memory waits for it."""
+    weights, _, full, free, come = places
+    for step in gl.static_range(STEPS):
+        mbarrier.init(come.index(step), count=1)
+    fence_async_shared()
+    barrier()
+    at = work[0], work[3]
+    for step in gl.static_range(AT_ONCE):
+        _ask(weight, weights.index(step), come.index(step), at, work, NT, KT, weights.shape[1] * KT * BYTES, GATED)
+        at = _behind(at, work)
+    if EARLY:  # all programs run beside each other, or nearly: those of the next launch take the place of none
+        gdc_launch_dependents()
     for step in gl.static_range(STEPS):
         mbarrier.init(full.index(step), count=1)
         mbarrier.init(free.index(step), count=1)
     fence_async_shared()
     barrier()
-    return weights, given, full, free
-
-
-@gluon.jit
-def _work(steps, tiles, columns, cut, PAIR: gl.constexpr):
-    """The first tile of a program, from where to the next one, its steps of one: what `_ask` counts by"""
-    first, programs = gl.program_id(0), gl.num_programs(0)
-    begin = cut * 0
-    if PAIR:
-        begin = cut * rank()
-        steps = gl.where(begin > 0, steps - cut, cut)
-    return first, programs, begin, steps, (tiles - first + programs - 1) // programs * steps, columns
 
 
 @gluon.jit
@@ -154,25 +185,46 @@ def _copy(
     of, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr, PAIR: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Copy weights and rows of every step, as places become free."""
-    x, weight, places, work = of
+    """Copy the weights of every step, as places become free, and with them the rows of all but the first steps."""
+    x, weight, places, work, every = of
     if PAIR:
         cluster_arrive()
-    weights, given, full, free = places
-    BOTH: gl.constexpr = (weights.shape[1] + given.shape[1]) * KT * BYTES
-    if EARLY:  # all programs run beside each other, or nearly: those of the next launch take the place of none
-        gdc_launch_dependents()
-    for step in gl.static_range(STEPS):  # weights are nobody's to write
-        _ask(weight, weights.index(step), full.index(step), step, work, NT, KT, BOTH, GATED)
+    weights, given, full, free, come = places
+    ALONE: gl.constexpr = weights.shape[1] * KT * BYTES
+    BOTH: gl.constexpr = ALONE + given.shape[1] * KT * BYTES
+    at = work[0], work[3]
+    for _ in gl.static_range(AT_ONCE):
+        at = _behind(at, work)
+    for step in gl.static_range(AT_ONCE, STEPS):
+        mbarrier.wait(come.index(step - AT_ONCE), 0, pred=step - AT_ONCE < every)
+        _ask(weight, weights.index(step), come.index(step), at, work, NT, KT, ALONE, GATED)
+        at = _behind(at, work)
     if EARLY:
         gdc_wait()
-    for step in gl.static_range(STEPS):
-        _ask_rows(x, given.index(step), full.index(step), step, work, KT)
-    for at in range(STEPS, work[4]):
-        place, phase = stage_and_phase(at, STEPS)
+    for step in range(STEPS, every):
+        place, phase = stage_and_phase(step, STEPS)
         mbarrier.wait(free.index(place), phase ^ 1)
         _ask(weight, weights.index(place), full.index(place), at, work, NT, KT, BOTH, GATED)
         _ask_rows(x, given.index(place), full.index(place), at, work, KT)
+        at = _behind(at, work)
+    if PAIR:
+        cluster_wait()
+
+
+@gluon.jit
+def _copy_rows(of, KT: gl.constexpr, STEPS: gl.constexpr, PAIR: gl.constexpr, EARLY: gl.constexpr):
+    """Copy the rows of the first steps, once they are there, whether or not all weights of these are asked for."""
+    x, _, places, work, every = of
+    if PAIR:
+        cluster_arrive()
+    _, given, full, _, _ = places
+    at = work[0], work[3]
+    if EARLY:
+        gdc_wait()
+    for step in gl.static_range(STEPS):
+        mbarrier.expect(full.index(step), given.shape[1] * KT * BYTES, pred=step < every)
+        _ask_rows(x, given.index(step), full.index(step), at, work, KT)
+        at = _behind(at, work)
     if PAIR:
         cluster_wait()
 
@@ -183,9 +235,11 @@ def _multiplied(left, right, places, at, steps, sums, STEPS: gl.constexpr):
 
     A place is free once all warps are done with it: the compiler lets them wait for each other before they arrive.
     """
-    full, free = places
+    full, free, come = places
     for step in range(steps):
         place, phase = stage_and_phase(at + step, STEPS)
+        if at + step < STEPS:
+            mbarrier.wait(come.index(place), 0)
         mbarrier.wait(full.index(place), phase)
         sums = warpgroup_mma(left.index(place), right.index(place).permute((1, 0)), sums, is_async=True)
         sums = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[sums]))
@@ -200,20 +254,20 @@ def _sum_few(
     of, MT: gl.constexpr, NT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr, PAIR: gl.constexpr
 ):  # fmt: skip
     """Columns of weights are the rows of the tile. Of a pair the first program adds both sums, and stores them."""
-    out, rows, columns, tiles, places, work, box = of
-    weights, given, full, free = places
+    out, rows, columns, places, work, box = of
+    weights, given, full, free, come = places
     W: gl.constexpr = gl.num_warps()
     DTYPE: gl.constexpr = out.dtype.element_ty
     ALL: gl.constexpr = weights.shape[1]
     SUMS: gl.constexpr = _sums(W, MT, PAIR)
     STORED: gl.constexpr = _stored(W, PAIR)
-    at, begin, steps = 0, work[2], work[3]
+    at, begin, steps = 0, work[3], work[4] - work[3]
     message = 0
     if PAIR:
         cluster_wait()
-    for tile in range(work[0], tiles, work[1]):
+    for tile in range(work[0], work[1], work[2]):
         none = warpgroup_mma_init(gl.full((ALL, MT), 0.0, gl.float32, SUMS))
-        total = _multiplied(weights, given, (full, free), at, steps, none, STEPS)
+        total = _multiplied(weights, given, (full, free, come), at, steps, none, STEPS)
         at += steps
         if PAIR:
             if begin > 0:
@@ -247,19 +301,24 @@ def _linear_staged(
     """All rows, and NT columns at a time. Grid: any. PAIR: of programs; `cut` is the step where the second begins."""
     places = _places(out.dtype.element_ty, 2 * NT if GATED else NT, MT, KT, STEPS, PAIR)
     work = _work(steps, tiles, columns, cut, PAIR)
+    _begin(weight, places, work, NT, KT, STEPS, GATED, EARLY)
+    turns = (tiles - work[0] + work[2] - 1) // work[2]
     box = steps  # nobody asks for it where there are no pairs
     if PAIR:
         box = buffer(NT * MT)
         cluster_arrive()
-    copied, summed = (x, weight, places, work), (out, rows, columns, tiles, places, work, box)
+    copied = (x, weight, places, work, turns * (work[4] - work[3]))
+    summed = (out, rows, columns, places, work, box)
     if PAIR:
         gl.warp_specialize(
             [(_sum_few, (summed, MT, NT, STEPS, GATED, PAIR)), (_copy, (copied, NT, KT, STEPS, GATED, PAIR, EARLY)),
-             (tell, (box, gl.where(work[2] > 0, 0, work[4] // work[3]))), (idle, (steps,))],
-            [1, 1, 2], [COPIER_REGISTERS, 24, 24],  # all warps that a program has, for all must come
+             (_copy_rows, (copied, KT, STEPS, PAIR, EARLY)),
+             (tell, (box, gl.where(work[3] > 0, 0, turns))), (idle, (steps,))],
+            [1, 1, 1, 1], [COPIER_REGISTERS, COPIER_REGISTERS, 24, 24],  # all warps of a program, for all must come
         )  # fmt: skip
     else:
         gl.warp_specialize(
-            [(_sum_few, (summed, MT, NT, STEPS, GATED, PAIR)), (_copy, (copied, NT, KT, STEPS, GATED, PAIR, EARLY))],
-            [1], [COPIER_REGISTERS],
+            [(_sum_few, (summed, MT, NT, STEPS, GATED, PAIR)), (_copy, (copied, NT, KT, STEPS, GATED, PAIR, EARLY)),
+             (_copy_rows, (copied, KT, STEPS, PAIR, EARLY))],
+            [1, 1], [COPIER_REGISTERS, COPIER_REGISTERS],
         )  # fmt: skip
