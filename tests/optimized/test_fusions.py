@@ -62,6 +62,22 @@ def conv_inputs(case: Case) -> Case:
     return replace(case, op="conv_inputs", build=build, exact=True)
 
 
+def gated_attend(case: Case) -> Case:
+    """A case of attention with gates beside the queries; that of a row of nobody may be no number."""
+
+    def build(device: str) -> Call:
+        call, draw = case.build(device), Draw(13, device)
+        query, pages = call.inputs["query"], call.inputs["pages"]
+        projected = draw.normal(len(query), query.shape[1], 2, query.shape[2], dtype=query.dtype, scale=3.0)
+        owned = torch.zeros(len(query), dtype=torch.bool, device=device)
+        for begin, count in zip(pages.begin.tolist(), pages.count.tolist(), strict=True):
+            owned[begin : begin + count] = True
+        projected[~owned, 0] = torch.nan
+        return Call(call.inputs | {"projected": projected, "to": (at("attended"), at("opened"))}, call.pools)
+
+    return replace(case, op="gated_attend", build=build, exact=True)
+
+
 def head_pick(draw: Draw, dtype: torch.dtype) -> Inputs:
     weight = draw.normal(70, 32, dtype=dtype)
     weight[40:] = weight[:30].clone()  # ties
@@ -120,6 +136,7 @@ EXACT = [
     *(row_case(op, "views", made, dtype, 700, exact=True) for op, made in (("add_norm", add_norm),
       ("draft_inputs", draft_inputs), ("head_pick", head_pick)) for dtype in (FP32, BF16)),
     *(conv_inputs(case) for case in CASES if case.op == "conv"),
+    *(gated_attend(case) for case in CASES if case.op == "attend"),
 ]
 NEAR = [row_case("linears", "blocks", linears, dtype, 701) for dtype in (FP32, BF16)]
 

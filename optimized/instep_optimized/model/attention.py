@@ -16,7 +16,7 @@ from .. import weights as w
 from ..batch import Batch
 from ..memory.units import Units
 from ..ops.base import Ops
-from ..ops.fused import kv_inputs, linears
+from ..ops.fused import gated_attend, kv_inputs, linears
 from .mlp import Half
 from .residual import Residual
 
@@ -60,7 +60,9 @@ class AttentionLayer:
             k_norm=weights.k_norm, eps=config.eps, rotary_dim=config.rotary_dim, theta=config.rope_theta, value=value,
             pools=(self.keys, self.values), locations=batch.locations, to=(at("query"), at("key")),
         )  # [N, heads, head_dim]
-        attended = ops.attend(query=query, pages=batch.pages(self.keys, self.values), to=at("attended"))
-        opened = ops.output_gate(attended=attended, projected=projected, to=at("opened"))
+        opened = gated_attend(
+            ops, query=query, pages=batch.pages(self.keys, self.values), projected=projected,
+            to=(at("attended"), at("opened")),
+        )  # [N, heads, head_dim]
         mixer = ops.linear(x=opened, weight=weights.o, shape=(config.hidden,), to=at("mixer"))  # [N, D]
         return self.half(ops, rows, mixer, stage)

@@ -29,6 +29,7 @@ from .fused import (
     ConvInputs,
     DraftInputs,
     FusedGdn,
+    GatedAttend,
     HeadPick,
     KvInputs,
     Linears,
@@ -277,8 +278,8 @@ class Ops:
     keeps          what its rings keep of a token (`Ring`)
     captures       its ops never wait for the host, so a CUDA graph can hold them
     products       form of an op -> how its products round operands, {"gdn.chunk": Product("tf32", block=64)}; else fp32
-    add_norm, conv_inputs, draft_inputs, head_pick, kv_inputs, linears, moves, prefill_gdn, window_gdn, fused_gdn: its
-                   fusions (`fused.FUSIONS`). To replace a part is to drop them
+    add_norm, conv_inputs, draft_inputs, gated_attend, head_pick, kv_inputs, linears, moves, prefill_gdn, window_gdn,
+    fused_gdn      its fusions (`fused.FUSIONS`). To replace a part is to drop them
     tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
     chances        its ops round by chance what is stored so (`Blocked.seed`)
     packed         its kernels take no strides: pools have neither red zones nor padding
@@ -333,6 +334,7 @@ class Ops:
     add_norm: MakeAddNorm | None = None
     conv_inputs: ConvInputs | None = None
     draft_inputs: DraftInputs | None = None
+    gated_attend: GatedAttend | None = None
     head_pick: HeadPick | None = None
     kv_inputs: KvInputs | None = None
     linears: Linears | None = None

@@ -189,6 +189,11 @@ def _output_gate(given: Given) -> Iterator[Fit]:
     yield "projected", tuple(given["projected"].shape), (rows, heads, 2, width)
 
 
+def _gated_attend(given: Given) -> Iterator[Fit]:
+    yield from _attend(given)
+    yield from _output_gate({**given, "attended": given["query"]})
+
+
 def _mlp(given: Given) -> Iterator[Fit]:
     hidden, inner = given["down"].shape
     yield "gate_up", tuple(given["gate_up"].shape), (2 * inner, given["x"].shape[1])
@@ -262,6 +267,7 @@ FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
     "output_gate": _output_gate, "mlp": _mlp, "move": _move, "fused_gdn": _fused_gdn,
     "add_norm": _add_norm, "conv_inputs": _conv_inputs, "linears": _linears, "kv_inputs": _kv_inputs,
+    "gated_attend": _gated_attend,
     "draft_inputs": _draft_inputs, "moves": _moves, "prefill_gdn": _prefill_gdn, "window_gdn": _window_gdn,
     "draw": _draw, "select_beams": _select_beams, "build_tree": _of_trees("tokens", "parents", "scores"),
 }  # fmt: skip
@@ -299,7 +305,7 @@ GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
         (g["projected"].shape[0], g["projected"].shape[1], g["projected"].shape[3]), tuple(g["key_raw"].shape)),
     "draft_inputs": lambda g: ((g["hidden"].shape[0], 2 * g["hidden"].shape[1]),),
     "kv_inputs": lambda g: GIVES["attention_inputs"](g)[:1],
-    "attend": _like("query"), "output_gate": _like("attended"), "choose": _like("own"),
+    "attend": _like("query"), "gated_attend": _like("query"), "output_gate": _like("attended"), "choose": _like("own"),
     "plan_tree": lambda g: (tuple(g["parents"].shape),) * 4,
     "plan_path": lambda g: (tuple(g["accept_index"].shape),) * 2,
     "head_pick": lambda g: ((g["x"].shape[0],),),

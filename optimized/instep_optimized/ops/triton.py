@@ -12,7 +12,7 @@ import torch
 from instep_reference.contract.place import COMPONENTS
 from instep_reference.contract.rounding import Product, Storage
 
-from ..kernels.attention.attend import attend, scratch
+from ..kernels.attention.attend import attend, gated_attend, scratch
 from ..kernels.convs.conv import conv, conv_inputs
 from ..kernels.decisions.draw import draw
 from ..kernels.decisions.grow import build_tree, select_beams, topk_tokens
@@ -101,6 +101,7 @@ TRITON = Ops(
     add_norm=add_norm,
     conv_inputs=conv_inputs,
     draft_inputs=draft_inputs,
+    gated_attend=gated_attend,
     head_pick=head_pick,
     kv_inputs=kv_inputs,
     linears=linears,

@@ -14,6 +14,8 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place import Place
 
 from ...layout import Pages
+from ...ops.fused import fuses
+from ..rowwise.pointwise import output_gate
 from ..runtime import INTERPRETED, ceil_div, explicit, launch, multiprocessors, power_of_2, tile
 from .attend_chunk import read_chunk
 from .attend_parts import join_parts, read_parts
@@ -140,6 +142,18 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     return read(query, pages, shape_of(CHUNK, query), shape_of(PARTS, query), PART, alone=False)
 
 
+@fuses(attend=attend, output_gate=output_gate)
+def gated_attend(
+    *, query: torch.Tensor, pages: Pages, projected: torch.Tensor, to: tuple[Place, Place]
+) -> torch.Tensor:
+    """`GatedAttend` of the seam: who joins the parts of a row opens it, too. Rows of long requests have no parts."""
+    if pages.most > WINDOW or not pages.most:
+        return output_gate(attended=attend(query=query, pages=pages, to=to[0]), projected=projected, to=to[1])
+    opened = torch.empty_like(query, memory_format=torch.contiguous_format)
+    Call.of(query, pages, opened).in_parts(shape_of(PARTS, query), PART, projected[:, :, 1])
+    return opened
+
+
 def read(query: torch.Tensor, pages: Pages, chunk: Shape, parts: Shape, part: int, *, alone: bool) -> torch.Tensor:
     """Attention with parts of `part` positions. alone: prefill chunks join them too, for the same bits."""
     if not pages.most:
@@ -230,8 +244,11 @@ class Call(NamedTuple):
             warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
         )  # fmt: skip
 
-    def in_parts(self, shape: Shape, part: int) -> None:
-        """Requests of few rows, and trees: parts of their positions, then the parts joined in order."""
+    def in_parts(self, shape: Shape, part: int, gate: torch.Tensor | None = None) -> None:
+        """Requests of few rows, and trees: parts of their positions, then the parts joined in order.
+
+        gate [N, heads, width]: what opens the rows then
+        """
         pages, (heads, width) = self.pages, self.query.shape[1:]
         requests, kv_heads, most = pages.begin.numel(), pages.keys.shape[2], min(pages.most, max(WINDOW, pages.nodes))
         rows, tokens = self.height(shape)
@@ -249,6 +266,7 @@ class Call(NamedTuple):
         items = requests * most_parts * kv_heads * ceil_div(tiles, sides)
         programs = max(min(places * (1 if fit else RESIDENT), items), 1)
         beside = self.beside[:-3]  # without what the joining kernel writes
+        opened = (None, 0, 0) if gate is None else (gate, *gate.stride()[:2])
         for skipped in range(0, most, at_once):
             counts = (means, sums, at_once, skipped, few, room, requests, kv_heads, tokens)
             if fit:
@@ -264,7 +282,7 @@ class Call(NamedTuple):
             blocks = max(requests * ceil_div(at_once * heads, join.rows), 1)
             launch(
                 join_parts, (blocks,),
-                self.attended, *self.attended.stride()[:2], means, sums, *self.placed,
+                self.attended, *self.attended.stride()[:2], *opened, means, sums, *self.placed,
                 at_once, skipped, few, room, requests, heads, width, self.query.shape[0],
                 RT=join.rows, DT=self.constants["DT"], PT=part, GROUP=GROUP, BT=listed, ALONE=join.alone,
                 warps=join.warps,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..device.early import wait
+from ..device.early import wait, wait_before_product
 from .attend_steps import across, joined, nothing
 
 
@@ -125,7 +125,7 @@ def division(
 
 @triton.jit(do_not_specialize=["most", "skipped", "few", "room", "requests", "rows_of_all"])
 def join_parts(
-    attended, attended_row, attended_head, means, sums,
+    attended, attended_row, attended_head, gate, gate_row, gate_head, means, sums,
     held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, few, room, requests,
     heads, width, rows_of_all,
     RT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, GROUP: tl.constexpr, BT: tl.constexpr,
@@ -134,7 +134,7 @@ def join_parts(
     """The parts of RT rows of heads of one request: those of a group in order, then the groups. Grid: any.
 
     ALONE: groups whose loads are under way together, if their parts are stored alone. Rows of no request become 0. What
-    is read before `wait` was written before the parts were read.
+    is read before `wait` was written before the parts were read. gate: what opens each row, or None.
     """
     b, d = tl.arange(0, BT), tl.arange(0, DT)
     rows_of, first_unit, _, units_of, each = division(
@@ -162,11 +162,17 @@ def join_parts(
             last = tl.where(path == 0, last, seen)
         reads = tl.where(live, tl.minimum(last // (PT * each) + 1, units), 0).to(tl.int32)  # [RT]: units of a row
         if EARLY:
-            wait()
+            if gate is None:
+                wait()
+            else:
+                wait_before_product()
         if block * RT < rows * heads:
             spot, between = (base.to(tl.int64) * most + token) * heads + head, most * heads
             stored = (means + (spot * width)[:, None] + d[None, :], sums + spot * 2, tl.minimum(reads, room - base),
                       tl.cast(between, tl.int64), width)  # fmt: skip
+            inside = live[:, None] & (d < width)[None, :]
+            if gate is not None:
+                opened_by = opening(gate + (row * gate_row + head * gate_head)[:, None] + d[None, :], inside)
             best, total, mean = nothing(RT, DT)
             if each != 1:
                 for start in range(0, units, GROUP):
@@ -181,18 +187,28 @@ def join_parts(
                 best, total, mean = groups(best, total, mean, stored, 0, RT, DT, GROUP, 1)
             mean = mean / tl.where(total == 0.0, 1.0, total)[:, None]
             mean = tl.where((base + reads > room)[:, None], float("nan"), mean)  # shared pages: no room was left
-            tl.store(
-                attended + (row * attended_row + head * attended_head)[:, None] + d[None, :],
-                mean.to(attended.dtype.element_ty), mask=live[:, None] & (d < width)[None, :],
-            )  # fmt: skip
+            found = mean.to(attended.dtype.element_ty)
+            if gate is not None:
+                found = (found.to(tl.float32) / opened_by).to(attended.dtype.element_ty)
+            tl.store(attended + (row * attended_row + head * attended_head)[:, None] + d[None, :], found, mask=inside)
     if EARLY:  # who has no rows waits, too: so the launch behind this one does not begin before the parts are read
         wait()
     if tl.sum(tl.where(begins >= 0, behind - begins, 0), axis=0) != rows_of_all:
         for some_row in range(tl.program_id(0), rows_of_all, tl.num_programs(0)):
             if tl.max(((begins <= some_row) & (some_row < behind)).to(tl.int32), axis=0) == 0:
+                far = tl.cast(some_row, tl.int64)
                 for some_head in range(heads):
-                    into = attended + tl.cast(some_row, tl.int64) * attended_row + some_head * attended_head + d
-                    tl.store(into, tl.zeros((DT,), attended.dtype.element_ty), mask=d < width)
+                    zero = tl.zeros((DT,), tl.float32)
+                    if gate is not None:  # it may be no number
+                        zero /= opening(gate + far * gate_row + some_head * gate_head + d, d < width)
+                    tl.store(attended + far * attended_row + some_head * attended_head + d,
+                             zero.to(attended.dtype.element_ty), mask=d < width)  # fmt: skip
+
+
+@triton.jit
+def opening(gate, inside):
+    """What `output_gate` divides by"""
+    return 1.0 + tl.exp(-tl.load(gate, mask=inside, other=0.0).to(tl.float32))
 
 
 @triton.jit

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from .add_norm import AddNorm, MakeAddNorm, add_norm
 from .conv_inputs import ConvInputs, conv_inputs
 from .draft_inputs import DraftInputs, draft_inputs
+from .gated_attend import GatedAttend, gated_attend
 from .gdn import FusedGdn
 from .head_pick import HeadPick, head_pick
 from .kv_inputs import KvInputs, kv_inputs
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     from ..base import Ops
 
 __all__ = [
-    "FUSIONS", "AddNorm", "ConvInputs", "DraftInputs", "FusedGdn", "Fusion", "HeadPick", "KvInputs", "Linears",
-    "MakeAddNorm", "Moved", "Moves", "PrefillGdn", "WindowGdn", "add_norm", "conv_inputs", "draft_inputs", "exact_of",
-    "fuses", "head_pick", "in_parts", "inside_of", "kv_inputs", "linears", "moves", "not_of", "prefill_gdn", "wholes",
-    "window_gdn",
+    "FUSIONS", "AddNorm", "ConvInputs", "DraftInputs", "FusedGdn", "Fusion", "GatedAttend", "HeadPick", "KvInputs",
+    "Linears", "MakeAddNorm", "Moved", "Moves", "PrefillGdn", "WindowGdn", "add_norm", "conv_inputs", "draft_inputs",
+    "exact_of", "fuses", "gated_attend", "head_pick", "in_parts", "inside_of", "kv_inputs", "linears", "moves",
+    "not_of", "prefill_gdn", "wholes", "window_gdn",
 ]
 
 
@@ -53,6 +54,7 @@ FUSIONS: Mapping[str, Fusion] = {
     "add_norm": Fusion(("add", "norm")),
     "conv_inputs": Fusion(("conv", "gdn_inputs"), hides=frozenset({"mixed"})),
     "draft_inputs": Fusion(("embed", "norm", "concat"), hides=frozenset({"embedding", "normed", "post_normed"})),
+    "gated_attend": Fusion(("attend", "output_gate"), hides=frozenset({"attended"})),
     "head_pick": Fusion(("lm_head", "pick"), hides=frozenset({"logits"})),
     "kv_inputs": Fusion(("attention_inputs", "store_rows"), hides=frozenset({"key"})),
     "linears": Fusion(("linear",), exact=False, shares=True),
