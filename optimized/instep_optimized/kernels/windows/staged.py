@@ -45,6 +45,8 @@ class Shape(NamedTuple):
            1: the state, into the cache; 2: behind the wait the tokens' rows, too, and again if they stand elsewhere
     kept_first  whether rings keep keys and decays before rows are computed. Then ptxas orders what is computed
            otherwise, which is better for many states of fp32 and worse for 16 bits
+    asked  the first of so many parts of a program's state is what `guess` asks for. What the launch before still loads
+           waits behind it, so of many states it is not all
     """
 
     held: int
@@ -56,13 +58,14 @@ class Shape(NamedTuple):
     apart: bool = False
     guess: int = 0
     kept_first: bool = False
+    asked: int = 1
 
 
 # On a GPU (LOG.md), by what a launch is (`form`) and the bytes of a state's number: how many rows of V there are at
 # least, in all heads and requests together, where a shape is used. The bits depend on none of them.
 SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
     "window": {
-        4: ((32768, Shape(2, 4, 128, lined=True, guess=2, kept_first=True)),
+        4: ((32768, Shape(2, 4, 128, lined=True, guess=2, kept_first=True, asked=2)),
             (8192, Shape(2, 4, 128, guess=2, kept_first=True)), (0, Shape(1, 4, 168, apart=True, guess=2))),
         2: ((16384, Shape(2, 4, 128, lined=True, guess=2)), (8192, Shape(2, 4, 128, ends=False, guess=2)),
             (0, Shape(1, 4, 168, apart=True, guess=2))),
@@ -128,7 +131,7 @@ def staged(
         VR=one.held, KT=keys, KI=KEY_PIECE, KEPT=power_of_2(ring.size) if ring is not None else 1,
         MOST=power_of_2(part.most), ALONE=form(part) == "decode", AHEAD=one.ahead // stripes, LINED=one.lined,
         ENDS=one.ends, APART=one.apart and part.most <= WRITTEN_OUT, GUESS=one.guess, KEPT_FIRST=one.kept_first,
-        warps=one.warps, registers=one.registers,
+        ASKED=one.asked, warps=one.warps, registers=one.registers,
     )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def staged_window(
     ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_u_size,
     group, look, units, VR: gl.constexpr, KT: gl.constexpr, KI: gl.constexpr, KEPT: gl.constexpr, MOST: gl.constexpr,
     ALONE: gl.constexpr, AHEAD: gl.constexpr, LINED: gl.constexpr, ENDS: gl.constexpr, APART: gl.constexpr,
-    GUESS: gl.constexpr, KEPT_FIRST: gl.constexpr, EARLY: gl.constexpr,
+    GUESS: gl.constexpr, KEPT_FIRST: gl.constexpr, ASKED: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """One program: one request, one value head, VL * VR rows of V. Grid (V tiles, HV, B).
 
@@ -124,7 +124,7 @@ def staged_window(
         if read_columns is None and GUESS > 0:
             said = gl.load(read_units + request, cache_modifier=".cg")
             ahead = read + gl.minimum(gl.maximum(said, 0), units - 1) * read_unit + head * read_h
-            ask_for(ahead, read_v, stripe * VL * VR, VL * VR, KT)
+            ask_for(ahead, read_v, stripe * VL * VR, VL * VR // ASKED, KT)
         gdc_wait()
         gdc_launch_dependents()
     if GUESSED:
