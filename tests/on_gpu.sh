@@ -47,7 +47,7 @@ if [ "$part" = all ] || [ "$part" = tests ]; then  # what the replays compiled i
   tests tests-ops tests/optimized/test_walk_words.py tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py tests/optimized/test_tiles.py tests/optimized/test_draw.py tests/optimized/test_chance.py tests/optimized/test_transfer.py &
   tests tests-attend tests/optimized/test_attend_parts.py -k "not explicit" &
   tests tests-attend-layouts tests/optimized/test_attend_parts.py -k explicit &
-  tests tests-forms tests/optimized/test_blocks_staged.py tests/optimized/test_fusions.py tests/optimized/test_prefill_gdn.py tests/optimized/test_window_gdn.py &
+  tests tests-forms tests/optimized/test_blocks_staged.py tests/optimized/test_fusions.py tests/optimized/test_prefill_gdn.py tests/optimized/test_verify_gdn.py tests/optimized/test_window_gdn.py &
   tests tests-exact tests/optimized/test_exact*.py tests/optimized/test_staged.py tests/optimized/test_graphs.py &
   tests tests-engine tests/optimized/test_engine_*.py &
   tests tests-vanilla tests/optimized/test_vanilla.py tests/optimized/test_mixed_steps.py &
@@ -78,6 +78,7 @@ if [ "$part" = all ] || [ "$part" = race ]; then
     sanitized $tool-conv $tool tests/optimized/test_kernels.py tests/optimized/test_walk_words.py -k "conv or words"
     sanitized $tool-windows $tool tests/optimized/test_staged.py -k "serves and 5 or nobody"
     sanitized $tool-gated $tool tests/optimized/test_window_gdn.py -k "computes or serves or (rings and not 70 and not 300)"
+    sanitized $tool-verify $tool tests/optimized/test_verify_gdn.py -k "every_shape or guessed"
     sanitized $tool-forms $tool tests/optimized/test_fusions.py tests/optimized/test_chance.py
   done
   sanitized memcheck-memory memcheck tests/optimized/test_kernels.py -k "trees or over or drafted or plan_ or move_rows or nodes"

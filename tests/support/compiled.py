@@ -35,7 +35,8 @@ from instep_reference.contract.place import Place
 from support.handshake import HALF, MANY, STEPS, halves, handed, told
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.bool: "*i1", torch.int32: "*i32"}
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.bool: "*i1", torch.int32: "*i32",
+         torch.uint64: "*u64"}  # fmt: skip
 H, HV, K, V = 2, 4, 128, 128
 RESERVED = 1024  # bytes of shared memory that every program has besides
 
@@ -153,7 +154,10 @@ def products() -> None:
 
 
 def windows() -> None:
-    """Every shape of a launch over windows and decodes with their norms and gates; the first of each without, too."""
+    """Every shape of a launch over windows and decodes with their norms and gates; the first of each without, too.
+
+    Then those with their conv, as well.
+    """
 
     def ints() -> torch.Tensor:
         return torch.zeros(2, dtype=torch.int64)
@@ -164,18 +168,25 @@ def windows() -> None:
     q, v, gate = torch.zeros(8, H, K), torch.zeros(8, HV, V), torch.zeros(8, HV)
     made = GdnInputs(q, q, v, gate, gate)
     raw, rule = GdnInputs(*(x.bfloat16() for x in made)), (torch.zeros(HV), torch.zeros(HV), K**-0.5)
+    channels = 2 * H * K + HV * V
+    x, weight = torch.zeros(8, channels, dtype=torch.bfloat16), torch.zeros(channels, 4, dtype=torch.bfloat16)
+    past, kept_windows = (Address(torch.zeros(*units, channels, 3, dtype=torch.bfloat16), ints())
+                          for units in ((3,), (3, 8)))  # fmt: skip
+    words = staged_file.words_of(x, raw.log_decay, raw.beta, H, K)
     for form, sizes in staged_file.SHAPES.items():
         for size, known in sizes.items():
             dtype = {4: torch.float32, 2: torch.bfloat16}[size]
             pool = Address(torch.zeros(3, HV, V, K, dtype=dtype).transpose(2, 3), ints())
             fields: dict[str, Any] = {"store": pool} if form == "decode" else {"ring": ring, "settled": pool}
-            part = Part("window", ints(), ints(), 4 if form == "window" else 1, pool, torch.zeros(2, dtype=torch.bool),
+            rows = 4 if form in ("window", "verify") else 1
+            part = Part("window", ints(), ints(), rows, pool, torch.zeros(2, dtype=torch.bool),
                         **fields)  # fmt: skip
             core = v.bfloat16()
-            assert staged_file.fits(made, part, core) and staged_file.form(part) == form
+            assert staged_file.fits(made, part, core) and staged_file.form(part) in (form, "window")
             for number, (_, shape) in enumerate(known):
-                staged_file.staged(raw, part, core, shape, rule=rule)
-                if size == 4 and number == 0:
+                conv = (weight, past, kept_windows) if form == "verify" else None
+                staged_file.staged(words if conv else raw, part, core, shape, rule=rule, conv=conv)
+                if conv is None and size == 4 and number == 0:
                     staged_file.staged(made, part, core, shape)
 
 

@@ -36,6 +36,7 @@ from .fused import (
     MakeAddNorm,
     Moves,
     PrefillGdn,
+    VerifyGdn,
     WindowGdn,
     not_of,
 )
@@ -278,8 +279,8 @@ class Ops:
     keeps          what its rings keep of a token (`Ring`)
     captures       its ops never wait for the host, so a CUDA graph can hold them
     products       form of an op -> how its products round operands, {"gdn.chunk": Product("tf32", block=64)}; else fp32
-    add_norm, conv_inputs, draft_inputs, gated_attend, head_pick, kv_inputs, linears, moves, prefill_gdn, window_gdn,
-    fused_gdn      its fusions (`fused.FUSIONS`). To replace a part is to drop them
+    add_norm, conv_inputs, draft_inputs, gated_attend, head_pick, kv_inputs, linears, moves, prefill_gdn, verify_gdn,
+    window_gdn, fused_gdn: its fusions (`fused.FUSIONS`). To replace a part is to drop them
     tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
     chances        its ops round by chance what is stored so (`Blocked.seed`)
     packed         its kernels take no strides: pools have neither red zones nor padding
@@ -340,6 +341,7 @@ class Ops:
     linears: Linears | None = None
     moves: Moves | None = None
     prefill_gdn: PrefillGdn | None = None
+    verify_gdn: VerifyGdn | None = None
     window_gdn: WindowGdn | None = None
     fused_gdn: FusedGdn | None = None
     tiled: bool = False

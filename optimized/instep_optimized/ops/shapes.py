@@ -138,6 +138,11 @@ def _prefill_gdn(given: Given) -> Iterator[Fit]:
     yield from _fused_gdn({**given, "mixed": given["x"]})
 
 
+def _verify_gdn(given: Given) -> Iterator[Fit]:
+    yield from _conv({**given, "parts": given["windows"]})
+    yield from _window_gdn({**given, "mixed": given["x"]})
+
+
 def _states(given: Given, state: Shape) -> Iterator[Fit]:
     for part in given["parts"]:
         for name in ("read", "store", "per_row", "settled"):
@@ -269,6 +274,7 @@ FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "add_norm": _add_norm, "conv_inputs": _conv_inputs, "linears": _linears, "kv_inputs": _kv_inputs,
     "gated_attend": _gated_attend,
     "draft_inputs": _draft_inputs, "moves": _moves, "prefill_gdn": _prefill_gdn, "window_gdn": _window_gdn,
+    "verify_gdn": _verify_gdn,
     "draw": _draw, "select_beams": _select_beams, "build_tree": _of_trees("tokens", "parents", "scores"),
 }  # fmt: skip
 
@@ -299,6 +305,7 @@ GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "gdn_inputs": _heads, "gdn": lambda g: (tuple(g["inputs"].v.shape),), "gated_norm": _like("core"),
     "fused_gdn": lambda g: _heads(g)[2:3], "conv_inputs": lambda g: _heads({**g, "mixed": g["x"]}),
     "window_gdn": lambda g: _heads(g)[2:3], "prefill_gdn": lambda g: _heads({**g, "mixed": g["x"]})[2:3],
+    "verify_gdn": lambda g: _heads({**g, "mixed": g["x"]})[2:3],
     "add_norm": lambda g: (tuple(g["x"].shape),) * 2,
     "linears": lambda g: tuple((g["x"].shape[0], *shape) for shape in g["shapes"]),
     "attention_inputs": lambda g: (

@@ -33,6 +33,7 @@ from ..kernels.rowwise.pointwise import add, output_gate
 from ..kernels.rowwise.rotary import attention_inputs, kv_inputs
 from ..kernels.rowwise.rows import concat, embed, select, store_rows
 from ..kernels.runtime import must_round
+from ..kernels.verify import verify_gdn
 from .base import Ops, Types
 from .by_row import BY_ROW
 from .plain.ring import kept_updates
@@ -107,6 +108,7 @@ TRITON = Ops(
     linears=linears,
     moves=moves,
     prefill_gdn=prefill_gdn,
+    verify_gdn=verify_gdn,
     window_gdn=window_gdn,
     products={
         "gdn.chunk": Product("bf16", block=TOKENS, residual=True, narrow=True),

@@ -28,6 +28,7 @@ WIDTH = 128
 TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one token
 SLIM = 88 if NEWER.value else 72  # registers of a row of V: of 80 a newer Triton spills two
 NARROW = 112 if NEWER.value else 96  # of two rows in 16 bits: of 96 it spills 26
+KEEPS_FIRST = not NEWER.value  # in a window of many rows with its conv: so a newer Triton spills four registers
 AHEAD = 1024  # programs: some 4 MB of states
 WRITTEN_OUT = 8  # rows at most: of more the code is long, and waits for itself
 
@@ -70,6 +71,10 @@ SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
         2: ((16384, Shape(2, 4, 128, lined=True, guess=2)), (8192, Shape(2, 4, 128, ends=False, guess=2)),
             (0, Shape(1, 4, 168, apart=True, guess=2))),
     },
+    "verify": {
+        4: ((65536, Shape(2, 4, 128, lined=True, guess=2, kept_first=KEEPS_FIRST, asked=2)),
+            (32768, Shape(2, 4, 128, lined=True, guess=2, asked=2)), (0, Shape(2, 4, 128, guess=2, kept_first=True))),
+    },
     "kept": {
         4: ((524288, Shape(2, 2, 112, guess=2)), (16384, Shape(2, 2, 112)), (0, Shape(2, 2, 112, guess=2))),
         2: ((524288, Shape(2, 2, 112)), (0, Shape(2, 2, 112, guess=2))),
@@ -82,10 +87,10 @@ SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
 LARGEST = (2, 4)  # of all shapes
 
 
-def fits(inputs: GdnInputs, part: Part, core: torch.Tensor, raw: bool = False) -> bool:
+def fits(inputs: GdnInputs, part: Part, core: torch.Tensor, raw: bool = False, numbers: int = 1) -> bool:
     """Whether `staged` can run this part. No state is rounded by chance here, and none has scales.
 
-    raw: inputs are as a `rule` takes them, in any dtype
+    raw: inputs are as a `rule` takes them, in any dtype;  numbers: of each of their q, k and v, which may be words
     """
     addresses = [one for one in (part.read, part.store, part.settled, part.per_row) if one is not None]
     dtype = part.read.pool.dtype
@@ -95,9 +100,37 @@ def fits(inputs: GdnInputs, part: Part, core: torch.Tensor, raw: bool = False) -
     if part.ring is not None:
         wide &= isinstance(part.ring.kept, Updates) and all(pool.dtype == torch.float32 for pool in part.ring.kept)
         kept = part.ring.size
-    keys, values = inputs.k.shape[2], core.shape[2]
+    keys, values = numbers * inputs.k.shape[2], core.shape[2]
     filled = keys == WIDTH and values % rows_of(*LARGEST, keys) == 0
     return alike and wide and filled and part.parents is None and max(kept, part.most) <= TOKENS
+
+
+def fits_conv(x: torch.Tensor, weight: torch.Tensor, window: Part, part: Part, rows: int) -> bool:
+    """Whether `staged` can run the conv of x with a part of so many rows of V that it fits without, and should."""
+    told = all(_same(*pair) for pair in zip(_rows(window), _rows(part), strict=True)) and window.per_row is not None
+    timed = part.read.pool.itemsize in SHAPES["verify"] and rows in VERIFIES and 1 < part.most <= ROWS
+    if not (told and timed and part.ring is not None and part.per_row is None and weight.shape[1] == TAPS):
+        return False
+    held = [one.pool for one in (window.read, window.per_row) if one is not None]
+    whole = weight.is_contiguous() and weight.data_ptr() % 8 == 0
+    whole &= all(one.dtype == torch.bfloat16 for one in (x, weight, *held))
+    whole &= all(pool.stride()[-2:] == (TAPS - 1, 1) and in_words(pool, 2) for pool in held)
+    return whole and x.stride(1) == 1 and in_words(x, 1)
+
+
+def _rows(part: Part) -> tuple[torch.Tensor, ...]:
+    return part.begin, part.count, part.fresh, part.read.units
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both are the same memory, so that what one says the other says."""
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
+
+
+def in_words(x: torch.Tensor, inner: int) -> bool:
+    """Whether every row, of `inner` axes, begins at a word, and ends at one."""
+    steps = x.stride()[: x.dim() - inner]
+    return x.data_ptr() % 8 == 0 and x.shape[-inner] % TAPS == 0 and all(step % TAPS == 0 for step in steps)
 
 
 def _aligned(pool: torch.Tensor) -> bool:
@@ -106,33 +139,61 @@ def _aligned(pool: torch.Tensor) -> bool:
     return pool.data_ptr() % 16 == 0 and all(step % 16 == 0 for step in steps)
 
 
+Conv = tuple[torch.Tensor, Address, Address]  # weight; windows before the first row, and those after every row
+TAPS = 4  # of the conv; also numbers of a word
+# With its conv a window was timed with so many rows, and rows of V in all heads and requests. Of fewer the conv takes
+# as long here as its launch (LOG.md).
+ROWS, VERIFIES = 4, range(8192, 131072 + 1)
 Rule = tuple[torch.Tensor, torch.Tensor, float]  # A_log, dt_bias [HV], and what a query is multiplied by
 
 
 def staged(
     inputs: GdnInputs, part: Part, core: torch.Tensor, shape: Shape | None = None, look: int = 0,
-    rule: Rule | None = None,
+    rule: Rule | None = None, conv: Conv | None = None,
 ) -> None:
     """`window` of a part that fits. shape: left out, as SHAPES has it; the bits do not depend on it.
 
     rule: `inputs` are rows as they come from the conv and the linear maps, with a and b in the places of log decay and
     beta. Then norms and gates are computed here, with the bits of `inputs.py`.
+    conv: then q, k and v of `inputs` are what the conv takes, in words.
     """
-    heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
+    heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2] * (TAPS if conv else 1)
     requests = part.begin.numel()
-    one = Shape(*(shape or shape_for(part, requests * heads * values)))
+    asked_for = "verify" if conv else form(part)
+    one = Shape(*(shape or shape_for(asked_for, part.read.pool.itemsize, requests * heads * values)))
     ring, stripes = part.ring, values // rows_of(one.held, one.warps, keys)
     kept = 18 * (None,) if ring is None else ring_of(ring)
     launch(
         staged_window, (stripes, heads, requests), *packed_rows(inputs, core),
-        *(rule or (None, None, None)), part.begin, part.count, part.fresh,
+        *(rule or (None, None, None)), *(_conv(conv) if conv else 9 * (None,)), part.begin, part.count, part.fresh,
         *held_at(part.read), *held_at(part.store), *held_at(part.settled), *held_at(part.per_row), *kept,
         heads // inputs.k.shape[1], look, len(part.read.pool),
         VR=one.held, KT=keys, KI=KEY_PIECE, KEPT=power_of_2(ring.size) if ring is not None else 1,
         MOST=power_of_2(part.most), ALONE=form(part) == "decode", AHEAD=one.ahead // stripes, LINED=one.lined,
         ENDS=one.ends, APART=one.apart and part.most <= WRITTEN_OUT, GUESS=one.guess, KEPT_FIRST=one.kept_first,
-        ASKED=one.asked, warps=one.warps, registers=one.registers,
+        ASKED=one.asked, STEP=inputs.q.stride(0) if conv else None, warps=one.warps, registers=one.registers,
     )  # fmt: skip
+
+
+def words_of(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, key_heads: int, key_dim: int) -> GdnInputs:
+    """Rows [q | k | v] before the conv, in words, with a and b"""
+    words, width = x.view(torch.uint64), key_dim // TAPS
+    q, k, v = torch.split(words, [key_heads * width, key_heads * width, words.shape[1] - 2 * key_heads * width], dim=1)
+    heads = (len(x), key_heads, width)
+    return GdnInputs(q.view(heads), k.view(heads), v.view(len(x), a.shape[1], -1), a, b)
+
+
+def _conv(conv: Conv) -> tuple[Any, ...]:
+    """Taps; pool, columns and steps of windows before the first row; pool, units and steps of those after rows"""
+    weight, (past, _, column, *read), (kept, units, _, *each) = conv[0], *(held_in_words(one) for one in conv[1:])
+    return weight.view(torch.uint64), past, column, *read, kept, units, *each
+
+
+def held_in_words(address: Address) -> tuple[Any, ...]:
+    """(pool, units, columns, unit step, column step) of windows; all steps count words."""
+    pool, units, _, unit, column, _, _ = flat(address, 2, address)
+    flattened = pool.as_strided((*pool.shape[:-2], pool.shape[-2] * (TAPS - 1)), (*pool.stride()[:-2], 1))
+    return flattened.view(torch.uint64), units, address.column, unit // TAPS, column // TAPS
 
 
 def held_at(address: Address | None) -> tuple[Any, ...]:
@@ -144,12 +205,15 @@ def held_at(address: Address | None) -> tuple[Any, ...]:
 
 
 def form(part: Part) -> str:
-    """A `window` of several rows; one row of which something is `kept` beside the state behind it; or a `decode`."""
+    """A `window` of several rows; one row of which something is `kept` beside the state behind it; or a `decode`.
+
+    A window with its conv is a `verify`.
+    """
     if part.most > 1:
         return "window"
     return "decode" if part.ring is None and part.per_row is None else "kept"
 
 
-def shape_for(part: Part, rows: int) -> Shape:
-    """The shape of a launch over so many rows of V."""
-    return next(shape for least, shape in SHAPES[form(part)][part.read.pool.itemsize] if rows >= least)
+def shape_for(form: str, size: int, rows: int) -> Shape:
+    """The shape of a launch over so many rows of V, whose states have numbers of so many bytes."""
+    return next(shape for least, shape in SHAPES[form][size] if rows >= least)

@@ -36,8 +36,8 @@ from ..device.layouts import (
     wrapped,
 )
 from ..rowwise import inputs as inputs_file
-from ..rowwise.inputs import L2_EPS, STEPS
 from . import body
+from .rows_staged import NUMBERS, conved, length_1, put_windows, rows_at, taps_of, window_at
 
 again, answer, overlap, covering, softplus = (
     gluon.jit(one.fn) for one in (body.again, body.answer, body.overlap, cover.covering, inputs_file.softplus)
@@ -48,7 +48,8 @@ again, answer, overlap, covering, softplus = (
 def staged_window(
     q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
     log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, core, core_row, core_head,
-    A_log, dt_bias, scale, begin, count, fresh,
+    A_log, dt_bias, scale, taps, past, past_columns, past_unit, past_column, kept, kept_units, kept_unit, kept_column,
+    begin, count, fresh,
     read, read_units, read_columns, read_unit, read_column, read_h, read_v: gl.constexpr,
     store, store_units, store_columns, store_unit, store_column, store_h, store_v: gl.constexpr,
     settled, settled_units, settled_columns, settled_unit, settled_column, settled_h, settled_v: gl.constexpr,
@@ -58,15 +59,18 @@ def staged_window(
     ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_u_size,
     group, look, units, VR: gl.constexpr, KT: gl.constexpr, KI: gl.constexpr, KEPT: gl.constexpr, MOST: gl.constexpr,
     ALONE: gl.constexpr, AHEAD: gl.constexpr, LINED: gl.constexpr, ENDS: gl.constexpr, APART: gl.constexpr,
-    GUESS: gl.constexpr, KEPT_FIRST: gl.constexpr, ASKED: gl.constexpr, EARLY: gl.constexpr,
+    GUESS: gl.constexpr, KEPT_FIRST: gl.constexpr, ASKED: gl.constexpr, STEP: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """One program: one request, one value head, VL * VR rows of V. Grid (V tiles, HV, B).
 
     At most KEPT tokens run again, and then at most MOST rows. An address that is absent is None, as a ring is; then
     nothing of it is compiled. Where A_log is given, q, k and v are the conv's rows, and log_decay and beta are a and b.
+    Where taps are given, too, q, k and v are what the conv takes, in words (`rows_staged.py`). The windows before a
+    request's rows are read from `past`, by several programs of a key head. So those behind its rows are kept elsewhere.
 
     ALONE: one row and nothing else, so that nothing of it but its key and query need be shared.
-    AHEAD: how many heads later the state is read that is asked for into the cache. The others: as in `Shape`.
+    AHEAD: how many heads later the state is read that is asked for into the cache.
+    STEP: words from a row before the conv to the next one. The others: as in `Shape`.
     """
     W: gl.constexpr = gl.num_warps()
     P: gl.constexpr = KT // KI
@@ -86,7 +90,8 @@ def staged_window(
     SPAN: gl.constexpr = gl.BlockedLayout([1, WORD], [32 * WORD // KT, KT // WORD], [W, 1], [1, 0])
     MINE: gl.constexpr = gl.BlockedLayout([VR, 4], [32 // SIDE, SIDE], [W, 1], [1, 0])
     LINES: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [W, 1], [1, 0])  # [tokens, K], rows of the conv
-    GUESSED: gl.constexpr = GUESS == 2 and A_log is not None and not ALONE  # whether rows are loaded by a guess
+    CONV: gl.constexpr = taps is not None
+    GUESSED: gl.constexpr = (GUESS == 2 or CONV) and A_log is not None and not ALONE  # rows are loaded by a guess
 
     # Weights, and what hangs on nothing that is read: this is computed while the launch before still runs.
     request, stripe, head = gl.program_id(2), gl.program_id(0), gl.program_id(1).to(gl.int64)
@@ -102,11 +107,26 @@ def staged_window(
     if A_log is None:
         k, q = k + (row_k * k_row + copied_k), q + (row_k * q_row + copied_k)
     else:
-        raw, raw_at = along(0, MOST, LINES), along(1, KT, LINES)
+        if not CONV:
+            raw, raw_at = along(0, MOST, LINES), along(1, KT, LINES)
+        else:
+            VALUES: gl.constexpr = VL * VR // NUMBERS  # words of a row of this program's values
+            WORDS: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [W, 1], [1, 0])  # [tokens, words of K]
+            FEW: gl.constexpr = gl.BlockedLayout([1, 1], [32 // VALUES, VALUES], [W, 1], [1, 0])  # [tokens, VALUES]
+            raw, raw_at, heads = along(0, MOST, WORDS), along(1, KT // NUMBERS, WORDS), gl.num_programs(1)
+            row_v, word_v = along(0, MOST, FEW), stripe * VALUES + along(1, VALUES, FEW)
+            # The same words among those of all channels: q, then k, then v.
+            all_q = gl.program_id(1) // group * (KT // NUMBERS) + raw_at
+            all_k = heads // group * (KT // NUMBERS) + all_q
+            all_v = 2 * (heads // group) * (KT // NUMBERS) + gl.program_id(1) * (gl.num_programs(0) * VALUES) + word_v
+            past_q, past_k, past_v = past + 3 * all_q, past + 3 * all_k, past + 3 * all_v
+            taps_q, taps_k, taps_v = taps_of(taps, all_q), taps_of(taps, all_k), taps_of(taps, all_v)
         k, q = k + (raw * k_row + raw_at), q + (raw * q_row + raw_at)
         bias, rate = gl.load(dt_bias + head).to(gl.float32), gl.exp(gl.load(A_log + head).to(gl.float32))
     if ALONE:
         v += at_v
+    elif CONV:
+        v += row_v * v_row + word_v
     else:
         v += row_v * v_row + copied_v
     log_decay, beta = log_decay + head * log_decay_head, beta + head * beta_head
@@ -120,6 +140,9 @@ def staged_window(
     # into the cache may be any of the pool. Rows are loaded behind the wait, and again if they stand elsewhere.
     if GUESSED:
         guess = gl.minimum(gl.maximum(gl.load(begin + request, cache_modifier=".cg"), 0), gl.maximum(look - 1, 0))
+        if CONV:
+            near_k, near_q, near_v = k + guess * k_row, q + guess * q_row, v + guess * v_row
+            near_a, near_b = log_decay + guess * log_decay_row, beta + guess * beta_row
     if EARLY:  # what is before the wait may run while the launch before this one still does
         if read_columns is None and GUESS > 0:
             said = gl.load(read_units + request, cache_modifier=".cg")
@@ -127,10 +150,11 @@ def staged_window(
             ask_for(ahead, read_v, stripe * VL * VR, VL * VR // ASKED, KT)
         gdc_wait()
         gdc_launch_dependents()
-    if GUESSED:
+    if GUESSED and not CONV:
         raw_k, raw_q, raw_v, forgets, strength = rows_at(
-            guess, look - guess, k, k_row, q, q_row, v, v_row, log_decay, log_decay_row, beta, beta_row, raw, row_v, row
-        )
+            guess, look - guess, k, k_row, q, q_row, v, v_row, log_decay, log_decay_row, beta, beta_row,
+            raw, row_v, row, None,
+        )  # fmt: skip
     unit, first, rows = gl.load(read_units + request), gl.load(begin + request), gl.load(count + request).to(gl.int32)
     known, pending = gl.load(fresh + request) == 0, 0
     if AHEAD > 0:
@@ -149,6 +173,12 @@ def staged_window(
         settle = gl.load(settled_units + request)
     if each is not None:
         each_to = gl.load(each_units + request)
+    if CONV:  # behind the tables: where the state stands hangs on them
+        kept_to = gl.load(kept_units + request)
+        raw_k, raw_q, raw_v, forgets, strength = rows_at(
+            0, look - guess, near_k, k_row, near_q, q_row, near_v, v_row, near_a, log_decay_row, near_b, beta_row,
+            raw, row_v, row, STEP,
+        )  # fmt: skip
     requests = gl.num_programs(2)
     share = gl.cdiv(look, requests)
     look_from, look_to = request * share, gl.minimum((request + 1) * share, look)
@@ -166,6 +196,10 @@ def staged_window(
     # rows at once as have a line together.
     TURNS: gl.constexpr = LINE // (KI * DTYPE.primitive_bitwidth)
     tile = gl.allocate_shared_memory(DTYPE, [VL * VR, KT], gl.SwizzledSharedLayout(KI, VR, TURNS, [1, 0]))
+    if CONV:
+        before_q = window_at(place(past_q, unit, past_columns, request, past_unit, past_column), raw, known)
+        before_k = window_at(place(past_k, unit, past_columns, request, past_unit, past_column), raw, known)
+        before_v = window_at(place(past_v, unit, past_columns, request, past_unit, past_column), row_v, known)
     source = place(source, unit, read_columns, request, read_unit, read_column)
     if A_log is not None:  # norms are computed meanwhile
         begin_copy(tile, source, mask=(span_v >= 0) & known)
@@ -188,8 +222,9 @@ def staged_window(
     if GUESSED:
         if (guess != first) | (first + rows > look):
             raw_k, raw_q, raw_v, forgets, strength = rows_at(
-                first, rows, k, k_row, q, q_row, v, v_row, log_decay, log_decay_row, beta, beta_row, raw, row_v, row
-            )
+                first, rows, k, k_row, q, q_row, v, v_row, log_decay, log_decay_row, beta, beta_row,
+                raw, row_v, row, STEP if CONV else None,
+            )  # fmt: skip
     else:
         k, q, v = k + first * k_row, q + first * q_row, v + first * v_row
         log_decay, beta = log_decay + first * log_decay_row, beta + first * beta_row
@@ -216,6 +251,10 @@ def staged_window(
             raw_q = gl.load(q, mask=raw < rows, other=0.0)
             if not ALONE:
                 raw_v = gl.load(v, mask=row_v < rows, other=0.0)
+        if CONV:
+            raw_k, window_k = conved(raw_k, before_k, taps_k, raw, LINES)
+            raw_q, window_q = conved(raw_q, before_q, taps_q, raw, LINES)
+            raw_v, window_v = conved(raw_v, before_v, taps_v, row_v, None)
         raw_k, raw_q = raw_k.to(gl.float32), raw_q.to(gl.float32)
         if not ALONE:
             values = shared(raw_v.to(gl.float32), [MOST, VL, VR])
@@ -232,6 +271,13 @@ def staged_window(
     products = overlap(every_key, every_query)
     if not ALONE:
         overlaps = gates(products, MOST)
+    if CONV:  # while the state is still on its way
+        if kept_to >= 0:
+            kept += kept_to * kept_unit
+            put_windows(kept + row_v * kept_column, all_v, window_v, row_v < rows)
+            if (stripe == 0) & (head % group == 0):
+                put_windows(kept + raw * kept_column, all_q, window_q, raw < rows)
+                put_windows(kept + raw * kept_column, all_k, window_k, raw < rows)
     async_copy.wait_group(0)
     barrier()
     state = gl.convert_layout(gl.reshape(tile.load(MINE).to(gl.float32), [VL, VR, P, KI]), TILE)
@@ -304,19 +350,6 @@ def staged_window(
 
 
 @gluon.jit
-def rows_at(
-    first, rows, k, k_row, q, q_row, v, v_row, log_decay, log_decay_row, beta, beta_row, at_k, at_v, at
-):  # fmt: skip
-    """What the conv and the linear maps give, from a row on  ->  k, q, v, a, b;  at: the rows of each among `rows`"""
-    raw_k = gl.load(k + first * k_row, mask=at_k < rows, other=0.0)
-    raw_q = gl.load(q + first * q_row, mask=at_k < rows, other=0.0)
-    raw_v = gl.load(v + first * v_row, mask=at_v < rows, other=0.0)
-    forgets = gl.load(log_decay + first * log_decay_row + at * log_decay_row, mask=at < rows, other=0.0)
-    strength = gl.load(beta + first * beta_row + at * beta_row, mask=at < rows, other=0.0)
-    return raw_k, raw_q, raw_v, forgets, strength
-
-
-@gluon.jit
 def keep_rows(ring, keep, here, leads, decay, row, keys, row_k, rows):
     """Store what rings keep of a window's rows besides their updates, from entry `keep` on.
 
@@ -347,13 +380,3 @@ def token(state, query, key, kq, value, decay, beta, core, TWICE: gl.constexpr, 
     if asked_for:
         state = again(state, first, decay, update)
     return state, update
-
-
-@gluon.jit
-def length_1(raw):
-    """`unit` of `inputs.py`, with its order of the sum."""
-    total = raw * raw
-    for _ in gl.static_range(STEPS):
-        if total.shape[1] > 1:
-            total = gl.sum(gl.reshape(total, [raw.shape[0], total.shape[1] // 2, 2]), axis=2)
-    return raw * gl.rsqrt(gl.convert_layout(total, raw.type.layout) + L2_EPS)

@@ -21,6 +21,7 @@ from .kv_inputs import KvInputs, kv_inputs
 from .linears import Linears, linears
 from .moves import Moved, Moves, moves
 from .prefill_gdn import PrefillGdn, prefill_gdn
+from .verify_gdn import VerifyGdn, verify_gdn
 from .window_gdn import WindowGdn, window_gdn
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FUSIONS", "AddNorm", "ConvInputs", "DraftInputs", "FusedGdn", "Fusion", "GatedAttend", "HeadPick", "KvInputs",
-    "Linears", "MakeAddNorm", "Moved", "Moves", "PrefillGdn", "WindowGdn", "add_norm", "conv_inputs", "draft_inputs",
-    "exact_of", "fuses", "gated_attend", "head_pick", "in_parts", "inside_of", "kv_inputs", "linears", "moves",
-    "not_of", "prefill_gdn", "wholes", "window_gdn",
+    "Linears", "MakeAddNorm", "Moved", "Moves", "PrefillGdn", "VerifyGdn", "WindowGdn", "add_norm", "conv_inputs",
+    "draft_inputs", "exact_of", "fuses", "gated_attend", "head_pick", "in_parts", "inside_of", "kv_inputs", "linears",
+    "moves", "not_of", "prefill_gdn", "verify_gdn", "wholes", "window_gdn",
 ]
 
 
@@ -60,6 +61,8 @@ FUSIONS: Mapping[str, Fusion] = {
     "linears": Fusion(("linear",), exact=False, shares=True),
     "moves": Fusion(("move",)),
     "prefill_gdn": Fusion(
+        ("conv", "gdn_inputs", "gdn"), hides=frozenset({"mixed", "q", "k", "v", "log_decay", "beta"})),
+    "verify_gdn": Fusion(
         ("conv", "gdn_inputs", "gdn"), hides=frozenset({"mixed", "q", "k", "v", "log_decay", "beta"})),
     "window_gdn": Fusion(("gdn_inputs", "gdn"), hides=frozenset({"q", "k", "v", "log_decay", "beta"})),
     "fused_gdn": Fusion(

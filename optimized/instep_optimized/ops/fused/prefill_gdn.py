@@ -9,8 +9,7 @@ import torch
 from instep_reference.contract.place import Place
 
 from ...layout import Part
-from .conv_inputs import conv_inputs
-from .window_gdn import serves as of_windows
+from .verify_gdn import verify_gdn
 
 if TYPE_CHECKING:
     from ..base import Ops
@@ -35,15 +34,12 @@ def prefill_gdn(
     A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, parts: tuple[Part, ...],
     dtype: torch.dtype, to: tuple[Place, ...],
 ) -> torch.Tensor:  # fmt: skip
-    """`PrefillGdn` where it `serves`; of windows the conv and `WindowGdn`, where that serves; or its parts."""
-    rule = {"a": a, "b": b, "A_log": A_log, "dt_bias": dt_bias, "key_heads": key_heads, "key_dim": key_dim}
+    """`PrefillGdn` where it `serves`, or what `verify_gdn` composes of its parts."""
+    given = {"x": x, "weight": weight, "windows": windows, "a": a, "b": b, "A_log": A_log, "dt_bias": dt_bias,
+             "key_heads": key_heads, "key_dim": key_dim, "parts": parts, "dtype": dtype, "to": to}  # fmt: skip
     if ops.prefill_gdn is not None and serves(ops, (*windows, *parts), dtype):
-        return ops.prefill_gdn(x=x, weight=weight, windows=windows, **rule, parts=parts, dtype=dtype, to=to)  # type: ignore[arg-type]
-    if ops.window_gdn is not None and of_windows(parts, x.dtype):
-        mixed = ops.conv(x=x, weight=weight, parts=windows, to=to[0])
-        return ops.window_gdn(mixed=mixed, **rule, parts=parts, dtype=dtype, to=to[1:])  # type: ignore[arg-type]
-    inputs = conv_inputs(ops, x=x, weight=weight, parts=windows, **rule, to=to[:-1])  # type: ignore[arg-type]
-    return ops.gdn(inputs=inputs, parts=parts, dtype=dtype, to=to[-1])
+        return ops.prefill_gdn(**given)  # type: ignore[arg-type]
+    return verify_gdn(ops, **given)  # type: ignore[arg-type]
 
 
 def serves(ops: Ops, parts: tuple[Part, ...], dtype: torch.dtype) -> bool:

@@ -1,0 +1,58 @@
+"""The delta rule of a verify, with the conv, the norms and the gates before it: nothing of a row is stored between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from instep_reference.contract.place import Place
+
+from ...layout import Part
+from .conv_inputs import conv_inputs
+from .window_gdn import serves as of_windows
+
+if TYPE_CHECKING:
+    from ..base import Ops
+
+
+class VerifyGdn(Protocol):
+    """`conv`, `gdn_inputs`, then `gdn`, with the arguments of all three  ->  core [N, HV, V].
+
+    windows, parts: of the conv and of the states, none of them a tree. Windows are kept after every row, in other
+    memory than they are read from, for several programs may read the same one. x: of 16 bits.
+    `to`: places of mixed, q, k, v, log_decay, beta and core. All but core stay inside.
+    """
+
+    def __call__(
+        self, *, x: torch.Tensor, weight: torch.Tensor, windows: tuple[Part, ...], a: torch.Tensor, b: torch.Tensor,
+        A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, parts: tuple[Part, ...],
+        dtype: torch.dtype, to: tuple[Place, ...],
+    ) -> torch.Tensor: ...
+
+
+def verify_gdn(
+    ops: Ops, *, x: torch.Tensor, weight: torch.Tensor, windows: tuple[Part, ...], a: torch.Tensor, b: torch.Tensor,
+    A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, parts: tuple[Part, ...],
+    dtype: torch.dtype, to: tuple[Place, ...],
+) -> torch.Tensor:  # fmt: skip
+    """`VerifyGdn` where it `serves`; of other windows the conv and `WindowGdn`, where that serves; or its parts."""
+    rule = {"a": a, "b": b, "A_log": A_log, "dt_bias": dt_bias, "key_heads": key_heads, "key_dim": key_dim}
+    if ops.verify_gdn is not None and serves(windows, parts, x.dtype):
+        return ops.verify_gdn(x=x, weight=weight, windows=windows, **rule, parts=parts, dtype=dtype, to=to)  # type: ignore[arg-type]
+    if ops.window_gdn is not None and of_windows(parts, x.dtype):
+        mixed = ops.conv(x=x, weight=weight, parts=windows, to=to[0])
+        return ops.window_gdn(mixed=mixed, **rule, parts=parts, dtype=dtype, to=to[1:])  # type: ignore[arg-type]
+    inputs = conv_inputs(ops, x=x, weight=weight, parts=windows, **rule, to=to[:-1])  # type: ignore[arg-type]
+    return ops.gdn(inputs=inputs, parts=parts, dtype=dtype, to=to[-1])
+
+
+def serves(windows: tuple[Part, ...], parts: tuple[Part, ...], dtype: torch.dtype) -> bool:
+    """Whether the op is for these parts of rows in dtype."""
+    return of_windows(windows, dtype) and of_windows(parts, dtype) and all(map(_apart, windows))
+
+
+def _apart(part: Part) -> bool:
+    """Whether windows are kept after every row, and nowhere where they are read."""
+    kept, read = part.per_row, part.read.pool.untyped_storage().data_ptr()
+    return part.store is None and kept is not None and kept.pool.untyped_storage().data_ptr() != read

@@ -1,0 +1,228 @@
+"""`verify_gdn` is conv, norms, gates and delta rule of a verify: the bits of its parts, in results and in memory.
+
+Leaves out: what all fusions share (`test_fusions.py`), and whole runs (the relation `fused`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from instep.kit.cases import serve
+from instep.kit.cases.case import BF16, FP32, Call, Case, Draw, at
+from instep.kit.cases.pools import guarded, same_bits
+from instep.kit.cases.recurrent import SHAPES, Heads, Shape, conv_case, gdn_case
+from instep_optimized.kernels import verify
+from instep_optimized.kernels.runtime import INTERPRETED
+from instep_optimized.layout import Address, Part
+from instep_optimized.ops import fused
+from instep_optimized.ops.around import around
+from instep_optimized.ops.base import GdnInputs, Ops
+from instep_optimized.ops.contracts import contracts
+from instep_optimized.ops.fused import in_parts
+from instep_optimized.ops.precise import PRECISE
+from instep_optimized.ops.triton import TRITON
+from instep_reference.contract.place import unseen
+from support.ops_agree import agree
+from support.ring_world import Turn, World, stream
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+pytestmark = [pytest.mark.interpreted] if INTERPRETED else [pytest.mark.gpu]
+native = pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")
+PLACES = tuple(map(at, ("mixed", *GdnInputs._fields, "core")))
+GROUPED = Heads(2, 4, 16, 16)
+REAL = Heads(2, 4, 128, 128)  # as wide as kernels with explicit layouts take them on a GPU
+WIDTH = 4
+
+
+def raw(heads: Heads, rows: int, seed: int = 7) -> dict[str, Any]:
+    """Rows of the linear maps, all columns of something wider, and weights."""
+    (H, HV, K, V), draw = heads, Draw(seed, DEVICE)
+    channels = 2 * H * K + HV * V
+    wider = 16 - 2 * HV % 8  # so that rows begin at whole words
+    x, a, b, _ = torch.split(draw.normal(rows, channels + 2 * HV + wider, dtype=BF16), [channels, HV, HV, wider], dim=1)
+    return {"x": x, "weight": draw.normal(channels, WIDTH, dtype=BF16, scale=0.5), "a": a, "b": b,
+            "A_log": draw.normal(HV), "dt_bias": draw.normal(HV), "key_heads": H, "key_dim": K, "dtype": BF16,
+            "to": PLACES}  # fmt: skip
+
+
+def staged(monkeypatch: pytest.MonkeyPatch, least: int = 1) -> list[Part]:
+    """The parts whose conv the staged kernel computes, as they come; of how few rows of V, as small as tests are."""
+    if INTERPRETED:
+        return []
+    file: Any = sys.modules["instep_optimized.kernels.gdn"].staged
+    seen, run = list[Part](), file.staged
+
+    def told(*given: Any, **named: Any) -> None:
+        seen.extend([given[1]] if named.get("conv") else [])
+        run(*given, **named)
+
+    monkeypatch.setattr(file, "staged", told)
+    monkeypatch.setattr(file, "VERIFIES", range(least, file.VERIFIES.stop))
+    return seen
+
+
+class Verify:
+    """Windows of some requests over pools of states, rings and conv windows.
+
+    counts: rows of each request; -1: it has no unit.  by_column: what the conv reads has positions;  skip: rows of
+    nobody at the end;  unkept: the row of windows that are not kept
+    """
+
+    def __init__(
+        self, heads: Heads, counts: tuple[int, ...], state: torch.dtype = FP32, *, by_column: bool = False,
+        skip: int = 3, unkept: int = -1,
+    ) -> None:
+        H, HV, K, V = heads
+        self.world = World.of(TRITON, heads, DEVICE, size=16, slots=len(counts) + 1, dtype=state)
+        draw, channels, slots = Draw(42, DEVICE), 2 * H * K + HV * V, range(1, len(counts) + 1)
+        self.world.state.view[1:] = draw.normal(*self.world.state.view[1:].shape).to(state)
+        for slot in slots:
+            self.world.fill(slot, slot, stream(heads, 3, slot, DEVICE))
+        turns = [
+            Turn(n + 1 if count >= 0 else -1, stream(heads, max(count, 1), n, DEVICE), n + 4, n % 4, fresh=n % 5 == 4)
+            for n, count in enumerate(counts)
+        ]
+        leading = (len(counts) + 1, 3) if by_column else (len(counts) + 1,)
+        self.past = guarded(leading, (channels, WIDTH - 1), BF16, device=DEVICE)
+        self.kept = guarded((len(counts) + 1, max(counts) + 1), (channels, WIDTH - 1), BF16, device=DEVICE)
+        self.past.view[1:] = draw.normal(*self.past.view[1:].shape).to(BF16)
+        self.state = self.world.part(turns)
+        column = draw.ints([n % 3 for n in range(len(counts))]) if by_column else None
+        rows = draw.ints([n if n != unkept else -1 for n in reversed(range(len(counts)))])
+        self.window = replace(
+            self.state, read=Address(self.past.view, self.state.read.units, column), ring=None, settled=None,
+            per_row=Address(self.kept.view, rows))  # fmt: skip
+        self.pools = *self.world.pools, self.past, self.kept
+        self.given = raw(heads, int(self.state.count.sum()) + skip)
+
+    def ran(self, ops: Ops, **other: Any) -> list[torch.Tensor]:
+        """core and all memory behind the launch, which is then as it was."""
+        was = [pool.raw.clone() for pool in self.pools]
+        given = self.given | {"windows": (self.window,), "parts": (self.state,)} | other
+        core = fused.prefill_gdn(ops, **given)
+        found = [core, *(pool.raw.clone() for pool in self.pools)]
+        for pool, old in zip(self.pools, was, strict=True):
+            pool.raw.copy_(old)
+        return found
+
+
+RAGGED = (4, 1, 2, -1, 4, 3, 4, 2)
+
+
+@pytest.mark.parametrize("by_column", [False, True])
+@pytest.mark.parametrize("counts", [RAGGED] if INTERPRETED else [(4,), (2, 1, 2), RAGGED, 32 * (4,)], ids=str)
+def test_a_verify_has_the_bits_of_the_parts(
+    monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...], by_column: bool
+) -> None:
+    seen, one = staged(monkeypatch), Verify(GROUPED if INTERPRETED else REAL, counts, by_column=by_column)
+    right, found = one.ran(in_parts(TRITON)), one.ran(TRITON)
+    assert all(map(same_bits, right, found)) and bool(right[0].any()) and bool(right[0].isfinite().all())
+    assert not same_bits(right[-1], one.kept.raw), "windows are kept"
+    assert len(seen) == (not INTERPRETED)
+
+
+@native
+@pytest.mark.parametrize(
+    ("shape", "heads"), [(0, Heads(2, 2, 128, 256)), (1, Heads(1, 3, 128, 128)), (2, REAL)], ids=str)
+def test_every_shape_of_a_launch_gives_them(monkeypatch: pytest.MonkeyPatch, shape: int, heads: Heads) -> None:
+    seen, one = staged(monkeypatch), Verify(heads, RAGGED, unkept=2)
+    right, file = one.ran(in_parts(TRITON)), sys.modules["instep_optimized.kernels.gdn"].staged
+    known = file.SHAPES["verify"][4]
+    monkeypatch.setattr(file, "shape_for", lambda *_: known[shape][1])
+    assert all(map(same_bits, right, one.ran(TRITON))) and len(seen) == 1 and len(known) == 3
+
+
+@native
+@pytest.mark.parametrize(("counts", "state", "least"), [
+    ((2, 1), FP32, 8192), ((1, 1), FP32, 1), ((5, 4), FP32, 1), ((2, 1), BF16, 1),
+], ids=["few", "one row", "five rows", "16 bits"])  # fmt: skip
+def test_what_was_not_timed_has_the_parts(
+    monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...], state: torch.dtype, least: int
+) -> None:
+    seen, one = staged(monkeypatch, least), Verify(REAL, counts, state)
+    assert all(map(same_bits, one.ran(in_parts(TRITON)), one.ran(TRITON))) and seen == []
+
+
+@native
+@pytest.mark.parametrize("counts", [(4,), (4, 1, 2, 3, 4)], ids=str)
+def test_rows_that_were_guessed_wrongly_come_again(monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...]) -> None:
+    """A kernel that is told of one row guesses that every request begins there, or has more rows than there are."""
+    seen, one = staged(monkeypatch), Verify(REAL, counts, skip=0)
+    right, file = one.ran(TRITON), sys.modules["instep_optimized.kernels.gdn"].staged
+    run = file.staged
+    monkeypatch.setattr(file, "staged", lambda *args, look, **named: run(*args, look=1, **named))
+    assert all(map(same_bits, right, one.ran(TRITON))) and len(seen) == 2
+
+
+def wrong(plant: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., torch.Tensor]:
+    """The fusion, of which one argument is another one."""
+    return lambda **given: verify.verify_gdn(**given | plant(given))
+
+
+@pytest.mark.parametrize("plant", [
+    lambda g: {"a": g["b"]}, lambda g: {"weight": g["weight"].roll(1, 1)}, lambda g: {"x": g["x"].roll(1, 0)},
+    lambda g: {"windows": (replace(g["windows"][0], fresh=~g["windows"][0].fresh),)}, lambda g: {},
+], ids=["b for a", "another tap", "another row", "no history", "nothing"])  # fmt: skip
+def test_what_is_computed_of_something_else_is_seen(monkeypatch: pytest.MonkeyPatch, plant: Any) -> None:
+    staged(monkeypatch)
+    one = Verify(GROUPED if INTERPRETED else REAL, (4, 2))
+    right, found = one.ran(in_parts(TRITON)), one.ran(replace(TRITON, verify_gdn=wrong(plant)))
+    same = all(map(same_bits, right, found))
+    assert same is not bool(plant(one.given | {"windows": (one.window,)}))
+
+
+def trap(**given: Any) -> torch.Tensor:
+    raise AssertionError("the parts are to serve")
+
+
+@pytest.mark.parametrize("other", [
+    lambda one: {"windows": (replace(one.window, per_row=None),)},
+    lambda one: {"windows": (replace(one.window, store=one.window.read, per_row=one.window.per_row),)},
+    lambda one: {"windows": (replace(one.window, per_row=Address(one.past.view[:, None], one.window.read.units)),)},
+], ids=["none are kept", "the last is stored", "they are kept where they are read"])  # fmt: skip
+def test_elsewhere_the_parts_serve(other: Callable[[Verify], dict[str, Any]]) -> None:
+    one = Verify(GROUPED if INTERPRETED else REAL, (1, 1))
+    given = other(one)
+    right, found = one.ran(in_parts(TRITON), **given), one.ran(replace(TRITON, verify_gdn=trap), **given)
+    assert all(map(same_bits, right, found))
+
+
+@pytest.mark.parametrize("name", ["decode", "mixed", "prefill", "no_parts"])
+def test_nor_does_it_serve_what_is_no_verify(name: str) -> None:
+    shapes: tuple[Shape, ...] = SHAPES[name]
+    H, HV, K, V = GROUPED
+
+    def build(device: str) -> Call:
+        conv = conv_case(1, shapes, 2 * H * K + HV * V, WIDTH, BF16, True)(device)
+        rule = gdn_case(2, shapes, GROUPED, FP32, True, BF16)(device)
+        given = raw(GROUPED, len(conv.inputs["x"])) | {"windows": conv.inputs["parts"], "parts": rule.inputs["parts"]}
+        return Call(given, {f"{name} {memory}": pool for call, name in ((conv, "windows"), (rule, "states"))
+                            for memory, pool in call.pools.items()})  # fmt: skip
+
+    one = Case("prefill_gdn", "drawn", build, exact=True)
+    parts, found = (serve(SimpleNamespace(prefill_gdn=partial(fused.prefill_gdn, ops)), one, DEVICE) for ops in (
+        in_parts(TRITON), replace(TRITON, verify_gdn=trap, prefill_gdn=None)))  # fmt: skip
+    assert agree(one, parts, found) == []
+
+
+def test_a_set_with_another_rule_has_no_use_for_it() -> None:
+    assert PRECISE.verify_gdn is None and TRITON.verify_gdn is verify.verify_gdn
+
+
+def test_its_call_is_held_to_the_contracts_of_its_parts() -> None:
+    broken, one = list[str](), Verify(GROUPED, (2, 1))
+    told = around(TRITON, unseen, contracts(broken.append))
+    one.ran(told)
+    assert broken == []
+    kept = one.window.per_row
+    assert kept is not None
+    one.ran(told, windows=(replace(one.window, per_row=replace(kept, units=kept.units * 0)),))
+    assert any("per_row" in clause for clause in broken), broken
