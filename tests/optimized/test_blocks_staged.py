@@ -133,14 +133,15 @@ BESIDE_FAULTS = {
 # before it was filled is never free again. No request has more than two blocks, so who waits waits for the first of
 # a place.
 FUSED_FAULTS = {
-    "keys are not waited for": ("mbarrier.wait(landed.index(stage), phase)\n        if", "if"),
+    "keys are not waited for": ("mbarrier.wait(landed.index(stage), phase)\n            alike", "alike"),
     "inverses of the block before": ("residual, solved.index(last)", "residual, solved.index(1 - last)"),
     "weights of the block before": ("update, mixed.index(last)", "update, mixed.index(1 - last)"),
     "gates of the first block again and again": ("lines.index(stage * 5 + 2).store", "lines.index(2).store"),
     "keys behind the last row": ("_clear_behind(key, rows - n * TOKENS)", "_clear_behind(key, TOKENS)"),
     "values behind the last row": ("values.index(stage), rows - n * TOKENS)", "values.index(stage), TOKENS)"),
-    "what another level joins": ("// 2**level == 1", "// 2**level >= 0"),
-    "pairs of another block": ("pairs.slice(2 * SOLVED", "pairs.slice(SOLVED"),
+    "what another level joins": ("join, row // HALF, SMALL", "join, row // SOLVED % 2, SMALL"),
+    "pairs of another block": ("beside.slice(2 * SOLVED", "beside.slice(SOLVED"),
+    "the state of another head": ("+ wide * read_h + first * read_v\n            known", "\n            known"),
 }
 
 
@@ -156,8 +157,9 @@ def test_a_fault_in_the_one_for_all_changes_bits(fault: str, tmp_path: Path, mon
 
 LENGTHS = {  # on 132 multiprocessors, with 32 value heads
     "8 alike": ([2048] * 8, True), "4 alike": ([512] * 4, True), "nearly alike": ([1000, 1024] * 4, True),
-    "most of a round": ([2048] * 3, True), "a round and a bit": ([2048] * 5, False),
-    "half a round": ([2048] * 2, False), "short": ([256] * 8, False), "one is long": ([8192, *[512] * 7], False),
+    "most of a round": ([2048] * 3, True), "a round and a bit": ([2048] * 5, True),
+    "two rounds and a bit": ([2048] * 9, False), "half a round": ([2048] * 2, False), "short": ([256] * 8, False),
+    "one is long": ([8192, *[512] * 7], False),
 }  # fmt: skip
 
 

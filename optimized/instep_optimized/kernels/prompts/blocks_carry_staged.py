@@ -37,14 +37,14 @@ uncovered = gluon.jit(cover.uncovered.fn)
 
 
 @gluon.jit
-def clear_rest(rest, WIDE: gl.constexpr):
-    """`cover.clear_rest` of WIDE columns"""
+def clear_rest(own, requests, rest, WIDE: gl.constexpr):
+    """`cover.clear_rest` of WIDE columns. own: the request whose program clears"""
     core, core_row, look, begin, count, units = rest
     W: gl.constexpr = gl.num_warps()
     ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDE, WIDE // 8], [W, 1], [1, 0])
-    lane, requests = gl.arange(0, 32, gl.BlockedLayout([1], [32], [W], [0])), gl.num_programs(2)
+    lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [W], [0]))
     if uncovered(lane, units, count, requests, look) > 0:
-        for first in range(gl.program_id(2) * CLEARED, look, requests * CLEARED):
+        for first in range(own * CLEARED, look, requests * CLEARED):
             row, at_v = first + along(0, CLEARED, ROWS), along(1, WIDE, ROWS)
             free = (row < look) & (at_v >= 0)
             for request in range(requests):
@@ -132,7 +132,7 @@ def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr,
         source += heads * 3 * TOKENS
         if not BESIDE:
             since, until, write = _gates(source, (n + 1) * TOKENS + lane * 0 < rows)
-    clear_rest(rest, CHAINS * COLUMNS)  # the last blocks are still being computed
+    clear_rest(gl.program_id(2), gl.num_programs(2), rest, CHAINS * COLUMNS)  # the last blocks are still being computed
 
 
 @gluon.jit
@@ -236,7 +236,7 @@ def carry_staged(
     column = (head * V + first).to(gl.int32)
     rest = core + column, core_row, look, begin, count, units
     if (unit < 0) | (rows <= 0):
-        clear_rest(rest, CHAINS * COLUMNS)
+        clear_rest(request, gl.num_programs(2), rest, CHAINS * COLUMNS)
         if BESIDE and EARLY:
             gdc_wait()
         return

@@ -82,12 +82,12 @@ def _request_of(block, request, begins, count, units, FORWARD: gl.constexpr):
 
 
 @gluon.jit
-def inverted(triangles, into):
+def rows_of_inverses(triangles, NEGATED: gl.constexpr):
     """[step, B, SOLVED]: what follows every token of a triangle  ->  their inverses [B * SOLVED, SOLVED].
 
     A thread has a whole row, so no step waits for another thread. It is in pieces, because a step changes only what
-    stands behind it. Rows are stored so that threads side by side meet other banks.
-    into: memory [B, SOLVED, SOLVED] for them; None: that of `triangles`
+    stands behind it.
+    NEGATED: as they are stored, so that a step multiplies by a number as it stands in its register (LOG.md)
     """
     FOUND: gl.constexpr = gl.BlockedLayout([1, 1, PIECE], [2, SOLVED, 1], [gl.num_warps(), 1, 1], [2, 1, 0])
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
@@ -98,8 +98,12 @@ def inverted(triangles, into):
     for piece in gl.static_range(SOLVED // PIECE):
         found += (gl.where(jj == n + piece * PIECE, 1.0, gl.full((B, 1, 1), 0.0, gl.float32, FOUND)),)  # type: ignore[assignment]
     for step in gl.static_range(SOLVED - 1):
-        new = gl.expand_dims(gl.sum(gl.where(n == step % PIECE, found[step // PIECE], -0.0), axis=2), 2)
-        new = gl.where(n >= 0, -new, 0.0)  # as wide as `found`, and nothing is computed for it
+        if NEGATED:
+            new = gl.convert_layout(_column(found[step // PIECE], step % PIECE), gl.SliceLayout(2, FOUND))
+            new = gl.expand_dims(new, 2)
+        else:
+            new = -gl.expand_dims(gl.sum(gl.where(n == step % PIECE, found[step // PIECE], -0.0), axis=2), 2)
+        new = gl.where(n >= 0, new, 0.0)  # as wide as `found`, and nothing is computed for it
         changed = ()
         for piece in gl.static_range(SOLVED // PIECE):
             if piece >= (step + 1) // PIECE:
@@ -109,15 +113,34 @@ def inverted(triangles, into):
             else:
                 changed += (found[piece],)  # type: ignore[assignment]
         found = changed
+    first, second, third, fourth = found  # type: ignore[misc]
+    rows = gl.join(gl.join(first, second), gl.join(third, fourth))  # [B, SOLVED, PIECE, 2, 2]
+    return gl.reshape(gl.permute(rows, (0, 1, 4, 3, 2)), (B * SOLVED, SOLVED))
+
+
+@gluon.jit
+def _column(piece, at: gl.constexpr):
+    """[B, SOLVED, PIECE]  ->  one column [B, SOLVED], as it stands in registers"""
+    even, odd = gl.split(gl.reshape(piece, (piece.shape[0], SOLVED, 2, 2)))
+    low, high = gl.split(odd if at % 2 else even)
+    return high if at // 2 else low
+
+
+@gluon.jit
+def inverted(triangles, into):
+    """`rows_of_inverses` in memory  ->  the memory. Threads side by side meet other banks.
+
+    into: memory [B, SOLVED, SOLVED] for them; None: that of `triangles`
+    """
+    B: gl.constexpr = triangles.shape[1]
+    rows = rows_of_inverses(triangles, False)
     if into is None:
         into = triangles
         barrier()  # all of it is read
-    inverses = seen_as(into, [B, SOLVED, SOLVED], gl.SwizzledSharedLayout(PIECE, 2, 4, [2, 1, 0]))
-    first, second, third, fourth = found  # type: ignore[misc]
-    rows = gl.join(gl.join(first, second), gl.join(third, fourth))  # [B, SOLVED, PIECE, 2, 2]
-    inverses.store(gl.reshape(gl.permute(rows, (0, 1, 4, 3, 2)), (B, SOLVED, SOLVED)))
+    inverses = seen_as(into, [B * SOLVED, SOLVED], gl.SwizzledSharedLayout(PIECE, 2, 4, [1, 0]))
+    inverses.store(rows)
     barrier()
-    return seen_as(into, [B * SOLVED, SOLVED], gl.SwizzledSharedLayout(PIECE, 2, 4, [1, 0]))
+    return inverses
 
 
 @gluon.jit

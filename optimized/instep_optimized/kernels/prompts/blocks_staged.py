@@ -27,9 +27,9 @@ MOST_OF_GROUP = 4  # value heads of a key head: a program has all of them, one a
 PROGRAMS = 3  # that prepare blocks on a multiprocessor at a time
 LONG = 1536  # rows of a request from which on it pays to carry states while blocks are still being prepared
 PREPARE = {"warps": 4, "registers": 168}
-# One kernel does all where so much of the programs that its rounds have room for is there (ONLY: where that is one
-# round), where requests have so much of the longest one's rows on average, and where that has so many rows (LOG.md).
-FILLED, ONLY, EQUAL, ROWS = 0.9, 0.7, 0.9, 512
+# One kernel does all where so much of the items that its programs have time for is there (in one round of them, in
+# two, in more), where requests have so much of the longest one's rows on average, and where that has so many (LOG.md).
+FILLED, EQUAL, ROWS = (0.7, 0.6, 0.9), 0.9, 512
 FUSED = {"CARRY_REGISTERS": 192, "COPY_REGISTERS": 24, "warps": 4}
 CARRY = {"LAST": 2, "CARRY_REGISTERS": 224, "COPY_REGISTERS": 56, "warps": 4}
 
@@ -70,26 +70,32 @@ def _narrow(inputs: GdnInputs) -> bool:
 
 
 def _fuses(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
-    """Whether one kernel can do all, and is faster: it takes equally long for all of its programs, and fills rounds."""
-    requests, (heads, values) = part.begin.numel(), core.shape[1:]
-    if not _narrow(inputs) or inputs.v.element_size() != 2 or values % WIDE.value or part.most < ROWS:
+    """Whether one kernel can do all, and is faster: it takes equally long for all of its items, and fills rounds."""
+    requests = part.begin.numel()
+    if not _narrow(inputs) or inputs.v.element_size() != 2 or core.shape[2] % WIDE.value or part.most < ROWS:
         return False
-    there, programs = multiprocessors(core.device), requests * heads * (values // WIDE.value)
-    rounds = max(1, ceil_div(programs, there))
-    filled = programs >= (FILLED if rounds > 1 else ONLY) * there * rounds
+    there, items = multiprocessors(core.device), _items(part, core)
+    rounds = max(1, ceil_div(items, there))
+    filled = items >= FILLED[min(rounds, len(FILLED)) - 1] * there * rounds
     return filled and len(core) >= EQUAL * requests * part.most
+
+
+def _items(part: Part, core: torch.Tensor) -> int:
+    """How many the kernel that does all has"""
+    wide: int = WIDE.value
+    return part.begin.numel() * core.shape[1] * (core.shape[2] // wide)
 
 
 def _fused(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int) -> None:
     """`blocks_staged` by one kernel"""
     (heads, values), forget, write = core.shape[1:], inputs.log_decay, inputs.beta
     launch(
-        fused_staged, (values // WIDE.value, heads, part.begin.numel()),
+        fused_staged, (min(_items(part, core), multiprocessors(core.device)),),
         *(_boxes(_matrix(x), WIDTH.value) for x in (inputs.q, inputs.k)), _boxes(_matrix(inputs.v), WIDE.value),
         forget, *forget.stride(), write, *write.stride(), _boxes(_matrix(core), WIDE.value), core, core.stride(0), look,
         part.begin, part.count, part.read.units, part.fresh,
         *flat(part.read, 3, part.read), *flat(part.store, 3, part.read), given(part.store),
-        heads // inputs.k.shape[1], values, **FUSED,
+        part.begin.numel(), heads, heads // inputs.k.shape[1], values, **FUSED,
     )  # fmt: skip
 
 
