@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial, wraps
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +17,11 @@ import torch
 
 from instep.kit.cases import CASES, Case, serve
 from instep.kit.cases.case import BF16, FP32, Call, Draw, Inputs, at
+from instep.kit.cases.paged import READINGS, Reading, attend_case
 from instep.kit.cases.pools import guarded
 from instep.kit.cases.rows import linear_blocks, norm, row_case
 from instep.replay.variant import swapped
+from instep_optimized.kernels.attention import attend as attend_file
 from instep_optimized.kernels.runtime import launches_early
 from instep_optimized.layout import Address
 from instep_optimized.memory.units import Units
@@ -31,6 +34,7 @@ from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import unseen
 from support.ops_agree import agree
+from support.planted_kernels import planted_kernels
 
 DEVICES = [pytest.param("cuda", marks=pytest.mark.gpu) if torch.cuda.is_available() else "cpu"]
 
@@ -130,6 +134,8 @@ def moves(layers: str) -> Callable[[str], Call]:
     return build
 
 
+# A request with more rows than are read in parts, beside one with fewer.
+LONG = Reading(((2, 5, 1, 8, 7), (3, 4, -1, -1, -1)), before=(2, 3), count=(18, 2))
 EXACT = [
     Case("kv_inputs", "views", kv_inputs, exact=True),
     *(Case("moves", name, moves(name), exact=True) for name in ("alike", "apart")),
@@ -137,6 +143,7 @@ EXACT = [
       ("draft_inputs", draft_inputs), ("head_pick", head_pick)) for dtype in (FP32, BF16)),
     *(conv_inputs(case) for case in CASES if case.op == "conv"),
     *(gated_attend(case) for case in CASES if case.op == "attend"),
+    gated_attend(Case("attend", "long", attend_case(702, LONG, FP32))),
 ]
 NEAR = [row_case("linears", "blocks", linears, dtype, 701) for dtype in (FP32, BF16)]
 
@@ -175,6 +182,29 @@ def test_a_fusion_is_its_parts(case: Case, device: str) -> None:
     assert getattr(TRITON, case.op) is not None and FUSIONS[case.op].exact is case.exact
     parts, whole = (serve(composed(ops, case.op), case, device) for ops in (apart, TRITON))
     assert agree(case, parts, whole) == []
+
+
+GATES = {
+    "another head's gate": ("(row * gate_row + head * gate_head)", "(row * gate_row + (head + 1) % heads * gate_head)"),
+    "the queries in place of the gate": ("gate + (row * gate_row", "gate - gate_head // 2 + (row * gate_row"),
+    "a gate before the rows are rounded": ("found = (found.to(tl.float32) / opened_by)", "found = (mean / opened_by)"),
+    "rows of nobody with no gate": ("zero /= opening(gate + far * gate_row + some_head * gate_head + d, d < width)",
+                                    "zero += 0.0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("fault", GATES)
+def test_a_gate_of_something_else_is_seen(
+    fault: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = replace(READINGS["verify"], heads=4, kv_heads=2)
+    case = gated_attend(Case("attend", "verify", attend_case(703, reading, BF16)))
+    parts = serve(composed(in_parts(TRITON), case.op), case, device)
+    assert agree(case, parts, serve(composed(TRITON, case.op), case, device)) == []
+    other = planted_kernels("attention.attend_parts", (GATES[fault],), tmp_path, monkeypatch)
+    monkeypatch.setattr(attend_file, "join_parts", other.join_parts)
+    assert agree(case, parts, serve(composed(TRITON, case.op), case, device))
 
 
 @pytest.mark.gpu
