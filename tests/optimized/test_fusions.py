@@ -31,6 +31,7 @@ from instep_optimized.ops.base import GdnInputs, Ops
 from instep_optimized.ops.contracts import contracts
 from instep_optimized.ops.fused import FUSIONS, Moved, in_parts
 from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ops.shapes import misfits
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import unseen
 from support.ops_agree import agree
@@ -74,8 +75,8 @@ def gated_attend(case: Case) -> Case:
         query, pages = call.inputs["query"], call.inputs["pages"]
         projected = draw.normal(len(query), query.shape[1], 2, query.shape[2], dtype=query.dtype, scale=3.0)
         owned = torch.zeros(len(query), dtype=torch.bool, device=device)
-        for begin, count in zip(pages.begin.tolist(), pages.count.tolist(), strict=True):
-            owned[begin : begin + count] = True
+        for slot, begin, count in zip(*(x.tolist() for x in (pages.slots, pages.begin, pages.count)), strict=True):
+            owned[begin : begin + count] = slot >= 0
         projected[~owned, 0] = torch.nan
         return Call(call.inputs | {"projected": projected, "to": (at("attended"), at("opened"))}, call.pools)
 
@@ -191,6 +192,32 @@ GATES = {
     "rows of nobody with no gate": ("zero /= opening(gate + far * gate_row + some_head * gate_head + d, d < width)",
                                     "zero += 0.0"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_that_are_joined_in_several_turns_are_each_opened_once(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for one tile of rows, and a request has more."""
+    reading = Reading(((2, 5, 1), (3, 4, -1)), before=(2, 3), count=(8, 5), heads=16, kv_heads=1)
+    case, launched = gated_attend(Case("attend", "turns", attend_case(704, reading, BF16))), list[str]()
+    monkeypatch.setattr(attend_file, "SCRATCH", 1)
+    run = attend_file.launch
+
+    def told(kernel: Any, *given: Any, **named: Any) -> None:
+        launched.append(kernel.__name__)
+        run(kernel, *given, **named)
+
+    monkeypatch.setattr(attend_file, "launch", told)
+    parts, whole = (serve(composed(ops, case.op), case, device) for ops in (in_parts(TRITON), TRITON))
+    assert agree(case, parts, whole) == [] and launched.count("join_parts") > 2
+
+
+def test_a_gate_that_does_not_fit_is_told() -> None:
+    given = gated_attend(Case("attend", "verify", attend_case(705, READINGS["verify"], FP32))).build("cpu").inputs
+    assert list(misfits("gated_attend", given)) == []
+    (told,) = misfits("gated_attend", given | {"projected": given["projected"][:, :-1]})
+    assert "projected" in told
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -163,8 +163,8 @@ PARTED = "begin, end = gl.where(rank() > 0, cut, 0), gl.where(rank() > 0, steps,
 FIRST = "            mbarrier.wait(come.index(place), 0)\n"
 GIVEN = "    return found.to(gl.float32"
 NEVER = ("b64 [$1], 1;", "b64 [$1], 9;")  # two messages before one was awaited would end the launch with an error
-# Of a pair of programs: in which file, what stands there and what the fault is; columns, and of how many of 32 steps of
-# K the first program has the sums. The one that ought to wait has fewer than the other.
+# Of products that pairs of programs make: in which file, what stands there and what the fault is; columns, and of how
+# many of 32 steps of K the first program has the sums. The one that ought to wait has fewer than the other.
 FAULTS = {
     "a message of one half only": ("pairs", (("(row // 16 * 8 + row % 8)", "(row % 8)"),), 4096, 16),
     "a first that stores the second's": ("slim_staged", (("total += received", "total = received"),), 4096, 16),

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from instep.kit.cases import serve
 from instep.kit.cases.case import BF16, FP32, Call, Case, Draw, at
@@ -27,7 +28,9 @@ from instep_optimized.ops.around import around
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_optimized.ops.contracts import contracts
 from instep_optimized.ops.fused import in_parts
+from instep_optimized.ops.fused.verify_gdn import serves
 from instep_optimized.ops.precise import PRECISE
+from instep_optimized.ops.shapes import misfits
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import unseen
 from support.ops_agree import agree
@@ -179,6 +182,12 @@ def test_what_is_computed_of_something_else_is_seen(monkeypatch: pytest.MonkeyPa
     assert same is not bool(plant(one.given | {"windows": (one.window,)}))
 
 
+def shifted(one: Verify, seen_as: Callable[[torch.Tensor], torch.Tensor]) -> Address:
+    """Where windows are read, without the first unit of the pool"""
+    units = one.window.read.units
+    return Address(seen_as(one.past.view[1:, None]), torch.where(units > 0, units - 1, units))
+
+
 def trap(**given: Any) -> torch.Tensor:
     raise AssertionError("the parts are to serve")
 
@@ -187,7 +196,10 @@ def trap(**given: Any) -> torch.Tensor:
     lambda one: {"windows": (replace(one.window, per_row=None),)},
     lambda one: {"windows": (replace(one.window, store=one.window.read, per_row=one.window.per_row),)},
     lambda one: {"windows": (replace(one.window, per_row=Address(one.past.view[:, None], one.window.read.units)),)},
-], ids=["none are kept", "the last is stored", "they are kept where they are read"])  # fmt: skip
+    lambda one: {"windows": (replace(one.window, per_row=shifted(one, lambda pool: pool)),)},
+    lambda one: {"windows": (replace(one.window, per_row=shifted(one, from_dlpack)),)},
+], ids=["none are kept", "the last is stored", "they are kept where they are read", "the same from its second unit on",
+        "the same, as another storage"])  # fmt: skip
 def test_elsewhere_the_parts_serve(other: Callable[[Verify], dict[str, Any]]) -> None:
     one = Verify(GROUPED if INTERPRETED else REAL, (1, 1))
     given = other(one)
@@ -211,6 +223,29 @@ def test_nor_does_it_serve_what_is_no_verify(name: str) -> None:
     parts, found = (serve(SimpleNamespace(prefill_gdn=partial(fused.prefill_gdn, ops)), one, DEVICE) for ops in (
         in_parts(TRITON), replace(TRITON, verify_gdn=trap, prefill_gdn=None)))  # fmt: skip
     assert agree(one, parts, found) == []
+
+
+@pytest.mark.parametrize("other", [
+    lambda part: {"windows": replace(part, parents=torch.zeros(2, 4, dtype=torch.int64, device=DEVICE))},
+    lambda part: {"parts": replace(part, parents=torch.zeros(2, 4, dtype=torch.int64, device=DEVICE))},
+    lambda part: {"windows": replace(part, form="chunk")}, lambda part: {"parts": replace(part, form="chunk")},
+    lambda part: {"dtype": FP32}, lambda part: {"windows": None}, lambda part: {},
+], ids=["trees", "trees of states", "prompts", "prompts of states", "32 bits", "nothing", "a verify"])  # fmt: skip
+def test_it_is_for_chains_of_16_bits_whose_windows_are_kept(other: Callable[[Part], dict[str, Any]]) -> None:
+    window = Verify(GROUPED, (4, 2)).window
+    found = {"windows": window, "parts": window, "dtype": BF16} | other(window)
+    parts = (() if one is None else (one,) for one in (found["windows"], found["parts"]))
+    assert serves(*parts, found["dtype"]) is (other(window) == {})
+
+
+@pytest.mark.parametrize(("name", "change", "what"), [
+    ("weight", lambda x: x[:-1], "x is"), ("a", lambda x: x[:, :-1], "a is"),
+], ids=["weight", "a"])  # fmt: skip
+def test_what_does_not_fit_is_told(name: str, change: Callable[[torch.Tensor], torch.Tensor], what: str) -> None:
+    one = Verify(GROUPED, (2, 1))
+    given = one.given | {"windows": (one.window,), "parts": (one.state,)}
+    assert list(misfits("verify_gdn", given)) == []
+    assert any(told.startswith(what) for told in misfits("verify_gdn", given | {name: change(given[name])}))
 
 
 def test_a_set_with_another_rule_has_no_use_for_it() -> None:

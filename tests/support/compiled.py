@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,12 +183,35 @@ def windows() -> None:
             part = Part("window", ints(), ints(), rows, pool, torch.zeros(2, dtype=torch.bool),
                         **fields)  # fmt: skip
             core = v.bfloat16()
-            assert staged_file.fits(made, part, core) and staged_file.form(part) in (form, "window")
+            assert staged_file.fits(made, part, core) and staged_file.form(part) == {"verify": "window"}.get(form, form)
+            if form == "verify":
+                takes_a_conv(x, weight, replace(part, read=past, per_row=kept_windows, ring=None, settled=None), part)
             for number, (_, shape) in enumerate(known):
                 conv = (weight, past, kept_windows) if form == "verify" else None
                 staged_file.staged(words if conv else raw, part, core, shape, rule=rule, conv=conv)
                 if conv is None and size == 4 and number == 0:
                     staged_file.staged(made, part, core, shape)
+
+
+def takes_a_conv(x: torch.Tensor, weight: torch.Tensor, window: Part, part: Part) -> None:
+    """What `fits_conv` says of a verify, and of others that differ from it in one thing"""
+    kept, wider = window.per_row, torch.zeros(8, x.shape[1] + 4, dtype=torch.bfloat16)
+    assert kept is not None
+    alike = replace(window, **{name: getattr(part, name) for name in ("begin", "count", "fresh")},
+                    read=replace(window.read, units=part.read.units))  # fmt: skip
+    fits, rows = staged_file.fits_conv, staged_file.VERIFIES
+    assert fits(x, weight, alike, part, rows.start) and fits(wider[:, 4:], weight, alike, part, rows.stop - 1)
+    assert not fits(x, weight, alike, part, rows.start - 1) and not fits(x, weight, alike, part, rows.stop)
+    for other in (wider[:, 1:-3], wider[:, 2:-2], x.half(), torch.zeros(8, x.shape[1] + 2, dtype=x.dtype)[:, :-2]):
+        assert not fits(other, weight, alike, part, rows.start)
+    assert not fits(x, weight.float(), alike, part, rows.start)
+    for changed in (
+        {"begin": part.begin.clone()}, {"read": replace(alike.read, units=part.read.units.clone())}, {"most": 3},
+        {"store": window.read}, {"per_row": None}, {"parents": torch.zeros(2, 4, dtype=torch.int64)},
+        {"per_row": replace(kept, pool=kept.pool[:, 0])}, {"per_row": replace(kept, pool=window.read.pool[:, None])},
+    ):
+        assert not fits(x, weight, replace(alike, **changed), part, rows.start), changed
+    assert not fits(x, weight, alike, replace(part, ring=None), rows.start)
 
 
 def clocks() -> None:

@@ -24,12 +24,12 @@ def verify_gdn(
     dtype: torch.dtype, to: tuple[Place, ...],
 ) -> torch.Tensor:  # fmt: skip
     """`VerifyGdn` of the seam."""
-    channels = x.shape[1] - 2 * key_heads * key_dim  # of all values
+    values = x.shape[1] - 2 * key_heads * key_dim  # of all heads
     if staged is not None and len(windows) == len(parts) == 1:
         (window,), (part,) = windows, parts
-        if staged.fits_conv(x, weight, window, part, len(part.begin) * channels):
+        if staged.fits_conv(x, weight, window, part, len(part.begin) * values):
             rows = staged.words_of(x, a, b, key_heads, key_dim)
-            core = x.new_empty(len(x), len(A_log), channels // len(A_log), dtype=dtype)
+            core = x.new_empty(len(x), len(A_log), values // len(A_log), dtype=dtype)
             if staged.fits(rows, part, core, raw=True, numbers=staged.TAPS):
                 staged.staged(rows, part, core, look=len(core), rule=(A_log, dt_bias, key_dim**-0.5),
                               conv=(weight, window.read, window.per_row))  # fmt: skip

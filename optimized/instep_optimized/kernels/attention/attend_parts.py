@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from ..device.early import wait, wait_before_product
+from ..rowwise.pointwise import opening
 from .attend_steps import across, joined, nothing
 
 
@@ -133,8 +134,9 @@ def join_parts(
 ):  # fmt: skip
     """The parts of RT rows of heads of one request: those of a group in order, then the groups. Grid: any.
 
-    ALONE: groups whose loads are under way together, if their parts are stored alone. Rows of no request become 0. What
-    is read before `wait` was written before the parts were read. gate: what opens each row, or None.
+    ALONE: groups whose loads are under way together, if their parts are stored alone. What is read before `wait` was
+    written before the parts were read. gate: what opens each row, or None. Rows of no request become 0, or what their
+    gate makes of it.
     """
     b, d = tl.arange(0, BT), tl.arange(0, DT)
     rows_of, first_unit, _, units_of, each = division(
@@ -191,7 +193,7 @@ def join_parts(
             if gate is not None:
                 found = (found.to(tl.float32) / opened_by).to(attended.dtype.element_ty)
             tl.store(attended + (row * attended_row + head * attended_head)[:, None] + d[None, :], found, mask=inside)
-    if EARLY:  # who has no rows waits, too: so the launch behind this one does not begin before the parts are read
+    if EARLY:  # who has no rows waits, too: whoever waits for this launch waits for all that it waits for
         wait()
     if tl.sum(tl.where(begins >= 0, behind - begins, 0), axis=0) != rows_of_all:
         for some_row in range(tl.program_id(0), rows_of_all, tl.num_programs(0)):
@@ -203,12 +205,6 @@ def join_parts(
                         zero /= opening(gate + far * gate_row + some_head * gate_head + d, d < width)
                     tl.store(attended + far * attended_row + some_head * attended_head + d,
                              zero.to(attended.dtype.element_ty), mask=d < width)  # fmt: skip
-
-
-@triton.jit
-def opening(gate, inside):
-    """What `output_gate` divides by"""
-    return 1.0 + tl.exp(-tl.load(gate, mask=inside, other=0.0).to(tl.float32))
 
 
 @triton.jit

@@ -20,17 +20,15 @@ import torch
 import triton
 import triton.language as tl
 
-from ...layout import Address, Part
-from ..device.address import flat
+from ...layout import Part
 from ..device.cover import LANES, covering
 from ..device.early import wait
 from ..rowwise.inputs import L2_EPS, STEPS, gates
 from ..runtime import ceil_div, launch, power_of_2, tile
 from .walk import ROWS
+from .words import WIDTH, in_words, windows, words
 
-WIDTH = 4  # of the conv
 CHANNELS, WIDER, WIDEST = tile(256, 32), tile(512, 32), tile(1024, 32)  # of a program
-TYPES = {2: torch.uint32, 4: torch.uint64}  # of a word, by its numbers
 
 
 class Shape(NamedTuple):
@@ -71,21 +69,15 @@ def fits(x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor 
         return False
     addresses = [one for one in (part.read, part.store, part.per_row) if one is not None]
     held = all(one.pool.dtype == x.dtype and one.pool.stride()[-2:] == (WIDTH - 1, 1) for one in addresses)
-    held &= all(_whole(one.pool, shape.numbers, 2) for one in addresses)
-    taps = weight.is_contiguous() and _whole(weight, WIDTH)  # those of a channel are one word, whatever rows have
-    return held and taps and all(_whole(one, shape.numbers) for one in rows)
+    held &= all(in_words(one.pool, shape.numbers, 2) for one in addresses)
+    taps = weight.is_contiguous() and in_words(weight, WIDTH)  # those of a channel are one word, whatever rows have
+    return held and taps and all(in_words(one, shape.numbers) for one in rows)
 
 
 def shape_for(part: Part, channels: int) -> Shape | None:
     """The shape of a launch; None where another kernel is as fast, or there is no request."""
     shape = next((shape for least, shape in SHAPES[part.most > 1] if len(part.begin) >= least), None)
     return shape if shape is None or channels % shape.channels == 0 else shape._replace(channels=CHANNELS)
-
-
-def _whole(x: torch.Tensor, numbers: int, inner: int = 1) -> bool:
-    """Whether every row, of `inner` axes, begins at a word."""
-    steps = x.stride()[: x.dim() - inner]
-    return x.data_ptr() % (numbers * x.itemsize) == 0 and all(step % numbers == 0 for step in steps)
 
 
 def walk_words(
@@ -99,27 +91,14 @@ def walk_words(
     shape, requests = shape_for(part, len(weight)), len(part.begin)
     assert shape is not None
     numbers, channels = shape
-    read, store, each = (_address(one, part, numbers) for one in (part.read, part.store, part.per_row))
+    read, store, each = (windows(one, part.read, numbers) for one in (part.read, part.store, part.per_row))
     out = (None, 0) if mixed is None else (mixed, mixed.stride(0))
     launch(
-        conv_walk_words, (len(weight) // channels, requests), _words(x, numbers), x.stride(0) // numbers, *out,
-        _words(weight, WIDTH), part.begin, part.count, part.fresh, *read, *store, *each, look,
+        conv_walk_words, (len(weight) // channels, requests), words(x, numbers), x.stride(0) // numbers, *out,
+        words(weight, WIDTH), part.begin, part.count, part.fresh, *read, *store, *each, look,
         ceil_div(look, requests), *rule,
         RT=power_of_2(part.most), CT=channels // numbers, HT=columns // numbers, NUMBERS=numbers, warps=shape.warps,
     )  # fmt: skip
-
-
-def _words(x: torch.Tensor, numbers: int) -> torch.Tensor:
-    return x.view(TYPES[numbers])
-
-
-def _address(address: Address | None, part: Part, numbers: int) -> tuple[object, ...]:
-    """As `flat`, in words; None for a pool or a column that is absent."""
-    pool, units, column, *steps = flat(address, 2, part.read)
-    flattened = pool.as_strided((*pool.shape[:-2], pool.shape[-2] * (WIDTH - 1)), (*pool.stride()[:-2], 1))
-    held = None if address is None else _words(flattened, numbers)
-    absent = address is None or address.column is None
-    return held, units, None if absent else column, steps[0] // numbers, steps[1] // numbers
 
 
 @triton.jit(do_not_specialize=["look", "share"])

@@ -92,7 +92,7 @@ def cluster_arrive():
     """Every warp of both programs says once that it runs.
 
     Of what it did before, the other program sees only how barriers begin: `_begin` has a fence for that. More would be
-    a fence of the whole GPU, before the first weights are asked for.
+    a fence of the whole GPU, before all but the first weights are asked for.
 
     Nothing promises that the threads of a warp stand at the same place behind a loop that waits: so neither this nor
     `cluster_wait` is PTX's aligned form, which asks for that.

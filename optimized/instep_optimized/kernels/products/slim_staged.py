@@ -34,6 +34,7 @@ from ..device.layouts import (
 )
 from ..runtime import ceil_div, hopper, launch
 from .pairs import barriers, both, buffer, cluster_arrive, cluster_wait, idle, rank, received, send, tell
+from .slim_parts import AT_ONCE as PARTS_AT_ONCE
 from .slim_parts import _linear_parts
 
 ALIGNED = 16  # bytes: where boxes begin, and rows
@@ -60,6 +61,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, gated: bool, out: torch.Tenso
     tall, wide, deep, cut = shape["MT"], shape["NT"], shape["KT"], shape["cut"]
     tiles, steps, pair = ceil_div(columns, wide), ceil_div(depth, deep), cut > 0
     assert not pair or (cut < steps and not gated), "each has a part"
+    assert shape["STEPS"] >= max(AT_ONCE.value, PARTS_AT_ONCE.value), "the first steps have places"
     if gated and tall == TALL:
         launch(
             _linear_parts, (ceil_div(columns, wide + wide // 2),),
@@ -157,7 +159,7 @@ def _work(steps, tiles, columns, cut, PAIR: gl.constexpr):
 
 
 @gluon.jit
-def _begin(
+def _ask_first(
     weight, places, work, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
@@ -301,7 +303,7 @@ def _linear_staged(
     """All rows, and NT columns at a time. Grid: any. PAIR: of programs; `cut` is the step where the second begins."""
     places = _places(out.dtype.element_ty, 2 * NT if GATED else NT, MT, KT, STEPS, PAIR)
     work = _work(steps, tiles, columns, cut, PAIR)
-    _begin(weight, places, work, NT, KT, STEPS, GATED, EARLY)
+    _ask_first(weight, places, work, NT, KT, STEPS, GATED, EARLY)
     turns = (tiles - work[0] + work[2] - 1) // work[2]
     box = steps  # nobody asks for it where there are no pairs
     if PAIR:

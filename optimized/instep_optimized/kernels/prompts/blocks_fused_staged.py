@@ -1,7 +1,7 @@
 """Prepare and carry of `blocks.py` in one launch, for many requests: the same bits, and no tile of pairs leaves a chip.
 
-An item is a value head of a request. A program lasts over its items: eight warps carry their states, four others
-prepare the blocks behind, also the first ones of the next item; one copies what comes next, and sums gates.
+An item is WIDE columns of a value head of a request. A program lasts over its items: eight warps carry their states,
+four others prepare the blocks behind, also the first ones of the next item; one copies what comes next, and sums gates.
 
 Who prepares binds, so it spills next to nothing: it is the launch's own group, for arguments of the other groups come
 through shared memory, and take no registers before they are needed. Both products of a block run while it computes

@@ -87,7 +87,7 @@ def rows_of_inverses(triangles, NEGATED: gl.constexpr):
 
     A thread has a whole row, so no step waits for another thread. It is in pieces, because a step changes only what
     stands behind it.
-    NEGATED: as they are stored, so that a step multiplies by a number as it stands in its register (LOG.md)
+    NEGATED: triangles come negated. Then a step takes its column from registers, without a sum (LOG.md).
     """
     FOUND: gl.constexpr = gl.BlockedLayout([1, 1, PIECE], [2, SOLVED, 1], [gl.num_warps(), 1, 1], [2, 1, 0])
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])

@@ -27,8 +27,8 @@ MOST_OF_GROUP = 4  # value heads of a key head: a program has all of them, one a
 PROGRAMS = 3  # that prepare blocks on a multiprocessor at a time
 LONG = 1536  # rows of a request from which on it pays to carry states while blocks are still being prepared
 PREPARE = {"warps": 4, "registers": 168}
-# One kernel does all where so much of the items that its programs have time for is there (in one round of them, in
-# two, in more), where requests have so much of the longest one's rows on average, and where that has so many (LOG.md).
+# One kernel does all where its rounds of items are filled so far (one round, two, more), where requests have so much of
+# the longest one's rows on average, and where that one has so many (LOG.md).
 FILLED, EQUAL, ROWS = (0.7, 0.6, 0.9), 0.9, 512
 FUSED = {"CARRY_REGISTERS": 192, "COPY_REGISTERS": 24, "warps": 4}
 CARRY = {"LAST": 2, "CARRY_REGISTERS": 224, "COPY_REGISTERS": 56, "warps": 4}

@@ -63,6 +63,12 @@ def _add(x, x_row, y, y_row, width, out, elements, BLOCK: tl.constexpr, EARLY: t
 
 
 @triton.jit
+def opening(gate, inside):
+    """What the output gate divides by"""
+    return 1.0 + tl.exp(-tl.load(gate, mask=inside, other=0.0).to(tl.float32))
+
+
+@triton.jit
 def _output_gate(
     x, x_row, x_head, gate, gate_row, gate_head, heads, width, out, elements, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):
@@ -73,8 +79,7 @@ def _output_gate(
     if EARLY:  # behind the divisions, which need nothing that is waited for
         wait_before_product()
     value = tl.load(here, mask=inside, other=0.0).to(tl.float32)
-    opening = tl.load(there, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, (value / (1.0 + tl.exp(-opening))).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at, (value / opening(there, inside)).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

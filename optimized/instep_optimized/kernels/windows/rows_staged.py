@@ -17,9 +17,15 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..convs import walk_words
+from ..convs.words import WIDTH
 from ..rowwise.inputs import L2_EPS, STEPS
 
-NUMBERS = gl.constexpr(4)  # of a word; also taps of a channel
+NUMBERS = gl.constexpr(WIDTH)  # of a word; also taps of a channel
+
+turned, number, put_window = (
+    gluon.jit(one.fn) for one in (walk_words.turned, walk_words.number, walk_words.put_window)
+)
 
 
 @gluon.jit
@@ -86,7 +92,7 @@ def inputs_at(x, row, rows, STEP: gl.constexpr):
 @gluon.jit
 def conved(new, words, taps, row, LINES: gl.constexpr):
     """The conv of rows [tokens, words]  ->  [tokens, 4 words] in bf16, in LINES; the window after each row."""
-    old = turned(words)
+    old = turned(words, NUMBERS)
     oldest = gl.where(row == 0, old[0], gl.where(row == 1, old[1], gl.where(row == 2, old[2], new[0])))
     older = gl.where(row == 0, old[1], gl.where(row == 1, old[2], new[1]))
     inputs = (oldest, older, gl.where(row == 0, old[2], new[2]), new[3])
@@ -106,32 +112,4 @@ def conved(new, words, taps, row, LINES: gl.constexpr):
 @gluon.jit
 def put_windows(kept, word, window, there):
     """Store three inputs, each with all channels of a word, as the window of these channels."""
-    for at in gl.static_range(3):
-        made = bits(window[NUMBERS * at % 3], NUMBERS * at // 3)
-        for n in gl.static_range(1, NUMBERS):
-            made = made | (bits(window[(NUMBERS * at + n) % 3], (NUMBERS * at + n) // 3) << (16 * n))
-        gl.store(kept + 3 * word + at, made, mask=there)
-
-
-@gluon.jit
-def turned(words):
-    """Three words of a window  ->  its inputs, each with all channels of a word"""
-    inputs = ()
-    for w in gl.static_range(3):
-        made = bits(words[w // NUMBERS], w % NUMBERS)
-        for channel in gl.static_range(1, NUMBERS):
-            made = made | (bits(words[(3 * channel + w) // NUMBERS], (3 * channel + w) % NUMBERS) << (16 * channel))
-        inputs = inputs + (made,)
-    return inputs
-
-
-@gluon.jit
-def bits(word, at: gl.constexpr):
-    """Number `at` of a word, as it is stored"""
-    return (word >> (16 * at)) & 0xFFFF
-
-
-@gluon.jit
-def number(word, at: gl.constexpr):
-    """Number `at` of a word in fp32, which is exact: the upper half of an fp32 number is one in bf16"""
-    return (bits(word, at) << 16).to(gl.uint32).to(gl.float32, bitcast=True)
+    put_window(kept + 3 * word, window[0], window[1], window[2], there, NUMBERS)

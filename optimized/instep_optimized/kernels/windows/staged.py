@@ -2,8 +2,8 @@
 
 It has the body of `window.py`, its contract, and the layout that the compiler chooses there. So it gives the same bits,
 and a GPU runs it in place of `window` wherever it fits. States in 16 bits have the layout of those in fp32. Norms and
-gates may be computed here, too, with the bits of `inputs.py`. Leaves out: the kernel (`window_staged.py`); what does
-not fit (`fits`), and interpretation.
+gates may be computed here, too, with the bits of `inputs.py`, and the conv before them, with those of `walk_words.py`.
+Leaves out: the kernel (`window_staged.py`); what does not fit (`fits`, `fits_conv`), and interpretation.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import torch
 
 from ...layout import Address, Part, Updates
 from ...ops.base import GdnInputs
+from ...ops.fused.verify_gdn import apart
+from ..convs.words import WIDTH as TAPS
+from ..convs.words import in_words, windows, words
 from ..device.address import flat
 from ..device.layouts import NEWER
 from ..runtime import launch, power_of_2
@@ -29,8 +32,13 @@ TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one
 SLIM = 88 if NEWER.value else 72  # registers of a row of V: of 80 a newer Triton spills two
 NARROW = 112 if NEWER.value else 96  # of two rows in 16 bits: of 96 it spills 26
 KEEPS_FIRST = not NEWER.value  # in a window of many rows with its conv: so a newer Triton spills four registers
+# With its conv a window was timed with so many rows, and rows of V in all heads and requests. Of fewer the conv takes
+# as long here as its launch (LOG.md).
+ROWS, VERIFIES = 4, range(8192, 131072 + 1)
 AHEAD = 1024  # programs: some 4 MB of states
 WRITTEN_OUT = 8  # rows at most: of more the code is long, and waits for itself
+Rule = tuple[torch.Tensor, torch.Tensor, float]  # A_log, dt_bias [HV], and what a query is multiplied by
+Conv = tuple[torch.Tensor, Address, Address]  # weight; windows before the first row, and those after every row
 
 
 class Shape(NamedTuple):
@@ -62,8 +70,9 @@ class Shape(NamedTuple):
     asked: int = 1
 
 
-# On a GPU (LOG.md), by what a launch is (`form`) and the bytes of a state's number: how many rows of V there are at
-# least, in all heads and requests together, where a shape is used. The bits depend on none of them.
+# On a GPU (LOG.md), by what a launch is (`form`; a window with its conv: `verify`) and the bytes of a state's number:
+# how many rows of V there are at least, in all heads and requests together, where a shape is used. The bits depend on
+# none of them.
 SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
     "window": {
         4: ((32768, Shape(2, 4, 128, lined=True, guess=2, kept_first=True, asked=2)),
@@ -106,16 +115,22 @@ def fits(inputs: GdnInputs, part: Part, core: torch.Tensor, raw: bool = False, n
 
 
 def fits_conv(x: torch.Tensor, weight: torch.Tensor, window: Part, part: Part, rows: int) -> bool:
-    """Whether `staged` can run the conv of x with a part of so many rows of V that it fits without, and should."""
-    told = all(_same(*pair) for pair in zip(_rows(window), _rows(part), strict=True)) and window.per_row is not None
+    """Whether `staged` can compute the conv of x, too, and is faster so. Without its conv the part fits.
+
+    rows: of V, in all heads and requests
+    """
+    kept = window.per_row
+    if kept is None or kept.pool.dim() != 4 or not apart(window) or window.parents is not None:
+        return False
+    told = all(_same(*pair) for pair in zip(_rows(window), _rows(part), strict=True)) and window.most == part.most
     timed = part.read.pool.itemsize in SHAPES["verify"] and rows in VERIFIES and 1 < part.most <= ROWS
     if not (told and timed and part.ring is not None and part.per_row is None and weight.shape[1] == TAPS):
         return False
-    held = [one.pool for one in (window.read, window.per_row) if one is not None]
-    whole = weight.is_contiguous() and weight.data_ptr() % 8 == 0
+    held = (window.read.pool, kept.pool)
+    whole = weight.is_contiguous() and len(weight) % TAPS == 0 and in_words(weight, TAPS)
     whole &= all(one.dtype == torch.bfloat16 for one in (x, weight, *held))
-    whole &= all(pool.stride()[-2:] == (TAPS - 1, 1) and in_words(pool, 2) for pool in held)
-    return whole and x.stride(1) == 1 and in_words(x, 1)
+    whole &= all(pool.stride()[-2:] == (TAPS - 1, 1) and in_words(pool, TAPS, 2) for pool in held)
+    return whole and x.stride(1) == 1 and in_words(x, TAPS)
 
 
 def _rows(part: Part) -> tuple[torch.Tensor, ...]:
@@ -127,24 +142,10 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
 
 
-def in_words(x: torch.Tensor, inner: int) -> bool:
-    """Whether every row, of `inner` axes, begins at a word, and ends at one."""
-    steps = x.stride()[: x.dim() - inner]
-    return x.data_ptr() % 8 == 0 and x.shape[-inner] % TAPS == 0 and all(step % TAPS == 0 for step in steps)
-
-
 def _aligned(pool: torch.Tensor) -> bool:
     """Whether every row of a state can be copied in pieces of 16 bytes."""
     steps = (*pool.stride()[:-2], pool.stride(-1))
     return pool.data_ptr() % 16 == 0 and all(step % 16 == 0 for step in steps)
-
-
-Conv = tuple[torch.Tensor, Address, Address]  # weight; windows before the first row, and those after every row
-TAPS = 4  # of the conv; also numbers of a word
-# With its conv a window was timed with so many rows, and rows of V in all heads and requests. Of fewer the conv takes
-# as long here as its launch (LOG.md).
-ROWS, VERIFIES = 4, range(8192, 131072 + 1)
-Rule = tuple[torch.Tensor, torch.Tensor, float]  # A_log, dt_bias [HV], and what a query is multiplied by
 
 
 def staged(
@@ -159,8 +160,8 @@ def staged(
     """
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2] * (TAPS if conv else 1)
     requests = part.begin.numel()
-    asked_for = "verify" if conv else form(part)
-    one = Shape(*(shape or shape_for(asked_for, part.read.pool.itemsize, requests * heads * values)))
+    kind = "verify" if conv else form(part)
+    one = Shape(*(shape or shape_for(kind, part.read.pool.itemsize, requests * heads * values)))
     ring, stripes = part.ring, values // rows_of(one.held, one.warps, keys)
     kept = 18 * (None,) if ring is None else ring_of(ring)
     launch(
@@ -177,23 +178,18 @@ def staged(
 
 def words_of(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, key_heads: int, key_dim: int) -> GdnInputs:
     """Rows [q | k | v] before the conv, in words, with a and b"""
-    words, width = x.view(torch.uint64), key_dim // TAPS
-    q, k, v = torch.split(words, [key_heads * width, key_heads * width, words.shape[1] - 2 * key_heads * width], dim=1)
+    every, width = words(x, TAPS), key_dim // TAPS
+    q, k, v = torch.split(every, [key_heads * width, key_heads * width, every.shape[1] - 2 * key_heads * width], dim=1)
     heads = (len(x), key_heads, width)
     return GdnInputs(q.view(heads), k.view(heads), v.view(len(x), a.shape[1], -1), a, b)
 
 
 def _conv(conv: Conv) -> tuple[Any, ...]:
     """Taps; pool, columns and steps of windows before the first row; pool, units and steps of those after rows"""
-    weight, (past, _, column, *read), (kept, units, _, *each) = conv[0], *(held_in_words(one) for one in conv[1:])
-    return weight.view(torch.uint64), past, column, *read, kept, units, *each
-
-
-def held_in_words(address: Address) -> tuple[Any, ...]:
-    """(pool, units, columns, unit step, column step) of windows; all steps count words."""
-    pool, units, _, unit, column, _, _ = flat(address, 2, address)
-    flattened = pool.as_strided((*pool.shape[:-2], pool.shape[-2] * (TAPS - 1)), (*pool.stride()[:-2], 1))
-    return flattened.view(torch.uint64), units, address.column, unit // TAPS, column // TAPS
+    weight, before, after = conv
+    past, _, column, *read = windows(before, before, TAPS)
+    kept, units, _, *each = windows(after, after, TAPS)
+    return words(weight, TAPS), past, column, *read, kept, units, *each
 
 
 def held_at(address: Address | None) -> tuple[Any, ...]:
@@ -205,10 +201,7 @@ def held_at(address: Address | None) -> tuple[Any, ...]:
 
 
 def form(part: Part) -> str:
-    """A `window` of several rows; one row of which something is `kept` beside the state behind it; or a `decode`.
-
-    A window with its conv is a `verify`.
-    """
+    """A `window` of several rows; one row of which something is `kept` beside the state behind it; or a `decode`."""
     if part.most > 1:
         return "window"
     return "decode" if part.ring is None and part.per_row is None else "kept"

@@ -49,10 +49,18 @@ def verify_gdn(
 
 def serves(windows: tuple[Part, ...], parts: tuple[Part, ...], dtype: torch.dtype) -> bool:
     """Whether the op is for these parts of rows in dtype."""
-    return of_windows(windows, dtype) and of_windows(parts, dtype) and all(map(_apart, windows))
+    return of_windows(windows, dtype) and of_windows(parts, dtype) and all(map(apart, windows))
 
 
-def _apart(part: Part) -> bool:
-    """Whether windows are kept after every row, and nowhere where they are read."""
-    kept, read = part.per_row, part.read.pool.untyped_storage().data_ptr()
-    return part.store is None and kept is not None and kept.pool.untyped_storage().data_ptr() != read
+def apart(part: Part) -> bool:
+    """Whether windows are kept after every row, and nowhere in the memory that they are read from."""
+    if part.store is not None or part.per_row is None:
+        return False
+    (begin, end), (first, last) = _span(part.per_row.pool), _span(part.read.pool)
+    return end <= first or last <= begin
+
+
+def _span(pool: torch.Tensor) -> tuple[int, int]:
+    """From where to where its memory goes. Two tensors may share memory that does not begin alike."""
+    memory = pool.untyped_storage()
+    return memory.data_ptr(), memory.data_ptr() + memory.nbytes()
