@@ -9,24 +9,17 @@ import torch
 from instep_reference.contract.place import Place
 
 from ...layout import Part
-from .verify_gdn import verify_gdn
+from .verify_gdn import VerifyGdn, verify_gdn
 
 if TYPE_CHECKING:
     from ..base import Ops
 
 
-class PrefillGdn(Protocol):
-    """`conv`, `gdn_inputs`, then `gdn`, with the arguments of all three  ->  core [N, HV, V].
+class PrefillGdn(VerifyGdn, Protocol):
+    """What `VerifyGdn` is, of prompts: windows and parts are chunks, of which nothing is kept after every row.
 
-    windows, parts: of the conv and of the states, all of them chunks without `per_row`. dtype: of 16 bits.
-    `to`: places of mixed, q, k, v, log_decay, beta and core. All but core stay inside.
+    dtype: of 16 bits. All but core stay inside here, too.
     """
-
-    def __call__(
-        self, *, x: torch.Tensor, weight: torch.Tensor, windows: tuple[Part, ...], a: torch.Tensor, b: torch.Tensor,
-        A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, parts: tuple[Part, ...],
-        dtype: torch.dtype, to: tuple[Place, ...],
-    ) -> torch.Tensor: ...
 
 
 def prefill_gdn(
