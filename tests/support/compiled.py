@@ -157,7 +157,7 @@ def products() -> None:
 def windows() -> None:
     """Every shape of a launch over windows and decodes with their norms and gates; the first of each without, too.
 
-    Then those with their conv, as well.
+    A `verify` is a window with its conv.
     """
 
     def ints() -> torch.Tensor:

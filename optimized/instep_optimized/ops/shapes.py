@@ -272,9 +272,8 @@ FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
     "output_gate": _output_gate, "mlp": _mlp, "move": _move, "fused_gdn": _fused_gdn,
     "add_norm": _add_norm, "conv_inputs": _conv_inputs, "linears": _linears, "kv_inputs": _kv_inputs,
-    "gated_attend": _gated_attend,
-    "draft_inputs": _draft_inputs, "moves": _moves, "prefill_gdn": _prefill_gdn, "window_gdn": _window_gdn,
-    "verify_gdn": _verify_gdn,
+    "gated_attend": _gated_attend, "draft_inputs": _draft_inputs, "moves": _moves, "prefill_gdn": _prefill_gdn,
+    "verify_gdn": _verify_gdn, "window_gdn": _window_gdn,
     "draw": _draw, "select_beams": _select_beams, "build_tree": _of_trees("tokens", "parents", "scores"),
 }  # fmt: skip
 

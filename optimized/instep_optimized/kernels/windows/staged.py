@@ -32,8 +32,8 @@ TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one
 SLIM = 88 if NEWER.value else 72  # registers of a row of V: of 80 a newer Triton spills two
 NARROW = 112 if NEWER.value else 96  # of two rows in 16 bits: of 96 it spills 26
 KEEPS_FIRST = not NEWER.value  # in a window of many rows with its conv: so a newer Triton spills four registers
-# With its conv a window was timed with so many rows, and rows of V in all heads and requests. Of fewer the conv takes
-# as long here as its launch (LOG.md).
+# With its conv a window was timed with the most rows that are taken here, not with fewer, and with so many rows of V in
+# all heads and requests. Of fewer the conv takes as long here as its launch (LOG.md).
 ROWS, VERIFIES = 4, range(8192, 131072 + 1)
 AHEAD = 1024  # programs: some 4 MB of states
 WRITTEN_OUT = 8  # rows at most: of more the code is long, and waits for itself
