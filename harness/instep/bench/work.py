@@ -14,15 +14,16 @@ import torch
 
 # Kind of work -> what the names of its kernels contain; the first that fits counts.
 KINDS: dict[str, tuple[str, ...]] = {
-    "states": ("_window", "_chunk", "_solve", "_carry", "gated_delta", "gdn"),
+    "conv and its inputs": ("conv", "gdn_inputs"),
+    "states": ("_window", "prepare", "_solve", "carry", "fused_staged", "gated_delta", "gdn"),
     "attention": ("attend", "attention", "flash", "read_parts", "join_parts", "read_chunk"),
-    "conv and its inputs": ("conv", "inputs"),
     "products": ("gemm", "gemv", "cutlass", "nvjet", "cublas", "splitk", "linear", "matmul", "moe", "sm90_", "sm80_"),
-    "norms": ("norm",),
+    "norms": ("norm", "draft_inputs"),
     "choices": ("pick", "accept", "argmax", "draw", "topk"),
-    "copies and fills": ("memcpy", "memset", "copy", "fill", "cat", "move", "store_rows", "select", "embed"),
+    "copies and fills": ("memcpy", "memset", "copy", "fill", "cat", "move", "gather", "_join", "store_rows", "select",
+                         "embed"),
     "rotary, gates, adds": ("rotary", "gate", "add", "silu", "elementwise"),
-}
+}  # fmt: skip
 OTHER = "index ops and others"
 HOLD = "_hold"  # the kernel of `perf/card.py` that holds the device back
 
