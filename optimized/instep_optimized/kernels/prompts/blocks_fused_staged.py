@@ -48,6 +48,11 @@ HALF = gl.constexpr(TOKENS.value // 2)
 
 
 @gluon.jit
+def _count(items):
+    return items[0] * items[1] * items[2]
+
+
+@gluon.jit
 def _item(at, items):
     """Request and head of an item, its first column, where its rows begin, how many there are, and the unit"""
     _, heads, tiles, begin, count, units = items
@@ -81,7 +86,7 @@ def _copy(given):
     LINED: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [gl.num_warps(), 1], [1, 0])  # of a row of a state, by line
     BYTES: gl.constexpr = TOKENS * (4 * WIDTH + WIDE * (v.dtype.primitive_bitwidth // 8))
     before = 0
-    for at in tl.range(gl.program_id(0), items[0], gl.num_programs(0), disable_licm=True):
+    for at in tl.range(gl.program_id(0), _count(items), gl.num_programs(0), disable_licm=True):
         request, head, first, start, rows, unit = _item(at, items)
         wide, column, key_column = head.to(gl.int64), (head * V + first).to(gl.int32), head // group * WIDTH
         if (at >= gl.num_programs(0)) & (rows > 0):  # who carries still has another item, and asks for this state later
@@ -112,7 +117,7 @@ def _copy(given):
             forget, write = _gates((n + 1) * TOKENS, rows, gates, LANES)
         before += blocks
         rest = core + column, core_row, look, begin, count, units
-        clear_rest(request, items[0] // (items[1] * items[2]), rest, WIDE)  # the last blocks are still being computed
+        clear_rest(request, items[0], rest, WIDE)  # the last blocks are still being computed
 
 
 @gluon.jit
@@ -133,7 +138,7 @@ def _prepare(given):
     none = gl.full((TOKENS, TOKENS), 0.0, gl.float32, TILE)
     before = 0
     # As in `prepare_staged`: what is the same in every turn would not fit into registers.
-    for at in tl.range(gl.program_id(0), items[0], gl.num_programs(0), disable_licm=True):
+    for at in tl.range(gl.program_id(0), _count(items), gl.num_programs(0), disable_licm=True):
         rows = _item(at, items)[4]
         for n in tl.range(0, (rows + TOKENS - 1) // TOKENS, disable_licm=True):
             stage, phase = stage_and_phase(before + n, STAGES)
@@ -253,7 +258,7 @@ def _carry(given):
     OF_I: gl.constexpr = gl.SliceLayout(0, TILE)
     none = gl.full((WIDE, TOKENS), 0.0, gl.float32, TILE)
     before = 0
-    for at in tl.range(gl.program_id(0), items[0], gl.num_programs(0), disable_licm=True):
+    for at in tl.range(gl.program_id(0), _count(items), gl.num_programs(0), disable_licm=True):
         request, head, first, begins, rows, unit = _item(at, items)
         if rows > 0:
             wide, column, start = head.to(gl.int64), (head * V + first).to(gl.int32), begins.to(gl.int32)
@@ -348,7 +353,7 @@ def fused_staged(
     fence_async_shared()
     barrier()
 
-    items = (requests * heads * (V // WIDE), heads, V // WIDE, begin, count, units)
+    items = (requests, heads, V // WIDE, begin, count, units)
     of_gates = (log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head)
     of_read = (read, read_columns, read_unit, read_column, read_h, read_k, read_v)
     of_store = (store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store)
