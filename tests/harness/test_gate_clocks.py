@@ -266,12 +266,13 @@ def test_how_long_a_sample_is_the_host_decides() -> None:
 @pytest.mark.parametrize(
     ("slowed", "found"), [((1.08, 1.08, 1.08), 1.0), ((1.08, 1.08, 1.0), 0.1), ((1.0, 1.0, 1.08), 1.0)]
 )
-def test_trials_on_a_card(slowed: tuple[float, ...], found: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_on_a_card(slowed: tuple[float, ...], found: float) -> None:
     """Where only the device is resolved, a slow host is not found, and A/A is held by the device."""
-    monkeypatch.setattr(power, "TRIALS", 20)
-    samples = drawn(np.random.default_rng(1), 300, power.ARMS)
-    samples["slowed"] *= slowed
-    known = tried(Power(Report(QUESTION)), samples)
+    generator = np.random.default_rng(1)
+    trials = [drawn(generator, names=power.ARMS) for _ in range(20)]
+    for trial in trials:
+        trial["slowed"] *= slowed
+    known = tried(Power(Report(QUESTION)), trials)
     part = known.part("slowed", "commit", Say.SLOWER)
     assert part == found if found == 1.0 else part <= found
     assert known.part("A/A", "commit", Say.SLOWER) == 0 and known.part("A/A", "commit", Say.HELD) == 1.0

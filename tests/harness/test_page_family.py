@@ -103,7 +103,7 @@ def of_gate(*says: tuple[str, str, Say]) -> Result:
 
 def power() -> Power:
     says = {"A/A": {"verify": Counter(held=198, slower=2)}, "slowed": {"verify": Counter(slower=190, held=10)}}
-    return Power(Report(Question("plain", "plain", Path("model"), ("verify",))), 577, 200, says,
+    return Power(Report(Question("plain", "plain", Path("model"), ("verify",))), 12_345, 200, says,
                  {"verify": {"wall": 1.081}})  # fmt: skip
 
 
@@ -148,7 +148,7 @@ TOLD = {  # what stands there without JavaScript: the verdict, sentences of the 
         f"WRONG: row 3 is off {HOSTILE}\\ud800", "0 of 2", "picks the last of equals", "2.00", "not here")),
     "gate": ("SLOWER", "verify: slower; after / before 1.200 (1.100-1.300) by wall", ("12.5 (12-13)", "inconclusive")),
     "refused": ("REFUSED", f"REFUSED  after: {HOSTILE}", ()),
-    "power": ("fit for this machine", "200 trials of each, of 577 pairs", ("A/A", "198", "8.1% (wall)")),
+    "power": ("fit for this machine", "200 of them independent, of 12345 pairs", ("A/A", "198", "8.1% (wall)")),
     "fuzz": ("DIVERGED", "--seed 7 draws the same runs", ("1,234", "never", "fuzz-plain-7.jsonl, 6 events")),
     "audit": ("DIVERGED", "tokens of 3 requests judged", ("tokens that were drawn",)),
 }  # fmt: skip

@@ -90,8 +90,10 @@ def test_fuzz(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gate(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "fingerprint", lambda device: {"torch": "2", "device": device, "cores": None})
     calibrated = {"trials": 200, "date": "2026-11-22T00:00:00", "slowed": 0.08, "ratio": {"verify": {"wall": 1.063}},
-                  "says": {"A/A": {"verify": {"held": 200}}, "slowed": {"verify": {"slower": 193}}}}  # fmt: skip
-    kept = iter([calibrated, None])
+                  "says": {"A/A": {"verify": {"held": 200}}, "slowed": {"verify": {"slower": 193}}},
+                  "independent": 200}  # fmt: skip
+    before = {name: value for name, value in calibrated.items() if name != "independent"}
+    kept = iter([calibrated, None, before | {"pairs": 129, "setting": {"pairs": 60}}])
     monkeypatch.setattr(gate, "known", lambda question: next(kept))
     spread, same = Spread(0.0125, 0.012, 0.013), Ratio(1.0, 0.99, 1.01, 120)
 
@@ -112,6 +114,9 @@ def test_gate(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
             ("verify", "wall", Say.SLOWER), ("verify", "cpu", Say.HELD), ("commit", "wall", Say.NOISY),
         )),
         "refused": printed(gate.show, refused),
+        "calibrated by trials that overlap": printed(gate.show, report(
+            ("verify", "wall", Say.HELD), ("commit", "wall", Say.HELD),
+        )),
     }))  # fmt: skip
 
 

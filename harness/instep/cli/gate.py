@@ -32,9 +32,9 @@ def gate(
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
     patience: Annotated[float, typer.Option(help="Seconds after which a silent arm is given up.")] = 600.0,
     keep: Annotated[Path | None, typer.Option(help="A folder for the course, a trace, and the arms' logs.")] = None,
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="No AFTER: how often is the gate wrong here? 200 "
-                                                               "trials of A/A, and of one slowed by some 8%.")] = False,
-    minutes: Annotated[float, typer.Option(help="Of --calibrate: so long it samples.")] = 5.0,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="No AFTER: how often is the gate wrong here? Trials "
+                                                               "of A/A, and of one slowed by some 8%.")] = False,
+    minutes: Annotated[float, typer.Option(help="Of --calibrate: so long it samples.")] = 10.0,
     baselines: Annotated[Path | None, typer.Option(help="Of --calibrate: a folder for this machine's file.")] = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for that file.")] = None,
     html: Html = None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..perf.bounds import FEWEST_TRIALS, SURE, bounds, independent
 from ..perf.pairs import Say
 from ..verdict import Exit
 from .document import Listing, Page
@@ -17,8 +18,13 @@ from .parts import Data
 def page(found: Data) -> Page:
     setting = found["setting"]
     refused = [f"REFUSED  {found['refused']}"] if found.get("refused") else []
-    said = [f"{found['trials']} trials of each, of {found['pairs']} pairs; {setting['pairs']} and more a trial, "
-            f"{setting['allowed']:.0%} is allowed"]  # fmt: skip
+    said = [f"{found['trials']} trials of each, {independent(found)} of them independent, of {found['pairs']} pairs; "
+            f"{setting['pairs']} and more a trial, {setting['allowed']:.0%} is allowed"]  # fmt: skip
+    bound = bounds(found)
+    said += [f"{case}: at most {highest:.1%} of A/A are called slower, at least {bound['slowed'][case]:.1%} of slowed "
+             f"arms are found ({SURE:.0%} sure of each)" for case, highest in bound["A/A"].items()]  # fmt: skip
+    if found["trials"] and independent(found) < FEWEST_TRIALS:
+        said.append(f"too few to tell: {FEWEST_TRIALS} independent trials are the fewest")
     return Page(
         f"The gate on this machine: {setting.get('source')} [{setting.get('ops')}]", Exit(found["exit"]), said,
         "A/A is one source against itself: whoever calls it slower is wrong. The slowed arm truly takes longer: who "

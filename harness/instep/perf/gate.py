@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from itertools import cycle
 from math import ceil
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -166,14 +169,25 @@ def _timed(
     arms: Mapping[str, Arm], question: Question, report: Report, progress: Progress
 ) -> dict[str, Samples]:
     """Samples of every arm, as `judge` takes them."""
-    laps = report.laps = laps_of(arms, question)
-    taken: dict[str, list[list[list[float]]]] = {name: [] for name in ARMS}
+    report.laps = laps_of(arms, question)
+    return timed(arms, question, report.laps, cycle(ORDERS), partial(progress, "timing"))
+
+
+def timed(
+    arms: Mapping[str, Arm], question: Question, laps: int, orders: Iterator[Sequence[str]],
+    told: Callable[[int, int], None], drags: Mapping[str, float] = MappingProxyType({}),
+) -> dict[str, Samples]:
+    """Pairs until A/A resolves what is allowed, or up to the limit -> samples of every arm, as `judge` takes them.
+
+    drags: arm -> by which part each event is made to take longer
+    """
+    taken: dict[str, list[list[list[float]]]] = {name: [] for name in arms}
     most = MOST_TIMES * question.pairs
-    for number, order in _orders(most):
-        for name in order:
-            taken[name].append(sample(arms[name], laps, question.cases))
-        progress("timing", number, most)
-        if number % question.pairs == 0 and resolved(question, taken):
+    for pairs in range(1, most + 1):
+        for name in next(orders):
+            taken[name].append(sample(arms[name], laps, question.cases, drags.get(name, 0.0)))
+        told(pairs, most)
+        if pairs % question.pairs == 0 and resolved(question, taken):
             break
     return as_samples(taken)
 
@@ -196,11 +210,6 @@ def sample(arm: Arm, laps: int, cases: Sequence[str], drag: float = 0.0) -> list
     except ArmFailed as failed:
         raise ArmFailed(f"{arm.source.said} failed while it was timed: {failed}") from None
     return [seconds[case] for case in cases]
-
-
-def _orders(most: int) -> Iterator[tuple[int, tuple[str, ...]]]:
-    for number in range(1, most + 1):
-        yield number, ORDERS[number % len(ORDERS)]
 
 
 def resolved(question: Question, taken: Mapping[str, Any]) -> bool:

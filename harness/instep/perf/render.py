@@ -17,6 +17,7 @@ from ..report import tables
 from ..report.data import number
 from ..report.result import Result
 from .baseline import known
+from .bounds import FEWEST_TRIALS, SURE, bounds, independent
 from .clock import judged
 from .fingerprint import fingerprint
 from .pairs import Ratio, Say, Spread
@@ -78,7 +79,8 @@ def show_power(found: Power, console: Console) -> None:
     if found.report.refused:
         tables.say(console, f"REFUSED  {found.report.refused}", "  nothing is timed of what does not pass")
         return
-    title = f"{question.before}: {found.trials} trials each, of {found.pairs} pairs, {question.pairs} and more a trial"
+    title = (f"{question.before}: {found.trials} trials each, which share no pair; {found.pairs} pairs, "
+             f"{question.pairs} and more a trial")  # fmt: skip
     first, *others = judged(question.setting.device)
     made = tables.table(title, {
         "case": "word", "arm": "word", **{say.value: "number" for say in Say}, f"took longer by, {first}": "number",
@@ -91,15 +93,20 @@ def show_power(found: Power, console: Console) -> None:
             name = "A/A" if which == "A/A" else f"slowed by {SLOWED:.0%}"
             made.add_row(case, name, *(str(counts[case][say.value]) for say in Say), *taken)
     tables.show(made, console)
-    tables.say(console, *(_fit(found, case) for case in question.cases))
+    bound = bounds(found.data())
+    tables.say(console, *(_fit(found, case, bound) for case in question.cases))
+    tables.say(console, f"at most, at least: {SURE:.0%} sure, as no two trials share a pair; they share four processes")
+    if found.wanted:
+        tables.say(console, f"inconclusive: {found.trials} independent trials say too little, {FEWEST_TRIALS} are the "
+                            f"fewest; --minutes {found.wanted} would do", style=STYLES[Say.NOISY])  # fmt: skip
 
 
-def _fit(found: Power, case: str) -> str:
+def _fit(found: Power, case: str, bound: Mapping[str, Mapping[str, float]]) -> str:
     alarms, power = found.part("A/A", case, Say.SLOWER), found.part("slowed", case, Say.SLOWER)
     alone = ", ".join(f"{counts[Say.SLOWER.value] / found.trials:.1%} by {clock}"
                       for clock, counts in found.clocks["slowed"][case].items())  # fmt: skip
-    said = f"{case}: false alarms {alarms:.1%}, {_slowed(found.ratio[case])} is found in {power:.1%} of trials"
-    return f"{said} ({alone} alone)"
+    said = f"{case}: false alarms {alarms:.1%}, at most {bound['A/A'][case]:.1%}; {_slowed(found.ratio[case])} is found"
+    return f"{said} in {power:.1%} of trials, at least {bound['slowed'][case]:.1%} ({alone} alone)"
 
 
 def _slowed(ratio: Mapping[str, float]) -> str:
@@ -110,14 +117,20 @@ def _slowed(ratio: Mapping[str, float]) -> str:
 def _calibrated(question: Question) -> str:
     """What the gate is known to do on this machine."""
     told, said = known(question), list[str]()
+    bound = bounds(told) if told is not None else {}
     for case in question.cases:
         if told is not None and (slowed := told["ratio"].get(case)):
             found = {which: told["says"][which].get(case, {}).get(Say.SLOWER.value, 0) for which in ("A/A", "slowed")}
-            said.append(f"{case} {found['A/A']} false alarms, {_slowed(slowed)} found {found['slowed']} times")
+            alarms, power = bound["A/A"].get(case, 1.0), bound["slowed"].get(case, 0.0)
+            said.append(f"{case} {found['A/A']} false alarms (at most {alarms:.0%}), {_slowed(slowed)} found "
+                        f"{found['slowed']} times (at least {power:.0%})")  # fmt: skip
     if told is None or not said:
         return ("not calibrated on this machine with this setting; instep gate BEFORE --calibrate says how often the "
                 "gate is wrong here")  # fmt: skip
-    return f"this machine, of {told['trials']} trials each ({told['date'][:10]}): {'; '.join(said)}"
+    trials, alone = told["trials"], independent(told)
+    apart = "" if alone == trials else f", no more than {alone} of them independent"
+    few = "; too few to tell" if alone < FEWEST_TRIALS else ""
+    return f"this machine, of {trials} trials each{apart} ({told['date'][:10]}): {'; '.join(said)}{few}"
 
 
 def _table(report: Report) -> Table:
