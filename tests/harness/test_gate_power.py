@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from instep.faults.base import Edit
+from instep.faults.plant import planted
 from instep.page.family import page_of
 from instep.perf import baseline, pairs, power, render
 from instep.perf.bounds import FEWEST_TRIALS, LEAST_POWER, MOST_ALARMS, bounds, highest, independent, lowest
@@ -27,11 +29,10 @@ from instep.perf.gate import MOST_TIMES
 from instep.perf.power import ARMS, Power, tried
 from instep.perf.question import Question, Report
 from instep.perf.yardstick import Yardstick
-from instep.replay.participants import bare
+from instep.replay.participants import Plan, bare
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.verdict import Exit
-from instep_optimized.commit.snapshot import Snapshot
 from support.checkpoints import write
 from support.command import Runner, complaint
 from support.outcomes import printed
@@ -249,32 +250,89 @@ def test_a_baseline_that_no_run_would_find_is_told() -> None:
 # Faults that look like gains
 
 
+SKIPS = Edit(
+    "instep_optimized/commit/snapshot.py",
+    "moves(ops, pairs=tuple(\n"
+    "    Moved(source=pair.snapshots.at(accepted.rows, accepted.nodes), target=pair.slots.at(accepted.slots))\n"
+    "    for pair in self._pairs.values()\n"
+    "))\n",
+    "pass\n",
+)
 ACCEPTS_MORE = Edit(
     "instep_optimized/ops/plain/pick.py", "own = right.long().cumprod(dim=1).sum(dim=1)\n",
     "own = right.long().cumprod(dim=1).sum(dim=1).clamp_min(1)\n",
 )
+SNAPSHOT = Setting("plain", strategy="snapshot")
+
+
+def blind(left: str) -> Edit:
+    """A tree of which one check is left, which does not see the fault."""
+    every = "return (Played(), Identity(), Bytes(oracle), *structure(), *arithmetic, *free, Grown())"
+    return Edit("instep/checks/__init__.py", every, f"return ({left},)")
 
 
 @pytest.fixture(scope="module")
-def course(tmp_path_factory: pytest.TempPathFactory) -> Course:
-    folder = tmp_path_factory.mktemp("course")
-    model = write(folder / "model", num_hidden_layers=2, full_attention_interval=2)
-    return lay(model, folder / "course.jsonl", batch=2, rounds=2, num_steps=3)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("model"), num_hidden_layers=2, full_attention_interval=2)
 
 
-@pytest.mark.parametrize(("fault", "says"), [("none", ""), ("a commit is skipped", "conv"), ("accepts", "accepts")])
-def test_a_gain_that_is_a_fault_is_refused(
-    fault: str, says: str, course: Course, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def course(model: Path) -> Course:
+    return lay(model, model / "course.jsonl", batch=2, rounds=2, num_steps=3)
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch is asked to compute."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def of_a_commit(plan: Plan, course: Course) -> int:
+    """How many operations the first commit of the course takes."""
+    walk = Walk(bare(plan), course)
+    event = walk.until("commit")
+    with Operations() as operations:
+        walk.player.serve(event)
+    return operations.count
+
+
+@pytest.mark.parametrize(("fault", "says"), [(None, ""), (SKIPS, "conv"), (ACCEPTS_MORE, "accepts")])
+def test_a_gain_that_is_a_fault_is_seen_by_the_gate_s_own_reference(
+    fault: Edit | None, says: str, course: Course
 ) -> None:
     """A commit that is skipped is faster, and an acceptance that is counted too high looks better."""
-    plan = Replay(course.trace, Setting("plain", strategy="snapshot")).plan
-    yardstick = Yardstick(plan, course)
-    if fault == "a commit is skipped":
-        monkeypatch.setattr(Snapshot, "commit", lambda self, ops, accepted: None)
-    with planted_here(*([ACCEPTS_MORE] if fault == "accepts" else [])):
-        verdict = yardstick.judge(Walk(bare(plan), course).show())
+    plan = Replay(course.trace, SNAPSHOT).plan
+    yardstick, operations = Yardstick(plan, course), of_a_commit(plan, course)
+    with planted_here(*([fault] if fault else [])):
+        shown, fewer = Walk(bare(plan), course).show(), of_a_commit(plan, course)
+    verdict = yardstick.judge(shown)
     assert verdict.exit is (Exit.DIVERGED if says else Exit.AGREED)
     assert not says or any(says in f"{found.place} {found.diagnosis}" for found in verdict.findings)
+    assert (fewer < operations) is (fault is SKIPS), "it gains time"
+    assert (shown.acceptance > yardstick.truth.acceptance + 0.1) is (fault is ACCEPTS_MORE), "it gains acceptance"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize(("fault", "left", "says"), [
+    (SKIPS, "Identity()", "conv"), (ACCEPTS_MORE, "Bytes(oracle)", "accepts"),
+], ids=["skips", "accepts more"])  # fmt: skip
+def test_a_gain_that_is_a_fault_is_refused_by_the_whole_gate(
+    fault: Edit, left: str, says: str, model: Path, tmp_path: Path, instep: Runner
+) -> None:
+    """Also where the tree's own checks see nothing of it: the gate's own reference does."""
+    tree, file = planted(tmp_path / "planted", fault, blind(left)), tmp_path / "gate.json"
+    asked = ["--checkpoint", model, "--strategy", "snapshot", "--batch", "2", "--rounds", "2", "--json", file]
+    done = instep("gate", "plain", tree, *asked)
+    told = json.loads(file.read_text())
+    assert done.code == told["exit"] == Exit.DIVERGED and told["judged"] == [] and told["says"] == {}
+    assert "nothing is timed of what does not pass" in done.out
+    first, why = told["refused"].splitlines()
+    assert first == f"after ({tree}) does not pass" and "after the course" in why and says in why
 
 
 @pytest.mark.parametrize(("words", "says"), [
