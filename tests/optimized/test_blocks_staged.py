@@ -41,12 +41,14 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "new_empty", filled)
 
 
-def drawn(group: int, dtype: torch.dtype, narrow: bool, counts: tuple[int, ...] = COUNTS) -> GdnInputs:
-    """Rows of nobody are NaN. narrow: q and k in bf16, v in 16 bits, as `dtype` says"""
+def drawn(
+    group: int, dtype: torch.dtype, narrow: bool, counts: tuple[int, ...] = COUNTS, values: int = V
+) -> GdnInputs:
+    """Rows of nobody are NaN. narrow: q and k in bf16, v in 16 bits, as `dtype` says;  values: columns of a head's"""
     rows, draw = sum(counts) + BEHIND, Draw(group, "cuda")
     common = draw.normal(1, H, K) * 0.5  # keys alike: what is solved is far from the identity
     q, k = (torch.nn.functional.normalize(draw.normal(rows, H, K) + common, dim=-1).bfloat16() for _ in range(2))
-    v = draw.normal(rows, group * H, V, dtype=dtype)
+    v = draw.normal(rows, group * H, values, dtype=dtype)
     gates = [draw.uniform(rows, group * H, low=low, high=high) for low, high in ((-0.3, -1e-4), (0.05, 1.0))]
     for x in (q, k, v, *gates):
         x[sum(counts) :] = torch.nan
@@ -58,9 +60,9 @@ def served(
     fused: bool = False, counts: tuple[int, ...] = COUNTS,
 ) -> Run:  # fmt: skip
     """By the staged kernels; chains = 0: by their twin."""
-    ints, heads = Draw(0, "cuda").ints, inputs.v.shape[1]
-    pool = Draw(1, "cuda").normal(9, heads, V, K, dtype=state, scale=0.1).transpose(2, 3)
-    core = torch.full((len(inputs.v), heads, V), torch.nan, dtype=dtype, device="cuda")
+    ints, (heads, values) = Draw(0, "cuda").ints, inputs.v.shape[1:]
+    pool = Draw(1, "cuda").normal(9, heads, values, K, dtype=state, scale=0.1).transpose(2, 3)
+    core = torch.full((len(inputs.v), heads, values), torch.nan, dtype=dtype, device="cuda")
     fresh = torch.tensor([i == FRESH for i in range(len(counts))], device="cuda")
     here = Address(pool, ints(SLOTS))
     begin = ints([sum(counts[:i]) for i in range(len(counts))])
@@ -153,6 +155,51 @@ def test_a_fault_in_the_one_for_all_changes_bits(fault: str, tmp_path: Path, mon
     monkeypatch.setattr(staged, "fused_staged", module.fused_staged)
     found = served(inputs, torch.bfloat16, torch.float32, fused=True, counts=SHORT)
     assert not all(map(same_bits, found, right))
+
+
+OF_NOBODY = "gl.full((WIDE, TOKENS), 0.0, gl.float32, TILE)\n"
+GIVEN = "        forget, write = _gates(0, rows, gates, LANES)\n"
+COPIER = "WIDE * (v.dtype.primitive_bitwidth // 8))\n"
+# Of a program that lasts over all items, two for each head: of the first item each is right. None of them stops it, for
+# whoever waits does so for the same barrier in the same phase as before.
+ITEM_FAULTS: dict[str, tuple[tuple[str, str], ...]] = {
+    "nothing": (),
+    "keys from a place of the first item": (("key = keys.index(stage)", "key = keys.index(n % STAGES)"),),
+    "values from a place of the first item": (
+        ("values.index(stage).permute(", "values.index(n % STAGES).permute("),),
+    "weights into a place of the first item": (("mixed.index(last).store(", "mixed.index(n % LAST).store("),),
+    "decays of the first item": (("wide * log_decay_head", "gl.program_id(0).to(gl.int64) * log_decay_head"),),
+    "gates read for the item before": (
+        (COPIER, f"{COPIER}    forget, write = gl.full([TOKENS], 0.0, gl.float32, LANES), gl.full([TOKENS], 0.0, "
+                 "gl.float32, LANES)\n"),
+        (GIVEN, f"        if at < gl.num_programs(0):\n    {GIVEN}"),
+    ),
+    "the state of the item before": (
+        (OF_NOBODY, f"{OF_NOBODY}    state = gl.full((WIDE, WIDTH), 0.0, gl.float32, STATE)\n"),
+        ("state = gl.load(", "own_state = gl.load("),
+        ("state = state.to(gl.float32)", "state = gl.where(at < gl.num_programs(0), own_state.to(gl.float32), state)"),
+    ),
+    "the last rows of the item before": (("if n > 0:  # no", "if before + n > 0:  # no"),),
+    "fresh as the first request": (("gl.load(fresh + request)", "gl.load(fresh + request * 0)"),),
+    "the first columns again": (("at % tiles * WIDE", "at * 0"),),
+    "a state into the first columns": (("wide * store_h + first * store_v", "wide * store_h"),),
+    "rows of nobody for the first request alone": (("clear_rest(request,", "clear_rest(request * 0,"),),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", [pytest.param(name, marks=native) for name in ITEM_FAULTS])
+def test_a_fault_in_later_items_of_a_program_changes_bits(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = drawn(2, torch.bfloat16, True, SHORT, 2 * V)
+    right = served(inputs, torch.bfloat16, torch.float32, 0, counts=SHORT)
+    module = planted_kernels("prompts.blocks_fused_staged", ITEM_FAULTS[fault], tmp_path, monkeypatch)
+    monkeypatch.setattr(staged, "fused_staged", module.fused_staged)
+    monkeypatch.setattr(staged, "multiprocessors", lambda _: 1)
+    found = served(inputs, torch.bfloat16, torch.float32, fused=True, counts=SHORT)
+    off = [name for name, *both in zip(("core", "states"), right, found, strict=True) if not same_bits(*both)]
+    assert (off == []) is (fault == "nothing"), off
+
 
 
 LENGTHS = {  # on 132 multiprocessors, with 32 value heads

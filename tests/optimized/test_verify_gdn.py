@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ from instep.kit.cases.pools import guarded, same_bits
 from instep.kit.cases.recurrent import SHAPES, Heads, Shape, conv_case, gdn_case
 from instep_optimized.kernels import verify
 from instep_optimized.kernels.runtime import INTERPRETED
-from instep_optimized.layout import Address, Part
+from instep_optimized.layout import KEPT, Address, Part
 from instep_optimized.ops import fused
 from instep_optimized.ops.around import around
 from instep_optimized.ops.base import GdnInputs, Ops
@@ -34,6 +35,7 @@ from instep_optimized.ops.shapes import misfits
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import unseen
 from support.ops_agree import agree
+from support.planted_kernels import planted_kernels
 from support.ring_world import Turn, World, stream
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -90,9 +92,10 @@ class Verify:
         for slot in slots:
             self.world.fill(slot, slot, stream(heads, 3, slot, DEVICE))
         turns = [
-            Turn(n + 1 if count >= 0 else -1, stream(heads, max(count, 1), n, DEVICE), n + 4, n % 4, fresh=n % 5 == 4)
+            Turn(n + 1 if count >= 0 else -1, stream(heads, max(count, 1), n, DEVICE), n + 4, (n + 1) % 4,
+                 kept=n % 8 != 5, settled=n % 8 != 6, fresh=n % 5 == 4)
             for n, count in enumerate(counts)
-        ]
+        ]  # fmt: skip
         leading = (len(counts) + 1, 3) if by_column else (len(counts) + 1,)
         self.past = guarded(leading, (channels, WIDTH - 1), BF16, device=DEVICE)
         self.kept = guarded((len(counts) + 1, max(counts) + 1), (channels, WIDTH - 1), BF16, device=DEVICE)
@@ -104,6 +107,8 @@ class Verify:
             self.state, read=Address(self.past.view, self.state.read.units, column), ring=None, settled=None,
             per_row=Address(self.kept.view, rows))  # fmt: skip
         self.pools = *self.world.pools, self.past, self.kept
+        rings = (f"ring of {name}" for name in KEPT[TRITON.keeps]._fields)
+        self.names = ("core", "states", "scratch", "snapshots", *rings, "past windows", "kept windows")
         self.given = raw(heads, int(self.state.count.sum()) + skip)
 
     def ran(self, ops: Ops, **other: Any) -> list[torch.Tensor]:
@@ -163,6 +168,67 @@ def test_rows_that_were_guessed_wrongly_come_again(monkeypatch: pytest.MonkeyPat
     run = file.staged
     monkeypatch.setattr(file, "staged", lambda *args, look, **named: run(*args, look=1, **named))
     assert all(map(same_bits, right, one.ran(TRITON))) and len(seen) == 2
+
+
+OF_Q = "                put_windows(kept + raw * kept_column, all_q, window_q, raw < rows)\n"
+OF_K = OF_Q.replace("_q", "_k")
+OF_V = "            put_windows(kept + row_v * kept_column, all_v, window_v, row_v < rows)\n"
+ANOTHERS = "gl.load(begin + request, cache", "gl.load(begin + request * 0, cache"
+NOTICED = "(guess != first) | (first + rows > look)"
+AGAIN = "forgets, strength = rows_at(\n                first, rows,"
+FRESH, KEEPS = "(row < 3) & known", "(kept_by >= 0) & (keep >= 0)"
+# In which file, what stands there and what the fault is; of how many rows the kernel is told, if not of all.
+Plant = tuple[str, tuple[tuple[str, str], ...], int | None]
+SOUND: dict[str, Plant] = {
+    "nothing": ("window", (), None), "nothing, of one row": ("window", (), 1),
+    "another request's begin is the guess": ("window", (ANOTHERS,), None),
+}
+FAULTS: dict[str, Plant] = {
+    "windows of q are not kept": ("window", ((OF_Q, ""),), None),
+    "windows of k are not kept": ("window", ((OF_K, ""),), None),
+    "windows of v are not kept": ("window", ((OF_V, ""),), None),
+    "windows behind the last row are kept": ("window", (("window_q, raw < rows)", "window_q, raw >= 0)"),), None),
+    "windows of the first key head alone": ("window", (("(stripe == 0) & (head % group == 0)", "head == 0"),), None),
+    "windows of nobody": ("window", (("if kept_to >= 0", "if kept_to >= -1"),), None),
+    "a state of nobody": ("window", (("if settle >= 0", "if settle >= -1"),), None),
+    "entries of nobody": ("window", ((KEEPS, KEEPS.replace("keep >= 0", "keep >= -1")),), None),
+    "a former request's window": ("rows", ((FRESH, "row < 3"),), None),
+    "a former request's state": ("window", (("(span_v >= 0) & known)\n\n", "span_v >= 0)\n\n"),), None),
+    "a former request's entries": ("window", (("gl.where(known & (kept_by", "gl.where((kept_by"),), None),
+    "an input before the window": ("rows", (("gl.where(row == 1, old[2], new[1])", "new[1]"),), None),
+    "the oldest input before it": ("rows", (("gl.where(row == 2, old[2], new[0])", "new[0]"),), None),
+    "another position's window": ("window", (("(past_k, unit, past_columns", "(past_k, unit, None"),), None),
+    "values of the first stripe": ("window", (("word_v = along(0, MOST, FEW), stripe * VALUES +",
+                                               "word_v = along(0, MOST, FEW),"),), None),
+    "a wrong guess that nobody notices": ("window", (ANOTHERS, (NOTICED, "first + rows > look")), None),
+    "rows that were not told of": ("window", ((NOTICED, "guess != first"),), 1),
+    "gates of a wrong guess": ("window", ((AGAIN, AGAIN.replace("forgets, strength", "_a, _b")),), 1),
+}  # fmt: skip
+
+
+@native
+@pytest.mark.parametrize("fault", [*SOUND, *FAULTS])
+def test_a_fault_in_the_kernel_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, texts, look = (SOUND | FAULTS)[fault]
+    # Rows of nobody become zero as far as the kernel is told of them.
+    one = Verify(REAL, (4, 1, 2, 3), skip=0) if look else Verify(REAL, RAGGED, by_column=True, unkept=2)
+    kept, settled = one.window.per_row, one.state.settled
+    assert kept is not None and settled is not None
+    # What is stored for nobody has the unit -1. Without their first units pools have memory there, too.
+    units = torch.where(settled.units > 0, settled.units - 1, -1)
+    pools = {"windows": (replace(one.window, per_row=replace(kept, pool=kept.pool[1:])),),
+             "parts": (replace(one.state, settled=replace(settled, pool=settled.pool[1:], units=units)),)}
+    right, file = one.ran(in_parts(TRITON), **pools), sys.modules["instep_optimized.kernels.gdn"].staged
+    uses, its = ("from .rows_staged", "from .planted_rows_staged"), {place: texts}
+    planted_kernels("windows.rows_staged", its.get("rows", ()), tmp_path, monkeypatch)
+    other = planted_kernels("windows.window_staged", (uses, *its.get("window", ())), tmp_path, monkeypatch)
+    seen, run = staged(monkeypatch), file.staged
+    monkeypatch.setattr(file, "staged_window", other.staged_window)
+    if look is not None:
+        monkeypatch.setattr(file, "staged", lambda *args, **named: run(*args, **named | {"look": look}))
+    found = one.ran(TRITON, **pools)
+    off = [name for name, *both in zip(one.names, right, found, strict=True) if not same_bits(*both)]
+    assert (off == []) is (fault in SOUND) and len(seen) == 1, off
 
 
 def wrong(plant: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., torch.Tensor]:
