@@ -103,11 +103,17 @@ def test_what_it_is_not_meant_for_is_the_librarys() -> None:
         *((33, columns, gated) for columns, gated in asked)}  # fmt: skip
 
 
+# Rows, columns and K. Some have more steps than places, some fewer; some have more tiles than programs.
+FEW = ((1, 4096, 1024), (8, 12352, 512), (8, 12353, 2048), (13, 4104, 264), (16, 20000, 1024), (32, 9000, 4096))
+MANY = ((128, 12300, 520), (100, 12300, 200), (65, 12288, 1024), (128, 20000, 1040))
+
+
 @pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
-@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("sizes", "gated"), [(FEW, False), (FEW, True), (MANY, False), (MANY, True)],
+                         ids=["in pairs", "gated", "many", "many, gated"])  # fmt: skip
 @pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
 def test_explicit_layouts_give_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, gated: bool
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: tuple[tuple[int, int, int], ...], gated: bool
 ) -> None:
     """Also where no tile is whole, and where rows and weights stand within what is NaN otherwise; again and again."""
     taken: list[int] = []
@@ -121,9 +127,6 @@ def test_explicit_layouts_give_the_same_bits(
         every[: shape[0], : shape[1]] = draw.normal(*shape, scale=shape[1] ** -0.25).to(dtype)
         return every[: shape[0], : shape[1]]
 
-    # Some have more steps than places, some fewer; some more tiles than programs, and three of them both.
-    sizes = ((1, 4096, 1024), (8, 12352, 512), (8, 12353, 2048), (13, 4104, 264), (16, 20000, 1024), (32, 9000, 4096),
-             (128, 12300, 520), (100, 12300, 200), (65, 12288, 1024), (128, 20000, 1040))  # fmt: skip
     for number, (rows, columns, depth) in enumerate(sizes):
         x, weight = view(rows, depth), view(columns * (1 + gated), depth)
         found = [product(x, weight, gated) for _ in range(4)]
