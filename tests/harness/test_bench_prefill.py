@@ -34,7 +34,7 @@ class Told:
         self.strength, self.seen = strength, dict[str, tuple[torch.dtype, ...]]()
         sets = {name: around(load(name), unseen, self._watching(name)) for name in names}
         cell = prefill.make(Ground(torch.device("cpu"), dtype, sets, Rates(1e10, 2e10, 1e11), 0, False), AT)
-        self.said = {arm.name: arm.check() for arm in cell.arms}
+        self.said = {arm.name: arm.judged().finding for arm in cell.arms}
 
     def _watching(self, ops: str) -> Any:
         def wrapper(name: str, op: Op) -> Op:

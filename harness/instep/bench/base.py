@@ -17,6 +17,7 @@ from instep_reference.contract.place import Place
 
 from ..shapes import shape
 from .clock import Rates
+from .right import Judged
 
 At = Mapping[str, Any]  # a cell of a grid, by its axes: {"batch": 8, "window": 4, ..}
 Size = Literal["tiny", "default", "full"]
@@ -83,12 +84,17 @@ class Arm:
 
     name: str
     work: Callable[[], object] | None
-    check: Callable[[], str]
+    check: Callable[[], str | Judged]
     units: int = 1
     less: Callable[[], object] | None = None
     peer: str = ""
     samples: Callable[[int], list[float]] | None = None
     more: Callable[[], dict[str, Any]] = dict
+
+    def judged(self) -> Judged:
+        """What its check says; a check that measures no errors gives words alone."""
+        said = self.check()
+        return said if isinstance(said, Judged) else Judged(said)
 
 
 @dataclass
@@ -113,12 +119,14 @@ class Kind:
     cells  the grid, what matters most first; it never depends on what is measured
     make   builds a cell. It raises `Unsupported` for one that does not exist
     x      the axis of its plot
+    bar    the peer's arm whose errors ours may not exceed; where it is there and one does, the table says so
     """
 
     unit: str
     cells: Callable[[Ground, Size], Iterator[At]]
     make: Callable[[Ground, At], Cell]
     x: str = "batch"
+    bar: str = ""
 
 
 def key(at: At) -> str:

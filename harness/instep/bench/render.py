@@ -16,6 +16,7 @@ from .base import key
 from .run import Bench, Row
 from .work import gap
 
+LOUD = ("WRONG", "ABOVE")  # how notes begin that nobody may overlook
 ON_CPU = "on a CPU: `plain`, called eagerly, tiny shapes; for regressions only, not for speed"
 
 
@@ -35,9 +36,12 @@ def show(found: Bench, console: Console) -> None:
 
 def _table(name: str, rows: list[Row], console: Console) -> None:
     unit = kind(name).unit
+    places = list(dict.fromkeys(
+        what for row in rows for told in row["arms"].values() for what in told.get("errors", ())))
     made = tables.table(f"{name}: {KINDS[name]}", {
         **{axis.replace("_", " "): "number" for axis in rows[0]["cell"]}, "arm": "word", f"us, {unit}": "number",
         "quartiles": "number", "mean": "number", "floor": "number", "mean / floor": "number", "how": "word",
+        **({f"off by: {', '.join(places)}": "word"} if places else {}),
     })
     notes = list[str]()
     for row in rows:
@@ -45,16 +49,18 @@ def _table(name: str, rows: list[Row], console: Console) -> None:
             axes = [str(value) if not number else "" for value in row["cell"].values()]
             floor = f"{row['floor_us']:.1f}" if row["floor_us"] and not number else ""
             made.add_row(*axes, arm, *_figures(told), floor, f"{told['of_floor']:.2f}" if "of_floor" in told else "",
-                         told.get("how", ""))  # fmt: skip
+                         told.get("how", ""), *[_off(told, places)] * bool(places))  # fmt: skip
             if told["finding"]:
                 which = f"{told['peer']} {arm}" if told["peer"] else arm
                 speed = "" if told["peer"] else "; no speed is shown"
                 notes.append(f"WRONG  {name}, {key(row['cell'])}: {which}: {told['finding']}{speed}")
+            if "above" in told:
+                notes.append(f"ABOVE  {name}, {key(row['cell'])}: {arm} {told['above']}")
         notes += [f"{name}, {key(row['cell'])}: no {arm}: {why}" for arm, why in row["absent"].items()]
     tables.show(made, console)
     _texts(rows, console)
     for note in _once(notes):
-        tables.say(console, note, style="red" if note.startswith("WRONG") else "dim")
+        tables.say(console, note, style="red" if note.startswith(LOUD) else "dim")
 
 
 def _texts(rows: list[Row], console: Console) -> None:
@@ -80,10 +86,16 @@ def _figures(told: Mapping[str, Any]) -> tuple[str, str, str]:
     return f"{told['us']:.1f}", f"{told['lower']:.1f}-{told['upper']:.1f}", f"{told['mean']:.1f}"
 
 
+def _off(told: Mapping[str, Any], places: list[str]) -> str:
+    """1.9e-03, 2.1e-03: relative to fp64, by the norm."""
+    found = told.get("errors", {})
+    return ", ".join(f"{found[what]:.1e}" if what in found else "-" for what in places) if found else ""
+
+
 def _once(notes: list[str]) -> list[str]:
     """Notes that say the same of several cells, once, with how many there are."""
     said: dict[str, list[str]] = {}
     for note in notes:
         head, _, text = note.partition(": ")
-        said.setdefault(text if not head.startswith("WRONG") else note, []).append(note)
+        said.setdefault(text if not head.startswith(LOUD) else note, []).append(note)
     return [alike[0] + (f" (and {len(alike) - 1} cells more)" if len(alike) > 1 else "") for alike in said.values()]

@@ -6,10 +6,27 @@ Leaves out: the constants (`checks/allowance.py`).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 import torch
 
 from ..checks.allowance import allowed
 from ..checks.measure import relative_error
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What is wrong with an answer, in words (empty: nothing), and how far its tensors are from fp64, by name."""
+
+    finding: str
+    errors: Mapping[str, float] = field(default_factory=dict)
+
+    def above(self, other: Judged) -> str:
+        """Which of the errors are larger than another answer's to the same question, in words."""
+        return "; ".join(f"{what} is off by {error:.4g}, there by {other.errors[what]:.4g}"
+                         for what, error in self.errors.items() if error > other.errors.get(what, math.inf))
 
 
 def off(what: str, found: torch.Tensor, truth: torch.Tensor, yardstick: torch.Tensor, axis: int | None = None) -> str:
@@ -25,6 +42,16 @@ def off(what: str, found: torch.Tensor, truth: torch.Tensor, yardstick: torch.Te
         return ""
     where = f" of head {block}" if axis is not None else ""
     return f"{what}{where} is off by {float(error[metric, block]):.1e}, {float(limit[metric, block]):.1e} allowed"
+
+
+def errors(**pairs: tuple[torch.Tensor, torch.Tensor]) -> dict[str, float]:
+    """name=(found, truth) -> the relative error by the norm, over all heads. What is no number has none.
+
+    Whether it is small enough is asked of every head (`off`); this is one number, to put beside that of others.
+    """
+    told = {what: float(relative_error(_blocks(x, None), _blocks(o, None))[0, 0])
+            for what, (x, o) in pairs.items() if x.shape == o.shape}  # fmt: skip
+    return {what: error for what, error in told.items() if math.isfinite(error)}
 
 
 def first(*findings: str) -> str:

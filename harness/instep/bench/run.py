@@ -28,6 +28,7 @@ from ..verdict import Exit
 from . import KINDS, kind
 from .base import SEED, Arm, At, Cell, Ground, Size
 from .clock import SAMPLES, Rates, Times, less, of_one, rates, timed
+from .right import Judged
 
 Row = dict[str, Any]
 
@@ -179,10 +180,14 @@ def _row(name: str, ground: Ground, at: At) -> Row:
         return row | {"absent": dict.fromkeys(ground.sets, " ".join(str(refused).split()))}
     floor = ground.rates.floor(cell.read, cell.written, cell.flops)
     row |= {"floor_us": 1e6 * floor, "bytes": cell.read + cell.written, "flops": cell.flops, "absent": cell.absent}
-    findings = {arm.name: _finding(arm) for arm in cell.arms}
-    times, late = _times(cell, findings, ground)
+    judged = {arm.name: _judged(arm) for arm in cell.arms}
+    times, late = _times(cell, {name: one.finding for name, one in judged.items()}, ground)
     for arm in cell.arms:
-        told: dict[str, Any] = {"peer": arm.peer, "finding": findings[arm.name] or late.get(arm.name, "")}
+        own = judged[arm.name]
+        told: dict[str, Any] = {"peer": arm.peer, "finding": own.finding or late.get(arm.name, "")}
+        told |= {"errors": dict(own.errors)} if own.errors else {}
+        if not arm.peer and (above := own.above(judged.get(kind(name).bar, Judged("")))):
+            told["above"] = f"errs more than {kind(name).bar}: {above}"
         if arm.name in times:
             data = times[arm.name].data()
             told |= data | {"of_floor": float(str(data["mean"])) / row["floor_us"]} if floor else data
@@ -191,12 +196,12 @@ def _row(name: str, ground: Ground, at: At) -> Row:
     return row | {"seconds": time.monotonic() - begun}
 
 
-def _finding(arm: Arm) -> str:
+def _judged(arm: Arm) -> Judged:
     """What is wrong with its answers. Foreign code may raise anything; what ours raises is a finding, too."""
     try:
-        return arm.check()
+        return arm.judged()
     except Exception as raised:
-        return f"{type(raised).__name__}: {' '.join(str(raised).split())[:300]}"
+        return Judged(f"{type(raised).__name__}: {' '.join(str(raised).split())[:300]}")
 
 
 def _times(cell: Cell, findings: Mapping[str, str], ground: Ground) -> tuple[dict[str, Times], dict[str, str]]:

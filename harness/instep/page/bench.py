@@ -84,7 +84,8 @@ def _figures(row: Data, told: Data) -> tuple[str, str, str, str, str]:
 
 
 def _said(told: Data) -> str:
-    return f"WRONG: {told['finding']}" if told["finding"] else str(told.get("how", ""))
+    beside = f"; {told['above']}" if "above" in told else ""
+    return (f"WRONG: {told['finding']}" if told["finding"] else str(told.get("how", ""))) + beside
 
 
 def _curves(rows: list[Data]) -> Iterator[dict[str, Any]]:

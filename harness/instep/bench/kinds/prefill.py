@@ -2,7 +2,8 @@
 
 Every arm reads rows in the bits in which a model hands them over. Truth is fp64 in blocks, which is as right as token
 by token there, from rows that were not rounded for that. The yardstick rounds operands as the kernel declares
-(`Ops.products`, and for a peer bf16 in blocks of 64). Leaves out: norms, gates and conv before it.
+(`Ops.products`, and for a peer bf16 in blocks of 64). Beside that, the errors of every arm are told, and where one of
+ours is above FLA's on the same rows, the row says so. Leaves out: norms, gates and conv before it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ...replay.declared import declared
 from ..base import TO, Arm, At, Cell, Ground, Kind, Size
 from ..grid import HEADS
 from ..peers import arms as peers
-from ..right import first, off
+from ..right import Judged, errors, first, off
 from ..rows import Rows, handed_over, in_blocks, on, part, states, true_rows
 
 SEQUENCES = {
@@ -64,7 +65,7 @@ def make(ground: Ground, at: At) -> Cell:
 
     cell.arms = [arm(name, ops) for name, ops in ground.sets.items()]
 
-    def judge(run: Run) -> str:
+    def judge(run: Run) -> Judged:
         return truth.judge(run, PEER)
 
     return peers("prefill", ground, at, cell, rows=rows, parts=parts, inputs=given, judge=judge)
@@ -77,7 +78,7 @@ class _Truth:
         self.inputs, self.form, self.start = inputs, form, form.read.pool.clone()
         self.found: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def judge(self, run: Run, products: Mapping[str, Product]) -> str:
+    def judge(self, run: Run, products: Mapping[str, Product]) -> Judged:
         if self.found is None:
             self.found = true_rows(self.inputs, self.form, self.start)
         o, state = self.found
@@ -86,7 +87,8 @@ class _Truth:
         core = run(own)
         r, drawn = in_blocks(self.inputs, self.form, self.start, declared, core.dtype)
         units = self.form.read.units
-        return first(off("read-out", core, o, r, 1), off("state", own[units], state, drawn, 1))
+        said = first(off("read-out", core, o, r, 1), off("state", own[units], state, drawn, 1))
+        return Judged(said, errors(core=(core, o), state=(own[units], state)))
 
 
-KIND = Kind("a layer", cells, make, x="tokens")
+KIND = Kind("a layer", cells, make, x="tokens", bar="fla chunked")

@@ -18,6 +18,7 @@ from instep_reference.contract.errors import Unsupported
 
 from ...report.machine import installed
 from ..base import Arm, At, Ground
+from ..right import Judged
 from ..rows import Rows, off_from_plain
 
 NORMED = {"scale": 1.0, "output_final_state": True}
@@ -47,7 +48,7 @@ def decode(ground: Ground, at: At, name: str, rows: Rows, parts: list[Part]) -> 
 
 
 def prefill(
-    ground: Ground, at: At, name: str, rows: Rows, parts: list[Part], inputs: GdnInputs, judge: Callable[..., str],
+    ground: Ground, at: At, name: str, rows: Rows, parts: list[Part], inputs: GdnInputs, judge: Callable[..., Judged],
 ) -> Arm:
     """Rows in the activations' dtype, as a model's are."""
     form = import_module("instep.adapters.fla").FLA.chunk_gated_delta_rule

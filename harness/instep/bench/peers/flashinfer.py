@@ -25,7 +25,7 @@ from ...report.machine import installed
 from ..base import Arm, At, Ground
 from ..grid import state_dtype
 from ..kinds.strategies import accepted_of
-from ..right import off
+from ..right import Judged, off
 from ..rows import Rows, off_from_plain
 from .snapshots import committed, pools
 
@@ -84,7 +84,7 @@ def verify(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
 
 
 def prefill(
-    ground: Ground, at: At, name: str, rows: Rows, parts: list[Part], inputs: GdnInputs, judge: Callable[..., str],
+    ground: Ground, at: At, name: str, rows: Rows, parts: list[Part], inputs: GdnInputs, judge: Callable[..., Judged],
 ) -> Arm:
     run_one = _adapter("flashinfer", ground, at).CHUNKED.chunk_gated_delta_rule
     q, k, v = (x.bfloat16() for x in inputs[:3])
@@ -102,7 +102,7 @@ def prefill(
 
 
 def flashqla(
-    ground: Ground, at: At, name: str, rows: Rows, parts: list[Part], inputs: GdnInputs, judge: Callable[..., str],
+    ground: Ground, at: At, name: str, rows: Rows, parts: list[Part], inputs: GdnInputs, judge: Callable[..., Judged],
 ) -> Arm:
     run_one = _adapter("flashqla", ground, at).FLASHQLA.chunk_gated_delta_rule
     q, k, v = (x[None].bfloat16() for x in inputs[:3])
