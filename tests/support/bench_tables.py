@@ -14,7 +14,8 @@ from typing import Any
 from instep.bench.base import TOO
 
 Results = Mapping[str, Any]
-AXES = ("batch", "window", "rows", "sequences", "tokens", "behind", "heads", "state", "op", "layers", "drafter")
+AXES = ("batch", "window", "rows", "sequences", "tokens", "behind", "kv", "tree", "heads", "state", "op", "layers",
+        "drafter")  # fmt: skip
 # What stands in the one table of the README: kind -> the cells that matter, by some of their axes.
 SHOWN: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "strategies": tuple({"batch": batch, "window": 4, "heads": 32, "state": state}
@@ -69,7 +70,8 @@ def effect(result: Results) -> str:
 def speed(result: Results) -> str:
     """The cells that matter of every kind: ours, the floor and how far it is, and the fastest peer with its answers."""
     lines = _head(["work", "cell", "ours, us", "floor, us", "mean / floor", "fastest peer, us", "its answers"])
-    rows = [row for kind, cells in SHOWN.items() for axes in cells for row in rows_of(result, kind, **axes)[:1]]
+    rows = [row for kind, cells in SHOWN.items() for axes in cells
+            for row in sorted(rows_of(result, kind, **axes), key=lambda row: len(row["cell"]))[:1]]  # fmt: skip
     lines += [f"| {row['kind']} | {line} |" for row in rows for line in _lines(row)]
     return "\n".join([*lines, *_unlike(rows)])
 

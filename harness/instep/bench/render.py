@@ -36,19 +36,20 @@ def show(found: Bench, console: Console) -> None:
 
 def _table(name: str, rows: list[Row], console: Console) -> None:
     unit = kind(name).unit
+    axes = list(dict.fromkeys(axis for row in rows for axis in row["cell"]))  # some cells have more than others
     places = list(dict.fromkeys(
         what for row in rows for told in row["arms"].values() for what in told.get("errors", ())))
     made = tables.table(f"{name}: {KINDS[name]}", {
-        **{axis.replace("_", " "): "number" for axis in rows[0]["cell"]}, "arm": "word", f"us, {unit}": "number",
+        **{axis.replace("_", " "): "number" for axis in axes}, "arm": "word", f"us, {unit}": "number",
         "quartiles": "number", "mean": "number", "floor": "number", "mean / floor": "number", "how": "word",
         **({f"off by: {', '.join(places)}": "word"} if places else {}),
     })
     notes = list[str]()
     for row in rows:
         for number, (arm, told) in enumerate(row["arms"].items()):
-            axes = [str(value) if not number else "" for value in row["cell"].values()]
+            cell = [str(row["cell"].get(axis, "")) if not number else "" for axis in axes]
             floor = f"{row['floor_us']:.1f}" if row["floor_us"] and not number else ""
-            made.add_row(*axes, arm, *_figures(told), floor, f"{told['of_floor']:.2f}" if "of_floor" in told else "",
+            made.add_row(*cell, arm, *_figures(told), floor, f"{told['of_floor']:.2f}" if "of_floor" in told else "",
                          told.get("how", ""), *[_off(told, places)] * bool(places))  # fmt: skip
             if told["finding"]:
                 which = f"{told['peer']} {arm}" if told["peer"] else arm

@@ -18,6 +18,7 @@ import torch
 from instep_optimized.layout import Pages, Part
 from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ops.plain.attend import extents, visible
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import Unsupported
 
@@ -129,6 +130,10 @@ def _attend(
 ) -> Arm:
     if ground.dtype not in (torch.bfloat16, torch.float16):
         raise Unsupported("it takes bf16 and fp16")
+    if pages[0].key_scales is not None:
+        raise Unsupported("of fp8 KV it takes a scale per tensor, and none per row")
+    if pages[0].ancestors is not None and backend != "fa2":
+        raise Unsupported("FA3 takes no mask")
     batch, rows, form = at["batch"], at["rows"], pages[0]
     page, heads, width = form.keys.shape[1:]
     each = torch.arange(batch + 1, dtype=torch.int32, device=ground.device)
@@ -136,7 +141,8 @@ def _attend(
     room = torch.empty(WORKSPACE, dtype=torch.uint8, device=ground.device)
     planned = import_module("flashinfer").BatchPrefillWithPagedKVCacheWrapper(room, "NHD", backend=backend)
     planned.plan(each * rows, each * form.table.shape[1], form.table.flatten().int(), last, query.shape[1], heads,
-                 width, page, causal=True, q_data_type=ground.dtype, kv_data_type=ground.dtype)  # fmt: skip
+                 width, page, causal=True, q_data_type=ground.dtype, kv_data_type=ground.dtype,
+                 custom_mask=_mask(form))  # fmt: skip
 
     def run(one: Pages) -> torch.Tensor:
         return torch.as_tensor(planned.run(query, (one.keys, one.values)))
@@ -144,6 +150,13 @@ def _attend(
     return Arm(name, lambda: [run(one) for one in pages],
                lambda: off("attended", run(form), judged["truth"], judged["plain"], 1), len(pages),
                peer=f"flashinfer {installed('flashinfer-python') or 'unpacked'}")  # fmt: skip
+
+
+def _mask(form: Pages) -> torch.Tensor | None:
+    """What every row of trees sees, request after request; None: rows are causal."""
+    if form.ancestors is None:
+        return None
+    return torch.cat([visible(form, *each).flatten() for each in extents(form)])
 
 
 attend_2, attend_3 = (partial(_attend, backend=f"fa{number}") for number in (2, 3))

@@ -17,8 +17,8 @@ from ..right import off, same
 
 def attend(ground: Ground, at: At, name: str, **drawn: Any) -> Arm:
     """Rows of a prompt; keys and values side by side, which a paged pool has not."""
-    if at["behind"]:
-        raise Unsupported("torch's attention reads no pages")
+    if at["behind"] or "tree" in at or "kv" in at:
+        raise Unsupported("torch's attention reads no pages, no scales and no trees")
     query, key, value = (drawn[one].view(at["batch"], at["rows"], *drawn[one].shape[1:]).transpose(1, 2)
                          for one in ("query", "key", "value"))  # fmt: skip
 
