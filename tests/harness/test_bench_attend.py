@@ -26,6 +26,7 @@ from instep.bench.run import Asked, Bench, bench
 from instep.options import FP8
 from instep.verdict import Exit
 from instep_optimized.layout import Pages
+from instep_optimized.ops import load
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import Unsupported
@@ -183,3 +184,12 @@ def test_a_dtype_that_it_does_not_take_is_refused_before_a_package_is_looked_for
     assert cell.absent["flashinfer, FA2"] == "it takes bf16 and fp16"
     with pytest.raises(Unsupported, match="bf16"):
         flashinfer.attend_2(run.Ground(torch.device("cpu"), FP32, {}, MACHINE, 0), TREE, "", query=None, pages=[])
+
+
+@pytest.mark.slow
+@pytest.mark.interpreted
+@pytest.mark.parametrize("at", [NARROW, TREE, TREE | {"kv": FP8}], ids=["fp8", "tree", "both"])
+def test_our_kernels_are_right_in_such_cells(at: dict[str, Any]) -> None:
+    ground = run.Ground(torch.device("cpu"), torch.bfloat16, {"triton": load("triton")}, MACHINE, 0, False)
+    (arm,) = attend.make(ground, at).arms
+    assert arm.check() == ""
