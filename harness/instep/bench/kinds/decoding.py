@@ -4,8 +4,9 @@
    drafts a round. With an op set of invariant rows every arm must say the same tokens.
 2. Every arm is forced through layers of the 9B shape: checked first, then timed lap by lap in turn, and each lap must
    hold the bits that the checked run held (`forced.py`).
-How drafting compares with verifying hangs on the depth. Leaves out: any claim about the text, and the time that a
-proposer takes on the host (`ngram`).
+How drafting compares with verifying hangs on the depth. `vanilla` takes an MTP layer per draft, and the trained model
+has one: of one draft it is `eagle`, and of more there is none. The row says so. Leaves out: any claim about the text,
+and the time that a proposer takes on the host (`ngram`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.config import ModelConfig
 
 from ...carried import model
 from ...generate.decode import Ask, Decoded
@@ -109,6 +111,8 @@ def _scale(ground: Ground) -> str:
 
 def make(ground: Ground, at: At) -> Cell:
     cell = Cell([])
+    if at["drafter"] == "eagle" and (layers := ModelConfig.from_file(Path(model()) / "config.json").mtp_layers) < FIRST:
+        cell.absent["vanilla"] = f"it takes an MTP layer per draft, and the trained model has {layers}"
     for ops in ground.sets:
         texts = Texts(ground, at, ops)
         for name in (ADAPTIVE, *map(str, CANDIDATES[_scale(ground)])):
