@@ -172,7 +172,8 @@ def _checked(
     trace: Trace, checkpoint: Checkpoint, setting: Setting, extent: Extent
 ) -> tuple[Outcome, Mapping[str, str]]:
     witness = Witness(extent.until)
-    found = outcome(trace, checkpoint, setting, until=extent.until, layers=extent.layers, also=[witness])
+    found = outcome(trace, checkpoint, setting, until=extent.until, layers=extent.layers, also=[witness],
+                    admissions=False)  # fmt: skip
     return found, witness.found
 
 

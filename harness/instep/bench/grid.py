@@ -21,15 +21,18 @@ HEADS = {"tiny": (4,), "default": (32, 64, 16), "full": (16, 24, 32, 48, 64)}
 STATES = {"tiny": ("float32",), "default": ("float32", "bfloat16"), "full": ("float32", "bfloat16")}
 
 
-def batches_and_heads(size: Size, **more: tuple[Any, ...]) -> Iterator[At]:
-    """batch, the axes of `more`, heads, state. Of the axes behind the batch the default grid varies one at a time."""
+def batches_and_heads(size: Size, few: tuple[int, ...] = (), **more: tuple[Any, ...]) -> Iterator[At]:
+    """batch, the axes of `more`, heads, state. Of the axes behind the batch the default grid varies one at a time.
+
+    few  the batches with which the default grid does so; left out: all
+    """
     axes: dict[str, tuple[Any, ...]] = {**more, "heads": HEADS[size], "state": STATES[size]}
     rest = list(product(*axes.values()))
     if size == "default":
         first = rest[0]
         rest = [one for one in rest if sum(x != y for x, y in zip(one, first, strict=True)) <= 1]
     for values in rest:
-        for batch in BATCHES[size]:
+        for batch in few if few and size == "default" and values != rest[0] else BATCHES[size]:
             yield {"batch": batch, **dict(zip(axes, values, strict=True))}
 
 

@@ -1,8 +1,9 @@
 """Runs a grid: each cell is built, checked, timed and kept; within the minutes, or going on where a file stands.
 
 A cell whose answers are wrong has no time. The minutes are divided among the kinds that are left, and what a kind does
-not need goes to the next; what was left out is told. The file is written after every cell. A full grid reads it first,
-and a cell that is there is not run again. Leaves out: words and pictures (`render.py`, `plots.py`).
+not need goes to the next; what is left of them in the end goes to cells that found no time before. What was left out
+is told. The file is written after every cell. A full grid reads it first, and a cell that is there is not run again.
+Leaves out: words and pictures (`render.py`, `plots.py`).
 """
 
 from __future__ import annotations
@@ -131,11 +132,13 @@ def bench(
     cells = [(name, at) for name, every in grid.items() for at in every]
     lacking = Counter({name: count for name, count in found.left.items() if name not in grid})
     lacking += Counter(name for name, at in cells if key({"kind": name, "cell": at}) not in there)
-    for number, (name, every) in enumerate(grid.items()):
-        until = time.monotonic() + (end - time.monotonic()) / (len(grid) - number)
+    for number, (name, every) in enumerate((*grid.items(), *grid.items())):  # once more in what others left of theirs
+        parts = max(1, len(grid) - number)
+        until = time.monotonic() + (end - time.monotonic()) / parts
         for done, at in enumerate(every):
             if key({"kind": name, "cell": at}) in there or time.monotonic() > until:
                 continue
+            there.add(key({"kind": name, "cell": at}))
             told(name, done, len(every))
             found.rows.append(_row(name, ground, at) | {"session": len(found.sessions) - 1})
             session.seconds = round(time.monotonic() - begun, 1)

@@ -21,6 +21,7 @@ from ..observe.rows import whose
 from ..verdict import Comparison, Skipped, Tier
 from .base import counted, slot_of
 
+SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 IN_FLIGHT = ("conv", "state")  # they belong to nobody between a verify and its commit
 
 
@@ -96,8 +97,8 @@ class Poison:
     ) -> Iterator[Comparison]:
         if not tensor.numel():
             return
-        wrong, said, count = _suspect(tensor, poison), "", 0
-        if bool(wrong.any()):
+        wrong, said, count = None if _clean(tensor, poison) else _suspect(tensor, poison), "", 0
+        if wrong is not None and bool(wrong.any()):
             own = poisoned(tensor, poison)
             wrong = own if bool(own.any()) else wrong
             count = int(wrong.sum())
@@ -109,6 +110,11 @@ class Poison:
             self.name, self.tier, context.index, context.kind, place, elements=tensor.numel(), worst=float(count),
             allowed=0.0, request=request, slot=slot_of(context, request), diagnosis=said,
         )  # fmt: skip
+
+
+def _clean(tensor: torch.Tensor, poison: float) -> bool:
+    """Whether there is surely no NaN, where these alone are suspect. With one the sum is one; it takes less time."""
+    return math.isnan(poison) and tensor.dtype in SUMMED and not math.isnan(float(tensor.sum()))
 
 
 def _suspect(tensor: torch.Tensor, poison: float) -> torch.Tensor:

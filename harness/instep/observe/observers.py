@@ -56,10 +56,14 @@ class Within(Observer):
 
 
 class States(Observer):
-    """Asks for the logical state of every live request after each event, and for the step count that is wished."""
+    """Asks for the logical state of every live request after each event, and for the step count that is wished.
+
+    resting  whether it asks for nothing; it catches up before the first event that is served when it does not rest
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.resting = self._behind = False
         self._live: dict[str, None] = {}
         self._prefixes: set[str] = set()  # tracked, and not evicted
         self.now: dict[str, RequestState] = {}
@@ -69,7 +73,10 @@ class States(Observer):
             self._live[event.request] = None
         for name in named(event) if facts(event).ends else ():
             self._live.pop(name, None)
-        before, self.now = self.now, on_host({name: self._engine.state(name) for name in self._live})
+        if self.resting:
+            self._behind = True
+            return side
+        before, self.now = self.now, self._asked()
         made = getattr(side.answer, "tracked", {})
         prefixes: Any = self._engine  # one that tracks any shows them, too (`Tracks`)
         names = {under for name, under in tracks(event).items() if name in made}
@@ -80,6 +87,13 @@ class States(Observer):
         tracked = on_host({under: prefixes.prefix(under) for under in names})
         wish = self._engine.next_num_steps()
         return replace(side, before=before, after=self.now, tracked=tracked, wanted_num_steps=wish)
+
+    def before(self, event: Event) -> None:
+        if self._behind and not self.resting:
+            self.now, self._behind = self._asked(), False
+
+    def _asked(self) -> dict[str, RequestState]:
+        return on_host({name: self._engine.state(name) for name in self._live})
 
     def live(self, now: Mapping[str, RequestState]) -> None:
         """These requests are live, and their states are known."""

@@ -62,19 +62,19 @@ def shadow(config: ModelConfig) -> ModelConfig:
 def outcome(
     trace: Trace, checkpoint: Checkpoint, setting: Setting, *, until: int | None = None,
     layers: Collection[int] | None = None, also: Sequence[Check] = (), judged: Sequence[Check] | None = None,
-    ops: Ops | None = None, kept: Collection[int] | None = None, again: tuple[str, ...] = (),
+    ops: Ops | None = None, kept: Collection[int] | None = None, again: tuple[str, ...] = (), admissions: bool = True,
 ) -> Outcome:
     """Replay a trace in which everything is forced, up to and including event `until`.
 
     layers: whose states are judged, None: all; also: further checks; judged: instead of those of `checks`; ops: those
     of the setting, wrapped; kept: the layers whose results are looked at, None: all; again: the command that does the
-    same, none where the trace is in no file and no command makes it.
+    same, none where the trace is in no file and no command makes it; admissions: whether all are looked at.
     """
     room, adaptive = trace.header.room(), trace.header.adaptive_file(trace.path.name)
     seats = participants(checkpoint, setting, room, num_steps=trace.header.num_steps, adaptive=adaptive, ops=ops)
     lockstep = Lockstep(trace, seats)
     chosen = checks(checkpoint, setting, layers) if judged is None else judged
-    verdict = run(lockstep, [*chosen, *also], until=until, layers=kept)
+    verdict = run(lockstep, [*chosen, *also], until=until, layers=kept, admissions=admissions)
     from ..explain import Older, explained  # which stands on `localise`, and that on this
 
     verdict.compared = explained(verdict.compared, lockstep.last, None, Older())

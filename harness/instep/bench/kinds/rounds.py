@@ -104,7 +104,8 @@ class Run:
         commits = [number for number, event in enumerate(self.trace.events) if isinstance(event, Commit)]
         until = commits[CHECKED - 1]
         witness, judged = Witness(until), [self.checkpoint.config.layer_kinds.index("gdn")]
-        found = outcome(self.trace, self.checkpoint, self.setting, until=until, layers=judged, also=[witness])
+        found = outcome(self.trace, self.checkpoint, self.setting, until=until, layers=judged, also=[witness],
+                        admissions=False)  # fmt: skip
         if found.verdict.exit is not Exit.AGREED:
             first = found.verdict.findings[:1]
             return f"{where(first[0])}: {first[0].diagnosis}" if first else "nothing was compared"

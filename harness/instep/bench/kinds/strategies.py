@@ -38,10 +38,11 @@ from ..rows import WIDE, Rows, widened
 CHECKED_ROUNDS = 5
 DRAWN = 2  # sets of rows, which layers use in turn
 PAGE = 4096
+FEW = (1, 32)  # batches of other windows, heads and states in the default grid: a cell may compile for 10 seconds
 
 
 def cells(ground: Ground, size: Size) -> Iterator[At]:
-    yield from batches_and_heads(size, window=WINDOWS[size])
+    yield from batches_and_heads(size, FEW, window=WINDOWS[size])
 
 
 def accepted_of(window: int) -> int:

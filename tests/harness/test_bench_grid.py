@@ -1,0 +1,80 @@
+"""What a grid has time for: shares of the kinds, and cells that come back when others leave minutes.
+
+Leaves out: answers and times (`test_bench.py`), and files (`test_bench_kept.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from instep.bench import kind, run
+from instep.bench.clock import Rates
+from instep.bench.kinds import decoding, prefill, strategies
+from instep.bench.run import Asked, Bench, bench
+from instep_optimized.ops.plain import PLAIN
+
+GROUND = run.Ground(torch.device("cpu"), torch.float32, {}, Rates(1e10, 2e10, 1e11), 0)
+
+
+class Clock:
+    """Cells that take as many seconds as is said of their kind, and nothing else takes any."""
+
+    def __init__(self, **seconds: float) -> None:
+        self.now, self.seconds, self.order = 0.0, seconds, list[str]()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def row(self, name: str, ground: Any, at: Any) -> run.Row:
+        self.now += self.seconds[name]
+        self.order.append(name)
+        return {"kind": name, "cell": dict(at), "floor_us": None, "arms": {}, "absent": {}}
+
+
+def ran(clock: Clock, seconds: float, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(run, "rates", lambda device, dtype: GROUND.rates)
+    monkeypatch.setattr(run, "time", clock)
+    monkeypatch.setattr(run, "_row", clock.row)
+    return bench(Asked({"it": PLAIN}, "cpu", torch.float32, tuple(clock.seconds), "tiny", seconds / 60, peers=False))
+
+
+def test_what_kinds_leave_of_their_minutes_goes_to_cells_that_found_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four attentions of 10 seconds, with a share of 17, then two quick kinds; everything fits into 50."""
+    assert [len(list(kind(name).cells(GROUND, "tiny"))) for name in ("attend", "pick", "prefill")] == [4, 2, 2]
+    found = ran(clock := Clock(attend=10.0, pick=0.5, prefill=1.0), 50.0, monkeypatch)
+    assert clock.order == ["attend"] * 2 + ["pick"] * 2 + ["prefill"] * 2 + ["attend"] * 2
+    assert not found.left and len({run.key(row) for row in found.rows}) == len(found.rows) == 8
+
+
+def test_what_does_not_fit_into_the_minutes_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ran(clock := Clock(attend=10.0, pick=0.5), 20.5, monkeypatch)
+    assert clock.order == ["attend"] * 2 + ["pick"] * 2 and found.left == {"attend": 2}
+
+
+def test_other_windows_heads_and_states_have_fewer_batches_in_the_default_grid() -> None:
+    cells = list(strategies.cells(GROUND, "default"))
+    first = {"window": 4, "heads": 32, "state": "float32"}
+    others = [at for at in cells if first.items() - at.items()]
+    assert [at["batch"] for at in cells if at not in others] == [1, 8, 32, 64, 128]
+    assert {(axis, at[axis]) for at in others for axis in first} == {
+        *first.items(), ("window", 2), ("window", 8), ("heads", 16), ("heads", 64), ("state", "bfloat16")}  # fmt: skip
+    assert len(others) == 5 * len(strategies.FEW) and {at["batch"] for at in others} == set(strategies.FEW)
+    full = list(strategies.cells(GROUND, "full"))
+    assert all(at in full for at in cells) and len(full) == 8 * 8 * 5 * 2
+
+
+def test_prompts_of_few_heads_stand_in_the_full_grid_alone() -> None:
+    heads = {size: {at["heads"] for at in prefill.cells(GROUND, size)} for size in ("default", "full")}  # type: ignore
+    assert heads == {"default": {32, 64}, "full": {16, 24, 32, 48, 64}}
+
+
+def test_texts_say_why_no_vanilla_drafter_stands_beside_the_others() -> None:
+    ground = replace(GROUND, sets={"plain": PLAIN})
+    eagle, ngram = (decoding.make(ground, {"batch": 2, "drafter": name}) for name in ("eagle", "ngram"))
+    assert eagle.absent == {"vanilla": "it takes an MTP layer per draft, and the trained model has 1"}
+    assert not ngram.absent and [arm.name for arm in ngram.arms] == [arm.name for arm in eagle.arms]
+    assert [at["drafter"] for at in decoding.cells(GROUND, "default")] == ["eagle", "ngram"]
