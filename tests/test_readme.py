@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from instep.cli import COMMANDS, app
 from instep.options import OPTIONS
-from support.readme import PAGES, SECTIONS, TOP, rendered, sections
+from support.readme import PAGES, SECTIONS, TOP, pictures, rendered, sections
 from support.site import sources
 
 WRITTEN = [TOP / source for source in sources() if source.suffix == ".md"]
@@ -27,6 +27,13 @@ README_LINES, ARCHITECTURE_LINES = 150, 120
 def test_every_table_of_a_page_is_the_files_own(page: Path) -> None:
     text = page.read_text()
     assert rendered(text) == text, "the files have changed: PYTHONPATH=reference:tests python -m support.readme"
+
+
+@pytest.mark.parametrize("name", ["strategies.svg", "rounds.svg"])
+def test_every_picture_is_the_files_own_and_stands_on_the_page(name: str) -> None:
+    file = TOP / "docs" / name
+    assert file.read_text() == pictures()[file], "the files have changed: python -m support.readme"
+    assert f"]({name})" in (TOP / "docs" / "results.md").read_text()
 
 
 def test_the_readme_counts_the_cells_in_which_a_peer_is_faster_as_the_table_does() -> None:

@@ -148,6 +148,22 @@ def test_results_of_several_calls_are_one_in_which_rows_keep_their_date(tmp_path
         assert "to join measures nothing" in complaint(refused)
 
 
+def test_a_file_that_is_there_is_drawn_and_nothing_is_measured_or_written(
+    tmp_path: Path, instep: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "kept.json"
+    bench(Asked({"it": PLAIN}, "cpu", FP32, ("pick",), "tiny", peers=False)).result().write(file)
+    before = file.read_text()
+    monkeypatch.setattr("instep.bench.run.rates", None)  # whoever measures falls
+    done = instep("bench", "--join", file, "--plots", tmp_path / "p", "--html", tmp_path / "page.html")
+    assert done.code == 0 and "pick: " in done.out, done.err
+    assert [one.name for one in (tmp_path / "p").iterdir()] == ["pick.svg"]
+    assert '"title":"pick"' in (tmp_path / "page.html").read_text() and file.read_text() == before
+    refused = instep("bench", "--json", file, "--join", file, "--plots", tmp_path / "p")
+    assert "a file of its own" in complaint(refused)
+    assert "--plots or --html" in complaint(instep("bench", "--join", file))
+
+
 def test_a_call_of_chosen_cells_says_nothing_of_the_others(tmp_path: Path) -> None:
     asked = Asked({"it": PLAIN}, "cpu", FP32, ("pick",), "tiny", peers=False)
     files = [tmp_path / name for name in ("grid.json", "chosen.json")]

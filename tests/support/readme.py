@@ -1,4 +1,4 @@
-"""The tables of the README and of docs/results.md, made from the files under `fixtures/`.
+"""The tables of the README and of docs/results.md and its pictures, made from the files under `fixtures/`.
 
 `python -m support.readme` writes all of them. Leaves out: measuring. `tests/test_readme.py` compares the pages with the
 files.
@@ -16,7 +16,7 @@ from typing import Any
 
 from instep.report.result import read
 
-from . import bench_tables, calibration_tables, fault_tables, peers_table
+from . import bench_plots, bench_tables, calibration_tables, fault_tables, peers_table
 from .parity_table import stored, table
 
 TOP = Path(__file__).resolve().parents[2]
@@ -267,6 +267,11 @@ SECTIONS: dict[str, Callable[[], str]] = {
 }
 
 
+def pictures() -> dict[Path, str]:
+    """Where a picture stands -> what the files make of it."""
+    return {TOP / "docs" / name: text for name, text in bench_plots.pictures(_read(BENCH)).items()}
+
+
 def rendered(text: str) -> str:
     """A page with every generated section as the files have it."""
 
@@ -302,3 +307,5 @@ def _machine(machine: dict[str, Any]) -> str:
 if __name__ == "__main__":
     for page in PAGES:
         page.write_text(rendered(page.read_text()))
+    for file, text in pictures().items():
+        file.write_text(text)

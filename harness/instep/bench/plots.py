@@ -25,7 +25,7 @@ Points = list[tuple[float, float]]
 
 def write(found: Bench, folder: Path) -> list[Path]:
     """One file for every plot -> their places."""
-    drawn = dict(_plots(found.rows))
+    drawn = dict(pictures(found.rows))
     folder.mkdir(parents=True, exist_ok=True)
     files = {folder / f"{name}.svg": xml.tostring(picture) for name, picture in drawn.items()}
     if files:
@@ -33,7 +33,7 @@ def write(found: Bench, folder: Path) -> list[Path]:
     return list(files)
 
 
-def _plots(rows: Sequence[Row]) -> Iterator[tuple[str, xml.Element]]:
+def pictures(rows: Sequence[Row]) -> Iterator[tuple[str, xml.Element]]:
     """A plot for every kind and every set of its axes but the plotted one that has two points at least."""
     for row, work in works(rows):
         which = f"{row['kind']}, {key(row['cell'])}"

@@ -40,8 +40,9 @@ def bench(
     html: Html = None,
     json: Json = None,
     join: Annotated[list[Path] | None, typer.Option(help="A result of another call, as of other kinds, that goes into "
-                                                         "--json; may be repeated. Of a cell the latest row counts, "
-                                                         "which keeps date, revision and machine.")] = None,
+                                                         "--json, or that --plots draws; may be repeated. Of a cell "
+                                                         "the latest row counts, which keeps date, revision and "
+                                                         "machine.")] = None,
     commit: Commit = None,
 ) -> None:
     """Check every answer, then time it; exit 0: all right, 1: an answer of ours is wrong, 3: nothing was timed."""
@@ -104,15 +105,15 @@ def _axes(told: list[str]) -> dict[str, tuple[str, ...]]:
 def _join(
     others: list[Path], json: Path | None, plots: Path | None, html: Path | None, commit: str | None
 ) -> NoReturn:
-    """Nothing is measured: rows of files become one file."""
+    """Nothing is measured: rows of files become one file, or are drawn as they are."""
     from instep_reference.contract.errors import BadInput
 
     from ..bench import kept, render
     from ..bench import plots as pictures
 
-    if json is None:
-        raise BadInput("--join", found="no --json", expected="the file that takes the others in")
-    found = kept.joined([json] * json.is_file() + others, commit)
+    if json is None and plots is None and html is None:
+        raise BadInput("--join", found="no --json", expected="the file that takes the others in; or --plots or --html")
+    found = kept.joined(([] if json is None or not json.is_file() else [json]) + others, commit)
     if plots is not None:
         pictures.write(found, plots)
     finish(found.result(), json, lambda console: render.show(found, console), html=html)
