@@ -1,5 +1,6 @@
 """Kernels that nothing interprets compile for a GPU, spill no tile, and fit into a multiprocessor's shared memory.
 
+What the record of `compiled.py` has under its key is not compiled again; `make whole` compiles everything.
 Leaves out: their bits, which their own tests compare where a GPU is. Any machine can compile them: no GPU is needed.
 """
 
@@ -11,15 +12,19 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from instep_optimized.kernels.products import slim
+from support.covering import WHOLE
 
 pytestmark = pytest.mark.slow
 
 SHARED = 227 * 1024  # bytes of shared memory that one program may have on Hopper
 OF_ALL, RESERVED = 228 * 1024, 1024  # that all programs of a multiprocessor have, and of it each one besides its own
+RECORD = Path(__file__).parents[1] / "support" / "compiled.json"
 PREPARE = 3  # programs of `prepare_staged` that are to share one (`blocks_staged.PROGRAMS`)
 
 
@@ -38,22 +43,58 @@ class Taken:
     waits: int
 
 
+Printed = Mapping[str, list[dict[str, Any]]]  # lines of the program, by form
+
+
 @pytest.fixture(scope="module")
-def taken() -> Mapping[str, list[Taken]]:
-    """By every form of `compiled.py`, whose process is another one: kernels are not interpreted there."""
+def printed() -> Printed:
+    return compiled()
+
+
+@pytest.fixture(scope="module")
+def taken(printed: Printed) -> Mapping[str, list[Taken]]:
+    return {form: [read(one) for one in lines] for form, lines in printed.items()}
+
+
+def compiled(*words: object) -> Printed:
+    """What `compiled.py` prints; its process is another one: kernels are not interpreted there."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = ":".join(sys.path)
-    command = [sys.executable, "-m", "support.compiled"]
+    command = [sys.executable, "-m", "support.compiled", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, list[Taken]] = {}
-    for told in map(json.loads, done.stdout.splitlines()):
-        if "form" in told:
-            kernels = found[told["form"]] = []
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in map(json.loads, done.stdout.splitlines()):
+        if "form" in line:
+            lines = found[line["form"]] = []
         else:
-            stack = int(told["usage"].split("STACK:")[1].split()[0])
-            kernels.append(Taken(told["kernel"], stack, told["shared"], told["copies"], told["waits"]))
+            lines.append(line)
     return found
+
+
+def read(line: Mapping[str, Any]) -> Taken:
+    stack = int(line["usage"].split("STACK:")[1].split()[0])
+    return Taken(line["kernel"], stack, line["shared"], line["copies"], line["waits"])
+
+
+def test_what_the_record_lacks_is_compiled_and_another_launch_has_another_key(printed: Printed, tmp_path: Path) -> None:
+    held, dragged = printed["clocks"]
+    record = tmp_path / "record.json"
+    record.write_text(json.dumps({held["key"]: {**held, "shared": 12345}, "another": {**dragged, "shared": 12345}}))
+    found = compiled("clocks", "--record", record)["clocks"]
+    assert found == [{**held, "shared": 12345}, dragged] and dragged["shared"] != 12345
+    short, enough = ({one["key"] for one in printed[form] if one["kernel"] == "fused_staged"}
+                     for form in ("few_registers", "prompts"))  # fmt: skip
+    assert short and enough and not short & enough, "they differ in registers alone"
+
+
+@WHOLE
+def test_the_record_has_what_the_compiler_gives(tmp_path: Path) -> None:
+    anew = {line["key"]: read(line) for lines in compiled("--record", tmp_path / "none").values() for line in lines}
+    record = json.loads(RECORD.read_text())
+    if not anew.keys() & record.keys():
+        pytest.skip("the record is of another Triton or Python")
+    assert {key: read(line) for key, line in record.items()} == anew, "python -m support.compiled --keep"
 
 
 def test_attention_keeps_tiles_in_registers(taken: Mapping[str, list[Taken]]) -> None:

@@ -1,18 +1,25 @@
 """As a program: compile kernels that nothing interprets for a GPU on any machine, and print what each takes.
 
-Leaves out: what is allowed (`tests/optimized/test_compiled.py`). It runs in a process of its own, in which kernels are
-not interpreted. Its arguments are names of `FORMS`; without any it compiles all of them.
+It runs in a process of its own, in which kernels are not interpreted. Its arguments are names of `FORMS`; without any
+it compiles all of them. A kernel is not compiled where the record beside this file has it under the same key: then
+Triton would take the same result from its cache. The key names the source of the kernel with its place in the file,
+all that it calls, its arguments, the compiler, and how numbers are read from the result. After a change of kernels
+`python -m support.compiled --keep` writes the record; with an old one everything is compiled, and nothing else differs.
+Leaves out: what is allowed (`tests/optimized/test_compiled.py`).
 """
 
 # ruff: noqa: E402 (what is imported asks for the device)
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import json
 import subprocess
-import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +29,7 @@ torch.cuda.is_available = lambda: True  # decides that kernels are native; nothi
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, compiler
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from instep.perf import card
@@ -40,6 +47,12 @@ TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", t
          torch.uint64: "*u64"}  # fmt: skip
 H, HV, K, V = 2, 4, 128, 128
 RESERVED = 1024  # bytes of shared memory that every program has besides
+TARGET = GPUTarget("cuda", 90, 32)
+RECORD = Path(__file__).with_suffix(".json")
+
+Found = dict[str, Any]
+known: dict[str, Found] = {}  # by key: what the record has
+seen: dict[str, Found] = {}  # what this process tells
 
 
 def compiled(
@@ -47,7 +60,7 @@ def compiled(
     **constants: Any,
 ) -> None:  # fmt: skip
     """The arguments make the signature, as Triton's own launcher would."""
-    signature, known, sixteen = {}, {}, {}
+    signature, fixed, sixteen = {}, {}, {}
     values: dict[str, Any] = {"EARLY": True}
     values |= dict(zip(kernel.arg_names, arguments, strict=False)) | constants
     for at, (name, parameter) in enumerate(zip(kernel.arg_names, kernel.params, strict=True)):
@@ -61,16 +74,34 @@ def compiled(
             if isinstance(x, torch.Tensor) or x % 16 == 0:
                 sixteen[(at,)] = [["tt.divisibility", 16]]
         else:
-            signature[name], known[(at,)] = "constexpr", x
-    options = {"num_warps": warps, "num_ctas": num_ctas, "maxnreg": registers, "enable_fp_fusion": False}
-    source: Any = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, known, sixteen)
-    made: Any = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+            signature[name], fixed[(at,)] = "constexpr", x
+    options: Found = {"num_warps": warps, "num_ctas": num_ctas, "maxnreg": registers, "enable_fp_fusion": False}
+    source: Any = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, fixed, sixteen)
+    key = key_of(source, options)
+    if (found := seen.get(key) or known.get(key)) is None:
+        found = taken(triton.compile(source, target=TARGET, options=options))
+    seen[key] = {"kernel": kernel.__name__, **found}
+    print(json.dumps({"key": key, **seen[key]}))
+
+
+def key_of(source: Any, options: Mapping[str, Any]) -> str:
+    """Under which Triton keeps what it compiles, and how it is read"""
+    backend = compiler.make_backend(TARGET)
+    all_options = backend.parse_options({**options, **source.parse_options()})
+    told = compiler.get_cache_key(source, backend, all_options, env_vars=compiler.get_cache_invalidating_env_vars())
+    return sha256(f"{told} {inspect.getsource(taken)}".encode()).hexdigest()[:32]
+
+
+def taken(made: Any) -> Found:
+    """By a compiled kernel"""
     ptx = made.asm["ptx"]
     usage, code = cuobjdump("-res-usage", made), cuobjdump("-sass", made) if "wgmma" in ptx else ""
     own = max(0, int(usage.split("SHARED:")[1].split()[0]) - RESERVED)  # what PTX itself names
-    found = {"shared": made.metadata.shared + own, "copies": ptx.count("cp.async.c"),
-             "waits": code.count("WARPGROUP.DEPBAR") - ptx.count("wgmma.wait_group")}  # fmt: skip
-    print(json.dumps({"kernel": kernel.__name__, "usage": usage, **found}))
+    return {
+        "usage": usage[usage.index("REG:") :].strip(), "shared": made.metadata.shared + own,
+        "copies": ptx.count("cp.async.c"),
+        "waits": code.count("WARPGROUP.DEPBAR") - ptx.count("wgmma.wait_group"),
+    }
 
 
 def cuobjdump(what: str, made: Any) -> str:
@@ -225,6 +256,17 @@ FORMS = {"attend": attention, "clocks": clocks, "few_registers": few_registers, 
          "many_heads": many_heads, "products": products, "prompts": prompts, "windows": windows}  # fmt: skip
 
 if __name__ == "__main__":
-    for form in sys.argv[1:] or FORMS:
+    words = argparse.ArgumentParser()
+    words.add_argument("forms", nargs="*")
+    words.add_argument("--record", type=Path, default=RECORD)
+    words.add_argument("--keep", action="store_true", help="write the record")
+    asked = words.parse_args()
+    if asked.keep and asked.forms:
+        words.error("--keep: the record has all forms")
+    known.update(json.loads(asked.record.read_text()) if asked.record.is_file() else {})
+    for form in asked.forms or FORMS:
         print(json.dumps({"form": form}))
         FORMS[form]()
+    if asked.keep:
+        lines = (f"{json.dumps(key)}: {json.dumps(seen[key])}" for key in seen)
+        asked.record.write_text("{\n" + ",\n".join(lines) + "\n}\n")
