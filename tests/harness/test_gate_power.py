@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -128,15 +128,16 @@ def test_an_old_file_has_as_many_independent_trials_as_its_pairs_hold(sampled: i
 
 
 class Told:
-    """An arm that takes so long as it is told, and writes down what it was asked."""
+    """An arm that takes so long as it is told, and writes down what it was asked. It may take `times` so much."""
 
-    def __init__(self, name: str, asked: list[tuple[str, float]], noise: float) -> None:
-        self.name, self.asked, self.noise = name, asked, noise
+    def __init__(self, name: str, asked: list[tuple[str, float]], noise: float, times: float = 1.0) -> None:
+        self.name, self.asked, self.noise, self.times = name, asked, noise, times
         self.source, self.generator = SimpleNamespace(said=name), np.random.default_rng(len(name))
 
-    def ask(self, do: str, laps: int, drag: float) -> dict[str, Any]:
-        self.asked.append((self.name, drag))
-        taken = 5e-3 * (1 + drag) * float(np.exp(self.noise * self.generator.standard_normal()))
+    def ask(self, do: str, laps: int, drag: dict[str, float]) -> dict[str, Any]:
+        part = drag.get("commit", 0.0)
+        self.asked.append((self.name, part))
+        taken = 5e-3 * (1 + self.times * part) * float(np.exp(self.noise * self.generator.standard_normal()))
         return {"seconds": {"commit": [taken, taken, 0.0]}}
 
 
@@ -145,7 +146,7 @@ def test_a_trial_takes_the_pairs_that_the_gate_would_take(noise: float, times: i
     """And every trial draws anew which process is slowed: each is slowed in a quarter of them."""
     asked = list[tuple[str, float]]()
     processes: list[Any] = [Told(name * (1 + at), asked, noise) for at, name in enumerate("abcd")]
-    trials = list(islice(power.trials_of(processes, QUESTION, 1, lambda what, done, of: None), 8))
+    trials = list(islice(power.trials_of(processes, QUESTION, 1, {"commit": 0.08}, lambda what, done, of: None), 8))
     assert [len(trial["before"]) for trial in trials] == 8 * [times * QUESTION.pairs]
     each = 4 * times * QUESTION.pairs
     slowed = [{name for name, drag in asked[at : at + each] if drag} for at in range(0, len(asked), each)]
@@ -156,6 +157,15 @@ def test_a_trial_takes_the_pairs_that_the_gate_would_take(noise: float, times: i
     if times == 1:
         longer = [np.median(trial["slowed"][..., 0] / trial["before"][..., 0]) for trial in trials]
         assert longer == pytest.approx(8 * [1.08], abs=0.002)
+
+
+@pytest.mark.parametrize(("times", "part"), [(1.0, 0.08), (1.6, 0.05), (0.8, 0.1), (9.0, 0.04), (0.01, 0.16)])
+def test_an_event_is_asked_for_what_makes_it_take_so_much_longer(times: float, part: float) -> None:
+    """Within half and twice of it: what lies beyond is no after-effect, and the result says how much longer it took."""
+    asked = list[tuple[str, float]]()
+    found: Any = power.tuned(cast(Any, Told("a", asked, 0.001, times)), QUESTION, 1)
+    assert found == {"commit": pytest.approx(part, rel=0.02)}
+    assert [part for _, part in asked[:4]] == [0.08, 0.0, 0.0, 0.08] and len(asked) == 2 * QUESTION.pairs
 
 
 def test_a_refused_arm_has_no_power() -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 
 from instep_reference.contract.engine import (
     Abort,
@@ -38,6 +39,7 @@ from .course import Course
 # verify  the forward of one window per request (T = num_steps + 1)
 # commit  acceptance, the move of conv windows and states, and draft extend
 CASES: Mapping[str, type[AnyEvent]] = {"verify": Forward, "commit": Commit}
+NO_DRAG: Mapping[str, float] = MappingProxyType({})
 _BY_EVENT = {event: name for name, event in CASES.items()}
 
 
@@ -59,10 +61,10 @@ class Walk:
         for name in course.prompts:
             self.player.serve(Save(name, _start(name)))
 
-    def laps(self, count: int, clock: Clock, drag: float = 0.0) -> dict[str, Reading]:
+    def laps(self, count: int, clock: Clock, drag: Mapping[str, float] = NO_DRAG) -> dict[str, Reading]:
         """Play the course `count` times in each of the clock's ways, in turn -> the summed seconds of each case.
 
-        drag: by which part each event is made to take longer
+        drag: case -> by which part its events go on computing
         """
         spent = dict.fromkeys(CASES, NOTHING)
         for timed in clock.ways * count:
@@ -72,7 +74,7 @@ class Walk:
                 if case is None:
                     work()
                 else:
-                    spent[case] = spent[case].plus(timed(work, drag))
+                    spent[case] = spent[case].plus(timed(work, drag.get(case, 0.0)))
         return spent
 
     def until(self, case: str) -> AnyEvent:

@@ -26,7 +26,7 @@ from instep_reference.contract.errors import BadInput
 from ..replay.participants import Plan
 from ..verdict import Exit, Verdict
 from .arm import Arm, ArmFailed, Source
-from .cases import Shown
+from .cases import NO_DRAG, Shown
 from .clock import CLOCKS, ON_HOST, judged
 from .course import Course, lay
 from .pairs import FEWEST_PAIRS, Samples, Spread, ratio, resolves, say
@@ -175,17 +175,17 @@ def _timed(
 
 def timed(
     arms: Mapping[str, Arm], question: Question, laps: int, orders: Iterator[Sequence[str]],
-    told: Callable[[int, int], None], drags: Mapping[str, float] = MappingProxyType({}),
+    told: Callable[[int, int], None], drags: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> dict[str, Samples]:
     """Pairs until A/A resolves what is allowed, or up to the limit -> samples of every arm, as `judge` takes them.
 
-    drags: arm -> by which part each event is made to take longer
+    drags: arm -> case -> by which part its events go on computing
     """
     taken: dict[str, list[list[list[float]]]] = {name: [] for name in arms}
     most = MOST_TIMES * question.pairs
     for pairs in range(1, most + 1):
         for name in next(orders):
-            taken[name].append(sample(arms[name], laps, question.cases, drags.get(name, 0.0)))
+            taken[name].append(sample(arms[name], laps, question.cases, drags.get(name, NO_DRAG)))
         told(pairs, most)
         if pairs % question.pairs == 0 and resolved(question, taken):
             break
@@ -204,9 +204,9 @@ def laps_of(arms: Mapping[str, Arm], question: Question) -> int:
     return max(1, ceil(SAMPLE_S / max(shortest, 1e-6)))
 
 
-def sample(arm: Arm, laps: int, cases: Sequence[str], drag: float = 0.0) -> list[list[float]]:
+def sample(arm: Arm, laps: int, cases: Sequence[str], drag: Mapping[str, float] = NO_DRAG) -> list[list[float]]:
     try:
-        seconds = arm.ask("time", laps=laps, drag=drag)["seconds"]
+        seconds = arm.ask("time", laps=laps, drag=dict(drag))["seconds"]
     except ArmFailed as failed:
         raise ArmFailed(f"{arm.source.said} failed while it was timed: {failed}") from None
     return [seconds[case] for case in cases]

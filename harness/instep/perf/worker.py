@@ -84,10 +84,10 @@ class Worker:
         numbers = {name: [state.length, state.root] for name, state in shown.states.items()}
         return {"numbers": numbers, "acceptance": shown.acceptance}
 
-    def time(self, laps: int, drag: float = 0.0) -> dict[str, Any]:
+    def time(self, laps: int, drag: dict[str, float]) -> dict[str, Any]:
         """Seconds per case for so many laps, [wall, cpu, device]. The garbage collector is off meanwhile.
 
-        drag: by which part every event is made to take longer
+        drag: case -> by which part its events go on computing
         """
         gc.collect(0)
         gc.disable()
