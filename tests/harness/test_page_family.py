@@ -203,8 +203,7 @@ def test_every_committed_result_has_a_page_or_says_that_it_has_none() -> None:
         except BadInput as refused:
             assert "no page can be made" not in str(refused), refused
             without.add(file.stem)
-    assert without <= {"calibration", "combinations", "effect-native", "memory-9b", "parity", "peers-native", "peers",
-                       "soak"}  # fmt: skip
+    assert without <= {"calibration", "combinations", "memory-9b", "parity", "peers-native", "peers", "soak"}
 
 
 # A number that no float holds.

@@ -56,14 +56,15 @@ def strategies(result: Results) -> str:
 
 def effect(result: Results) -> str:
     """Whole texts, by step count: with the controller beside each fixed count."""
-    lines = _head(["drafter", "batch", "arm", "tokens/s", "ms a round", "latency s", "accepted",
+    lines = _head(["drafter", "layers", "batch", "arm", "tokens/s", "ms a round", "latency s", "accepted",
                    "windows by accepted drafts"])  # fmt: skip
-    for row in rows_of(result, "decoding", layers=LAYERS):
+    for row in rows_of(result, "decoding"):
+        cell = [str(row["cell"][axis]) for axis in ("drafter", "layers", "batch")]
         for name, arm in row["arms"].items():
             counts = ", ".join(f"{count}: {windows}" for count, windows in arm.get("distribution", {}).items())
             figures = [f"{arm.get(name, math.nan):{form}}" for name, form in FIGURES.items()]
             cells = [*figures, counts] if "us" in arm else [f"no speed: {arm['finding']}", *[""] * len(FIGURES)]
-            lines.append("| " + " | ".join((row["cell"]["drafter"], str(row["cell"]["batch"]), name, *cells)) + " |")
+            lines.append("| " + " | ".join((*cell, name, *cells)) + " |")
     return "\n".join(lines)
 
 

@@ -175,24 +175,8 @@ def calibration() -> str:
 
 
 def effect() -> str:
-    """What adaptive step counts bring at the size of a 9B model; medians of laps over the same forced events."""
-    if bench := _bench("decoding", layers=bench_tables.LAYERS):
-        return bench_tables.effect(bench)
-    result = _read("effect-native.json")
-    lines = ["| arm | tokens/s | ms a round | latency s | accepted drafts | rounds by step count |", "|---" * 6 + "|"]
-    for name, arm in result["arms"].items():
-        steps = ", ".join(f"{count}: {rounds}" for count, rounds in arm["steps"].items())
-        lines.append(
-            f"| {name if name == 'adaptive' else f'always {name}'} | {arm['tokens_per_s']:.0f} | {arm['round_ms']:.2f} "
-            f"| {arm['latency_s']:.3f} | {arm['accepted']:.2f} | {steps} |"
-        )
-    ours, fixed = result["arms"]["adaptive"], {name: arm for name, arm in result["arms"].items() if name != "adaptive"}
-    against = (
-        f"{ours['tokens_per_s'] / arm['tokens_per_s'] - 1:+.0%} tokens/s and "
-        f"{ours['latency_s'] / arm['latency_s'] - 1:+.0%} latency against always {name}"
-        for name, arm in fixed.items()
-    )
-    return "\n".join([*lines, "", f"The controller in this run: {'; '.join(against)}."])
+    """What adaptive step counts bring in layers of a 9B model; medians of laps over the same forced events."""
+    return bench_tables.effect(_read(BENCH))
 
 
 def peers() -> str:
@@ -285,12 +269,6 @@ def rendered(text: str) -> str:
 def sections() -> list[tuple[str, str]]:
     """(name, content) of every generated section, over all pages."""
     return [(found[1], found[2]) for page in PAGES for found in SECTION.finditer(page.read_text())]
-
-
-def _bench(kind: str, **axes: Any) -> dict[str, Any] | None:
-    """The benchmark's result, if it stands there and has rows of that kind."""
-    found = _read(BENCH) if (RESULTS / BENCH).is_file() else {"rows": []}
-    return found if bench_tables.rows_of(found, kind, **axes) else None
 
 
 def _read(name: str) -> dict[str, Any]:
