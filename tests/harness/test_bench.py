@@ -243,6 +243,10 @@ def serves_no(*given: Any, **drawn: Any) -> Arm:
     raise Unsupported("rows of this kind")
 
 
+def lacks_a_file(*given: Any, **drawn: Any) -> Arm:
+    raise RuntimeError("no build:\n'/made/up/place/kernel.cu' and /made/up/other.so, needed by ../here/cache")
+
+
 @pytest.mark.parametrize(("maker", "finding", "timed_too", "absent"), [
     (lambda g, at, name, logits: made_up(logits, lambda x: x.argmax(1), lambda: 0), "", True, ""),
     (lambda g, at, name, logits: made_up(logits, lambda x: x.argmin(1), lambda: 0), "picks others", True, ""),
@@ -251,7 +255,10 @@ def serves_no(*given: Any, **drawn: Any) -> Arm:
     (not_here, None, False, "its package is not here (made_up_kernels)"),
     (serves_no, None, False, "rows of this kind"),
     (falls, None, False, "planted"),
-], ids=["right", "wrong", "falls in its check", "falls in its work", "missing", "refused", "falls"])  # fmt: skip
+    (lacks_a_file, None, False, "RuntimeError: no build: 'kernel.cu' and other.so, needed by ../here/cache"),
+    (lambda g, at, name, logits: made_up(logits, lacks_a_file, lambda: 0), "no build: 'kernel.cu' and", True, ""),
+], ids=["right", "wrong", "falls in its check", "falls in its work", "missing", "refused", "falls", "lacks a file",
+        "lacks a file in its check"])  # fmt: skip
 def test_a_peer_is_judged_and_its_finding_stands_beside_its_speed(
     maker: Callable[..., Arm], finding: str | None, timed_too: bool, absent: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:

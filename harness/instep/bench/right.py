@@ -7,6 +7,7 @@ Leaves out: the constants (`checks/allowance.py`).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ import torch
 
 from ..checks.allowance import allowed
 from ..checks.measure import relative_error
+
+FOLDERS = re.compile(r"(?<![\w.~])/(?:[^\s/:'\"]+/)+")
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,11 @@ def errors(**pairs: tuple[torch.Tensor, torch.Tensor]) -> dict[str, float]:
     told = {what: float(relative_error(_blocks(x, None), _blocks(o, None))[0, 0])
             for what, (x, o) in pairs.items() if x.shape == o.shape}  # fmt: skip
     return {what: error for what, error in told.items() if math.isfinite(error)}
+
+
+def fallen(raised: Exception) -> str:
+    """What foreign code raised, in one line. Of files the names alone: a result is read on other machines."""
+    return f"{type(raised).__name__}: {FOLDERS.sub('', ' '.join(str(raised).split()))[:300]}"
 
 
 def first(*findings: str) -> str:

@@ -29,7 +29,7 @@ from ..verdict import Exit
 from . import KINDS, kind
 from .base import SEED, Arm, At, Cell, Ground, Size
 from .clock import SAMPLES, Rates, Times, less, of_one, rates, timed
-from .right import Judged
+from .right import Judged, fallen
 
 Row = dict[str, Any]
 
@@ -204,7 +204,7 @@ def _judged(arm: Arm) -> Judged:
     try:
         return arm.judged()
     except Exception as raised:
-        return Judged(f"{type(raised).__name__}: {' '.join(str(raised).split())[:300]}")
+        return Judged(fallen(raised))
 
 
 def _times(cell: Cell, findings: Mapping[str, str], ground: Ground) -> tuple[dict[str, Times], dict[str, str]]:
@@ -221,7 +221,7 @@ def _times(cell: Cell, findings: Mapping[str, str], ground: Ground) -> tuple[dic
             if ground.card:
                 torch.cuda.synchronize()
         except Exception as raised:
-            late[name.partition("\n")[0]] = f"{type(raised).__name__}: {' '.join(str(raised).split())[:300]}"
+            late[name.partition("\n")[0]] = fallen(raised)
     works = {name: work for name, work in works.items() if name.partition("\n")[0] not in late}
     every = timed(works, ground.device) if works else {}
     for arm in chosen:

@@ -13,6 +13,7 @@ from typing import Any
 from instep_reference.contract.errors import Unsupported
 
 from ..base import Arm, At, Cell, Ground
+from ..right import fallen
 
 PEERS: dict[str, dict[str, str]] = {
     "strategies": {
@@ -58,7 +59,7 @@ def arms(kind: str, ground: Ground, at: At, cell: Cell, **drawn: Any) -> Cell:
         except ImportError as missing:
             cell.absent[name] = f"its package is not here ({missing.name or missing})"
         except Exception as raised:  # foreign code
-            cell.absent[name] = f"{type(raised).__name__}: {' '.join(str(raised).split())[:200]}"
+            cell.absent[name] = fallen(raised)
         else:
             cell.arms.append(arm)
     return cell
