@@ -109,9 +109,10 @@ def curves(title: str, across: str, up: str, lines: Mapping[str, Points]) -> xml
 
 def bars(title: str, arms: Mapping[str, Mapping[str, float]]) -> xml.Element:
     """A bar for every arm, made of its kinds of work."""
-    svg, most = _canvas(title), max((sum(parts.values()) for parts in arms.values()), default=1.0) or 1.0
+    most = max((sum(parts.values()) for parts in arms.values()), default=1.0) or 1.0
     names = list(dict.fromkeys(name for parts in arms.values() for name in parts))
     high = min(60.0, HEIGHT / max(1, len(arms)))
+    svg = _canvas(title, max(int(high * len(arms)), 18 * len(names)) + 14)
     for row, (arm, parts) in enumerate(arms.items()):
         x, y = float(LEFT), TOP + row * high
         _text(svg, LEFT, y + 10, arm)
@@ -131,8 +132,8 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
     return (low, high) if high > low else (low / 2, high * 2)
 
 
-def _canvas(title: str) -> xml.Element:
-    wide, high = LEFT + WIDTH + LEGEND, TOP + HEIGHT + 44
+def _canvas(title: str, tall: int = HEIGHT + 44) -> xml.Element:
+    wide, high = LEFT + WIDTH + LEGEND, TOP + tall
     svg = xml.Element("svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {wide} {high}", width=str(wide),
                       height=str(high))  # fmt: skip
     _add(svg, "rect", width=wide, height=high, fill="#fff")
