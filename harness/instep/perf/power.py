@@ -135,8 +135,8 @@ def measure(
 def tuned(arm: Arm, question: Question, laps: int) -> dict[str, float]:
     """Case -> what is asked of its events so that they take SLOWED longer, by the clock that decides.
 
-    To ask for SLOWED itself made some take 13% longer on a CPU, and if only the events before them were asked, 3%: what
-    an event needs is no longer as near then. One process with and without it says by how much.
+    To ask for SLOWED itself made some take 13% longer on a CPU, and if only the events before them were asked, 3%:
+    presumably what an event needs is no longer near then. One process with and without it says by how much.
     """
     asked, clock = dict.fromkeys(question.cases, SLOWED), CLOCKS.index(judged(question.setting.device)[-1])
     taken: dict[bool, list[list[list[float]]]] = {False: [], True: []}
