@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from math import isnan
 from pathlib import Path
 from statistics import median
@@ -20,7 +21,8 @@ import torch
 
 from instep.faults.base import Edit
 from instep.page.family import page_of
-from instep.perf import gate, power
+from instep.perf import power, question
+from instep.perf.baseline import setting
 from instep.perf.card import HELD_S
 from instep.perf.clock import CLOCKS, NOTHING, Clock, Reading
 from instep.perf.gate import ARMS, as_samples, judge, laps_of, resolved
@@ -28,6 +30,7 @@ from instep.perf.pairs import FEWEST_PAIRS, Say, Spread, ratio
 from instep.perf.power import Power, tried
 from instep.perf.question import Question, Report
 from instep.perf.render import of, show
+from instep_reference.contract.errors import BadInput
 from support.outcomes import printed
 from support.planting import planted_here
 from support.simulated import Machine
@@ -44,8 +47,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 @pytest.fixture
 def on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """A question cannot be about a card that is not here."""
-    for module in (gate, power):
-        monkeypatch.setattr(module, "judged", lambda device: CLOCKS)
+    monkeypatch.setattr(question, "judged", lambda device: CLOCKS)
 
 
 def work(machine: Machine, host: float = 1.0, device: float = 1.0) -> Callable[[], None]:
@@ -260,6 +262,54 @@ def test_how_long_a_sample_is_the_host_decides() -> None:
             return {"seconds": {"commit": [5e-4, 4e-4, None]}}
 
     assert laps_of({"before": Told()}, QUESTION) == 5  # type: ignore[dict-item]
+
+
+@pytest.mark.usefixtures("on_a_card")
+def test_clocks_that_nobody_asks_for_are_not_read(machine: Machine) -> None:
+    def seen(*clocks: str) -> tuple[bool, ...]:
+        machine.clock = Clock("cuda", clocks=clocks)
+        return tuple(number > 0 for number in read(machine, work(machine)))
+
+    assert seen("device") == (False, False, True)
+    assert seen("cpu") == seen("wall", "cpu") == (True, True, False)
+    assert seen() == seen("wall", "device") == (True, True, True)
+
+
+@pytest.mark.usefixtures("on_a_card")
+@pytest.mark.parametrize(("clocks", "noise", "enough"), [
+    (("device",), (0.3, 0.3, 0.0), True), (("device",), (0.0, 0.0, 0.3), False),
+    (("wall",), (0.0, 0.3, 0.3), True), (("wall",), (0.3, 0.0, 0.0), False),
+    (("cpu", "device"), (0.0, 0.3, 0.0), False), (("cpu", "device"), (0.3, 0.0, 0.0), True),
+], ids=str)  # fmt: skip
+def test_of_clocks_that_are_asked_for_pairs_are_enough_when_they_are_resolved(
+    clocks: tuple[str, ...], noise: tuple[float, ...], enough: bool
+) -> None:
+    generator, asked = np.random.default_rng(0), replace(QUESTION, clocks=clocks)
+    taken = {arm: np.exp(noise * generator.standard_normal((FEWEST_PAIRS, 1, len(CLOCKS)))) for arm in ARMS}
+    assert resolved(asked, taken) is enough
+    assert [one.clock for one in judge(asked, as_samples(taken), 1)] == list(clocks)
+
+
+@pytest.mark.usefixtures("on_a_card")
+def test_a_slow_host_is_not_looked_at_where_the_device_alone_is_judged() -> None:
+    asked, samples = replace(QUESTION, clocks=("device",)), drawn(np.random.default_rng(0), FEWEST_PAIRS)
+    for slowed, says in ((1, Say.HELD), (2, Say.SLOWER)):
+        found = {arm: one.copy() for arm, one in samples.items()}
+        found["after"][..., :slowed] *= 2
+        found["after"][..., 2] *= 1.08 if slowed == 2 else 1
+        assert Report(asked, judged=judge(asked, found, 1)).says("commit") is says
+
+
+@pytest.mark.usefixtures("on_a_card")
+def test_a_calibration_of_some_clocks_has_a_file_of_its_own() -> None:
+    every, one = setting(QUESTION), setting(replace(QUESTION, clocks=("device",)))
+    assert every == setting(replace(QUESTION, clocks=CLOCKS)) and "clocks" not in every
+    assert one == {**every, "clocks": ["device"]}
+
+
+def test_a_clock_that_the_device_has_not_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"--clock.*device.*expected some of wall, cpu"):
+        replace(QUESTION, clocks=("device",))
 
 
 @pytest.mark.usefixtures("on_a_card")

@@ -22,6 +22,8 @@ def gate(
     before: Annotated[str, typer.Argument(help="Op set, module:attribute, or a source tree.")],
     after: Annotated[str | None, typer.Argument(help="The same; what may have become slower.")] = None,
     case: Annotated[list[str] | None, typer.Option(help="verify or commit; may be repeated. Left out: both.")] = None,
+    clock: Annotated[list[str] | None, typer.Option(help="wall, cpu or device: judge only these; may be repeated. "
+                                                           "Left out: all.")] = None,
     pairs: Annotated[int, typer.Option(help="Interleaved pairs at least; under 60 nothing is concluded.")] = 60,
     allowed: Annotated[float, typer.Option(help="The slow-down that is allowed, as a part.")] = 0.03,
     checkpoint: Annotated[Path | None, typer.Option(
@@ -58,7 +60,7 @@ def gate(
     cases = tuple(dict.fromkeys(case)) if case else ("verify", "commit")
     question = Question(
         before, after or before, checkpoint or model(), cases, pairs, allowed, given.setting(), batch, rounds,
-        num_steps, seed, patience,
+        num_steps, seed, patience, tuple(dict.fromkeys(clock or ())),
     )
     must_be_free((json, html, baselines and baseline.file_of(question, baselines)))
     with tempfile.TemporaryDirectory(prefix="instep-gate-") as aside, progress("gate") as said:

@@ -26,10 +26,14 @@ NOT_THE_MACHINE = (LOAD, "instep", "kernels_syntax")
 
 
 def setting(question: Question) -> dict[str, Any]:
-    """How BEFORE was set up and what it played: all that the gate's rates hang on, but for machine and model."""
+    """How BEFORE was set up and what it played: all that the gate's rates hang on, but for machine and model.
+
+    Clocks are named only where some are left out, so files of all clocks keep their names.
+    """
     ops = Source.of(question.before, question.setting.ops).ops
     return {"pairs": question.pairs, "allowed": question.allowed, "batch": question.batch, "rounds": question.rounds,
-            "num_steps": question.num_steps, **question.setting.data(), "ops": ops}  # fmt: skip
+            "num_steps": question.num_steps, **question.setting.data(), "ops": ops,
+            **({"clocks": list(question.clocks)} if question.clocks else {})}  # fmt: skip
 
 
 def file_of(question: Question, folder: Path | None = None) -> Path:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol
 
 ON_HOST = ("wall", "cpu")
@@ -52,17 +52,20 @@ class Clock:
     """Times one piece of work: `clock.ways[0](work, drag)`. No clock stops before all work on the device has ended.
 
     ways   that see each a part of the clocks; the others stand at 0. The work is played once for each of them
+    clocks that somebody asks for, empty: all. A way that sees none of them is left out
     drag   by which part the work is to take longer by each clock: a true slow-down
     """
 
-    def __init__(self, device: str, card: Device | None = None) -> None:
+    def __init__(self, device: str, card: Device | None = None, clocks: Collection[str] = ()) -> None:
         if card is None and device.startswith("cuda"):
             from .card import Card
 
             card = Card(device)
         self._card = card
         ways: tuple[Callable[[Work, float], Reading], ...] = (self._by_host, self._by_device)
-        self.ways = ways[:1] if card is None else ways
+        asked = clocks or CLOCKS
+        seen = (any(clock in asked for clock in ON_HOST), card is not None and "device" in asked)
+        self.ways = tuple(way for way, wanted in zip(ways, seen, strict=True) if wanted)
 
     def _by_host(self, work: Work, drag: float = 0.0) -> Reading:
         """Wall and cpu. What is dragged goes on computing on the host, until the clock has gone so much further."""

@@ -27,7 +27,7 @@ from ..replay.participants import Plan
 from ..verdict import Exit, Verdict
 from .arm import Arm, ArmFailed, Source
 from .cases import NO_DRAG, Shown
-from .clock import CLOCKS, ON_HOST, judged
+from .clock import CLOCKS, ON_HOST
 from .course import Course, lay
 from .pairs import FEWEST_PAIRS, Samples, Spread, ratio, resolves, say
 from .question import SAMPLES, Judged, Question, Report
@@ -85,7 +85,7 @@ def judge(question: Question, samples: Mapping[str, Samples], events: int) -> li
     generator = np.random.default_rng(question.seed)
     found = []
     for number, case in enumerate(question.cases):
-        for clock in judged(question.setting.device):
+        for clock in question.judged_by:
             before, after, again = (samples[arm][:, number, CLOCKS.index(clock)] / events for arm in ARMS)
             change, same = ratio(before, after, generator), ratio(before, again, generator)
             says = say(change, same, question.allowed)
@@ -107,7 +107,7 @@ def started(
     for arm in arms.values():
         arm.tell(
             "build", trace=str(course.trace.path), checkpoint=str(question.checkpoint),
-            setting=question.setting.data() | {"ops": arm.source.ops},
+            setting=question.setting.data() | {"ops": arm.source.ops}, clocks=question.judged_by,
         )
     for name, arm in arms.items():
         try:
@@ -198,8 +198,13 @@ def as_samples(taken: Mapping[str, Any]) -> dict[str, Samples]:
 
 
 def laps_of(arms: Mapping[str, Arm], question: Question) -> int:
-    """Laps per sample, the same for all arms: as many as the shortest case needs to last SAMPLE_S in every arm."""
+    """Laps per sample, the same for all arms: as many as the shortest case needs to last SAMPLE_S in every arm.
+
+    Without a clock of the host it is one: the device times every event by itself.
+    """
     taken = [sample(arm, 1, question.cases) for _ in range(PROBES) for arm in arms.values()]
+    if not set(question.judged_by) & set(ON_HOST):
+        return 1
     shortest = float(np.array(taken, np.float64)[..., : len(ON_HOST)].min())
     return max(1, ceil(SAMPLE_S / max(shortest, 1e-6)))
 
@@ -213,7 +218,8 @@ def sample(arm: Arm, laps: int, cases: Sequence[str], drag: Mapping[str, float] 
 
 
 def resolved(question: Question, taken: Mapping[str, Any]) -> bool:
-    """Whether in every case A/A resolves the allowed slow-down by wall, or by all others: no more pairs are needed.
+    """Whether in every case A/A resolves the allowed slow-down by wall, or by all others that are judged: no more pairs
+    are needed.
 
     Wall sees everything. The others see all computing together: on a GPU one sees the host, another the device.
     A clock that some pairs of another arm could not read needs more of them, or it would have no say.
@@ -221,7 +227,7 @@ def resolved(question: Question, taken: Mapping[str, Any]) -> bool:
     generator = np.random.default_rng(question.seed)
     samples = as_samples(taken)
     before, again = samples["before"], samples["again"]
-    wall, *others = map(CLOCKS.index, judged(question.setting.device))
+    wall, others = CLOCKS.index("wall"), [CLOCKS.index(clock) for clock in question.judged_by if clock != "wall"]
 
     def by(number: int, clock: int) -> bool:
         read = [int((~np.isnan(before[:, number, clock] + one[:, number, clock])).sum()) for one in samples.values()]
@@ -230,5 +236,6 @@ def resolved(question: Question, taken: Mapping[str, Any]) -> bool:
         return enough and resolves(same, question.allowed)
 
     return all(
-        by(number, wall) or all(by(number, clock) for clock in others) for number in range(len(question.cases))
+        ("wall" in question.judged_by and by(number, wall)) or (others and all(by(number, clock) for clock in others))
+        for number in range(len(question.cases))
     )

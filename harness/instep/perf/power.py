@@ -31,7 +31,7 @@ from ..verdict import Exit
 from .arm import Arm, ArmFailed, Source
 from .bounds import FEWEST_TRIALS, LEAST_POWER, MOST_ALARMS, bounds
 from .cases import NO_DRAG
-from .clock import CLOCKS, judged
+from .clock import CLOCKS
 from .course import lay
 from .gate import Progress, agree_at_the_end, checked, judge, laps_of, sample, started, timed, yardsticks_of
 from .pairs import Samples, Say, Spread
@@ -124,7 +124,7 @@ def measure(
             return found
     samples = {name: np.concatenate([trial[name] for trial in trials]) for name in ARMS}
     for number, case in enumerate(question.cases):
-        clocks = {clock: samples["before"][:, number, CLOCKS.index(clock)] for clock in judged(question.setting.device)}
+        clocks = {clock: samples["before"][:, number, CLOCKS.index(clock)] for clock in question.judged_by}
         slowed = {clock: samples["slowed"][:, number, CLOCKS.index(clock)] for clock in clocks}
         taken_longer = {clock: Spread.of(slowed[clock] / one).median for clock, one in clocks.items()}
         found.ratio[case] = {clock: value for clock, value in taken_longer.items() if not isnan(value)}
@@ -138,7 +138,7 @@ def tuned(arm: Arm, question: Question, laps: int) -> dict[str, float]:
     To ask for SLOWED itself made some take 13% longer on a CPU, and if only the events before them were asked, 3%:
     presumably what an event needs is no longer near then. One process with and without it says by how much.
     """
-    asked, clock = dict.fromkeys(question.cases, SLOWED), CLOCKS.index(judged(question.setting.device)[-1])
+    asked, clock = dict.fromkeys(question.cases, SLOWED), CLOCKS.index(question.judged_by[-1])
     taken: dict[bool, list[list[list[float]]]] = {False: [], True: []}
     for number in range(question.pairs):
         for slow in (False, True) if number % 2 else (True, False):

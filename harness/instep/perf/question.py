@@ -13,6 +13,7 @@ from instep_reference.contract.errors import BadInput
 from ..replay.setting import Setting
 from ..verdict import Exit
 from .cases import CASES
+from .clock import judged
 from .pairs import FEWEST_PAIRS, Ratio, Say, Spread
 
 PLAIN = Setting()
@@ -26,6 +27,7 @@ class Question:
     setting     how both arms are set up; a source tree runs its op set
     pairs       the least number of pairs;  allowed: the allowed slow-down, 0.03 is 3%
     batch, rounds, num_steps  of the course
+    clocks      that are judged; empty: all that the device has. Others are not read
     patience_s  how long an arm may take for an answer, also for its checks
     """
 
@@ -41,11 +43,13 @@ class Question:
     num_steps: int = 3
     seed: int = 0
     patience_s: float = 600.0
+    clocks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        cases = set(self.cases)
+        cases, clocks = set(self.cases), judged(self.setting.device)
         for name, found, right, expected in (
             ("--case", ", ".join(self.cases), bool(cases) and cases <= set(CASES), f"some of {', '.join(CASES)}"),
+            ("--clock", ", ".join(self.clocks), set(self.clocks) <= set(clocks), f"some of {', '.join(clocks)}"),
             ("--pairs", self.pairs, self.pairs > 0, "at least 1"),
             ("--allowed", self.allowed, 0 < self.allowed < 1, "a part between 0 and 1, as 0.03"),
             ("--batch", self.batch, self.batch > 0, "at least 1"),
@@ -54,6 +58,13 @@ class Question:
         ):
             if not right:
                 raise BadInput(name, found=found, expected=expected)
+        chosen = tuple(clock for clock in clocks if clock in self.clocks)
+        object.__setattr__(self, "clocks", () if chosen == clocks else chosen)  # one way to say the same
+
+    @property
+    def judged_by(self) -> tuple[str, ...]:
+        """The clocks that are judged, in the order in which they are read."""
+        return self.clocks or judged(self.setting.device)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from ..report.data import number
 from ..report.result import Result
 from .baseline import known
 from .bounds import FEWEST_TRIALS, SURE, bounds, independent
-from .clock import judged
 from .fingerprint import fingerprint
 from .pairs import Ratio, Say, Spread
 from .power import SLOWED, Power
@@ -81,7 +80,7 @@ def show_power(found: Power, console: Console) -> None:
         return
     title = (f"{question.before}: {found.trials} trials each, which share no pair; {found.pairs} pairs, "
              f"{question.pairs} and more a trial")  # fmt: skip
-    first, *others = judged(question.setting.device)
+    first, *others = question.judged_by
     made = tables.table(title, {
         "case": "word", "arm": "word", **{say.value: "number" for say in Say}, f"took longer by, {first}": "number",
         **dict.fromkeys(others, "number"),

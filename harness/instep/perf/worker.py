@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -54,13 +54,15 @@ def _answer(worker: Worker, asked: dict[str, Any]) -> dict[str, Any]:
 class Worker:
     """The questions as methods; `build` must come first."""
 
-    def build(self, trace: str, checkpoint: str, setting: dict[str, Any]) -> dict[str, Any]:
+    def build(
+        self, trace: str, checkpoint: str, setting: dict[str, Any], clocks: Collection[str] = ()
+    ) -> dict[str, Any]:
         """Build the engine without any observer, and play the opening -> which sources serve."""
         if not setting["device"].startswith("cuda"):
             torch.set_num_threads(1)  # with one thread the computing time is the work that was done
         course = Course.of(read(Path(trace)))
         self.replay = Replay(course.trace, Setting(**setting), checkpoint=Path(checkpoint))
-        self.clock = Clock(setting["device"])
+        self.clock = Clock(setting["device"], clocks=clocks)
         self.walk = Walk(bare(self.replay.plan), course)
         return {"served": served(), "files": {name: str(sys.modules[name].__file__) for name in served()}}
 
