@@ -34,17 +34,20 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from instep.perf import card
 from instep_optimized.kernels.attention import attend as attend_file
+from instep_optimized.kernels.convs import walk_prompt as prompt_file
 from instep_optimized.kernels.products import slim as slim_file
 from instep_optimized.kernels.prompts import blocks_staged as blocks_file
+from instep_optimized.kernels.rowwise.inputs import WIDE, results
 from instep_optimized.kernels.windows import staged as staged_file
 from instep_optimized.layout import Address, Pages, Part, Ring, Updates
 from instep_optimized.ops.base import GdnInputs
+from instep_optimized.ops.fused.prefill_gdn import stored
 from instep_reference.contract.place import Place
 from support.handshake import HALF, MANY, STEPS, halves, handed, told
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.bool: "*i1", torch.int32: "*i32",
-         torch.uint64: "*u64"}  # fmt: skip
+         torch.uint16: "*u16", torch.uint32: "*u32", torch.uint64: "*u64"}  # fmt: skip
 H, HV, K, V = 2, 4, 128, 128
 RESERVED = 1024  # bytes of shared memory that every program has besides
 TARGET = GPUTarget("cuda", 90, 32)
@@ -245,6 +248,23 @@ def takes_a_conv(x: torch.Tensor, weight: torch.Tensor, window: Part, part: Part
     assert not fits(x, weight, alike, replace(part, ring=None), rows.start)
 
 
+def convs() -> None:
+    """The conv of prompts, with its rows, and with what the delta rule consumes of them, in 16 bits and in 32"""
+    prompt_file.launch = compiled  # type: ignore[assignment]
+    channels, ints = 2 * H * K + HV * V, torch.zeros(2, dtype=torch.int64)
+    x, weight = torch.zeros(8, channels, dtype=torch.bfloat16), torch.zeros(channels, 4, dtype=torch.bfloat16)
+    past = Address(torch.zeros(3, channels, 3, dtype=torch.bfloat16), ints)
+    gate, a_log = torch.zeros(8, HV, dtype=torch.bfloat16), torch.zeros(HV)
+    for most in sorted({least for least, _ in prompt_file.SHAPES}):
+        part = Part("chunk", ints, ints, max(most, 64), past, torch.zeros(2, dtype=torch.bool), past)
+        assert prompt_file.fits(x, weight, part, x)
+        prompt_file.walk_prompt(x, weight, part, x, 8)
+        for dtypes in (stored(x.dtype), WIDE):
+            found = results(x, H, K, HV, dtypes)
+            rule = gate, HV, gate, HV, a_log, a_log, *found, H, HV, K**-0.5
+            prompt_file.walk_prompt(x, weight, part, None, 8, rule, K)
+
+
 def clocks() -> None:
     """The kernels with which the gate holds a device back and drags it."""
     go, since = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
@@ -252,7 +272,7 @@ def clocks() -> None:
     compiled(card._drag, None, since, 0.08, 2000, warps=1)
 
 
-FORMS = {"attend": attention, "clocks": clocks, "few_registers": few_registers, "handshake": handshakes,
+FORMS = {"attend": attention, "clocks": clocks, "convs": convs, "few_registers": few_registers, "handshake": handshakes,
          "many_heads": many_heads, "products": products, "prompts": prompts, "windows": windows}  # fmt: skip
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ from ..rowwise.inputs import clear_inputs, consume, gdn_inputs, made, results
 from ..runtime import ceil_div, launch, power_of_2, tile
 from .walk import MANY, WARPS, conv_walk
 from .walk import ROWS as WALKED
+from .walk_prompt import fits as prompt_fits
+from .walk_prompt import walk_prompt
 from .walk_words import fits as words_fit
 from .walk_words import walk_words
 
@@ -81,6 +83,9 @@ def _over(
     for part in parts:
         if words_fit(x, weight, part, mixed, columns):
             walk_words(x, weight, part, mixed, look, rule, columns)
+            continue
+        if prompt_fits(x, weight, part, mixed, columns):
+            walk_prompt(x, weight, part, mixed, look, rule, columns)
             continue
         ahead, step, wide = _tiles(part, channels, width)
         # What is absent is left out of the compiled code. No bit depends on that: every result is its own sum.

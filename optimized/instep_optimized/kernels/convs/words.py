@@ -11,7 +11,7 @@ from ...layout import Address
 from ..device.address import flat
 
 WIDTH = 4  # of the conv: the taps of a channel are one word of 4
-TYPES = {2: torch.uint32, 4: torch.uint64}  # of a word, by its numbers
+TYPES = {1: torch.uint16, 2: torch.uint32, 4: torch.uint64}  # of a word, by its numbers
 
 
 def in_words(x: torch.Tensor, numbers: int, inner: int = 1) -> bool:

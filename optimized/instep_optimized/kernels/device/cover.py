@@ -58,6 +58,19 @@ def covering(row, lane, units, begin, count, requests):
 
 
 @triton.jit
+def covered(first, behind, lane, units, begin, count, requests):
+    """How many of the rows first to behind - 1 a request with a unit covers. lane: as above"""
+    found = 0
+    for start in range(0, requests, lane.shape[0]):
+        request = start + lane
+        busy = tl.load(units + request, mask=request < requests, other=-1) >= 0
+        begins = tl.load(begin + request, mask=busy, other=0)
+        ends = tl.minimum(begins + tl.load(count + request, mask=busy, other=0), behind)
+        found += tl.sum(tl.maximum(ends - tl.maximum(begins, first), 0).to(tl.int32), axis=0)
+    return found
+
+
+@triton.jit
 def uncovered(lane, units, count, requests, rows):
     """How many of so many rows no request with a unit covers; two requests have none in common. lane: as above"""
     for start in range(0, requests, lane.shape[0]):
