@@ -8,6 +8,8 @@ Leaves out: the projections around it, and the choice of addresses (the commit s
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -75,7 +77,7 @@ def consumed(
 
 def _over(
     x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], look: int, mixed: torch.Tensor | None,
-    rule: tuple[object, ...] = (None,) * 14, columns: int = 0,
+    rule: tuple[Any, ...] = (None,) * 14, columns: int = 0,
 ) -> None:
     """The kernel over all parts, with its rows into `mixed`, or with what the delta rule consumes of them."""
     assert x.stride(1) == 1 and weight.stride(1) == 1, "channels of x and taps of weight are contiguous"
@@ -84,7 +86,7 @@ def _over(
         if words_fit(x, weight, part, mixed, columns):
             walk_words(x, weight, part, mixed, look, rule, columns)
             continue
-        if prompt_fits(x, weight, part, mixed, columns):
+        if prompt_fits(x, weight, part, mixed, columns, rule[-3]):
             walk_prompt(x, weight, part, mixed, look, rule, columns)
             continue
         ahead, step, wide = _tiles(part, channels, width)

@@ -26,7 +26,7 @@ from ..device.early import wait
 from ..rowwise.inputs import gates
 from ..runtime import INTERPRETED, ceil_div, launch, tile
 from .walk import ROWS as WALKED
-from .walk_words import Rule, bits, consume, norms, number, word
+from .walk_words import Rule, bits, consume, normed, number, word
 from .words import WIDTH, in_words, words
 
 
@@ -47,7 +47,9 @@ class Shape(NamedTuple):
 SHAPES: Sequence[tuple[int, Shape]] = ((0, Shape(tile(16, 4))),)
 
 
-def fits(x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor | None, columns: int = 0) -> bool:
+def fits(
+    x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor | None, columns: int = 0, key_heads: int = 0,
+) -> bool:  # fmt: skip
     """Whether `walk_prompt` can run this part. columns: of a head, where no `mixed` is stored"""
     channels, width = weight.shape
     if part.parents is not None or part.per_row is not None or part.most <= WALKED or not len(part.begin):
@@ -55,7 +57,7 @@ def fits(x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor 
     rows, shape = [one for one in (x, mixed) if one is not None], shape_for(part, channels)
     if width != WIDTH or channels % shape.channels or any(one.dtype != torch.bfloat16 for one in (weight, *rows)):
         return False
-    if mixed is None and (columns % shape.numbers or shape.channels % columns):
+    if mixed is None and (columns % shape.numbers or shape.channels % columns or key_heads * columns % shape.channels):
         return False
     held = all(one.pool.dtype == x.dtype for one in (part.read, part.store) if one is not None)
     taps = weight.is_contiguous() and in_words(weight, WIDTH)  # those of a channel are one word
@@ -79,13 +81,13 @@ def walk_prompt(
     blocks = ceil_div(part.most, shape.rows)
     read, store = ((words(pool, 1), *steps) for pool, *steps in (flat(one, 2, part.read) for one in (part.read, part.store)))
     store = store if part.store is not None else (None, *store[1:])
-    out = (None, 0) if mixed is None else (mixed, mixed.stride(0))
+    out = (None, 0) if mixed is None else (words(mixed, 2), mixed.stride(0) // 2)
     launch(
         conv_walk_prompt, (len(weight) // shape.channels, blocks, requests),
         words(x, 2), x.stride(0) // 2, *out, words(weight, WIDTH), part.begin, part.count, part.fresh,
         *read, *store, look, ceil_div(look, blocks * requests), *rule,
         RT=shape.rows, CT=shape.channels // shape.numbers, HT=columns // shape.numbers, NUMBERS=shape.numbers,
-        FAST=not INTERPRETED, warps=shape.warps,
+        NATIVE=not INTERPRETED, warps=shape.warps,
     )  # fmt: skip
 
 
@@ -95,7 +97,7 @@ def conv_walk_prompt(
     read, read_units, read_columns, read_unit, read_column, read_c, read_w,
     store, store_units, store_columns, store_unit, store_column, store_c, store_w, look, share,
     a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
-    RT: tl.constexpr, CT: tl.constexpr, HT: tl.constexpr, NUMBERS: tl.constexpr, FAST: tl.constexpr,
+    RT: tl.constexpr, CT: tl.constexpr, HT: tl.constexpr, NUMBERS: tl.constexpr, NATIVE: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """RT rows of one request, at least 3; CT times NUMBERS channels, HT times as many of a head.
@@ -117,11 +119,11 @@ def conv_walk_prompt(
     unit, start = tl.load(read_units + request).to(tl.int32), tl.load(begin + request).to(tl.int32)
     rows, known = tl.load(count + request).to(tl.int32), tl.load(fresh + request) == 0
     at = NUMBERS * c[:, None] + tl.arange(0, NUMBERS)[None, :]
-    pair = tl.arange(0, NUMBERS // 2)
-    every = tl.num_programs(0) * CT * NUMBERS  # masks are bounds, as in `walk_words.py`
+    at_word = NUMBERS // 2 * c[:, None] + tl.arange(0, NUMBERS // 2)[None, :]
+    every = tl.num_programs(0) * CT * (NUMBERS // 2)  # words of a row; masks are bounds, as in `walk_words.py`
     if (unit >= 0) & (first < rows):
         # Behind the last row that one again, and before row 0 that one, which nobody uses.
-        row = x + (start + first).to(tl.int64) * x_row + (c * (NUMBERS // 2))[:, None] + pair[None, :]
+        row = x + (start + first).to(tl.int64) * x_row + at_word
         back = tl.where(first > 0, x_row, 0)
         old, middle, newest = tl.load(row - 3 * back), tl.load(row - 2 * back), tl.load(row - back)
         new = ()
@@ -129,15 +131,14 @@ def conv_walk_prompt(
             new = new + (apart(tl.load(row + tl.minimum(rows - 1 - first, t) * x_row)),)
         if first == 0:
             past = read + window_of(unit, read_unit, tl.load(read_columns + request), read_column)
-            even = 2 * (c * (NUMBERS // 2))[:, None] + 2 * pair[None, :]
-            there = even < tl.where(known, every, 0)  # a fresh request must not read its history
-            old = entry(past, even, read_c, there)
-            middle = entry(past + read_w, even, read_c, there)
-            newest = entry(past + 2 * read_w, even, read_c, there)
+            there = at_word < tl.where(known, every, 0)  # a fresh request must not read its history
+            old = entry(past, 2 * at_word, read_c, there)
+            middle = entry(past + read_w, 2 * at_word, read_c, there)
+            newest = entry(past + 2 * read_w, 2 * at_word, read_c, there)
             if store is not None:
                 goal, column = tl.load(store_units + request).to(tl.int32), tl.load(store_columns + request)
                 target = store + window_of(goal, store_unit, column, store_column)
-                kept = even < tl.where(goal >= 0, every, 0)
+                kept = at_word < tl.where(goal >= 0, every, 0)
                 last = ()
                 for w in tl.static_range(3):
                     behind = rows - 3 + w  # below 0 it is in the history
@@ -146,32 +147,33 @@ def conv_walk_prompt(
                 tl.debug_barrier()  # a thread may have read what another one stores
                 for w in tl.static_range(3):
                     for at_pair in tl.static_range(2):
-                        goes = target + (even + at_pair) * store_c + w * store_w
+                        goes = target + (2 * at_word + at_pair) * store_c + w * store_w
                         tl.store(goes, bits(last[w], at_pair).to(tl.uint16), mask=kept)
         inputs = (apart(old), apart(middle), apart(newest)) + new
         if mixed is not None:
-            out = mixed + (start + first).to(tl.int64) * mixed_row + at
+            out = mixed + (start + first).to(tl.int64) * mixed_row + at_word
             for t in tl.static_range(RT):
-                live = NUMBERS * c < tl.where(first + t < rows, every, 0)
-                tl.store(out + t * mixed_row, convolved(inputs, t, taps, NUMBERS, FAST), mask=live[:, None])
+                live = at_word < tl.where(first + t < rows, every, 0)
+                tl.store(out + t * mixed_row, beside(convolved(inputs, t, taps, NUMBERS, NATIVE)), mask=live)
         else:
             heads: tl.constexpr = CT // HT
-            head = tl.program_id(0) * heads
-            if head < 2 * H:
+            head, keys, width = tl.program_id(0) * heads, H * HT * NUMBERS, HV * HT * NUMBERS
+            if head < 2 * H:  # all of them are queries, or all are keys, which nothing scales
+                query = head < H
+                factor, out = tl.where(query, scale, 1.0), tl.where(query, q, k)
+                out += (start + first).to(tl.int64) * keys + (at - tl.where(query, 0, keys))
                 for t in tl.static_range(RT):
-                    bound = tl.where(first + t < rows, 1, 0)
-                    norms(convolved(inputs, t, taps, NUMBERS, FAST).to(tl.float32), (start + first).to(tl.int64) + t, bound,
-                          q, k, v, H, HV, scale, CT, HT)  # fmt: skip
+                    live = at < tl.where(first + t < rows, every * 2, 0)
+                    unit_of = normed(numbers_of(convolved(inputs, t, taps, NUMBERS, NATIVE)), HT)
+                    tl.store(out + t * keys, unit_of * factor, mask=live)
             else:
-                keys, width = 2 * H * HT * NUMBERS, HV * HT * NUMBERS
-                out = v + (start + first).to(tl.int64) * width + (at - keys)
+                out = v + (start + first).to(tl.int64) * width + (at - 2 * keys)
                 for t in tl.static_range(RT):
-                    live = NUMBERS * c < tl.where(first + t < rows, every, 0)
-                    tl.store(out + t * width, convolved(inputs, t, taps, NUMBERS, FAST).to(tl.float32), mask=live[:, None])
-            if head + heads > 2 * H:
-                line, of = (tl.arange(0, RT) + first)[:, None], (head + tl.arange(0, heads))[None, :]
+                    live = at < tl.where(first + t < rows, every * 2, 0)
+                    tl.store(out + t * width, numbers_of(convolved(inputs, t, taps, NUMBERS, NATIVE)), mask=live)
+                line, of = (tl.arange(0, RT) + first)[:, None], (head - 2 * H + tl.arange(0, heads))[None, :]
                 gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, (start + line).to(tl.int64) + of * 0,
-                      of - 2 * H + line * 0, HV, (of >= 2 * H) & (line < rows))  # fmt: skip
+                      of + line * 0, HV, line + of * 0 < rows)  # fmt: skip
 
     # Rows of nobody: every program looks at its share of all rows, which its own request mostly covers.
     requests = tl.num_programs(2)
@@ -182,11 +184,11 @@ def conv_walk_prompt(
         if covered(begins, ends, lane, read_units, begin, count, requests) < ends - begins:
             for other in range(begins, ends):
                 if covering(other, lane, read_units, begin, count, requests) == 0:
-                    far, nothing = (start * 0 + other).to(tl.int64), tl.zeros((CT, NUMBERS), tl.float32)
+                    far = (start * 0 + other).to(tl.int64)
                     if mixed is not None:
-                        tl.store(mixed + far * mixed_row + at, nothing.to(tl.bfloat16))
+                        tl.store(mixed + far * mixed_row + at_word, at_word * 0)
                     else:  # of nobody's rows as well the gates are what a and b say
-                        consume(nothing, far, a, a_row, b, b_row, A_log, dt_bias,
+                        consume(tl.zeros((CT, NUMBERS), tl.float32), far, a, a_row, b, b_row, A_log, dt_bias,
                                 q, k, v, log_decay, beta, H, HV, scale, CT, HT)  # fmt: skip
 
 
@@ -216,19 +218,44 @@ def apart(pairs):
 
 
 @triton.jit
-def convolved(inputs, t: tl.constexpr, taps, NUMBERS: tl.constexpr, FAST: tl.constexpr):
-    """Row t of the result [CT, NUMBERS] in bf16; inputs: from three before row 0 on"""
-    sums = ()
-    for channel in tl.static_range(NUMBERS):
-        # A product of the first input and nothing: 0 if it is -0, as where it is added to 0.
-        total = tl.fma(number(inputs[t][channel // 2], channel % 2), number(taps[channel], 0), 0.0)
-        for tap in tl.static_range(1, 4):
-            total += number(inputs[t + tap][channel // 2], channel % 2) * number(taps[channel], tap)
-        sums = sums + (silu(total, FAST),)
-    return side_by_side(sums, NUMBERS).to(tl.bfloat16)
+def beside(words):
+    """2 or 4 times [CT]  ->  words [CT, 2 or 4], in the same threads"""
+    if len(words) == 2:
+        return tl.join(words[0], words[1])
+    else:
+        pairs = tl.join(tl.join(words[0], words[2]), tl.join(words[1], words[3]))
+        return tl.reshape(pairs, (words[0].shape[0], 4))
 
 
-_SILU: tl.constexpr = tl.constexpr("""{
+@triton.jit
+def numbers_of(words):
+    """2 or 4 words [CT]  ->  twice as many numbers [CT, 4 or 8] in fp32"""
+    numbers = tl.join(number(beside(words), 0), number(beside(words), 1))
+    return tl.reshape(numbers, (words[0].shape[0], 2 * len(words)))
+
+
+@triton.jit
+def convolved(inputs, t: tl.constexpr, taps, NUMBERS: tl.constexpr, NATIVE: tl.constexpr):
+    """Row t of the result, as words [CT], half as many as there are taps; inputs: from three before row 0 on"""
+    found = ()
+    for pair in tl.static_range(NUMBERS // 2):
+        even = silu(total_of(inputs, t, pair, 0, taps[2 * pair]), NATIVE)
+        odd = silu(total_of(inputs, t, pair, 1, taps[2 * pair + 1]), NATIVE)
+        found = found + (rounded(even, odd, NATIVE),)
+    return found
+
+
+@triton.jit
+def total_of(inputs, t: tl.constexpr, pair: tl.constexpr, half: tl.constexpr, taps):
+    """One channel of row t before it is activated"""
+    # The first product is added to nothing, so that -0 becomes 0. One rounding is enough: the sum rounds nothing.
+    total = tl.fma(number(inputs[t][pair], half), number(taps, 0), 0.0)
+    for tap in tl.static_range(1, 4):
+        total += number(inputs[t + tap][pair], half) * number(taps, tap)
+    return total
+
+
+_SILU = tl.constexpr("""{
     .reg .f32 e, r, x;
     .reg .pred p;
     mul.f32 e, $1, 0fBFB8AA3B;
@@ -244,20 +271,23 @@ _SILU: tl.constexpr = tl.constexpr("""{
 
 
 @triton.jit
-def silu(total, FAST: tl.constexpr):
-    if FAST:
+def silu(total, NATIVE: tl.constexpr):
+    """The bits of total / (1 + exp(-total))
+
+    The compiler's own code has nearly twice as many instructions. It takes care of exponentials below 2^-126, which are
+    lost beside 1, and of divisors below 1. What it does with a divisor above 2^126 is done here, too.
+    """
+    if NATIVE:
         return tl.inline_asm_elementwise(_SILU, "=f,f", [total], tl.float32, True, 1)
     else:
         return total / (1.0 + tl.exp(-total))
 
 
 @triton.jit
-def side_by_side(numbers, NUMBERS: tl.constexpr):
-    """NUMBERS numbers [CT], of one channel each  ->  [CT, NUMBERS], in the same threads"""
-    if NUMBERS == 4:
-        pairs = tl.join(tl.join(numbers[0], numbers[2]), tl.join(numbers[1], numbers[3]))
+def rounded(even, odd, NATIVE: tl.constexpr):
+    """Two numbers as a word. One alone is rounded at a quarter of the speed."""
+    if NATIVE:
+        return tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [even, odd], tl.uint32, True, 1)
     else:
-        even = tl.join(tl.join(numbers[0], numbers[4]), tl.join(numbers[2], numbers[6]))
-        odd = tl.join(tl.join(numbers[1], numbers[5]), tl.join(numbers[3], numbers[7]))
-        pairs = tl.join(even, odd)
-    return tl.reshape(pairs, (numbers[0].shape[0], NUMBERS))
+        even, odd = even.to(tl.bfloat16).to(tl.uint16, bitcast=True), odd.to(tl.bfloat16).to(tl.uint16, bitcast=True)
+        return word((even, odd), tl.uint32, 2)

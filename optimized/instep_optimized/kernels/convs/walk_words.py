@@ -53,7 +53,6 @@ SHAPES: Mapping[bool, tuple[tuple[int, Shape], ...]] = {
     True: ((128, Shape(4, WIDER)), (96, Shape(4, WIDEST)), (40, Shape(2, WIDER)), (32, Shape(4, WIDEST)),
            (16, Shape(2, WIDER)), (2, Shape(2))),
 }  # fmt: skip
-NOWHERE = tl.constexpr(1 << 30)  # behind all channels
 Rule = tuple[Any, ...]  # a, its row step, b, its row step, A_log, dt_bias; q, k, v, log_decay, beta; H, HV, scale
 
 
@@ -237,34 +236,35 @@ def consume(
     CT: tl.constexpr, HT: tl.constexpr,
 ):  # fmt: skip
     """What the delta rule consumes of one row: CT words [CT, NUMBERS] of it, of the heads of this program."""
-    norms(mixed, row, 1, q, k, v, H, HV, scale, CT, HT)
-    heads: tl.constexpr = CT // HT
-    first = tl.program_id(0) * heads
-    if first + heads > 2 * H:
-        head = first + tl.arange(0, heads)
-        gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row + head * 0, head - 2 * H, HV, head >= 2 * H)
-
-
-@triton.jit
-def norms(mixed, row, live, q, k, v, H, HV, scale, CT: tl.constexpr, HT: tl.constexpr):
-    """Queries, keys and values of such a row; live: 1, or 0 where the row is not there and nothing is stored"""
     NUMBERS: tl.constexpr = mixed.shape[1]
     heads: tl.constexpr = CT // HT
     first, keys, width = tl.program_id(0) * heads, H * HT * NUMBERS, NUMBERS * HT
     channel = (tl.program_id(0) * CT + tl.arange(0, CT))[:, None] * NUMBERS + tl.arange(0, NUMBERS)[None, :]
-    if first < 2 * H:  # neighbours are added, then pairs of neighbours, and so on, as `unit` does
-        even, odd = tl.split(tl.reshape(mixed * mixed, (CT, NUMBERS // 2, 2)))
-        total = tl.reshape(tl.sum(even + odd, axis=1), (heads, HT))
-        for _ in tl.static_range(STEPS):
-            if total.shape[1] > 1:
-                total = tl.sum(tl.reshape(total, (heads, total.shape[1] // 2, 2)), axis=2)
-        length = tl.rsqrt(total + L2_EPS)  # [heads, 1]
-        of_head = tl.reshape(tl.broadcast_to(length, (heads, HT)), (CT,))[:, None]
-        unit = mixed * of_head
-        tl.store(q + row * keys + channel, unit * scale, mask=channel < keys * live)
-        tl.store(k + row * keys + channel - keys, unit, mask=(channel >= keys) & (channel < 2 * keys * live))
+    head = first + tl.arange(0, heads)
+    if first < 2 * H:
+        unit = normed(mixed, HT)
+        tl.store(q + row * keys + channel, unit * scale, mask=channel < keys)
+        tl.store(k + row * keys + channel - keys, unit, mask=(channel >= keys) & (channel < 2 * keys))
     if first + heads > 2 * H:
-        tl.store(v + row * HV * width + channel - 2 * keys, mixed, mask=channel >= 2 * keys + (1 - live) * NOWHERE)
+        tl.store(v + row * HV * width + channel - 2 * keys, mixed, mask=channel >= 2 * keys)
+        gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row + head * 0, head - 2 * H, HV, head >= 2 * H)
+
+
+@triton.jit
+def normed(mixed, HT: tl.constexpr):
+    """Words [CT, NUMBERS] of a row, HT of a head  ->  every head of length 1
+
+    Neighbours are added, then pairs of neighbours, and so on, as `unit` does.
+    """
+    CT: tl.constexpr = mixed.shape[0]
+    heads: tl.constexpr = CT // HT
+    even, odd = tl.split(tl.reshape(mixed * mixed, (CT, mixed.shape[1] // 2, 2)))
+    total = tl.reshape(tl.sum(even + odd, axis=1), (heads, HT))
+    for _ in tl.static_range(STEPS):
+        if total.shape[1] > 1:
+            total = tl.sum(tl.reshape(total, (heads, total.shape[1] // 2, 2)), axis=2)
+    length = tl.rsqrt(total + L2_EPS)  # [heads, 1]
+    return mixed * tl.reshape(tl.broadcast_to(length, (heads, HT)), (CT,))[:, None]
 
 
 @triton.jit
