@@ -44,7 +44,7 @@ fi
 if [ "$part" = all ] || [ "$part" = tests ]; then  # what the replays compiled is taken from Triton's cache
   tests tests-kernels tests/optimized/test_kernels.py &
   tests tests-kernels-more tests/optimized/test_kernels_*.py &
-  tests tests-ops tests/optimized/test_walk_words.py tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py tests/optimized/test_tiles.py tests/optimized/test_draw.py tests/optimized/test_chance.py tests/optimized/test_transfer.py &
+  tests tests-ops tests/optimized/test_walk_*.py tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py tests/optimized/test_tiles.py tests/optimized/test_draw.py tests/optimized/test_chance.py tests/optimized/test_transfer.py &
   tests tests-attend tests/optimized/test_attend_parts.py -k "not explicit" &
   tests tests-attend-layouts tests/optimized/test_attend_parts.py -k explicit &
   tests tests-forms tests/optimized/test_blocks_staged.py tests/optimized/test_fusions.py tests/optimized/test_prefill_gdn.py tests/optimized/test_verify_gdn.py tests/optimized/test_window_gdn.py &
@@ -75,7 +75,7 @@ if [ "$part" = all ] || [ "$part" = race ]; then
     sanitized $tool-prefill $tool tests/optimized/test_kernels_blocks.py tests/optimized/test_blocks_staged.py -k "not fault"
     sanitized $tool-attend $tool tests/optimized/test_attend_parts.py
     sanitized $tool-products $tool tests/optimized/test_kernels_experts.py tests/optimized/test_kernels_slim.py -k "not begins_early and not fault and not pairs"
-    sanitized $tool-conv $tool tests/optimized/test_kernels.py tests/optimized/test_walk_words.py -k "conv or words"
+    sanitized $tool-conv $tool tests/optimized/test_kernels.py tests/optimized/test_walk_*.py -k "(conv or walk) and not fault"
     sanitized $tool-windows $tool tests/optimized/test_staged.py -k "serves and 5 or nobody"
     sanitized $tool-gated $tool tests/optimized/test_window_gdn.py -k "computes or serves or (rings and not 70 and not 300)"
     sanitized $tool-verify $tool tests/optimized/test_verify_gdn.py -k "every_shape or guessed"

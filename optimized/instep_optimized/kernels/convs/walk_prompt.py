@@ -79,7 +79,8 @@ def walk_prompt(
     """
     shape, requests = shape_for(part, len(weight)), len(part.begin)
     blocks = ceil_div(part.most, shape.rows)
-    read, store = ((words(pool, 1), *steps) for pool, *steps in (flat(one, 2, part.read) for one in (part.read, part.store)))
+    flattened = (flat(one, 2, part.read) for one in (part.read, part.store))
+    read, store = ((words(pool, 1), *steps) for pool, *steps in flattened)
     store = store if part.store is not None else (None, *store[1:])
     out = (None, 0) if mixed is None else (words(mixed, 2), mixed.stride(0) // 2)
     launch(
@@ -118,6 +119,10 @@ def conv_walk_prompt(
     # All that says where things are is loaded at once. 32 bits are enough, and make short products.
     unit, start = tl.load(read_units + request).to(tl.int32), tl.load(begin + request).to(tl.int32)
     rows, known = tl.load(count + request).to(tl.int32), tl.load(fresh + request) == 0
+    column, goal, goal_column = tl.load(read_columns + request), -1, 0
+    if store is not None:
+        goal = tl.load(store_units + request).to(tl.int32)
+        goal_column = tl.load(store_columns + request)
     at = NUMBERS * c[:, None] + tl.arange(0, NUMBERS)[None, :]
     at_word = NUMBERS // 2 * c[:, None] + tl.arange(0, NUMBERS // 2)[None, :]
     every = tl.num_programs(0) * CT * (NUMBERS // 2)  # words of a row; masks are bounds, as in `walk_words.py`
@@ -130,14 +135,13 @@ def conv_walk_prompt(
         for t in tl.static_range(RT):
             new = new + (apart(tl.load(row + tl.minimum(rows - 1 - first, t) * x_row)),)
         if first == 0:
-            past = read + window_of(unit, read_unit, tl.load(read_columns + request), read_column)
+            past = read + window_of(unit, read_unit, column, read_column)
             there = at_word < tl.where(known, every, 0)  # a fresh request must not read its history
             old = entry(past, 2 * at_word, read_c, there)
             middle = entry(past + read_w, 2 * at_word, read_c, there)
             newest = entry(past + 2 * read_w, 2 * at_word, read_c, there)
             if store is not None:
-                goal, column = tl.load(store_units + request).to(tl.int32), tl.load(store_columns + request)
-                target = store + window_of(goal, store_unit, column, store_column)
+                target = store + window_of(goal, store_unit, goal_column, store_column)
                 kept = at_word < tl.where(goal >= 0, every, 0)
                 last = ()
                 for w in tl.static_range(3):

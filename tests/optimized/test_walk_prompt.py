@@ -1,0 +1,295 @@
+"""The conv of prompts by words: it gives the bits of the kernel that it takes over from, and reads nobody's memory.
+
+Leaves out: what the right numbers are (`test_kernels.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from instep.kit.cases.case import Draw
+from instep.kit.cases.pools import same_bits
+from instep_optimized.kernels.convs import conv as conv_file
+from instep_optimized.kernels.convs import walk_prompt as prompt_file
+from instep_optimized.kernels.convs.walk_prompt import Shape
+from instep_optimized.kernels.rowwise.inputs import WIDE, results
+from instep_optimized.kernels.runtime import INTERPRETED
+from instep_optimized.layout import Address, Part
+from instep_optimized.ops.fused.prefill_gdn import stored
+from instep_optimized.ops.plain import PLAIN
+from instep_reference.contract.place import Place
+from support.covering import each_value
+from support.planted_kernels import planted_kernels
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+pytestmark = [
+    pytest.mark.interpreted if INTERPRETED else pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),  # 1 / (1 + inf) is meant
+]
+TO = Place("trunk", 0, "mixed")
+HEAD, KEYS, VALUES = 128, 4, 4
+CHANNELS = (2 * KEYS + VALUES) * HEAD
+FEW = Shape(4) if INTERPRETED else Shape(8)  # rows of a program
+SHAPES = [*dict.fromkeys((FEW, FEW._replace(numbers=8, warps=2), *(shape for _, shape in prompt_file.SHAPES)))]
+
+
+class Request(NamedTuple):
+    """Of a prompt: its rows, its slot (0: it has none), whether it begins anew, and whether its window is stored"""
+
+    rows: int
+    slot: int
+    fresh: bool = False
+    kept: bool = True
+
+
+# Prompts of less than a window, of some blocks of rows and of a part of one more; in no order of slots.
+MANY = (Request(1, 3), Request(9, 1), Request(0, 2), Request(2, 6), Request(13, 4, fresh=True), Request(6, 0),
+        Request(2, 5, fresh=True), Request(3, 7), Request(8, 8, kept=False))  # fmt: skip
+ONE = (Request(11, 2),)
+EQUAL = (Request(10, 1), Request(10, 2))
+LONG = (Request(70, 1), Request(1000, 3), Request(333, 2, fresh=True), Request(9, 4))
+BATCHES = {"many": MANY, "one": ONE, "equal": EQUAL, **({} if INTERPRETED else {"long": LONG})}
+KINDS = ("packed", "columns", "line", "turned", "not stored")
+
+
+class Batch:
+    """Prompts one behind the other, between rows of nobody.
+
+    Pools have memory before unit 0. A window of nobody has unit -1, and stands there.
+    """
+
+    def __init__(
+        self, requests: tuple[Request, ...], kind: str = "packed", apart: int = 2, channels: int = CHANNELS
+    ) -> None:
+        draw, slots = Draw(11, DEVICE), 1 + max(one.slot for one in requests)
+        columns = slots, 3, channels, 3
+        self.requests, self.kind = requests, kind
+        self.shape, self.steps = {
+            "columns": (columns, (9 * channels, 3 * channels, 3, 1)),
+            "line": (columns, (5 * channels, 1, 5, 1)),  # windows of positions overlap
+            "turned": ((slots, channels, 3), (3 * channels, 1, channels)),
+        }.get(kind, ((slots, channels, 3), (3 * channels, 3, 1)))
+        self.memory = draw.normal(slots, 9 * channels, dtype=torch.bfloat16)
+        self.begin = [apart + at for at in accumulate((one.rows for one in requests[:-1]), initial=0)]
+        rows = sum(one.rows for one in requests) + 2 * apart
+        self.x = draw.normal(rows, channels + 32, dtype=torch.bfloat16)[:, 32:]
+        self.weight = draw.normal(channels, 4, dtype=torch.bfloat16, scale=0.5)
+        # Zeros, of which products are -0; large numbers, whose exponentials overflow; and sums of which every order of
+        # the taps has other bits.
+        self.x[:, ::7], self.weight[::14] = 0.0, -self.weight[::14].abs()
+        self.x[:, 3::11] *= 64
+        self.x[::4, 5::13], self.x[2::4, 5::13], self.weight[5::13] = 2.0**20, -(2.0**20), 1.0
+
+    def part(self, memory: torch.Tensor) -> Part:
+        """Of this batch, over memory of its own"""
+
+        def ints(values: list[int]) -> torch.Tensor:
+            return torch.tensor(values, device=DEVICE)
+
+        one = self.requests
+        pool = memory.flatten()[memory.shape[1] :].as_strided(  # the units of slots, which begin at 1
+            (self.shape[0] - 1, *self.shape[1:]), self.steps, memory.shape[1])  # fmt: skip
+        column = [ints([at] * len(one)) if len(self.shape) == 4 else None for at in (2, 1)]
+        read = Address(pool, ints([each.slot - 1 for each in one]), column[0])
+        kept = Address(pool, ints([each.slot - 1 if each.kept else -1 for each in one]), column[1])
+        fresh = torch.tensor([each.fresh for each in one], device=DEVICE)
+        return Part("chunk", ints(self.begin), ints([each.rows for each in one]), max(each.rows for each in one), read,
+                    fresh, None if self.kind == "not stored" else kept)  # fmt: skip
+
+    def conv(self, run: Callable[..., torch.Tensor] = conv_file.conv) -> tuple[torch.Tensor, ...]:
+        """The result, and the memory behind it"""
+        memory = self.memory.clone()
+        return run(x=self.x, weight=self.weight, parts=(self.part(memory),), to=TO), memory
+
+    def consumed(self, dtypes: tuple[torch.dtype, ...] = WIDE) -> tuple[torch.Tensor, ...]:
+        """What the delta rule consumes, and the memory; all of it is NaN before"""
+        draw, memory = Draw(12, DEVICE), self.memory.clone()
+        found = results(self.x, KEYS, HEAD, VALUES, dtypes)
+        for one in found:
+            one.fill_(torch.nan)
+        sides = draw.normal(len(self.x), 2 * VALUES, dtype=torch.bfloat16)
+        rule = sides[:, :VALUES], sides[:, VALUES:], draw.normal(VALUES), draw.normal(VALUES)
+        conv_file.consumed(found, self.x, self.weight, (self.part(memory),), rule, TO)
+        return *found, memory
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, serve: Callable[..., None] | None = None) -> list[Part]:
+    """The parts that are served here, as they come; serve: by another kernel"""
+    seen, serve = list[Part](), serve or prompt_file.walk_prompt
+    monkeypatch.setattr(conv_file, "walk_prompt", lambda *given: (seen.append(given[2]), serve(*given))[1])
+    return seen
+
+
+def of_others(monkeypatch: pytest.MonkeyPatch, run: Callable[[], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+    """What the kernel gives that served before"""
+    with monkeypatch.context() as patch:
+        patch.setattr(conv_file, "prompt_fits", lambda *_: False)
+        return run()
+
+
+@pytest.fixture
+def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Shape:
+    """Of all launches"""
+    found: Shape = getattr(request, "param", FEW)
+    monkeypatch.setattr(prompt_file, "SHAPES", ((0, found),))
+    return found
+
+
+@pytest.mark.parametrize(("shape", "name", "kind"), each_value(SHAPES, BATCHES, KINDS), indirect=["shape"], ids=str)
+def test_rows_and_windows_have_the_bits_of_the_kernel_before(
+    monkeypatch: pytest.MonkeyPatch, shape: Shape, name: str, kind: str
+) -> None:
+    one, seen = Batch(BATCHES[name], kind), counted(monkeypatch)
+    out, memory = one.conv()
+    assert len(seen) == 1
+    assert all(map(same_bits, (out, memory), of_others(monkeypatch, one.conv))) and len(seen) == 1
+    assert same_bits(memory, one.conv(PLAIN.conv)[1])
+    assert same_bits(memory, one.memory) is (kind == "not stored")
+    spans = [(begin, each.rows if each.slot else 0) for begin, each in zip(one.begin, one.requests, strict=True)]
+    covered = {begin + t for begin, rows in spans for t in range(rows)}
+    assert {row for row in range(len(out)) if out[row].any()} == covered and len(covered) < len(out)
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "kind", "dtypes"),
+    each_value(SHAPES, BATCHES, KINDS[:3], (WIDE, stored(torch.bfloat16))), indirect=["shape"], ids=str)  # fmt: skip
+def test_what_the_rule_consumes_has_the_bits_of_the_kernel_before(
+    monkeypatch: pytest.MonkeyPatch, shape: Shape, name: str, kind: str, dtypes: tuple[torch.dtype, ...]
+) -> None:
+    one, seen = Batch(BATCHES[name], kind), counted(monkeypatch)
+    found = one.consumed(dtypes)
+    assert len(seen) == 1
+    right = of_others(monkeypatch, lambda: one.consumed(dtypes))
+    assert len(seen) == 1 and all(map(same_bits, found, right))
+    assert all(x.isfinite().all() and x.any() for x in found[:5])
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_parts_of_a_batch_are_served_one_by_one(monkeypatch: pytest.MonkeyPatch, shape: Shape, several: bool) -> None:
+    """The rows that neither covers are zero."""
+    one, seen = Batch(MANY), counted(monkeypatch)
+    memory = one.memory.clone()
+    whole = one.part(memory)
+
+    def cut(at: slice) -> Part:
+        fields = {name: getattr(whole, name)[at] for name in ("begin", "count", "fresh")}
+        held = {name: replace(getattr(whole, name), units=getattr(whole, name).units[at]) for name in ("read", "store")}
+        return replace(whole, **fields, **held)
+
+    parts = (cut(slice(0, 4)), cut(slice(4, None))) if several else (whole,)
+    out = conv_file.conv(x=one.x, weight=one.weight, parts=parts, to=TO)
+    assert len(seen) == len(parts) and all(map(same_bits, (out, memory), one.conv()))
+
+
+@pytest.mark.parametrize("what", [
+    "short prompts", "no requests", "trees", "every row kept", "fp32", "windows in fp32", "width 3", "half a tile",
+    "an odd step", "an odd number on", "taps apart", "heads of two kinds in a program", "nothing",
+])  # fmt: skip
+def test_what_does_not_fit_goes_another_way(monkeypatch: pytest.MonkeyPatch, shape: Shape, what: str) -> None:
+    one = Batch(EQUAL)
+    part, x, weight, heads = one.part(one.memory), one.x, one.weight, (None, 0, 0)
+    if what == "short prompts":
+        part = replace(part, most=8)
+    elif what == "no requests":
+        part = replace(part, begin=part.begin[:0])
+    elif what == "trees":
+        part = replace(part, form="window", store=None, parents=part.begin)
+    elif what == "every row kept":
+        part = replace(part, per_row=Address(part.read.pool[:, None], part.read.units))
+    elif what in ("fp32", "windows in fp32"):
+        wide = replace(part.read, pool=part.read.pool.float())
+        x = x.float() if what == "fp32" else x
+        part = replace(part, read=wide, store=wide)
+    elif what == "width 3":
+        weight = weight[:, :3].contiguous()
+    elif what == "half a tile":
+        x, weight = x[:, :-256], weight[:-256]
+    elif what == "an odd step":
+        x = torch.cat([x, x[:, :1]], 1)[:, :-1]
+    elif what == "an odd number on":
+        x = torch.cat([x[:, :8], x], 1)[:, 1:-7]
+    elif what == "taps apart":
+        weight = torch.cat([weight, weight], 1)[:, :4]
+    elif what == "heads of two kinds in a program":
+        heads = None, HEAD, KEYS - 1
+    mixed = None if heads[1] else x
+    assert prompt_file.fits(x, weight, part, mixed, *heads[1:]) is (what == "nothing")
+    assert prompt_file.fits(one.x, one.weight, one.part(one.memory), None, HEAD, KEYS)
+
+
+Texts = tuple[tuple[str, str], ...]
+STORED = "kept = at_word < tl.where(goal >= 0, every, 0)"
+FAULTS: dict[str, Texts] = {
+    "a former request's window": (("tl.where(known, every, 0)", "every"),),
+    "a request without a unit": (("if (unit >= 0) & (first < rows)", "if first < rows"),),
+    "a window of nobody": ((STORED, STORED.replace("goal >= 0", "goal >= -1")),),
+    "a window that is not stored": ((STORED, STORED.replace("goal >= 0", "goal >= 2")),),
+    "the window before the last row": (("behind = rows - 3 + w", "behind = rows - 4 + w"),),
+    "a short prompt's history, turned": (("behind == -2, middle, newest", "behind == -2, newest, middle"),),
+    "another position's history": (("unit, read_unit, column", "unit, read_unit, 0 * column"),),
+    "another position's window": (("goal_column, store_column)", "goal_column, store_column * 0)"),),
+    "the oldest input of a block": (("tl.load(row - 3 * back)", "tl.load(row - 2 * back)"),),
+    "the newest input of a block": (("tl.load(row - back)", "tl.load(row - 2 * back)"),),
+    "a window's halves": (("(2 * at_word + at_pair) * store_c", "(2 * at_word + 1 - at_pair) * store_c"),),
+    "history's halves": (("window + (channel + 1) * step", "window + channel * step"),),
+    "the row behind the last one": (("first + t < rows, every, 0)\n                tl.store(out + t * mixed_row",
+                                     "first + t <= rows, every, 0)\n                tl.store(out + t * mixed_row"),),
+    "rows of nobody": (("begin, count, requests) == 0", "begin, count, requests) == -1"),),
+    "rows of nobody beside a request": (("< ends - begins", "< 1"),),
+    "the last row, of nobody": (("tl.minimum(begins + share, look)", "tl.minimum(begins + share, look - 1)"),),
+    "a zero with a sign": (("number(taps, 0), 0.0)", "number(taps, 0), -0.0)"),),
+    "another order of taps": (("number(inputs[t + tap][pair], half) * number(taps, tap)",
+                               "number(inputs[t + 4 - tap][pair], half) * number(taps, 4 - tap)"),),
+    "channels of a word, turned": (("return tl.join(words[0], words[1])", "return tl.join(words[1], words[0])"),),
+}  # fmt: skip
+QUERIES = "first + t < rows, every * 2, 0)\n                    unit_of"
+RULE_FAULTS: dict[str, Texts] = {
+    "keys are scaled": (("tl.where(query, scale, 1.0)", "scale"),),
+    "queries among the keys": (("tl.where(query, q, k)", "k"),),
+    "keys of the first heads": (("at - tl.where(query, 0, keys)", "at % keys % (HT * NUMBERS)"),),
+    "a query behind the last row": ((QUERIES, QUERIES.replace("<", "<=")),),
+    "gates of the row before": (("(start + line).to(tl.int64)", "(start + line - 1).to(tl.int64)"),),
+    "gates of the first rows alone": (("line + of * 0 < rows", "line + of * 0 < 3"),),
+    "gates of the first heads alone": (("line + of * 0 < rows", "(line + of * 0 < rows) & (of < 2)"),),
+}  # fmt: skip
+SOUND: dict[str, Texts] = {
+    "nothing": (),
+    "programs that look for rows of nobody though all are covered": (("< ends - begins", "<= ends - begins"),),
+}
+
+
+@pytest.mark.parametrize("fault", [*SOUND, *FAULTS])
+def test_a_fault_in_the_kernel_changes_bits(
+    fault: str, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = planted_kernels("convs.walk_prompt", (SOUND | FAULTS)[fault], tmp_path, monkeypatch)
+    monkeypatch.setattr(other, "SHAPES", ((0, shape),))
+    torch.use_deterministic_algorithms(True, warn_only=True)  # new memory is NaN
+    try:
+        runs = Batch(MANY, "columns", channels=shape.channels).conv, Batch(ONE, apart=9, channels=shape.channels).conv
+        right = [one for run in runs for one in run()]
+        seen = counted(monkeypatch, other.walk_prompt)
+        found = [one for run in runs for one in run()]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(map(same_bits, right, found)) is (fault in SOUND) and len(seen) == len(runs)
+
+
+@pytest.mark.parametrize("fault", ["nothing", *RULE_FAULTS])
+def test_a_fault_in_what_the_rule_consumes_changes_bits(
+    fault: str, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = planted_kernels("convs.walk_prompt", (SOUND | RULE_FAULTS)[fault], tmp_path, monkeypatch)
+    monkeypatch.setattr(other, "SHAPES", ((0, shape),))
+    one = Batch(MANY)
+    right = one.consumed()
+    seen = counted(monkeypatch, other.walk_prompt)
+    found = one.consumed()
+    assert all(map(same_bits, right, found)) is (fault == "nothing") and len(seen) == 1
