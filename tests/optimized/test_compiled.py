@@ -141,6 +141,11 @@ def test_windows_spill_nothing_and_four_programs_share_the_shared_memory(taken: 
     assert all(one.stack == 0 and one.shared <= OF_ALL // 4 and one.copies for one in told), told
 
 
+def test_the_conv_of_prompts_spills_nothing(taken: Mapping[str, list[Taken]]) -> None:
+    told = taken["convs"]
+    assert told and {one.kernel for one in told} == {"conv_walk_prompt"} and all(one.stack == 0 for one in told), told
+
+
 def test_the_clock_of_a_card_spills_nothing(taken: Mapping[str, list[Taken]]) -> None:
     told = taken["clocks"]
     assert [one.kernel for one in told] == ["_hold", "_drag"] and all(one.stack == 0 for one in told), told

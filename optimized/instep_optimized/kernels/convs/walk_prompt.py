@@ -94,10 +94,10 @@ def walk_prompt(
 
 @triton.jit(do_not_specialize=["look", "share"])
 def conv_walk_prompt(
-    x, x_row, mixed, mixed_row, weight, begin, count, fresh,
+    x, x_row: tl.constexpr, mixed, mixed_row: tl.constexpr, weight, begin, count, fresh,
     read, read_units, read_columns, read_unit, read_column, read_c, read_w,
     store, store_units, store_columns, store_unit, store_column, store_c, store_w, look, share,
-    a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
+    a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H: tl.constexpr, HV: tl.constexpr, scale,
     RT: tl.constexpr, CT: tl.constexpr, HT: tl.constexpr, NUMBERS: tl.constexpr, NATIVE: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -119,29 +119,26 @@ def conv_walk_prompt(
     # All that says where things are is loaded at once. 32 bits are enough, and make short products.
     unit, start = tl.load(read_units + request).to(tl.int32), tl.load(begin + request).to(tl.int32)
     rows, known = tl.load(count + request).to(tl.int32), tl.load(fresh + request) == 0
-    column, goal, goal_column = tl.load(read_columns + request), -1, 0
-    if store is not None:
-        goal = tl.load(store_units + request).to(tl.int32)
-        goal_column = tl.load(store_columns + request)
     at = NUMBERS * c[:, None] + tl.arange(0, NUMBERS)[None, :]
     at_word = NUMBERS // 2 * c[:, None] + tl.arange(0, NUMBERS // 2)[None, :]
-    every = tl.num_programs(0) * CT * (NUMBERS // 2)  # words of a row; masks are bounds, as in `walk_words.py`
+    every = tl.num_programs(0) * CT * (NUMBERS // 2)  # words of a row: a bound of all
     if (unit >= 0) & (first < rows):
-        # Behind the last row that one again, and before row 0 that one, which nobody uses.
         row = x + (start + first).to(tl.int64) * x_row + at_word
-        back = tl.where(first > 0, x_row, 0)
-        old, middle, newest = tl.load(row - 3 * back), tl.load(row - 2 * back), tl.load(row - back)
+        left, inner = rows - first, at_word * 0 < first
+        old, middle = tl.load(row - 3 * x_row, mask=inner, other=0), tl.load(row - 2 * x_row, mask=inner, other=0)
+        newest = tl.load(row - x_row, mask=inner, other=0)
         new = ()
         for t in tl.static_range(RT):
-            new = new + (apart(tl.load(row + tl.minimum(rows - 1 - first, t) * x_row)),)
+            new = new + (apart(tl.load(row + t * x_row, mask=at_word * 0 + t < left)),)
         if first == 0:
-            past = read + window_of(unit, read_unit, column, read_column)
+            past = read + window_of(unit, read_unit, tl.load(read_columns + request), read_column)
             there = at_word < tl.where(known, every, 0)  # a fresh request must not read its history
             old = entry(past, 2 * at_word, read_c, there)
             middle = entry(past + read_w, 2 * at_word, read_c, there)
             newest = entry(past + 2 * read_w, 2 * at_word, read_c, there)
             if store is not None:
-                target = store + window_of(goal, store_unit, goal_column, store_column)
+                goal = tl.load(store_units + request).to(tl.int32)
+                target = store + window_of(goal, store_unit, tl.load(store_columns + request), store_column)
                 kept = at_word < tl.where(goal >= 0, every, 0)
                 last = ()
                 for w in tl.static_range(3):
@@ -157,7 +154,7 @@ def conv_walk_prompt(
         if mixed is not None:
             out = mixed + (start + first).to(tl.int64) * mixed_row + at_word
             for t in tl.static_range(RT):
-                live = at_word < tl.where(first + t < rows, every, 0)
+                live = at_word * 0 + t < left
                 tl.store(out + t * mixed_row, beside(convolved(inputs, t, taps, NUMBERS, NATIVE)), mask=live)
         else:
             heads: tl.constexpr = CT // HT
@@ -167,13 +164,13 @@ def conv_walk_prompt(
                 factor, out = tl.where(query, scale, 1.0), tl.where(query, q, k)
                 out += (start + first).to(tl.int64) * keys + (at - tl.where(query, 0, keys))
                 for t in tl.static_range(RT):
-                    live = at < tl.where(first + t < rows, every * 2, 0)
+                    live = at * 0 + t < left
                     unit_of = normed(numbers_of(convolved(inputs, t, taps, NUMBERS, NATIVE)), HT)
                     tl.store(out + t * keys, unit_of * factor, mask=live)
             else:
                 out = v + (start + first).to(tl.int64) * width + (at - 2 * keys)
                 for t in tl.static_range(RT):
-                    live = at < tl.where(first + t < rows, every * 2, 0)
+                    live = at * 0 + t < left
                     tl.store(out + t * width, numbers_of(convolved(inputs, t, taps, NUMBERS, NATIVE)), mask=live)
                 line, of = (tl.arange(0, RT) + first)[:, None], (head - 2 * H + tl.arange(0, heads))[None, :]
                 gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, (start + line).to(tl.int64) + of * 0,
