@@ -36,8 +36,8 @@ pytestmark = [
 TO = Place("trunk", 0, "mixed")
 HEAD, KEYS, VALUES = 128, 4, 4
 CHANNELS = (2 * KEYS + VALUES) * HEAD
-FEW = Shape(4) if INTERPRETED else Shape(8)  # rows of a program
-SHAPES = [*dict.fromkeys((FEW, FEW._replace(numbers=8, warps=2), *(shape for _, shape in prompt_file.SHAPES)))]
+FEW = Shape(4)  # rows of a program
+SHAPES = [*dict.fromkeys((FEW, *(shape for _, shape in prompt_file.SHAPES), Shape(8, warps=1)))]
 
 
 class Request(NamedTuple):
@@ -171,6 +171,26 @@ def test_what_the_rule_consumes_has_the_bits_of_the_kernel_before(
     assert all(x.isfinite().all() and x.any() for x in found[:5])
 
 
+def test_more_numbers_have_longer_walks_and_what_is_no_whole_program_a_narrow_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prompt_file, "NARROW", 1)
+    part, wide = Batch(ONE).part(Batch(ONE).memory), Shape(4).channels
+    ((least, long), (_, short)) = prompt_file.SHAPES
+    many = replace(part, most=-(-least // (8 * wide)))
+    found = [prompt_file.shape_for(one, 8 * wide) for one in (part, replace(many, most=many.most - 1), many)]
+    assert found == [short, short, long]
+    narrow = [prompt_file.shape_for(part, *of) for of in ((8 * wide + 128,), (8 * wide, 128), (8 * wide, wide))]
+    assert narrow == [short._replace(warps=1)] * 2 + [short]
+
+
+def test_a_narrow_program_gives_the_bits_of_a_wide_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, seen = Batch(ONE, channels=3 * 128), counted(monkeypatch)
+    monkeypatch.setattr(prompt_file, "NARROW", 1)
+    found = one.conv()
+    assert len(seen) == 1 and all(map(same_bits, found, of_others(monkeypatch, one.conv))) and len(seen) == 1
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_parts_of_a_batch_are_served_one_by_one(monkeypatch: pytest.MonkeyPatch, shape: Shape, several: bool) -> None:
     """The rows that neither covers are zero."""
@@ -210,7 +230,7 @@ def test_what_does_not_fit_goes_another_way(monkeypatch: pytest.MonkeyPatch, sha
     elif what == "width 3":
         weight = weight[:, :3].contiguous()
     elif what == "half a tile":
-        x, weight = x[:, :-256], weight[:-256]
+        x, weight = x[:, :-64], weight[:-64]
     elif what == "an odd step":
         x = torch.cat([x, x[:, :1]], 1)[:, :-1]
     elif what == "an odd number on":
@@ -219,6 +239,7 @@ def test_what_does_not_fit_goes_another_way(monkeypatch: pytest.MonkeyPatch, sha
         weight = torch.cat([weight, weight], 1)[:, :4]
     elif what == "heads of two kinds in a program":
         heads = None, HEAD, KEYS - 1
+        monkeypatch.setattr(prompt_file, "NARROW", FEW.warps)
     mixed = None if heads[1] else x
     assert prompt_file.fits(x, weight, part, mixed, *heads[1:]) is (what == "nothing")
     assert prompt_file.fits(one.x, one.weight, one.part(one.memory), None, HEAD, KEYS)
@@ -244,10 +265,10 @@ FAULTS: dict[str, Texts] = {
     "rows of nobody": (("begin, count, requests) == 0", "begin, count, requests) == -1"),),
     "rows of nobody beside a request": (("< ends - begins", "< 1"),),
     "the last row, of nobody": (("tl.minimum(begins + share, look)", "tl.minimum(begins + share, look - 1)"),),
-    "a zero with a sign": (("number(taps, 0), 0.0)", "number(taps, 0), -0.0)"),),
-    "another order of taps": (("number(inputs[t + tap][pair], half) * number(taps, tap)",
-                               "number(inputs[t + 4 - tap][pair], half) * number(taps, 4 - tap)"),),
-    "channels of a word, turned": (("return tl.join(words[0], words[1])", "return tl.join(words[1], words[0])"),),
+    "a zero with a sign": (("number(taps[channel], 0), 0.0)", "number(taps[channel], 0), -0.0)"),),
+    "another order of taps": (("number(inputs[t + tap][pair], half) * number(taps[channel], tap)",
+                               "number(inputs[t + 4 - tap][pair], half) * number(taps[channel], 4 - tap)"),),
+    "words, turned": (("tl.join(pairs[0], pairs[1])", "tl.join(pairs[1], pairs[0])"),),
 }  # fmt: skip
 RULE_FAULTS: dict[str, Texts] = {
     "keys are scaled": (("tl.where(query, scale, 1.0)", "scale"),),

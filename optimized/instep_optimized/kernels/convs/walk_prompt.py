@@ -29,22 +29,25 @@ from .walk import ROWS as WALKED
 from .walk_words import Rule, bits, consume, normed, number, word
 from .words import WIDTH, in_words, words
 
+OF_THREAD = 4  # channels
+NUMBERS = tl.constexpr(OF_THREAD)
+
 
 class Shape(NamedTuple):
-    """Of a launch: the rows that a program walks, channels of a thread (4 or 8), and warps. No bit depends on them."""
+    """Of a launch: the rows that a program walks, and its warps. No bit depends on them."""
 
     rows: int
-    numbers: int = 4
-    warps: int = 4
+    warps: int = tile(2, 4)
 
     @property
     def channels(self) -> int:
         """Of a program"""
-        return 32 * self.warps * self.numbers
+        return 32 * self.warps * OF_THREAD
 
 
-# How many programs of the first shape's size there are at least where a shape is used, the most first (LOG.md).
-SHAPES: Sequence[tuple[int, Shape]] = ((0, Shape(tile(16, 4))),)
+# How many numbers all rows have at least where a shape is used, the most first (LOG.md).
+SHAPES: Sequence[tuple[int, Shape]] = ((1 << 23, Shape(8)), (0, Shape(4)))
+NARROW = tile(1, 4)  # warps, where channels or keys are no whole programs
 
 
 def fits(
@@ -54,19 +57,23 @@ def fits(
     channels, width = weight.shape
     if part.parents is not None or part.per_row is not None or part.most <= WALKED or not len(part.begin):
         return False
-    rows, shape = [one for one in (x, mixed) if one is not None], shape_for(part, channels)
+    keys, rows = key_heads * columns if mixed is None else 0, [one for one in (x, mixed) if one is not None]
+    shape = shape_for(part, channels, keys)
     if width != WIDTH or channels % shape.channels or any(one.dtype != torch.bfloat16 for one in (weight, *rows)):
         return False
-    if mixed is None and (columns % shape.numbers or shape.channels % columns or key_heads * columns % shape.channels):
+    if mixed is None and (columns % OF_THREAD or shape.channels % columns or keys % shape.channels):
         return False
     held = all(one.pool.dtype == x.dtype for one in (part.read, part.store) if one is not None)
     taps = weight.is_contiguous() and in_words(weight, WIDTH)  # those of a channel are one word
-    return held and taps and all(in_words(one, shape.numbers) for one in rows)
+    return held and taps and all(in_words(one, OF_THREAD) for one in rows)
 
 
-def shape_for(part: Part, channels: int) -> Shape:
-    """The shape of a launch"""
-    return SHAPES[-1][1]
+def shape_for(part: Part, channels: int, keys: int = 0) -> Shape:
+    """The shape of a launch. keys: channels of all keys, where what the delta rule consumes is stored"""
+    numbers = len(part.begin) * part.most * channels
+    shape = next(shape for least, shape in SHAPES if numbers >= least)
+    whole = channels % shape.channels == keys % shape.channels == 0
+    return shape if whole else shape._replace(warps=NARROW)
 
 
 def walk_prompt(
@@ -77,7 +84,8 @@ def walk_prompt(
 
     rule, columns: instead of `mixed`, what the delta rule consumes of it, and of how many channels a head is
     """
-    shape, requests = shape_for(part, len(weight)), len(part.begin)
+    keys = 0 if mixed is not None else rule[-3] * columns
+    shape, requests = shape_for(part, len(weight), keys), len(part.begin)
     blocks = ceil_div(part.most, shape.rows)
     flattened = (flat(one, 2, part.read) for one in (part.read, part.store))
     read, store = ((words(pool, 1), *steps) for pool, *steps in flattened)
@@ -87,8 +95,8 @@ def walk_prompt(
         conv_walk_prompt, (len(weight) // shape.channels, blocks, requests),
         words(x, 2), x.stride(0) // 2, *out, words(weight, WIDTH), part.begin, part.count, part.fresh,
         *read, *store, look, ceil_div(look, blocks * requests), *rule,
-        RT=shape.rows, CT=shape.channels // shape.numbers, HT=columns // shape.numbers, NUMBERS=shape.numbers,
-        NATIVE=not INTERPRETED, warps=shape.warps,
+        RT=shape.rows, CT=shape.channels // OF_THREAD, HT=columns // OF_THREAD, NATIVE=not INTERPRETED,
+        warps=shape.warps,
     )  # fmt: skip
 
 
@@ -98,8 +106,7 @@ def conv_walk_prompt(
     read, read_units, read_columns, read_unit, read_column, read_c, read_w,
     store, store_units, store_columns, store_unit, store_column, store_c, store_w, look, share,
     a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H: tl.constexpr, HV: tl.constexpr, scale,
-    RT: tl.constexpr, CT: tl.constexpr, HT: tl.constexpr, NUMBERS: tl.constexpr, NATIVE: tl.constexpr,
-    EARLY: tl.constexpr,
+    RT: tl.constexpr, CT: tl.constexpr, HT: tl.constexpr, NATIVE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """RT rows of one request, at least 3; CT times NUMBERS channels, HT times as many of a head.
 
@@ -129,7 +136,7 @@ def conv_walk_prompt(
         newest = tl.load(row - x_row, mask=inner, other=0)
         new = ()
         for t in tl.static_range(RT):
-            new = new + (apart(tl.load(row + t * x_row, mask=at_word * 0 + t < left)),)
+            new = new + (tl.split(tl.load(row + t * x_row, mask=at_word * 0 + t < left)),)
         if first == 0:
             past = read + window_of(unit, read_unit, tl.load(read_columns + request), read_column)
             there = at_word < tl.where(known, every, 0)  # a fresh request must not read its history
@@ -150,12 +157,13 @@ def conv_walk_prompt(
                     for at_pair in tl.static_range(2):
                         goes = target + (2 * at_word + at_pair) * store_c + w * store_w
                         tl.store(goes, bits(last[w], at_pair).to(tl.uint16), mask=kept)
-        inputs = (apart(old), apart(middle), apart(newest)) + new
+        inputs = (tl.split(old), tl.split(middle), tl.split(newest)) + new
         if mixed is not None:
             out = mixed + (start + first).to(tl.int64) * mixed_row + at_word
             for t in tl.static_range(RT):
                 live = at_word * 0 + t < left
-                tl.store(out + t * mixed_row, beside(convolved(inputs, t, taps, NUMBERS, NATIVE)), mask=live)
+                pairs = convolved(inputs, t, taps, NATIVE)
+                tl.store(out + t * mixed_row, tl.join(pairs[0], pairs[1]), mask=live)
         else:
             heads: tl.constexpr = CT // HT
             head, keys, width = tl.program_id(0) * heads, H * HT * NUMBERS, HV * HT * NUMBERS
@@ -165,13 +173,13 @@ def conv_walk_prompt(
                 out += (start + first).to(tl.int64) * keys + (at - tl.where(query, 0, keys))
                 for t in tl.static_range(RT):
                     live = at * 0 + t < left
-                    unit_of = normed(numbers_of(convolved(inputs, t, taps, NUMBERS, NATIVE)), HT)
+                    unit_of = normed(numbers_of(convolved(inputs, t, taps, NATIVE)), HT)
                     tl.store(out + t * keys, unit_of * factor, mask=live)
             else:
                 out = v + (start + first).to(tl.int64) * width + (at - 2 * keys)
                 for t in tl.static_range(RT):
                     live = at * 0 + t < left
-                    tl.store(out + t * width, numbers_of(convolved(inputs, t, taps, NUMBERS, NATIVE)), mask=live)
+                    tl.store(out + t * width, numbers_of(convolved(inputs, t, taps, NATIVE)), mask=live)
                 line, of = (tl.arange(0, RT) + first)[:, None], (head - 2 * H + tl.arange(0, heads))[None, :]
                 gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, (start + line).to(tl.int64) + of * 0,
                       of + line * 0, HV, line + of * 0 < rows)  # fmt: skip
@@ -207,53 +215,29 @@ def entry(window, channel, step, there):
 
 
 @triton.jit
-def apart(pairs):
-    """Words [CT, 2 or 4]  ->  as many times [CT]"""
-    if pairs.shape[1] == 2:
-        return tl.split(pairs)
-    else:
-        even, odd = tl.split(tl.reshape(pairs, (pairs.shape[0], 2, 2)))
-        first, third = tl.split(even)
-        second, fourth = tl.split(odd)
-        return first, second, third, fourth
-
-
-@triton.jit
-def beside(words):
-    """2 or 4 times [CT]  ->  words [CT, 2 or 4], in the same threads"""
-    if len(words) == 2:
-        return tl.join(words[0], words[1])
-    else:
-        pairs = tl.join(tl.join(words[0], words[2]), tl.join(words[1], words[3]))
-        return tl.reshape(pairs, (words[0].shape[0], 4))
-
-
-@triton.jit
 def numbers_of(words):
-    """2 or 4 words [CT]  ->  twice as many numbers [CT, 4 or 8] in fp32"""
-    numbers = tl.join(number(beside(words), 0), number(beside(words), 1))
-    return tl.reshape(numbers, (words[0].shape[0], 2 * len(words)))
+    """Two words [CT]  ->  their numbers [CT, 4] in fp32"""
+    pairs = tl.join(words[0], words[1])
+    return tl.reshape(tl.join(number(pairs, 0), number(pairs, 1)), (words[0].shape[0], NUMBERS))
 
 
 @triton.jit
-def convolved(inputs, t: tl.constexpr, taps, NUMBERS: tl.constexpr, NATIVE: tl.constexpr):
-    """Row t of the result, as words [CT], half as many as there are taps; inputs: from three before row 0 on"""
-    found = ()
-    for pair in tl.static_range(NUMBERS // 2):
-        even = silu(total_of(inputs, t, pair, 0, taps[2 * pair]), NATIVE)
-        odd = silu(total_of(inputs, t, pair, 1, taps[2 * pair + 1]), NATIVE)
-        found = found + (rounded(even, odd, NATIVE),)
-    return found
+def convolved(inputs, t: tl.constexpr, taps, NATIVE: tl.constexpr):
+    """Row t of the result, as two words [CT]; inputs: from three before row 0 on"""
+    first = rounded(active(inputs, t, 0, taps, NATIVE), active(inputs, t, 1, taps, NATIVE), NATIVE)
+    return first, rounded(active(inputs, t, 2, taps, NATIVE), active(inputs, t, 3, taps, NATIVE), NATIVE)
 
 
 @triton.jit
-def total_of(inputs, t: tl.constexpr, pair: tl.constexpr, half: tl.constexpr, taps):
-    """One channel of row t before it is activated"""
+def active(inputs, t: tl.constexpr, channel: tl.constexpr, taps, NATIVE: tl.constexpr):
+    """One channel of row t in fp32"""
+    pair: tl.constexpr = channel // 2
+    half: tl.constexpr = channel % 2
     # The first product is added to nothing, so that -0 becomes 0. One rounding is enough: the sum rounds nothing.
-    total = tl.fma(number(inputs[t][pair], half), number(taps, 0), 0.0)
+    total = tl.fma(number(inputs[t][pair], half), number(taps[channel], 0), 0.0)
     for tap in tl.static_range(1, 4):
-        total += number(inputs[t + tap][pair], half) * number(taps, tap)
-    return total
+        total += number(inputs[t + tap][pair], half) * number(taps[channel], tap)
+    return silu(total, NATIVE)
 
 
 _SILU = tl.constexpr("""{
