@@ -37,7 +37,8 @@ TO = Place("trunk", 0, "mixed")
 HEAD, KEYS, VALUES = 128, 4, 4
 CHANNELS = (2 * KEYS + VALUES) * HEAD
 FEW = Shape(4)  # rows of a program
-SHAPES = [*dict.fromkeys((FEW, *(shape for _, shape in prompt_file.SHAPES), Shape(8, warps=1)))]
+USED = [shape for known in prompt_file.SHAPES.values() for _, shape in known]
+SHAPES = [*dict.fromkeys((FEW, *USED, Shape(8, warps=1)))]
 
 
 class Request(NamedTuple):
@@ -138,7 +139,7 @@ def of_others(monkeypatch: pytest.MonkeyPatch, run: Callable[[], tuple[torch.Ten
 def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Shape:
     """Of all launches"""
     found: Shape = getattr(request, "param", FEW)
-    monkeypatch.setattr(prompt_file, "SHAPES", ((0, found),))
+    monkeypatch.setattr(prompt_file, "SHAPES", dict.fromkeys((False, True), ((0, found),)))
     return found
 
 
@@ -171,15 +172,19 @@ def test_what_the_rule_consumes_has_the_bits_of_the_kernel_before(
     assert all(x.isfinite().all() and x.any() for x in found[:5])
 
 
-def test_more_numbers_have_longer_walks_and_what_is_no_whole_program_a_narrow_one(
+def test_how_many_numbers_there_are_decides_the_walk_and_what_is_no_whole_program_a_narrow_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prompt_file, "NARROW", 1)
     part, wide = Batch(ONE).part(Batch(ONE).memory), Shape(4).channels
-    ((least, long), (_, short)) = prompt_file.SHAPES
-    many = replace(part, most=-(-least // (8 * wide)))
-    found = [prompt_file.shape_for(one, 8 * wide) for one in (part, replace(many, most=many.most - 1), many)]
-    assert found == [short, short, long]
+    for rule, known in prompt_file.SHAPES.items():
+        keys, bounds = rule * wide, [least // (8 * wide) for least, _ in known]
+        assert bounds == sorted(bounds, reverse=True) and bounds[-1] == 0
+        sized = [prompt_file.shape_for(replace(part, most=max(most, 1)), 8 * wide, keys) for most in bounds]
+        assert sized == [shape for _, shape in known]
+        below = [prompt_file.shape_for(replace(part, most=most - 1), 8 * wide, keys) for most in bounds[:-1]]
+        assert below == [shape for _, shape in known[1:]]
+    short = known[-1][1]
     narrow = [prompt_file.shape_for(part, *of) for of in ((8 * wide + 128,), (8 * wide, 128), (8 * wide, wide))]
     assert narrow == [short._replace(warps=1)] * 2 + [short]
 
@@ -292,7 +297,7 @@ def test_a_fault_in_the_kernel_changes_bits(
     fault: str, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = planted_kernels("convs.walk_prompt", (SOUND | FAULTS)[fault], tmp_path, monkeypatch)
-    monkeypatch.setattr(other, "SHAPES", ((0, shape),))
+    monkeypatch.setattr(other, "SHAPES", prompt_file.SHAPES)
     torch.use_deterministic_algorithms(True, warn_only=True)  # new memory is NaN
     try:
         runs = Batch(MANY, "columns", channels=shape.channels).conv, Batch(ONE, apart=9, channels=shape.channels).conv
@@ -309,7 +314,7 @@ def test_a_fault_in_what_the_rule_consumes_changes_bits(
     fault: str, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = planted_kernels("convs.walk_prompt", (SOUND | RULE_FAULTS)[fault], tmp_path, monkeypatch)
-    monkeypatch.setattr(other, "SHAPES", ((0, shape),))
+    monkeypatch.setattr(other, "SHAPES", prompt_file.SHAPES)
     one = Batch(MANY)
     right = one.consumed()
     seen = counted(monkeypatch, other.walk_prompt)

@@ -255,8 +255,8 @@ def convs() -> None:
     x, weight = torch.zeros(8, channels, dtype=torch.bfloat16), torch.zeros(channels, 4, dtype=torch.bfloat16)
     past = Address(torch.zeros(3, channels, 3, dtype=torch.bfloat16), ints)
     gate, a_log = torch.zeros(8, HV, dtype=torch.bfloat16), torch.zeros(HV)
-    for most in sorted({least for least, _ in prompt_file.SHAPES}):
-        part = Part("chunk", ints, ints, max(most, 64), past, torch.zeros(2, dtype=torch.bool), past)
+    for most in sorted({least for known in prompt_file.SHAPES.values() for least, _ in known}):
+        part = Part("chunk", ints, ints, max(most // (2 * channels), 64), past, torch.zeros(2, dtype=torch.bool), past)
         assert prompt_file.fits(x, weight, part, x)
         prompt_file.walk_prompt(x, weight, part, x, 8)
         for dtypes in (stored(x.dtype), WIDE):

@@ -12,7 +12,7 @@ Leaves out: trees, windows that are kept after every row, and channels that are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -45,8 +45,12 @@ class Shape(NamedTuple):
         return 32 * self.warps * OF_THREAD
 
 
-# How many numbers all rows have at least where a shape is used, the most first (LOG.md).
-SHAPES: Sequence[tuple[int, Shape]] = ((1 << 23, Shape(8)), (0, Shape(4)))
+# By whether what the delta rule consumes is stored: how many numbers all rows have at least where a shape is used, the
+# most first (LOG.md). 2048 programs, about as many as a GPU runs at once, took longer than half or twice as many.
+SHAPES: Mapping[bool, Sequence[tuple[int, Shape]]] = {
+    False: ((1 << 23, Shape(8)), (1 << 22, Shape(4)), (1 << 21, Shape(8)), (0, Shape(4))),
+    True: ((1 << 21, Shape(8)), (0, Shape(4))),
+}
 NARROW = tile(1, 4)  # warps, where channels or keys are no whole programs
 
 
@@ -71,7 +75,7 @@ def fits(
 def shape_for(part: Part, channels: int, keys: int = 0) -> Shape:
     """The shape of a launch. keys: channels of all keys, where what the delta rule consumes is stored"""
     numbers = len(part.begin) * part.most * channels
-    shape = next(shape for least, shape in SHAPES if numbers >= least)
+    shape = next(shape for least, shape in SHAPES[keys > 0] if numbers >= least)
     whole = channels % shape.channels == keys % shape.channels == 0
     return shape if whole else shape._replace(warps=NARROW)
 
