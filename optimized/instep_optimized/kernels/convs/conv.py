@@ -1,5 +1,6 @@
 """Causal depthwise conv over prefill chunks and verify windows, with its history in memory: one kernel for both.
 
+Short windows, and prompts in bf16, have kernels of their own (`walk.py`, `walk_words.py`, `walk_prompt.py`).
 Leaves out: the projections around it, and the choice of addresses (the commit strategy makes it).
 """
 

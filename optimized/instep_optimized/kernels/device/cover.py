@@ -2,7 +2,8 @@
 
 A kernel has `beyond` more programs along the axis of requests, and gives each of them one block of rows. They run at
 the same time as the others, and no row is written twice. In short windows nearly every row is covered: there the
-programs of each request look at their share of all rows (`covering`). Programs that are few, or all
+programs of each request look at their share of all rows (`covering`); those of prompts count first how many rows of
+their share are covered (`covered`). Programs that are few, or all
 busy, ask first how many rows are left (`uncovered`); then each request's programs clear their share (`clear_rest`).
 
 Leaves out: a launch with several parts, of which none knows what the others cover (its op fills the whole result
