@@ -7,6 +7,7 @@ requests that share pages. Every body runs interpreted on a CPU, native on a GPU
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -189,11 +190,11 @@ def test_explicit_layouts_give_the_bits_of_the_others(
     query = draw.normal(begin[-1] + 9, 16, 256, dtype=BF16)
     launched = list[str]()
     real = attend_file.launch
-    sides = set[int]()
+    sides = set[tuple[str, int]]()
 
     def told(kernel: Any, *rest: Any, **more: Any) -> None:
         launched.append(kernel.__name__)
-        sides.update({more["SIDES"]} if "SIDES" in more else ())
+        sides.update({(kernel.__name__, more["SIDES"])} if "SIDES" in more else ())
         real(kernel, *rest, **more)
 
     monkeypatch.setattr(attend_file, "launch", told)
@@ -208,7 +209,8 @@ def test_explicit_layouts_give_the_bits_of_the_others(
         for few in (0, 9999, as_is):  # in groups, in parts, and as is
             monkeypatch.setattr(attend_file, "FEW", few)
             assert same_bits(ops.attend(query=query, pages=given, to=at("attended")), found)
-    assert launched[-2:] == [f"read_parts{staged}", "join_parts"] and sides == ({1, 2} if staged else set())
+    kernels = [] if not staged else ["read_parts_staged", *["read_chunk_staged"] * (ops is not INVARIANT)]
+    assert launched[-2:] == [f"read_parts{staged}", "join_parts"] and sides == {*product(kernels, (1, 2))}
     monkeypatch.setattr(attend_file, "staged", None)
     assert same_bits(ops.attend(query=query, pages=given, to=at("attended")), found)
     assert not any("staged" in name for name in launched[-3:])
@@ -229,3 +231,28 @@ def test_many_decodes_and_windows_have_the_bits_of_the_other_layouts(
     assert launched == ["read_parts_staged", "join_parts"]
     monkeypatch.setattr(attend_file, "staged", None)
     assert same_bits(TRITON.attend(**inputs), found)
+
+
+@pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
+@pytest.mark.parametrize(("known", "count"), [(0, WINDOW + 1), (1147, 64), (70, 300)])
+def test_a_prompt_alone_is_one_launch_with_the_bits_of_the_other_layouts(
+    monkeypatch: pytest.MonkeyPatch, known: int, count: int
+) -> None:
+    """In tiles of half as many rows and whole ones, one each and many. Without a slot all rows are 0."""
+    inputs = attend_case(40, reading((known + count,), (count,)), BF16)(HERE).inputs
+    launched = list[str]()
+    real = attend_file.launch
+    monkeypatch.setattr(attend_file, "launch", lambda kernel, *rest, **more: (
+        launched.append(kernel.__name__), real(kernel, *rest, **more)))  # fmt: skip
+    found = [TRITON.attend(**inputs)]
+    for places in (1, 3, 9999):
+        monkeypatch.setattr(attend_file, "multiprocessors", lambda _, places=places: places)
+        found.append(TRITON.attend(**inputs))
+    nobody = replace(inputs["pages"], slots=inputs["pages"].slots - 1, count=inputs["pages"].count * 0)
+    found[0].clone().fill_(float("nan"))  # what the next result may be written over
+    zero = TRITON.attend(**inputs | {"pages": nobody})
+    assert launched == 5 * ["read_chunk_staged"] and not zero.any() and zero.isfinite().all()
+    monkeypatch.setattr(attend_file, "staged", None)
+    right = TRITON.attend(**inputs)
+    assert launched[5:] == ["read_chunk", "read_parts", "join_parts"] and right.any()
+    assert all(same_bits(one, right) for one in found)

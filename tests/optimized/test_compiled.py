@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from instep_optimized.kernels.products import slim
+from support.beside import made_beside
 from support.covering import WHOLE
 
 pytestmark = pytest.mark.slow
@@ -34,6 +35,7 @@ class Taken:
 
     waits  for products of tensor cores, that are more than the kernel's text has: where a group of warps lacks a few
            registers, ptxas lets every product of the kernel wait for the one before, and says so nowhere
+    beside powers that are made while a product of values runs
     """
 
     kernel: str
@@ -41,6 +43,7 @@ class Taken:
     shared: int
     copies: int
     waits: int
+    beside: int
 
 
 Printed = Mapping[str, list[dict[str, Any]]]  # lines of the program, by form
@@ -74,7 +77,7 @@ def compiled(*words: object) -> Printed:
 
 def read(line: Mapping[str, Any]) -> Taken:
     stack = int(line["usage"].split("STACK:")[1].split()[0])
-    return Taken(line["kernel"], stack, line["shared"], line["copies"], line["waits"])
+    return Taken(line["kernel"], stack, line["shared"], line["copies"], line["waits"], line["beside"])
 
 
 def test_what_the_record_lacks_is_compiled_and_another_launch_has_another_key(printed: Printed, tmp_path: Path) -> None:
@@ -100,10 +103,23 @@ def test_the_record_has_what_the_compiler_gives(tmp_path: Path) -> None:
 def test_attention_keeps_tiles_in_registers(taken: Mapping[str, list[Taken]]) -> None:
     told = taken["attend"]
     # None of the pool that is not aligned.
-    kernels = ["read_chunk_staged", *3 * ["read_parts_staged"]]
+    kernels = [*2 * ["read_chunk_staged"], *3 * ["read_parts_staged"]]
     assert [one.kernel for one in told] == kernels
     for one in told:  # some numbers of a whole item are spilled; no tile is
         assert one.stack <= 128 and one.shared <= SHARED, one
+
+
+def test_a_group_alone_makes_weights_while_means_are_summed(taken: Mapping[str, list[Taken]]) -> None:
+    alone, two = (one.beside for one in taken["attend"] if one.kernel == "read_chunk_staged")
+    assert alone >= 32 and not two, "of a step a thread has 32 scores; two groups do so for each other"
+
+
+def test_weights_behind_all_products_are_not_beside_one() -> None:
+    step = {"scores": "WARPGROUP.DEPBAR.LE gsb0, 0x1 ;", "weight": "MUFU.EX2 R1, R1 ;",
+            "means": "WARPGROUP.DEPBAR.LE gsb0, 0x0 ;"}  # fmt: skip
+    code = {order: "\n".join(step[what] for what in order.split()) for order in
+            ("scores weight means", "scores means weight", "means weight", "scores weight means weight scores weight")}
+    assert list(map(made_beside, code.values())) == [1, 0, 0, 2]
 
 
 def test_prompts_keep_tiles_in_registers(taken: Mapping[str, list[Taken]]) -> None:

@@ -43,6 +43,7 @@ from instep_optimized.layout import Address, Pages, Part, Ring, Updates
 from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.fused.prefill_gdn import stored
 from instep_reference.contract.place import Place
+from support.beside import made_beside
 from support.handshake import HALF, MANY, STEPS, halves, handed, told
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -103,7 +104,8 @@ def taken(made: Any) -> Found:
     return {
         "usage": usage[usage.index("REG:") :].strip(), "shared": made.metadata.shared + own,
         "copies": ptx.count("cp.async.c"),
-        "waits": code.count("WARPGROUP.DEPBAR") - ptx.count("wgmma.wait_group"),
+        "waits": code.count("WARPGROUP.DEPBAR") - ptx.count("wgmma.wait_group") - ptx.count("@p exit"),
+        "beside": made_beside(code),
     }
 
 
@@ -129,14 +131,15 @@ def handshakes() -> None:
 
 
 def attention() -> None:
-    """Prompts, windows of few and of many positions, decodes, on pages of a part of a step and of whole steps.
+    """Prompts of few and many rows, windows of few and many positions, decodes; pages of a part of a step, whole steps.
 
     Behind each page stands a red zone, as in the pools of an engine; of the last ones it is no whole 16 bytes.
     """
     attend_file.launch = staged_alone  # type: ignore[assignment]
     attend_file.staged.hopper = lambda _: True
     attend_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
-    for size, requests, rows, zone in ((16, 1, 130, 16), (64, 40, 4, 16), (64, 40, 1, 16), (64, 40, 4, 4)):
+    cases = (16, 1, 130, 16), (64, 4, 600, 16), (64, 40, 4, 16), (64, 40, 1, 16), (64, 40, 4, 4)
+    for size, requests, rows, zone in cases:
         span, many = size * 2 * 256, torch.zeros(requests, dtype=torch.int64)
         pool = torch.zeros(16 * requests, span + zone, dtype=torch.bfloat16)[:, :span].unflatten(1, (size, 2, 256))
         pages = Pages(pool, pool, torch.zeros(requests, 16, dtype=torch.int64), many, many, many, many, rows)

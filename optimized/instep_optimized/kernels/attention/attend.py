@@ -20,8 +20,8 @@ from ..runtime import INTERPRETED, ceil_div, explicit, launch, multiprocessors, 
 from .attend_chunk import read_chunk
 from .attend_parts import join_parts, read_parts
 
-staged, chunks, windows = map(
-    explicit, (f"attention.attend_{name}" for name in ("staged", "chunk_staged", "parts_staged"))
+staged, chunks, prompts, windows = map(
+    explicit, (f"attention.attend_{name}" for name in ("staged", "chunk_staged", "tiles", "parts_staged"))
 )
 
 SMALLEST_DOT, LOG2_E = 16, 1.4426950408889634
@@ -160,9 +160,8 @@ def read(query: torch.Tensor, pages: Pages, chunk: Shape, parts: Shape, part: in
         return torch.zeros_like(query, memory_format=torch.contiguous_format)
     attended = torch.empty_like(query, memory_format=torch.contiguous_format)
     call = Call.of(query, pages, attended)
-    if pages.most > WINDOW:
-        call.whole(chunk, part if alone else 0)
-    call.in_parts(parts, part)
+    if pages.most <= WINDOW or not call.whole(chunk, part if alone else 0):
+        call.in_parts(parts, part)
     return attended
 
 
@@ -231,18 +230,41 @@ class Call(NamedTuple):
         same = staged is not None and rows == shape.queries
         return same and staged.fitted(self.query, self.pages, rows, shape.positions, *of)
 
-    def whole(self, shape: Shape, part: int) -> None:
-        """Requests of many rows: a program reads all positions of its rows."""
+    def whole(self, shape: Shape, part: int) -> bool:
+        """Requests of many rows: a program reads all positions of its rows.  ->  whether these are all rows"""
         rows, tokens = self.height(shape)
-        grid = self.pages.keys.shape[2], ceil_div(self.pages.most, tokens), self.pages.begin.numel()
+        pages, (requests, kv_heads) = self.pages, (self.pages.begin.numel(), self.pages.keys.shape[2])
         if not part and (fit := self.staged(rows, shape, CHUNK_STAGED)):
-            launch(chunks.read_chunk_staged, grid, *self.queries, *fit[0], *self.beside, tokens, **fit[1])
-            return
+            return self._whole_staged(fit, tokens)
         launch(
-            read_chunk, grid, *self.queries, *self.pools, *self.beside, tokens,
+            read_chunk, (kv_heads, ceil_div(pages.most, tokens), requests),
+            *self.queries, *self.pools, *self.beside, tokens,
             MT=rows, NT=shape.positions, PT=part, GROUP=GROUP, ORDERED=part > 0 and INTERPRETED,
             warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
         )  # fmt: skip
+        return False
+
+    def _whole_staged(self, fit: tuple[Any, dict[str, int]], tokens: int) -> bool:
+        """That by lasting programs. Where few run, a tile has half as many rows: all programs have one then, or more.
+
+        Rows of the only request are told to be all: parts of others are not looked for.
+        """
+        pages, (pools, constants) = self.pages, fit
+        requests, kv_heads, places = pages.begin.numel(), pages.keys.shape[2], multiprocessors(self.query.device)
+        tiles = kv_heads * ceil_div(pages.most, tokens) * requests
+        sides = 1 if tokens > 1 and tiles <= places else 2
+        if sides == 1:
+            constants = constants | {"MT": constants["MT"] // 2}
+            tokens //= 2
+            tiles = kv_heads * ceil_div(pages.most, tokens) * requests
+        alone = requests == 1 and pages.ancestors is None and len(self.query) == pages.most
+        launch(
+            chunks.read_chunk_staged, (min(places, tiles),), *self.queries, *pools,
+            *map(prompts.few_boxes, (pages.keys, pages.values)), *self.beside,
+            requests, kv_heads, tokens, len(self.query), BT=max(power_of_2(requests), LISTED),
+            SIDES=sides, ALONE=alone, **constants,
+        )  # fmt: skip
+        return alone
 
     def in_parts(self, shape: Shape, part: int, gate: torch.Tensor | None = None) -> None:
         """Requests of few rows, and trees: parts of their positions, then the parts joined in order.

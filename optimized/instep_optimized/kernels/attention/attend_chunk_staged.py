@@ -1,6 +1,10 @@
 """`read_chunk` of `attend_chunk.py` with explicit layouts: the same bits, and products run while weights are made.
 
-Leaves out: the device functions (`attend_staged.py`).
+Lasting programs walk the tiles of rows. Keys, values and queries of a tile come while the tile before ends. Two groups
+of warps have half of a tile's rows each: one makes weights while the products of the other run. Where few programs
+would run, tiles have half as many rows, and one group reads them.
+
+Leaves out: the device functions (`attend_staged.py`), and which tiles a program reads (`attend_tiles.py`).
 """
 
 # ruff: noqa: SIM102 (what is absent is not compiled: the test for it stands alone)
@@ -15,7 +19,9 @@ from triton.experimental.gluon import language as gl
 
 from ..device.layouts import (
     along,
+    async_copy,
     barrier,
+    begin_copy,
     fence_async_shared,
     gdc_launch_dependents,
     gdc_wait,
@@ -24,32 +30,71 @@ from ..device.layouts import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from .attend_staged import copied, holes, over_columns, places, seen, weighed
+from .attend_staged import holes, over_columns, places, seen, weighed
+from .attend_tiles import TOLD, copy_tiles, tile_of, told
+
+# The compiler puts a wait for products before all arithmetic that needs none of them. Then a group that is alone makes
+# weights behind the product that it should make them beside. The compiler puts no wait before a thread's end: here
+# threads would end if sums of weights were less than 0, which none is. Two groups fill each other's gaps without it.
+_MADE = gl.constexpr(
+    "{ .reg .pred p; .reg .f32 both; add.f32 both, $2, $3; setp.lt.f32 p, both, 0f00000000; @p exit; "
+    "mov.f32 $0, $2; mov.f32 $1, $3; }"
+)
 
 
 @gluon.jit
-def _scores(queries, keys, full, phase, MT: gl.constexpr, NT: gl.constexpr, SCORES: gl.constexpr):
-    """Begin a product of the queries with the keys of a place, once they are there."""
+def _fetch(given, of, query_tile, tokens, MT: gl.constexpr, DT: gl.constexpr, SIDE: gl.constexpr):
+    """Begin to copy the queries of MT rows, from row SIDE * MT of a tile on. Where there are none it becomes 0."""
+    query, query_row, query_head, _, _, _, _, _, _, group, _ = given
+    row, _, kv_head, first, rows, _, _ = of
+    LOADED: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DT, DT // 8], [gl.num_warps(), 1], [1, 0])
+    query += row * query_row + kv_head.to(gl.int64) * group * query_head
+    m = SIDE * MT + along(0, MT, LOADED)
+    token, d = first + m // group, along(1, DT, LOADED)
+    inside = (m // group < tokens) & (token < rows) & (d >= 0)
+    begin_copy(query_tile, query + token * query_row + m % group * query_head + d, mask=inside)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def _scores(queries, keys, MT: gl.constexpr, NT: gl.constexpr, SCORES: gl.constexpr):
+    """Begin a product of the queries with the keys of a place."""
     none = gl.full((MT, NT), 0.0, gl.float32, SCORES)
-    mbarrier.wait(full, phase)
     return warpgroup_mma(queries, keys.permute((1, 0)), none, use_acc=False, is_async=True)
 
 
+@gluon.constexpr_function
+def _wide(rows, width, warps):
+    """Lanes of a row swap numbers, so that each stores 8 that stand side by side."""
+    columns = [1 << i for i in range(5, width.bit_length() - 1)]
+    return gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], *([0, column] for column in columns), [8, 0]],
+        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [rows, width])
+
+
 @gluon.jit
-def _means(weights, values, mean, full, phase):
-    """Begin to add the weighted values of a place, once they are there."""
-    mbarrier.wait(full, phase)
-    return warpgroup_mma(weights, values, mean, is_async=True)
+def _store(given, of, mean, tokens, MT: gl.constexpr, DT: gl.constexpr, SIDE: gl.constexpr):
+    """Store the means of MT rows."""
+    _, _, _, into, into_row, into_head, _, _, _, group, _ = given
+    row, _, kv_head, first, rows, _, _ = of
+    WIDE: gl.constexpr = _wide(MT, DT, gl.num_warps())
+    mean = gl.convert_layout(mean.to(into.dtype.element_ty), WIDE)
+    into += row * into_row + kv_head.to(gl.int64) * group * into_head
+    m = SIDE * MT + along(0, MT, WIDE)
+    token, d = first + m // group, along(1, DT, WIDE)
+    inside = (m // group < tokens) & (token < rows) & (d >= 0)
+    gl.store(into + token * into_row + m % group * into_head + d, mean, mask=inside)
 
 
 @gluon.jit
 def _read(
-    given, query_tile, tiles,
-    MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, SIDE: gl.constexpr,
+    given, work, orders, query_tile, tiles,
+    MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
+    SIDES: gl.constexpr, SIDE: gl.constexpr,
 ):  # fmt: skip
-    """MT rows, from row SIDE * MT of the tile on. The next scores and means are made while scores are weighed."""
-    (query, query_row, query_head, into, into_row, into_head, tokens, first, rows, known, group, scale, reach, line,
-     table_column) = given  # fmt: skip
+    """MT rows of each tile, from row SIDE * MT on. The next scores and means are made while scores are weighed."""
+    _, _, _, _, _, _, table, table_row, table_column, group, scale = given
+    tokens = work[10]
     key_tiles, value_tiles, full_keys, full_values, free_keys, free_values, _ = tiles
     W: gl.constexpr = gl.num_warps()
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, NT, 16])
@@ -57,94 +102,128 @@ def _read(
     OF_ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     OF_MEAN: gl.constexpr = gl.SliceLayout(1, MEANS)
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, MEANS, 2)
-    LOADED: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DT, DT // 8], [W, 1], [1, 0])
 
-    m = SIDE * MT + along(0, MT, LOADED)
-    token, d = first + m // group, along(1, DT, LOADED)
-    inside = (m // group < tokens) & (token < rows) & (d >= 0)
-    loaded = gl.load(query + token * query_row + m % group * query_head + d, mask=inside, other=0.0)
-    missing = holes(line, table_column, 0, reach, PAGE)
-    query_tile.store(loaded)
-    fence_async_shared()
-    barrier()
-    last = known + first + (SIDE * MT + gl.arange(0, MT, OF_ROW)) // group
-    full = gl.where(missing != 0, 0, (known + first + 1) // NT * NT)  # all rows see the positions before it
+    code = told(orders, 0)
+    of = tile_of(gl.maximum(code, 0), work)
+    if code >= 0:
+        _fetch(given, of, query_tile, tokens, MT, DT, SIDE)
+    done, turn = 0, 0
+    while code >= 0:
+        slot, first, known, reach = of[1], of[3], of[5], of[6]
+        line = table + slot * table_row
+        missing = holes(line, table_column, 0, reach, PAGE)
+        last = known + first + (SIDE * MT + gl.arange(0, MT, OF_ROW)) // group
+        full = gl.where(missing != 0, 0, (known + first + 1) // NT * NT)  # all rows see the positions before it
+        async_copy.wait_group(0)
+        fence_async_shared()
+        barrier()
 
-    best, total = gl.full((MT,), float("-inf"), gl.float32, OF_ROW), gl.full((MT,), 0.0, gl.float32, OF_ROW)
-    score = _scores(query_tile, key_tiles.index(0), full_keys.index(0), 0, MT, NT, SCORES)
-    score = warpgroup_mma_wait(0, deps=[score])
-    mbarrier.arrive(free_keys.index(0), count=1)
-    score = seen(score, 0, reach, last, (line, table_column), missing, NT, PAGE)
-    weight, _, best, total = weighed(score, best, total, scale)
-    mean = gl.full((MT, DT), 0.0, gl.float32, MEANS)
-    weights = gl.convert_layout(weight.to(value_tiles.dtype), WEIGHTS)
-    for step in range(NT, reach, NT):
-        place, phase = stage_and_phase(step // NT - 1, STAGES)
-        after, after_turn = stage_and_phase(step // NT, STAGES)
-        scores = _scores(query_tile, key_tiles.index(after), full_keys.index(after), after_turn, MT, NT, SCORES)
-        means = _means(weights, value_tiles.index(place), mean, full_values.index(place), phase)
-        score = warpgroup_mma_wait(1, deps=[scores])
-        mbarrier.arrive(free_keys.index(after), count=1)
-        if step + NT > full:
-            score = seen(score, step, reach, last, (line, table_column), missing, NT, PAGE)
+        best, total = gl.full((MT,), float("-inf"), gl.float32, OF_ROW), gl.full((MT,), 0.0, gl.float32, OF_ROW)
+        place, phase = stage_and_phase(done, STAGES)
+        mbarrier.wait(full_keys.index(place), phase)
+        score = _scores(query_tile, key_tiles.index(place), MT, NT, SCORES)
+        score = warpgroup_mma_wait(0, deps=[score])
+        mbarrier.arrive(free_keys.index(place), count=1)
+        if full < NT:
+            score = seen(score, 0, reach, last, (line, table_column), missing, NT, PAGE)
         weight, kept, best, total = weighed(score, best, total, scale)
-        mean, weights = warpgroup_mma_wait(0, deps=[means, weights])  # weights stay until they are read
-        mbarrier.arrive(free_values.index(place), count=1)
-        mean = mean * over_columns(kept, OF_MEAN)
+        mean = gl.full((MT, DT), 0.0, gl.float32, MEANS)
         weights = gl.convert_layout(weight.to(value_tiles.dtype), WEIGHTS)
-    place, phase = stage_and_phase((reach - 1) // NT, STAGES)
-    means = _means(weights, value_tiles.index(place), mean, full_values.index(place), phase)
-    mean, weights = warpgroup_mma_wait(0, deps=[means, weights])
-
-    mean = mean * over_columns(1.0 / gl.where(total == 0.0, 1.0, total), OF_MEAN)
-    m = SIDE * MT + along(0, MT, MEANS)
-    token, d = first + m // group, along(1, DT, MEANS)
-    inside = (m // group < tokens) & (token < rows) & (d >= 0)
-    gl.store(into + token * into_row + m % group * into_head + d, mean.to(into.dtype.element_ty), mask=inside)
+        for step in range(NT, reach, NT):
+            place, phase = stage_and_phase(done, STAGES)
+            done += 1
+            after, after_turn = stage_and_phase(done, STAGES)
+            mbarrier.wait(full_keys.index(after), after_turn)
+            mbarrier.wait(full_values.index(place), phase)
+            scores = _scores(query_tile, key_tiles.index(after), MT, NT, SCORES)
+            means = warpgroup_mma(weights, value_tiles.index(place), mean, is_async=True)
+            score = warpgroup_mma_wait(1, deps=[scores])
+            mbarrier.arrive(free_keys.index(after), count=1)
+            if step + NT > full:
+                score = seen(score, step, reach, last, (line, table_column), missing, NT, PAGE)
+            weight, kept, best, total = weighed(score, best, total, scale)
+            if SIDES == 1:
+                total = gl.inline_asm_elementwise(_MADE, "=f,=f,f,f", [total], gl.float32, False, 2)
+            mean, weights = warpgroup_mma_wait(0, deps=[means, weights])  # weights stay until they are read
+            mbarrier.arrive(free_values.index(place), count=1)
+            mean = mean * over_columns(kept, OF_MEAN)
+            weights = gl.convert_layout(weight.to(value_tiles.dtype), WEIGHTS)
+        place, phase = stage_and_phase(done, STAGES)
+        done += 1
+        mbarrier.wait(full_values.index(place), phase)
+        means = warpgroup_mma(weights, value_tiles.index(place), mean, is_async=True)
+        barrier()  # nobody reads the queries any more
+        turn += 1
+        code = told(orders, turn)
+        after_this = tile_of(gl.maximum(code, 0), work)
+        if code >= 0:
+            _fetch(given, after_this, query_tile, tokens, MT, DT, SIDE)
+        mean, weights = warpgroup_mma_wait(0, deps=[means, weights])
+        mbarrier.arrive(free_values.index(place), count=1)
+        mean = mean * over_columns(1.0 / gl.where(total == 0.0, 1.0, total), OF_MEAN)
+        _store(given, of, mean, tokens, MT, DT, SIDE)
+        of = after_this
 
 
 @gluon.jit
-def _copy(keys, values, column, reach, line, table_column, tiles,
-          NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    copied(0, 0, reach, keys, values, column, (line, table_column), tiles, NT, DT, PAGE, STAGES, True)
+def _zero(into, into_row, into_head, rows, HEADS: gl.constexpr, DT: gl.constexpr):
+    """All rows become 0."""
+    d = gl.arange(0, DT, gl.BlockedLayout([DT // 128], [32], [gl.num_warps()], [0]))
+    into += gl.program_id(0).to(gl.int64) * into_row + d
+    for _row in range(gl.program_id(0), rows, gl.num_programs(0)):
+        for head in range(HEADS):
+            gl.store(into + head * into_head, gl.zeros_like(d).to(into.dtype.element_ty))
+        into += gl.num_programs(0).to(gl.int64) * into_row
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["requests", "rows_of_all"])
 def read_chunk_staged(
-    query, query_row, query_head, keys, values,
+    query, query_row, query_head, keys, values, few_keys, few_values,
     table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes, window,
-    group, width, scale, attended, attended_row, attended_head, tokens,
-    MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
-    REGISTERS: gl.constexpr, COPIER_REGISTERS: gl.constexpr, EARLY: gl.constexpr,
+    group: gl.constexpr, width, scale, attended, attended_row, attended_head, requests, kv_heads: gl.constexpr,
+    tokens: gl.constexpr, rows_of_all,
+    MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, BT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
+    REGISTERS: gl.constexpr, COPIER_REGISTERS: gl.constexpr, SIDES: gl.constexpr, ALONE: gl.constexpr,
+    EARLY: gl.constexpr,
 ):  # fmt: skip
-    """`tokens` rows of one request for the `group` query heads of one KV head. Grid (KV heads, row tiles, B)."""
+    """`tokens` rows of one request for the `group` query heads of one KV head are a tile. Grid: any.
+
+    ALONE: the only request has all rows. They become 0 if it has no slot.
+    """
+    DTYPE: gl.constexpr = query.dtype.element_ty
+    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    query_tiles = gl.allocate_shared_memory(DTYPE, [SIDES, MT // SIDES, DT], TILE)
+    codes = gl.allocate_shared_memory(gl.int64, [TOLD, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    full = gl.allocate_shared_memory(gl.int64, [TOLD, 1], mbarrier.MBarrierLayout())
+    for place in gl.static_range(TOLD):
+        mbarrier.init(full.index(place), count=1)
+    tiles = places(DTYPE, NT, DT, STAGES, SIDES, SIDES)
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
-    request, kv_head = gl.program_id(2), gl.program_id(0)
-    rows, slot, row = gl.load(count + request).to(gl.int32), gl.load(slots + request), gl.load(begin + request)
-    first = (gl.num_programs(1) - 1 - gl.program_id(1)) * tokens
-    if (first >= rows) | (slot < 0) | (rows <= window):
-        return
-    if ancestors is not None:
-        if gl.load(ancestors + row * ancestors_step) != 0:
-            return
-    DTYPE: gl.constexpr = query.dtype.element_ty
-    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    query_tiles = gl.allocate_shared_memory(DTYPE, [2, MT // 2, DT], TILE)
-    tiles = places(DTYPE, NT, DT, STAGES, 2, 2)
-    known = gl.load(before + request).to(gl.int32)
-    reach = gl.minimum(known + gl.minimum(first + tokens, rows), held).to(gl.int32)
-    line, head = table + slot * table_row, kv_head.to(gl.int64)
-    query += row * query_row + head * group * query_head
-    attended += row * attended_row + head * group * attended_head
-    given = (query, query_row, query_head, attended, attended_row, attended_head, tokens, first, rows, known, group,
-             scale, reach, line, table_column)  # fmt: skip
-    gl.warp_specialize(
-        [
-            (_read, (given, query_tiles.index(0), tiles, MT // 2, NT, DT, PAGE, STAGES, 0)),
-            (_read, (given, query_tiles.index(1), tiles, MT // 2, NT, DT, PAGE, STAGES, 1)),
-            (_copy, (keys, values, kv_head * DT, reach, line, table_column, tiles, NT, DT, PAGE, STAGES)),
-        ],
-        [4, 1], [REGISTERS, COPIER_REGISTERS],
-    )  # fmt: skip
+    if ALONE:
+        if gl.load(slots) < 0:
+            _zero(attended, attended_row, attended_head, rows_of_all, kv_heads * group, DT)
+    work = (count, slots, begin, before, ancestors, ancestors_step, held, window, requests, kv_heads, tokens)
+    given = (query, query_row, query_head, attended, attended_row, attended_head, table, table_row, table_column, group,
+             scale)  # fmt: skip
+    orders = (codes, full)
+    pools = (keys, values, few_keys, few_values, table, table_row, table_column)
+    ROWS: gl.constexpr = MT // SIDES
+    if SIDES == 2:
+        gl.warp_specialize(
+            [
+                (_read, (given, work, orders, query_tiles.index(0), tiles, ROWS, NT, DT, PAGE, STAGES, SIDES, 0)),
+                (_read, (given, work, orders, query_tiles.index(1), tiles, ROWS, NT, DT, PAGE, STAGES, SIDES, 1)),
+                (copy_tiles, (pools, work, orders, tiles, NT, DT, BT, PAGE, STAGES)),
+            ],
+            [4, 1], [REGISTERS, COPIER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_read, (given, work, orders, query_tiles.index(0), tiles, ROWS, NT, DT, PAGE, STAGES, SIDES, 0)),
+                (copy_tiles, (pools, work, orders, tiles, NT, DT, BT, PAGE, STAGES)),
+            ],
+            [1], [COPIER_REGISTERS],
+        )  # fmt: skip

@@ -1,0 +1,15 @@
+"""What a compiled kernel does while products of tensor cores run. Leaves out: the rest (`compiled.py`)."""
+
+from __future__ import annotations
+
+_WAIT, _BUT_LAST, _POWER = "WARPGROUP.DEPBAR", "gsb0, 0x1", "MUFU.EX2"
+
+
+def made_beside(code: str) -> int:
+    """Powers that are made behind a wait for all products but the last, and before the next wait."""
+    made, runs = 0, False
+    for line in code.splitlines():
+        if _WAIT in line:
+            runs = _BUT_LAST in line
+        made += runs and _POWER in line
+    return made
