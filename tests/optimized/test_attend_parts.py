@@ -70,10 +70,11 @@ def test_it_is_right_at_every_edge_of_a_part(ops: Ops, count: int, dtype: torch.
 
 
 @OPS
-def test_trees_are_right_at_every_edge_of_a_part(ops: Ops) -> None:
-    """The window begins before, at and behind an edge."""
+@pytest.mark.parametrize("drafted", [None, (3, 3, 3, 4, 1)], ids=["whole", "drafted"])
+def test_trees_are_right_at_every_edge_of_a_part(ops: Ops, drafted: tuple[int, ...] | None) -> None:
+    """The window begins before, at and behind an edge. drafted: the node of each request that is its only row."""
     ends = tuple(PART + begin + len(TREE) for begin in (-5, -2, -1, 0, 1))
-    case = Case("attend", "trees", seen(windows(len(TREE), FP32, ends).build, len(ends) * (TREE,)))
+    case = Case("attend", "trees", seen(windows(len(TREE), FP32, ends).build, len(ends) * (TREE,), drafted=drafted))
     assert agree(case, serve(PLAIN, case, HERE), serve(ops, case, HERE)) == []
 
 

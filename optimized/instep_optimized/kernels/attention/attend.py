@@ -64,16 +64,16 @@ class Unjoined(NamedTuple):
 
 def unjoined(
     requests: int, mapped: int, pooled: int, most: int, tokens: int, heads: int, kv_heads: int, width: int,
-    of: Division,
+    of: Division, trees: bool = False,
 ) -> Unjoined:
     """For `most` rows of each request, in tiles of `tokens`.
 
     mapped: positions that a request may have;  pooled: those of the pool. No page is of two requests. So together they
-    have no more whole units than the pool, and a broken one each.
+    have no more whole units than the pool, and a broken one each. A tree is given one more: its paths may reach there.
     """
 
     def units(positions: int) -> int:
-        return min(requests * ceil_div(mapped, positions), ceil_div(pooled, positions) + requests)
+        return min(requests * ceil_div(mapped, positions), ceil_div(pooled, positions) + (1 + trees) * requests)
 
     few = min(of.few // (kv_heads * ceil_div(most, tokens)), units(of.part))
     room = max(few, units(of.part * of.group))
@@ -277,7 +277,7 @@ class Call(NamedTuple):
         (pooled, size), mapped = pages.keys.shape[:2], pages.table.shape[1]
         few, most_parts, room, at_once = unjoined(
             requests, mapped * size, pooled * size, most, tokens, heads, kv_heads, width,
-            Division(WINDOW, part, GROUP, FEW))
+            Division(WINDOW, part, GROUP, FEW), pages.ancestors is not None)
         means = self.query.new_empty((room, at_once, heads, width), dtype=torch.float32)
         sums = self.query.new_empty((room, at_once, heads, 2), dtype=torch.float32)
         tiles, sides = ceil_div(at_once, tokens if pages.ancestors is None else 1), 1

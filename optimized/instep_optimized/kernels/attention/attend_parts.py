@@ -109,13 +109,13 @@ def division(
     there = b < requests
     rows, slot = tl.load(count + b, mask=there, other=0), tl.load(slots + b, mask=there, other=-1)
     known = tl.load(before + b, mask=there, other=0)
-    here, ends = tl.minimum(rows - skipped, most), known + rows  # rows of this launch; where the whole window ends
+    here = tl.minimum(rows - skipped, most)  # rows of this launch
     reach = tl.minimum(known + skipped + here, held)
     tree = rows < 0
     if ancestors is not None:
         row = tl.load(begin + b, mask=there, other=0)
         tree = tl.load(ancestors + row * ancestors_step, mask=there & (rows > 0), other=0) != 0
-        reach = tl.where(tree, tl.minimum(ends, held), reach)
+        reach = tl.where(tree, tl.minimum(known + nodes, held), reach)  # a row's path may be longer than there are rows
     rows = tl.where((slot < 0) | ((rows > window) & ~tree) | (here < 0), 0, here).to(tl.int32)
     reach = tl.where(rows > 0, reach, 0).to(tl.int32)
     each = tl.where(tl.sum(tl.cdiv(reach, PT), axis=0) <= few, 1, GROUP)
