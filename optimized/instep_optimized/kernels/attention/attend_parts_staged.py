@@ -1,8 +1,8 @@
 """`read_parts` of `attend_parts.py` with explicit layouts: the same bits, and copies go on while parts are computed.
 
-One group of warps computes the weights of an item, of one tile or of two, and hands them on through shared memory. Two
-more groups, one per tile, multiply the values. So the scores of a step are computed while the values of the step before
-are summed.
+One group of warps computes the weights of an item, of one tile or of two, and hands them on through shared memory. One
+more group per tile multiplies the values. So the scores of a step are computed while the values of the step before are
+summed.
 
 What is stored waits in the cache for the join (`evict_last`). Otherwise it goes to memory while keys and values come
 from there, which takes longer than its bytes say.
@@ -226,7 +226,7 @@ def _gather(
     weights, factors, full, free = hands
     kept_of, old_of, own_of, sees_of = factors
     W: gl.constexpr = gl.num_warps()
-    AT: gl.constexpr = SIDE % SIDES * MT  # a second tile that is not there reads nothing, and must compile
+    AT: gl.constexpr = SIDE * MT
     TILE: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, W], [16, 8])
     OF_ROW: gl.constexpr = gl.SliceLayout(1, TILE)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, TILE, 2)
@@ -237,8 +237,7 @@ def _gather(
     position = gl.arange(0, NT, gl.SliceLayout(1, RIGHT))
     lists, each = listed(work, PT, GROUP, BT, SIDES)
     done = 0
-    items = gl.max(lists[8], axis=0) if SIDE < SIDES else 0  # nothing where items have one tile
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+    for item in range(gl.program_id(0), gl.max(lists[8], axis=0), gl.num_programs(0)):
         of, start, stop = chosen(item, lists, work, PT * each, SIDES)
         kv_head, first, behind_last, known, unit, base = of[2], of[3] + SIDE * tokens, of[4], of[5], of[6], of[7]
         if first >= behind_last:  # a tile without rows
@@ -305,14 +304,26 @@ def read_parts_staged(
     exchanged = (gl.allocate_shared_memory(gl.float32, [SIDES * MT, 4], OF_WARPS),
                  gl.allocate_shared_memory(gl.float32, [SIDES * MT, 4], OF_WARPS))  # fmt: skip
     tiles = places(DTYPE, NT, DT, STAGES, 1, SIDES)
-    gl.warp_specialize(
-        [
-            (_weigh, (given, work, query_tile, tiles, hands, exchanged, MT, NT, DT, PT, GROUP, BT, PAGE, STAGES, EARLY,
-                      SIDES)),
-            (_gather, (given, work, tiles, hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES, 0)),
-            (_gather, (given, work, tiles, hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES, 1)),
-            (copy, (keys, values, table, table_row, table_column, work, tiles, NT, DT, PT, GROUP, BT, PAGE, STAGES,
-                    EARLY, SIDES)),
-        ],
-        [4, 4, 1], [REGISTERS, REGISTERS, COPIER_REGISTERS],
-    )  # fmt: skip
+    if SIDES == 1:
+        gl.warp_specialize(
+            [
+                (_weigh, (given, work, query_tile, tiles, hands, exchanged, MT, NT, DT, PT, GROUP, BT, PAGE, STAGES,
+                          EARLY, SIDES)),
+                (_gather, (given, work, tiles, hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES, 0)),
+                (copy, (keys, values, table, table_row, table_column, work, tiles, NT, DT, PT, GROUP, BT, PAGE, STAGES,
+                        EARLY, SIDES)),
+            ],
+            [4, 1], [REGISTERS, COPIER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_weigh, (given, work, query_tile, tiles, hands, exchanged, MT, NT, DT, PT, GROUP, BT, PAGE, STAGES,
+                          EARLY, SIDES)),
+                (_gather, (given, work, tiles, hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES, 0)),
+                (_gather, (given, work, tiles, hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES, 1)),
+                (copy, (keys, values, table, table_row, table_column, work, tiles, NT, DT, PT, GROUP, BT, PAGE, STAGES,
+                        EARLY, SIDES)),
+            ],
+            [4, 4, 1], [REGISTERS, REGISTERS, COPIER_REGISTERS],
+        )  # fmt: skip
