@@ -47,6 +47,7 @@ if [ "$part" = all ] || [ "$part" = tests ]; then  # what the replays compiled i
   tests tests-ops tests/optimized/test_walk_*.py tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py tests/optimized/test_tiles.py tests/optimized/test_draw.py tests/optimized/test_chance.py tests/optimized/test_transfer.py &
   tests tests-attend tests/optimized/test_attend_parts.py -k "not explicit" &
   tests tests-attend-layouts tests/optimized/test_attend_parts.py -k explicit &
+  tests tests-attend-trees tests/optimized/test_attend_trees.py &
   tests tests-forms tests/optimized/test_blocks_staged.py tests/optimized/test_fusions.py tests/optimized/test_prefill_gdn.py tests/optimized/test_verify_gdn.py tests/optimized/test_window_gdn.py &
   tests tests-exact tests/optimized/test_exact*.py tests/optimized/test_staged.py tests/optimized/test_graphs.py &
   tests tests-engine tests/optimized/test_engine_*.py &
@@ -74,6 +75,7 @@ if [ "$part" = all ] || [ "$part" = race ]; then
   for tool in racecheck memcheck; do
     sanitized $tool-prefill $tool tests/optimized/test_kernels_blocks.py tests/optimized/test_blocks_staged.py -k "not fault"
     sanitized $tool-attend $tool tests/optimized/test_attend_parts.py
+    sanitized $tool-trees $tool tests/optimized/test_attend_trees.py -k "same_bits or nothing"
     sanitized $tool-products $tool tests/optimized/test_kernels_experts.py tests/optimized/test_kernels_slim.py -k "not begins_early and not fault and not pairs"
     sanitized $tool-conv $tool tests/optimized/test_kernels.py tests/optimized/test_walk_*.py -k "(conv or walk) and not fault"
     sanitized $tool-windows $tool tests/optimized/test_staged.py -k "serves and 5 or nobody"

@@ -131,18 +131,21 @@ def handshakes() -> None:
 
 
 def attention() -> None:
-    """Prompts of few and many rows, windows of few and many positions, decodes; pages of a part of a step, whole steps.
+    """Prompts of few and many rows, windows of few and many positions, decodes, trees; pages of a part of a step, whole
+    steps.
 
     Behind each page stands a red zone, as in the pools of an engine; of the last ones it is no whole 16 bytes.
     """
     attend_file.launch = staged_alone  # type: ignore[assignment]
     attend_file.staged.hopper = lambda _: True
     attend_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
-    cases = (16, 1, 130, 16), (64, 4, 600, 16), (64, 40, 4, 16), (64, 40, 1, 16), (64, 40, 4, 4)
-    for size, requests, rows, zone in cases:
+    forms = ((16, 1, 130, 16, 0), (64, 4, 600, 16, 0), (64, 40, 4, 16, 0), (64, 40, 1, 16, 0), (64, 40, 4, 4, 0),
+             (64, 40, 8, 16, 8), (64, 1, 8, 16, 8))  # fmt: skip
+    for size, requests, rows, zone, nodes in forms:
         span, many = size * 2 * 256, torch.zeros(requests, dtype=torch.int64)
         pool = torch.zeros(16 * requests, span + zone, dtype=torch.bfloat16)[:, :span].unflatten(1, (size, 2, 256))
-        pages = Pages(pool, pool, torch.zeros(requests, 16, dtype=torch.int64), many, many, many, many, rows)
+        pages = Pages(pool, pool, torch.zeros(requests, 16, dtype=torch.int64), many, many, many, many, rows,
+                      torch.zeros(requests * rows, dtype=torch.int64) if nodes else None, nodes)  # fmt: skip
         query = torch.zeros(requests * rows, 16, 256, dtype=torch.bfloat16)
         attend_file.attend(query=query, pages=pages, to=Place("trunk", 0, "attended"))
 

@@ -1,7 +1,7 @@
 """Paged attention for prefill chunks, verify windows, trees and decode: which kernels run, and how work is divided.
 
-The positions of a prefill chunk are not split. Leaves out: the kernels (`attend_chunk.py`, `attend_parts.py`; with
-explicit layouts `attend_chunk_staged.py`, `attend_parts_staged.py`).
+The positions of a prefill chunk are not split. Leaves out: the kernels (`attend_chunk.py`, `attend_parts.py`,
+`attend_alone.py`; with explicit layouts `attend_chunk_staged.py`, `attend_parts_staged.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ...layout import Pages
 from ...ops.fused import fuses
 from ..rowwise.pointwise import output_gate
 from ..runtime import INTERPRETED, ceil_div, explicit, launch, multiprocessors, power_of_2, tile
+from .attend_alone import read_alone
 from .attend_chunk import read_chunk
 from .attend_parts import join_parts, read_parts
 
@@ -275,14 +276,16 @@ class Call(NamedTuple):
         requests, kv_heads, most = pages.begin.numel(), pages.keys.shape[2], min(pages.most, max(WINDOW, pages.nodes))
         rows, tokens = self.height(shape)
         (pooled, size), mapped = pages.keys.shape[:2], pages.table.shape[1]
+        trees = pages.ancestors is not None
         few, most_parts, room, at_once = unjoined(
             requests, mapped * size, pooled * size, most, tokens, heads, kv_heads, width,
-            Division(WINDOW, part, GROUP, FEW), pages.ancestors is not None)
+            Division(WINDOW, part, GROUP, FEW), trees)
         means = self.query.new_empty((room, at_once, heads, width), dtype=torch.float32)
         sums = self.query.new_empty((room, at_once, heads, 2), dtype=torch.float32)
-        tiles, sides = ceil_div(at_once, tokens if pages.ancestors is None else 1), 1
-        listed, places = max(power_of_2(requests), LISTED), multiprocessors(self.query.device)
-        if fit := pages.ancestors is None and listed <= 128 and self.staged(rows, shape, PARTS_STAGED):
+        listed, places, sides = max(power_of_2(requests), LISTED), multiprocessors(self.query.device), 1
+        fit = listed <= 128 and self.staged(rows, shape, PARTS_STAGED)
+        tiles = ceil_div(at_once, 1 if trees and not fit else tokens)
+        if fit:
             sides = min(tiles, sides_of(
                 requests, mapped * size, pooled * size, kv_heads * tiles, part * GROUP, places))  # fmt: skip
         items = requests * most_parts * kv_heads * ceil_div(tiles, sides)
@@ -294,9 +297,10 @@ class Call(NamedTuple):
             if fit:
                 launch(windows.read_parts_staged, (programs,), *self.queries, *fit[0], *beside, *counts,
                        PT=part, GROUP=GROUP, BT=listed, SIDES=sides, **fit[1])  # fmt: skip
-            else:
+            if trees or not fit:  # beside explicit layouts: what each node sees alone
                 launch(
-                    read_parts, (programs,), *self.queries, *self.pools, *beside, *counts,
+                    *((read_alone, (at_once, kv_heads, requests)) if fit else (read_parts, (programs,))),
+                    *self.queries, *self.pools, *beside, *counts,
                     MT=rows, NT=shape.positions, PT=part, GROUP=GROUP, BT=listed, ORDERED=INTERPRETED,
                     warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
                 )  # fmt: skip

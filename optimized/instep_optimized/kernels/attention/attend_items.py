@@ -31,24 +31,32 @@ def listed(work, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr, SIDES:
     """Of every request [BT]: what its items are made from, and where they end in two lists; parts in a unit.
 
     A unit is whole or broken. The list of the whole ones comes first: they take the same time. An item has a unit, a KV
-    head, and SIDES tiles of rows.
+    head, and SIDES tiles of rows. Of a tree they have the parts before its window, which all nodes see (`read_alone`
+    has the others).
     """
-    slots, count, before, held, window, most, skipped, few, requests, kv_heads, tokens = work
+    slots, count, before, held, window, most, skipped, few, requests, kv_heads, tokens, trees = work
+    begin, ancestors, ancestors_step, nodes = trees
     b = gl.arange(0, BT, gl.BlockedLayout([BT // 32], [32], [gl.num_warps()], [0]))
     there = b < requests
     rows, slot = gl.load(count + b, mask=there, other=0), gl.load(slots + b, mask=there, other=-1)
     known = gl.load(before + b, mask=there, other=0)
     here = gl.minimum(rows - skipped, most)
-    reach = gl.minimum(known + skipped + here, held)
-    rows = gl.where((slot < 0) | (rows > window) | (here < 0), 0, here).to(gl.int32)
-    reach = gl.where(rows > 0, reach, 0).to(gl.int32)
+    reach, too_many = gl.minimum(known + skipped + here, held), rows > window
+    common = reach
+    if ancestors is not None:  # as in `division`
+        row = gl.load(begin + b, mask=there, other=0)
+        tree = gl.load(ancestors + row * ancestors_step, mask=there & (rows > 0), other=0) != 0
+        reach, too_many = gl.where(tree, gl.minimum(known + nodes, held), reach), too_many & ~tree
+        common = gl.where(tree, gl.minimum(known // PT * PT, held), reach)
+    rows = gl.where((slot < 0) | too_many | (here < 0), 0, here).to(gl.int32)
+    reach, common = gl.where(rows > 0, reach, 0).to(gl.int32), gl.where(rows > 0, common, 0).to(gl.int32)
     each = gl.where(gl.sum((reach + PT - 1) // PT, axis=0) <= few, 1, GROUP)
-    high, whole = (rows + SIDES * tokens - 1) // (SIDES * tokens), _units(reach, each, PT, GROUP)
-    units = _units(reach + PT * each - 1, each, PT, GROUP)
+    high, whole = (rows + SIDES * tokens - 1) // (SIDES * tokens), _units(common, each, PT, GROUP)
+    units, read = _units(reach + PT * each - 1, each, PT, GROUP), _units(common + PT * each - 1, each, PT, GROUP)
     first = gl.associative_scan(units, 0, _plus) - units
     whole_ends = gl.associative_scan(kv_heads * high * whole, 0, _plus)
-    ends = gl.associative_scan(kv_heads * high * (units - whole), 0, _plus) + gl.max(whole_ends, axis=0)
-    return (b, rows, slot.to(gl.int32), known.to(gl.int32), high, whole, first, whole_ends, ends), each
+    ends = gl.associative_scan(kv_heads * high * (read - whole), 0, _plus) + gl.max(whole_ends, axis=0)
+    return (b, rows, slot.to(gl.int32), known.to(gl.int32), high, whole, first, whole_ends, ends, common), each
 
 
 @gluon.jit
@@ -60,7 +68,7 @@ def of_one(mine, numbers):
 @gluon.jit
 def chosen(item, lists, work, unit_size, SIDES: gl.constexpr):
     """An item -> its request, slot, KV head, first row, unit, the request's first unit; the positions that it reads."""
-    b, rows, slot, known, high, whole, first, whole_ends, ends = lists
+    b, rows, slot, known, high, whole, first, whole_ends, ends, common = lists
     held, skipped, kv_heads, tokens = work[3], work[6], work[9], work[10]
     all_whole = gl.max(whole_ends, axis=0)
     broken = item >= all_whole
@@ -71,6 +79,8 @@ def chosen(item, lists, work, unit_size, SIDES: gl.constexpr):
     its = gl.maximum(of_one(mine, high), 1)
     unit = at // its // kv_heads + gl.where(broken, of_one(mine, whole), 0)
     row, behind_last, its_known = skipped + at % its * SIDES * tokens, skipped + of_one(mine, rows), of_one(mine, known)
+    if work[11][1] is not None:
+        held = of_one(mine, common)  # a tree is read up to there, and nobody further
     reach = gl.minimum(its_known + gl.minimum(row + SIDES * tokens, behind_last), held).to(gl.int32)
     start = unit * unit_size
     of = request, of_one(mine, slot), at // its % kv_heads, row, behind_last, its_known, unit, of_one(mine, first)
@@ -86,6 +96,8 @@ def copy(
     """Copy the keys and values of all items of this program."""
     if EARLY:
         gdc_wait()
+        if work[11][1] is not None:  # `read_alone` behind this launch takes what is idle, and waits itself
+            gdc_launch_dependents()
     lists, each = listed(work, PT, GROUP, BT, SIDES)
     done = 0
     for item in range(gl.program_id(0), gl.max(lists[8], axis=0), gl.num_programs(0)):

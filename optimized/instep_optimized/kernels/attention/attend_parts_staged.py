@@ -7,7 +7,8 @@ summed.
 What is stored waits in the cache for the join (`evict_last`). Otherwise it goes to memory while keys and values come
 from there, which takes longer than its bytes say.
 
-Leaves out: trees, and what else does not fit; what programs read, and who copies it (`attend_items.py`).
+Leaves out: what nodes of a tree do not see alike, and what does not fit; what programs read, and who copies it
+(`attend_items.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -296,7 +297,8 @@ def read_parts_staged(
 ):  # fmt: skip
     """Parts of the positions of one request, for SIDES tiles of rows and the heads of one KV head. Grid: any."""
     DTYPE: gl.constexpr = query.dtype.element_ty
-    work = (slots, count, before, held, window, most, skipped, few, requests, kv_heads, tokens)
+    work = (slots, count, before, held, window, most, skipped, few, requests, kv_heads, tokens,
+            (begin, ancestors, ancestors_step, nodes))  # fmt: skip
     given = (query, query_row, query_head, table, table_row, table_column, begin, group, scale, means, sums, room)
     query_tile = gl.allocate_shared_memory(DTYPE, [SIDES * MT, DT], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
     hands = _hands(DTYPE, MT, NT, SIDES)

@@ -37,3 +37,9 @@ def wait_before_product():
 def wait_alone():
     """`wait`; the next launch does not come before this one ends."""
     gdc_wait()
+
+
+@triton.jit
+def next_comes():
+    """The next launch comes at once. This one calls `wait_alone` in every program before it ends: see above."""
+    gdc_launch_dependents()

@@ -1,0 +1,234 @@
+"""Attention of trees in two launches: the parts before the windows, and beside them what each node sees alone.
+
+The first has explicit layouts, which nothing interprets: elsewhere chains on a shorter table stand for it. Leaves out:
+one launch for both (`test_attend_parts.py`, `test_kernels_trees.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from instep.kit.cases.case import BF16, FP32, Draw, at
+from instep.kit.cases.paged import Reading, attend_case
+from instep.kit.cases.pools import same_bits
+from instep.kit.cases.trees import ancestors, seen
+from instep_optimized.kernels.attention import attend as attend_file
+from instep_optimized.kernels.attention.attend import GROUP, PART
+from instep_optimized.layout import Pages
+from instep_optimized.ops.triton import TRITON
+from support.planted_kernels import planted_kernels
+
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+NATIVE = HERE == "cuda"
+pytestmark = [pytest.mark.gpu if NATIVE else pytest.mark.interpreted]
+SIZES: dict[str, Any] = {"page_size": 64, "heads": 16, "kv_heads": 2, "head_dim": 256} if NATIVE else {"page_size": 16}
+TREES = ((-1, 0, 0, 1, 2), (-1, 0, 1), (-1, 0, 0, 0, 1, 2, 5), (-1, 0, 1, 2, 3), (-1,))
+CHAINS = (1,)
+# Windows behind parts of a group, on the edge of one, behind whole groups, over the edge of a group, in the first part.
+BEFORE = (PART * (GROUP + 1) + 5, 3 * PART - 2, PART * (2 * GROUP - 1), 2 * GROUP * PART - 3, 7)
+FAULTS = {
+    "what was read is forgotten": ("mask=inside & (there & behind)[:, None]", "mask=inside & ~there[:, None]"),
+    "it goes on in the next unit": (
+        "best, total = tl.where(behind, best, float(\"-inf\")), tl.where(behind, total, 0.0)", "pass"),
+    "a part too late": ("begun, size = known // PT * PT,", "begun, size = known // PT * PT + PT,"),
+}
+
+
+def given(dtype: torch.dtype) -> dict[str, Any]:
+    """Trees beside a chain"""
+    size, tables, page = SIZES["page_size"], [], 0
+    for tree, before in zip(TREES, BEFORE, strict=True):
+        need = -(-(before + len(tree)) // size)
+        tables.append(tuple(range(page + need, page, -1)))
+        page += need
+    widest = max(map(len, tables))
+    lines = tuple((*table, *(widest - len(table)) * [-1]) for table in tables)
+    build = attend_case(90, Reading(lines, BEFORE, tuple(map(len, TREES)), **SIZES), dtype)
+    return seen(build, TREES, chains=CHAINS)(HERE).inputs
+
+
+class Parted:
+    """In place of `launch`: what it is given, in two launches. The places of both hold NaN before.
+
+    few: as FEW, so that all requests have parts or all have groups
+    """
+
+    def __init__(self, pages: Pages, few: int, kernel: Any) -> None:
+        self.pages, self.unit, self.kernel, self.launched = pages, PART * (1 if few else GROUP), kernel, 0
+        self.run = attend_file.launch
+
+    def __call__(self, kernel: Any, grid: Any, *arguments: Any, **named: Any) -> None:
+        if kernel is not attend_file.read_parts:
+            return self.run(kernel, grid, *arguments, **named)
+        of = dict(zip(kernel.arg_names, arguments, strict=False))
+        places, self.launched = (of["means"], of["sums"]), self.launched + 1
+        for place in places:
+            place.fill_(torch.nan)
+        base, held = 0, self.pages.table.shape[1] * SIZES["page_size"]
+        for request, before in enumerate(BEFORE):
+            tree = request not in CHAINS
+            reach = min(before + self.pages.nodes, held) if tree else before + len(TREES[request])
+            self.stand_in(of["query"], request, before // PART * PART if tree else reach, places, base)
+            base += -(-reach // self.unit)
+        rows, kv_heads = places[0].shape[1], self.pages.keys.shape[2]
+        return self.run(self.kernel, (rows, kv_heads, len(BEFORE)), *arguments, **named)
+
+    def stand_in(self, query: torch.Tensor, request: int, end: int, places: Any, base: int) -> None:
+        """The units of a chain of the same rows on so many positions, put to `base`."""
+        one, mine = slice(request, request + 1), self.pages
+        table = mine.table[:, : -(-end // SIZES["page_size"])]
+        chain = replace(mine, **{name: getattr(mine, name)[one] for name in ("slots", "begin", "count", "before")},
+                        table=table, ancestors=None, nodes=0)  # fmt: skip
+        units = -(-end // self.unit)
+
+        def kept(kernel: Any, grid: Any, *arguments: Any, **named: Any) -> None:
+            self.run(kernel, grid, *arguments, **named)
+            if kernel is attend_file.read_parts:
+                of = dict(zip(kernel.arg_names, arguments, strict=False))
+                rows = min(of["means"].shape[1], places[0].shape[1])
+                for place, found in zip(places, (of["means"], of["sums"]), strict=True):
+                    place[base : base + units, :rows] = found[:units, :rows]
+
+        if end:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(attend_file, "launch", kept)
+                TRITON.attend(query=query, pages=chain, to=at("attended"))
+
+
+def both(
+    inputs: dict[str, Any], few: int, kernel: Any, monkeypatch: pytest.MonkeyPatch
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is attended in one launch, and in two"""
+    monkeypatch.setattr(attend_file, "FEW", few)
+    monkeypatch.setattr(attend_file, "staged", None)
+    whole = TRITON.attend(**inputs)
+    two = Parted(inputs["pages"], few, kernel)
+    monkeypatch.setattr(attend_file, "launch", two)
+    found = TRITON.attend(**inputs)
+    assert two.launched == 1 and bool(whole.isfinite().all())
+    return found[: len(whole) - 1], whole[: len(whole) - 1]
+
+
+@pytest.mark.parametrize("few", [0, 9999], ids=["in groups", "in parts"])
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+def test_a_tree_has_the_same_bits_if_another_launch_reads_the_parts_before_it(
+    few: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert same_bits(*both(given(dtype), few, attend_file.read_alone, monkeypatch))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_what_is_read_alone_is_seen(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other: Any = planted_kernels("attention.attend_alone", (FAULTS[fault],), tmp_path, monkeypatch)
+    assert not same_bits(*both(given(FP32), 0, other.read_alone, monkeypatch))
+
+
+def mixed() -> tuple[torch.Tensor, Pages]:
+    """Native: trees, one of many nodes, and chains; an idle request, holes in the table, NaN behind the ends."""
+    shapes: tuple[tuple[int, ...] | int, ...] = (
+        (-1, *(node // 2 for node in range(7))), 4, tuple(range(-1, 6)), (-1,),
+        (-1, *(node // 3 for node in range(61))), TREES[0], 3, TREES[2],
+    )  # fmt: skip
+    before, size, draw = (4096, 4093, 1020, 700, 2040, 127, 1024, 5000), 64, Draw(3, HERE)
+    counts = [shape if isinstance(shape, int) else len(shape) for shape in shapes]
+    ends = [known + count for known, count in zip(before, counts, strict=True)]
+    needed = [-(-end // size) for end in ends]
+    table, order = torch.full((len(counts), max(needed) + 1), -1), torch.randperm(sum(needed))
+    keys, values = (draw.normal(sum(needed), size, 2, 256, dtype=BF16) for _ in range(2))
+    for line, (pages, end) in enumerate(zip(order.split(needed), ends, strict=True)):
+        table[line, : len(pages)] = pages
+        for pool in (keys, values):
+            pool[pages[-1:], end - size * (len(pages) - 1) :] = float("nan")
+    table[0, 3] = table[7, 2] = -1
+    bits = [bit for shape in shapes for bit in (shape * [0] if isinstance(shape, int) else ancestors(shape))]
+    begin, slots = [sum(counts[:i]) for i in range(len(counts))], [-1 if i == 3 else i for i in range(len(counts))]
+    pages = Pages(keys, values, table.to(HERE), *map(draw.ints, (slots, begin, counts, before)), max(counts),
+                  draw.ints(bits), max(counts))  # fmt: skip
+    return draw.normal(sum(counts), 16, 256, dtype=BF16), pages
+
+
+STAGED_FAULTS = {  # of what stands before a window
+    "nothing": None,
+    "a part of the window, too": ("known // PT * PT, held)", "known // PT * PT + PT, held)"),
+    "units without the window's": ("gl.minimum(known + nodes, held), reach)", "gl.minimum(known, held), reach)"),
+}
+
+
+@pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
+@pytest.mark.parametrize("fault", STAGED_FAULTS)
+def test_trees_beside_chains_have_the_bits_of_the_other_layouts(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, pages = mixed()
+    launched, real = list[str](), attend_file.launch
+    monkeypatch.setattr(attend_file, "launch", lambda kernel, *rest, **more: (
+        launched.append(kernel.__name__), real(kernel, *rest, **more)))  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(attend_file, "staged", None)
+        wanted = TRITON.attend(query=query, pages=pages, to=at("attended"))
+    assert launched == ["read_parts", "join_parts"] and bool(wanted.isfinite().all())
+    if (plant := STAGED_FAULTS[fault]) is not None:
+        planted_kernels("attention.attend_items", (plant,), tmp_path, monkeypatch)
+        other = planted_kernels("attention.attend_parts_staged", ((".attend_items", ".planted_attend_items"),),
+                                tmp_path, monkeypatch)  # fmt: skip
+        monkeypatch.setattr(attend_file, "windows", other)
+    same, as_is, all_places = [], attend_file.FEW, attend_file.multiprocessors
+    for places in (2, 9999, None):  # programs; in items of two tiles, of one, and as is
+        monkeypatch.setattr(attend_file, "multiprocessors", all_places if places is None else lambda _, n=places: n)
+        for few in (0, 9999, as_is):  # in groups, in parts, and as is
+            monkeypatch.setattr(attend_file, "FEW", few)
+            same.append(same_bits(TRITON.attend(query=query, pages=pages, to=at("attended")), wanted))
+    assert launched[-3:] == ["read_parts_staged", "read_alone", "join_parts"]
+    assert all(same) if plant is None else not any(same)
+
+
+@pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
+@pytest.mark.parametrize("waits", [True, False], ids=["as it is", "nobody waits"])
+def test_what_is_read_alone_waits_for_what_is_read_before(
+    waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a graph, where launches overlap: queries come from a norm, and attention goes into the next one."""
+    query, pages = mixed()
+    starts = [query, Draw(9, HERE).normal(*query.shape, dtype=BF16)]
+    start, scale = query.clone(), Draw(10, HERE).normal(4096, dtype=BF16)
+
+    def chain() -> list[torch.Tensor]:
+        made = [start]
+        for _ in range(4):
+            rows = TRITON.norm(x=made[-1].view(-1, 4096), weight=scale, eps=1e-6, to=at("normed"))
+            made.append(TRITON.attend(query=rows.view(query.shape), pages=pages, to=at("attended")))
+        return made
+
+    right = []
+    with monkeypatch.context() as patch:
+        patch.setattr(attend_file, "staged", None)
+        for one in starts:
+            start.copy_(one)
+            right.append([x.clone() for x in chain()])
+    if not waits:
+        other: Any = planted_kernels("attention.attend_alone", (
+            ("                if EARLY:\n                    wait_alone()\n", ""),
+            ("mask=there)\n    if EARLY:\n        wait_alone()\n", "mask=there)\n"),
+        ), tmp_path, monkeypatch)  # fmt: skip
+        monkeypatch.setattr(attend_file, "read_alone", other.read_alone)
+    chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = chain()
+    same = list[bool]()
+    for turn in range(20):
+        start.copy_(starts[turn % 2])
+        for one in found[1:]:
+            one.fill_(torch.nan)
+        graph.replay()
+        same.extend(map(same_bits, found, right[turn % 2]))
+    assert all(same) is waits, f"{same.count(False)} of {len(same)} are other rows"
