@@ -317,7 +317,8 @@ def test_arms_are_timed_in_turn_and_a_part_is_taken_off() -> None:
 @pytest.mark.parametrize(("kernel", "what"), [
     ("_window_kernel", "states"), ("nvjet_tst_192x8_64x3", "products"), ("Memcpy DtoD", "copies and fills"),
     ("_attend_split", "attention"), ("read_parts", "attention"), ("_plan_ring", OTHER), ("_gated_norm", "norms"),
-    ("read_chunk_staged", "attention"), ("_draft_inputs", "norms"), ("_gdn_inputs", "conv and its inputs"),
+    ("read_chunk_staged", "attention"), ("read_alone", "attention"), ("_draft_inputs", "norms"),
+    ("_gdn_inputs", "conv and its inputs"),
     ("prepare_staged", "states"), ("carry_staged", "states"), ("fused_staged", "states"),
     ("fused_recurrent_gated_delta_rule_fwd_kernel", "states"), ("_gather", "copies and fills"),
 ])  # fmt: skip

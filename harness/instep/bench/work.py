@@ -16,7 +16,7 @@ import torch
 KINDS: dict[str, tuple[str, ...]] = {
     "conv and its inputs": ("conv", "gdn_inputs"),
     "states": ("_window", "prepare", "_solve", "carry", "fused_staged", "gated_delta", "gdn"),
-    "attention": ("attend", "attention", "flash", "read_parts", "join_parts", "read_chunk"),
+    "attention": ("attend", "attention", "flash", "read_parts", "read_alone", "join_parts", "read_chunk"),
     "products": ("gemm", "gemv", "cutlass", "nvjet", "cublas", "splitk", "linear", "matmul", "moe", "sm90_", "sm80_"),
     "norms": ("norm", "draft_inputs"),
     "choices": ("pick", "accept", "argmax", "draw", "topk"),

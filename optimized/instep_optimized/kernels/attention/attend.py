@@ -105,16 +105,19 @@ class Shape(NamedTuple):
 
 
 class Join(NamedTuple):
-    """Of the joining kernel. rows: of a program; alone: groups of parts that are loaded together."""
+    """Of the joining kernel. rows: of a program; alone, groups: groups that are loaded together, of parts that are
+    stored alone, and of others; pieces: of a row, each by a program of its own."""
 
     rows: int
     warps: int
     alone: int
+    groups: int
+    pieces: int
 
 
 JOINS = 264  # rows, up to which registers are there for more loads under way
-FEW_JOINED = Join(tile(1, 128), 4, tile(3, 1))
-MANY_JOINED = Join(tile(1, 128), 1, 1)  # one warp: LOG.md
+FEW_JOINED = Join(tile(1, 128), 4, tile(5, 1), GROUP, tile(2, 1))
+MANY_JOINED = Join(tile(1, 128), 1, 1, GROUP, 1)  # one warp: LOG.md
 
 # By the bytes of an element; others are as the last.
 CHUNK = {2: Shape(128, 64, 8, 2), 4: Shape(16, 32, 8, 2)}
@@ -298,20 +301,21 @@ class Call(NamedTuple):
                 launch(windows.read_parts_staged, (programs,), *self.queries, *fit[0], *beside, *counts,
                        PT=part, GROUP=GROUP, BT=listed, SIDES=sides, **fit[1])  # fmt: skip
             if trees or not fit:  # beside explicit layouts: what each node sees alone
+                how = {"stages": 1, "ASK": True} if fit else {"stages": shape.stages}
                 launch(
                     *((read_alone, (at_once, kv_heads, requests)) if fit else (read_parts, (programs,))),
                     *self.queries, *self.pools, *beside, *counts,
                     MT=rows, NT=shape.positions, PT=part, GROUP=GROUP, BT=listed, ORDERED=INTERPRETED,
-                    warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
+                    warps=shape.warps, registers=shape.registers, **how, **self.constants,
                 )  # fmt: skip
             join = FEW_JOINED if at_once * heads * requests <= JOINS else MANY_JOINED
-            blocks = max(requests * ceil_div(at_once * heads, join.rows), 1)
+            blocks = max(requests * ceil_div(at_once * heads, join.rows) * join.pieces, 1)
             launch(
                 join_parts, (blocks,),
                 self.attended, *self.attended.stride()[:2], *opened, means, sums, *self.placed,
                 at_once, skipped, few, room, requests, heads, width, self.query.shape[0],
                 RT=join.rows, DT=self.constants["DT"], PT=part, GROUP=GROUP, BT=listed, ALONE=join.alone,
-                warps=join.warps,
+                GROUPS=join.groups, CT=self.constants["DT"] // join.pieces, warps=join.warps,
             )  # fmt: skip
 
 

@@ -130,15 +130,15 @@ def join_parts(
     held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, few, room, requests,
     heads, width, rows_of_all,
     RT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, GROUP: tl.constexpr, BT: tl.constexpr,
-    ALONE: tl.constexpr, EARLY: tl.constexpr,
+    CT: tl.constexpr, ALONE: tl.constexpr, GROUPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The parts of RT rows of heads of one request: those of a group in order, then the groups. Grid: any.
 
-    ALONE: groups whose loads are under way together, if their parts are stored alone. What is read before `wait` was
-    written before the parts were read. gate: what opens each row, or None. Rows of no request become 0, or what their
-    gate makes of it.
+    A program has CT columns. ALONE: groups whose loads are under way together, if their parts are stored alone; GROUPS:
+    if they are not. What is read before `wait` was written before the parts were read. gate: what opens each row, or
+    None. Rows of no request become 0, or what their gate makes of it.
     """
-    b, d = tl.arange(0, BT), tl.arange(0, DT)
+    b = tl.arange(0, BT)
     rows_of, first_unit, _, units_of, each = division(
         held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, few, requests,
         PT, GROUP, BT,
@@ -147,7 +147,8 @@ def join_parts(
     served = tl.load(slots + b, mask=b < requests, other=-1) >= 0
     behind = begins + tl.where(served, tl.load(count + b, mask=b < requests, other=0), 0)
     known_of, blocks = tl.load(before + b, mask=b < requests, other=0), tl.cdiv(most * heads, RT)
-    for item in range(tl.program_id(0), blocks * requests, tl.num_programs(0)):
+    for number in range(tl.program_id(0), blocks * requests * (DT // CT), tl.num_programs(0)):
+        item, d = number // (DT // CT), number % (DT // CT) * CT + tl.arange(0, CT)
         mine, block = b == item // blocks, item % blocks
         rows, base = tl.sum(tl.where(mine, rows_of, 0), axis=0), tl.sum(tl.where(mine, first_unit, 0), axis=0)
         units, known = tl.sum(tl.where(mine, units_of, 0), axis=0), tl.sum(tl.where(mine, known_of, 0), axis=0)
@@ -171,22 +172,22 @@ def join_parts(
         if block * RT < rows * heads:
             spot, between = (base.to(tl.int64) * most + token) * heads + head, most * heads
             stored = (means + (spot * width)[:, None] + d[None, :], sums + spot * 2, tl.minimum(reads, room - base),
-                      tl.cast(between, tl.int64), width)  # fmt: skip
+                      tl.cast(between, tl.int64), width, d)  # fmt: skip
             inside = live[:, None] & (d < width)[None, :]
             if gate is not None:
                 opened_by = opening(gate + (row * gate_row + head * gate_head)[:, None] + d[None, :], inside)
-            best, total, mean = nothing(RT, DT)
+            best, total, mean = nothing(RT, CT)
             if each != 1:
-                for start in range(0, units, GROUP):
-                    loaded = loads(stored, start, GROUP, DT)
-                    for step in tl.static_range(GROUP):
+                for start in range(0, units, GROUPS):
+                    loaded = loads(stored, start, GROUPS, CT)
+                    for step in tl.static_range(GROUPS):
                         more, sum_of_more, mean_of_more = loaded[step]
                         best, total, mean = joined(best, total, mean, more, sum_of_more, mean_of_more)
             elif units > GROUP:
                 for start in range(0, units, GROUP * ALONE):
-                    best, total, mean = groups(best, total, mean, stored, start, RT, DT, GROUP, ALONE)
+                    best, total, mean = groups(best, total, mean, stored, start, RT, CT, GROUP, ALONE)
             else:
-                best, total, mean = groups(best, total, mean, stored, 0, RT, DT, GROUP, 1)
+                best, total, mean = groups(best, total, mean, stored, 0, RT, CT, GROUP, 1)
             mean = mean / tl.where(total == 0.0, 1.0, total)[:, None]
             mean = tl.where((base + reads > room)[:, None], float("nan"), mean)  # shared pages: no room was left
             found = mean.to(attended.dtype.element_ty)
@@ -196,6 +197,7 @@ def join_parts(
     if EARLY:  # who has no rows waits, too: whoever waits for this launch waits for all that it waits for
         wait()
     if tl.sum(tl.where(begins >= 0, behind - begins, 0), axis=0) != rows_of_all:
+        d = tl.arange(0, DT)
         for some_row in range(tl.program_id(0), rows_of_all, tl.num_programs(0)):
             if tl.max(((begins <= some_row) & (some_row < behind)).to(tl.int32), axis=0) == 0:
                 far = tl.cast(some_row, tl.int64)
@@ -226,8 +228,8 @@ def groups(
 @triton.jit
 def loads(stored, start, COUNT: tl.constexpr, DT: tl.constexpr):
     """COUNT units: all are loaded before the first is used, so that they are under way together."""
-    means, sums, reads, between, width = stored
-    loaded, inside = (), (tl.arange(0, DT) < width)[None, :]
+    means, sums, reads, between, width, d = stored
+    loaded, inside = (), (d < width)[None, :]
     for step in tl.static_range(COUNT):
         there, beyond = start + step < reads, (start + step) * between
         best = tl.load(sums + beyond * 2, mask=there, other=float("-inf"))
