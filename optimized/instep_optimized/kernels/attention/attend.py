@@ -1,7 +1,8 @@
 """Paged attention for prefill chunks, verify windows, trees and decode: which kernels run, and how work is divided.
 
 The positions of a prefill chunk are not split. Leaves out: the kernels (`attend_chunk.py`, `attend_parts.py`,
-`attend_alone.py`; with explicit layouts `attend_chunk_staged.py`, `attend_parts_staged.py`).
+`attend_alone.py`; with explicit layouts `attend_chunk_staged.py` over 16 bits a number, `attend_parts_staged.py` over
+16 or 8).
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ PARTS = {2: Shape(16, 64, 4, 2), 4: Shape(16, 32, 8, 2)}
 SMALL = Shape(16, 16, 4, 1)  # interpreted
 # Of the kernels with explicit layouts, which have the tiles above: stages, registers of a thread that reads (parts: of
 # one that sums values), and of one that copies.
-CHUNK_STAGED, PARTS_STAGED = (2, 232, 40), (2, 168, 40)
+CHUNK_STAGED, PARTS_STAGED, WIDENED_PARTS = (2, 232, 40), (2, 168, 40), (2, 248, 40)
 
 
 def shape_of(shapes: dict[int, Shape], query: torch.Tensor) -> Shape:
@@ -238,7 +239,7 @@ class Call(NamedTuple):
         """Requests of many rows: a program reads all positions of its rows.  ->  whether these are all rows"""
         rows, tokens = self.height(shape)
         pages, (requests, kv_heads) = self.pages, (self.pages.begin.numel(), self.pages.keys.shape[2])
-        if not part and (fit := self.staged(rows, shape, CHUNK_STAGED)):
+        if not part and pages.key_scales is None and (fit := self.staged(rows, shape, CHUNK_STAGED)):
             return self._whole_staged(fit, tokens)
         launch(
             read_chunk, (kv_heads, ceil_div(pages.most, tokens), requests),
@@ -263,7 +264,7 @@ class Call(NamedTuple):
             tiles = kv_heads * ceil_div(pages.most, tokens) * requests
         alone = requests == 1 and pages.ancestors is None and len(self.query) == pages.most
         launch(
-            chunks.read_chunk_staged, (min(places, tiles),), *self.queries, *pools,
+            chunks.read_chunk_staged, (min(places, tiles),), *self.queries, *pools[:2],
             *map(prompts.few_boxes, (pages.keys, pages.values)), *self.beside,
             requests, kv_heads, tokens, len(self.query), BT=max(power_of_2(requests), LISTED),
             SIDES=sides, ALONE=alone, **constants,
@@ -286,7 +287,8 @@ class Call(NamedTuple):
         means = self.query.new_empty((room, at_once, heads, width), dtype=torch.float32)
         sums = self.query.new_empty((room, at_once, heads, 2), dtype=torch.float32)
         listed, places, sides = max(power_of_2(requests), LISTED), multiprocessors(self.query.device), 1
-        fit = listed <= 128 and self.staged(rows, shape, PARTS_STAGED)
+        form = PARTS_STAGED if pages.key_scales is None else WIDENED_PARTS
+        fit = listed <= 128 and self.staged(rows, shape, form)
         tiles = ceil_div(at_once, 1 if trees and not fit else tokens)
         if fit:
             sides = min(tiles, sides_of(
