@@ -249,20 +249,25 @@ def test_a_prompt_alone_is_one_launch_with_the_bits_of_the_other_layouts(
     monkeypatch: pytest.MonkeyPatch, known: int, count: int
 ) -> None:
     """In tiles of half as many rows and whole ones, one each and many. Without a slot all rows are 0."""
-    inputs = attend_case(40, reading((known + count,), (count,)), BF16)(HERE).inputs
-    launched = list[str]()
+    draw, needed = Draw(5, HERE), -(-(known + count) // 64)
+    keys, values = (draw.normal(needed + 1, 64, 2, 256, dtype=BF16) for _ in range(2))
+    for pool in (keys, values):
+        pool[1, known + count - 64 * (needed - 1) :] = float("nan")
+    table = torch.arange(needed, 0, -1, device=HERE)[None]
+    pages = Pages(keys, values, table, *(draw.ints([number]) for number in (0, 0, count, known)), count)
+    query, launched = draw.normal(count, 16, 256, dtype=BF16), list[str]()
     real = attend_file.launch
     monkeypatch.setattr(attend_file, "launch", lambda kernel, *rest, **more: (
         launched.append(kernel.__name__), real(kernel, *rest, **more)))  # fmt: skip
-    found = [TRITON.attend(**inputs)]
+    found = [TRITON.attend(query=query, pages=pages, to=at("attended"))]
     for places in (1, 3, 9999):
         monkeypatch.setattr(attend_file, "multiprocessors", lambda _, places=places: places)
-        found.append(TRITON.attend(**inputs))
-    nobody = replace(inputs["pages"], slots=inputs["pages"].slots - 1, count=inputs["pages"].count * 0)
-    found[0].clone().fill_(float("nan"))  # what the next result may be written over
-    zero = TRITON.attend(**inputs | {"pages": nobody})
+        found.append(TRITON.attend(query=query, pages=pages, to=at("attended")))
+    found[0].clone().fill_(float("nan"))  # the memory of the next result
+    nobody = replace(pages, slots=draw.ints([-1]), count=draw.ints([0]))
+    zero = TRITON.attend(query=query, pages=nobody, to=at("attended"))
     assert launched == 5 * ["read_chunk_staged"] and not zero.any() and zero.isfinite().all()
     monkeypatch.setattr(attend_file, "staged", None)
-    right = TRITON.attend(**inputs)
-    assert launched[5:] == ["read_chunk", "read_parts", "join_parts"] and right.any()
+    right = TRITON.attend(query=query, pages=pages, to=at("attended"))
+    assert launched[5:] == ["read_chunk", "read_parts", "join_parts"] and right.isfinite().all() and right.any()
     assert all(same_bits(one, right) for one in found)

@@ -13,14 +13,16 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from instep.kit.cases.case import Draw
 from instep.kit.cases.pools import same_bits
 from instep_optimized.kernels.convs import conv as conv_file
 from instep_optimized.kernels.convs import walk_prompt as prompt_file
-from instep_optimized.kernels.convs.walk_prompt import Shape
+from instep_optimized.kernels.convs.walk_prompt import Shape, silu
 from instep_optimized.kernels.rowwise.inputs import WIDE, results
-from instep_optimized.kernels.runtime import INTERPRETED
+from instep_optimized.kernels.runtime import INTERPRETED, launch
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.fused.prefill_gdn import stored
 from instep_optimized.ops.plain import PLAIN
@@ -320,3 +322,22 @@ def test_a_fault_in_what_the_rule_consumes_changes_bits(
     seen = counted(monkeypatch, other.walk_prompt)
     found = one.consumed()
     assert all(map(same_bits, right, found)) is (fault == "nothing") and len(seen) == 1
+
+
+@triton.jit
+def _activated(totals, found, NATIVE: tl.constexpr):
+    at = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    tl.store(found + at, silu(tl.load(totals + at), NATIVE))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")
+def test_the_short_form_of_silu_has_the_bits_of_the_compilers_own() -> None:
+    """For 2^24 numbers, every 256th that there is: all exponents, both signs, what is not finite."""
+    totals = (torch.arange(1 << 24, device=DEVICE, dtype=torch.int64) * 256 + 101).to(torch.int32).view(torch.float32)
+    short, own = torch.empty_like(totals), torch.empty_like(totals)
+    for found, native in ((short, True), (own, False)):
+        launch(_activated, (len(totals) // 1024,), totals, found, NATIVE=native, warps=4)
+    there = ~own.isnan()
+    assert torch.equal(short.isnan(), own.isnan()) and int(there.sum()) > 1 << 23
+    apart = (short.view(torch.int32) != own.view(torch.int32)) & there
+    assert not apart.any(), (int(apart.sum()), totals[apart][:5], short[apart][:5], own[apart][:5])

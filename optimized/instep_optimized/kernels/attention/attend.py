@@ -126,6 +126,7 @@ PARTS = {2: Shape(16, 64, 4, 2), 4: Shape(16, 32, 8, 2)}
 SMALL = Shape(16, 16, 4, 1)  # interpreted
 # Of the kernels with explicit layouts, which have the tiles above: stages, registers of a thread that reads (parts: of
 # one that sums values), and of one that copies.
+TREES_FROM = 2  # requests: a tree alone is read sooner without explicit layouts, in one launch less
 CHUNK_STAGED, PARTS_STAGED, WIDENED_PARTS = (2, 232, 40), (2, 168, 40), (2, 248, 40)
 
 
@@ -254,7 +255,7 @@ class Call(NamedTuple):
 
         Rows of the only request are told to be all: parts of others are not looked for.
         """
-        pages, (pools, constants) = self.pages, fit
+        pages, (pools, constants) = self.pages, fit  # pools have no scales here
         requests, kv_heads, places = pages.begin.numel(), pages.keys.shape[2], multiprocessors(self.query.device)
         tiles = kv_heads * ceil_div(pages.most, tokens) * requests
         sides = 1 if tokens > 1 and tiles <= places else 2
@@ -288,7 +289,8 @@ class Call(NamedTuple):
         sums = self.query.new_empty((room, at_once, heads, 2), dtype=torch.float32)
         listed, places, sides = max(power_of_2(requests), LISTED), multiprocessors(self.query.device), 1
         form = PARTS_STAGED if pages.key_scales is None else WIDENED_PARTS
-        fit = listed <= 128 and self.staged(rows, shape, form)
+        few_trees = trees and requests < TREES_FROM
+        fit = listed <= 128 and not few_trees and self.staged(rows, shape, form)
         tiles = ceil_div(at_once, 1 if trees and not fit else tokens)
         if fit:
             sides = min(tiles, sides_of(
@@ -303,12 +305,11 @@ class Call(NamedTuple):
                 launch(windows.read_parts_staged, (programs,), *self.queries, *fit[0], *beside, *counts,
                        PT=part, GROUP=GROUP, BT=listed, SIDES=sides, **fit[1])  # fmt: skip
             if trees or not fit:  # beside explicit layouts: what each node sees alone
-                how = {"stages": 1, "ASK": True} if fit else {"stages": shape.stages}
                 launch(
                     *((read_alone, (at_once, kv_heads, requests)) if fit else (read_parts, (programs,))),
                     *self.queries, *self.pools, *beside, *counts,
                     MT=rows, NT=shape.positions, PT=part, GROUP=GROUP, BT=listed, ORDERED=INTERPRETED,
-                    warps=shape.warps, registers=shape.registers, **how, **self.constants,
+                    warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
                 )  # fmt: skip
             join = FEW_JOINED if at_once * heads * requests <= JOINS else MANY_JOINED
             blocks = max(requests * ceil_div(at_once * heads, join.rows) * join.pieces, 1)

@@ -25,7 +25,6 @@ def read_alone(
     group, width, scale, means, sums, most, skipped, few, room, requests, kv_heads, tokens,
     MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, GROUP: tl.constexpr, BT: tl.constexpr,
     PAGE: tl.constexpr, WIDEN: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr, EARLY: tl.constexpr,
-    ASK: tl.constexpr,
 ):  # fmt: skip
     """The parts of one node that reach into its window, for the heads of a KV head. Grid: [nodes, KV heads, requests].
 
@@ -46,11 +45,6 @@ def read_alone(
         queries = tl.load(
             query + ((row + token) * query_row + head * query_head)[:, None] + d[None, :], mask=inside, other=0.0
         )
-        line, begun = table + slot * table_row, known // PT * PT
-        of_keys, of_values = keys + kv_head.to(tl.int64) * keys_head, values + kv_head.to(tl.int64) * values_head
-        if ASK:
-            ask_for(of_keys, keys_page, keys_entry, line, table_column, begun, tl.minimum(known + nodes, held), DT, PT, PAGE)
-            ask_for(of_values, values_page, values_entry, line, table_column, begun, tl.minimum(known + nodes, held), DT, PT, PAGE)
         _, first_unit, _, _, each = division(
             held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, few, requests,
             PT, GROUP, BT,
@@ -59,15 +53,16 @@ def read_alone(
         seen = known
         for node in range(nodes):
             seen += ((path >> node) & 1).to(tl.int32)
-        pools = (of_keys, keys_page, keys_entry, of_values, values_page, values_entry, key_scales, key_scales_page,
+        pools = (keys + kv_head.to(tl.int64) * keys_head, keys_page, keys_entry,
+                 values + kv_head.to(tl.int64) * values_head, values_page, values_entry, key_scales, key_scales_page,
                  value_scales, value_scales_page, table_column, held, width)  # fmt: skip
-        size = PT * each
+        begun, size = known // PT * PT, PT * each
         best, total, mean = nothing(MT, DT)
         for place in range(begun, tl.minimum(seen, held).to(tl.int32), PT):
             more, sum_of_more, mean_of_more = nothing(MT, DT)
             more, sum_of_more, mean_of_more = over(
                 more, sum_of_more, mean_of_more, queries, seen - 1 + m * 0, place, tl.minimum(place + PT, seen), known,
-                path, nodes, line, pools, kv_head, kv_heads, scale,
+                path, nodes, table + slot * table_row, pools, kv_head, kv_heads, scale,
                 NT, DT, PAGE, True, True, WIDEN, True, ORDERED, TILED,
             )  # fmt: skip
             unit = base + place // size
@@ -94,18 +89,3 @@ def read_alone(
             tl.store(at_sums + 1, total, mask=there)
     if EARLY:
         wait_alone()
-
-
-@triton.jit
-def ask_for(
-    pool, pool_page, pool_entry, line, table_column, begun, end,
-    DT: tl.constexpr, PT: tl.constexpr, PAGE: tl.constexpr,
-):  # fmt: skip
-    """Ask for PT positions from `begun` on, into the cache that all multiprocessors share. Nothing waits for them."""
-    at = begun + tl.arange(0, PT)
-    page = tl.load(line + at // PAGE * table_column, mask=at < end, other=-1)
-    source = pool + tl.where(page >= 0, page * pool_page + at % PAGE * pool_entry, 0)
-    LINE: tl.constexpr = 1024 // pool.dtype.element_ty.primitive_bitwidth
-    for piece in tl.static_range(DT // LINE):
-        tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [source + piece * LINE],
-                                  dtype=tl.int32, is_pure=False, pack=1)  # fmt: skip

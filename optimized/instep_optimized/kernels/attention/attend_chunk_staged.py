@@ -34,10 +34,10 @@ from .attend_staged import holes, over_columns, places, seen, weighed
 from .attend_tiles import TOLD, copy_tiles, tile_of, told
 
 # The compiler puts a wait for products before all arithmetic that needs none of them. Then a group that is alone makes
-# weights behind the product that it should make them beside. The compiler puts no wait before a thread's end: here
-# threads would end if sums of weights were less than 0, which none is. Two groups fill each other's gaps without it.
+# weights behind the product that it should make them beside. No wait is moved over a barrier, and threads would come to
+# this one if sums of weights were less than 0, which none is. Two groups fill each other's gaps without it.
 _MADE = gl.constexpr(
-    "{ .reg .pred p; .reg .f32 both; add.f32 both, $2, $3; setp.lt.f32 p, both, 0f00000000; @p exit; "
+    "{ .reg .pred p; .reg .f32 both; add.f32 both, $2, $3; setp.lt.f32 p, both, 0f00000000; @p bar.sync 15, 128; "
     "mov.f32 $0, $2; mov.f32 $1, $3; }"
 )
 
@@ -104,11 +104,11 @@ def _read(
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, MEANS, 2)
 
     code = told(orders, 0)
-    of = tile_of(gl.maximum(code, 0), work)
     if code >= 0:
-        _fetch(given, of, query_tile, tokens, MT, DT, SIDE)
+        _fetch(given, tile_of(code, work), query_tile, tokens, MT, DT, SIDE)
     done, turn = 0, 0
     while code >= 0:
+        of = tile_of(code, work)
         slot, first, known, reach = of[1], of[3], of[5], of[6]
         line = table + slot * table_row
         missing = holes(line, table_column, 0, reach, PAGE)
@@ -154,15 +154,14 @@ def _read(
         means = warpgroup_mma(weights, value_tiles.index(place), mean, is_async=True)
         barrier()  # nobody reads the queries any more
         turn += 1
-        code = told(orders, turn)
-        after_this = tile_of(gl.maximum(code, 0), work)
-        if code >= 0:
-            _fetch(given, after_this, query_tile, tokens, MT, DT, SIDE)
+        after_this = told(orders, turn)
+        if after_this >= 0:
+            _fetch(given, tile_of(after_this, work), query_tile, tokens, MT, DT, SIDE)
         mean, weights = warpgroup_mma_wait(0, deps=[means, weights])
         mbarrier.arrive(free_values.index(place), count=1)
         mean = mean * over_columns(1.0 / gl.where(total == 0.0, 1.0, total), OF_MEAN)
-        _store(given, of, mean, tokens, MT, DT, SIDE)
-        of = after_this
+        _store(given, tile_of(code, work), mean, tokens, MT, DT, SIDE)
+        code = after_this
 
 
 @gluon.jit
