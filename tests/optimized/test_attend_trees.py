@@ -36,7 +36,7 @@ FAULTS = {
     "what was read is forgotten": ("mask=inside & (there & behind)[:, None]", "mask=inside & ~there[:, None]"),
     "it goes on in the next unit": (
         "best, total = tl.where(behind, best, float(\"-inf\")), tl.where(behind, total, 0.0)", "pass"),
-    "a part too late": ("begun, size = known // PT * PT,", "begun, size = known // PT * PT + PT,"),
+    "a part too late": ("known // PT * PT\n", "known // PT * PT + PT\n"),
 }
 
 
@@ -88,8 +88,8 @@ class Parted:
         units = -(-end // self.unit)
 
         def kept(kernel: Any, grid: Any, *arguments: Any, **named: Any) -> None:
-            self.run(kernel, grid, *arguments, **named)
             if kernel is attend_file.read_parts:
+                self.run(kernel, grid, *arguments, **named)
                 of = dict(zip(kernel.arg_names, arguments, strict=False))
                 rows = min(of["means"].shape[1], places[0].shape[1])
                 for place, found in zip(places, (of["means"], of["sums"]), strict=True):
@@ -144,7 +144,7 @@ def mixed(kv: torch.dtype = BF16) -> tuple[torch.Tensor, Pages]:
     needed = [-(-end // size) for end in ends]
     table, order = torch.full((len(counts), max(needed) + 1), -1), torch.randperm(sum(needed))
     keys, values = (draw.normal(sum(needed), size, 2, 256, dtype=BF16) for _ in range(2))
-    scales = [draw.normal(sum(needed), size, 2, 1).abs() + 0.5 for _ in range(2)] if kv != BF16 else []
+    scales = [draw.normal(sum(needed), size, 2, 1).abs() + 0.5 for _ in range(2)] if kv == FP8 else []
     for line, (pages, end) in enumerate(zip(order.split(needed), ends, strict=True)):
         table[line, : len(pages)] = pages
         for pool in (keys, values, *scales):
@@ -176,7 +176,7 @@ def test_trees_beside_chains_have_the_bits_of_the_other_layouts(
     with monkeypatch.context() as patch:
         patch.setattr(attend_file, "staged", None)
         wanted = TRITON.attend(query=query, pages=pages, to=at("attended"))
-    assert launched == ["read_parts", "join_parts"] and bool(wanted.isfinite().all())
+    assert launched[-2:] == ["read_parts", "join_parts"] and bool(wanted.isfinite().all())
     if (plant := STAGED_FAULTS[fault]) is not None:
         planted_kernels("attention.attend_items", (plant,), tmp_path, monkeypatch)
         other = planted_kernels("attention.attend_parts_staged", ((".attend_items", ".planted_attend_items"),),
@@ -189,7 +189,7 @@ def test_trees_beside_chains_have_the_bits_of_the_other_layouts(
             monkeypatch.setattr(attend_file, "FEW", few)
             same.append(same_bits(TRITON.attend(query=query, pages=pages, to=at("attended")), wanted))
     assert launched[-3:] == ["read_parts_staged", "read_alone", "join_parts"]
-    assert all(same) if plant is None else not all(same)  # what is read alone may be stored over it
+    assert all(same) is (plant is None), same  # in parts the launch behind writes over what was read too much
 
 
 @pytest.mark.skipif(not NATIVE, reason="no CUDA device here")

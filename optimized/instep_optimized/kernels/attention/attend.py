@@ -106,19 +106,19 @@ class Shape(NamedTuple):
 
 
 class Join(NamedTuple):
-    """Of the joining kernel. rows: of a program; alone, groups: groups that are loaded together, of parts that are
-    stored alone, and of others; pieces: of a row, each by a program of its own."""
+    """Of the joining kernel. rows: of a program; alone: groups of parts that are loaded together; pieces: of a row,
+    each by a program of its own."""
 
     rows: int
     warps: int
     alone: int
-    groups: int
     pieces: int
 
 
-JOINS = 264  # rows, up to which registers are there for more loads under way
-FEW_JOINED = Join(tile(1, 128), 4, tile(5, 1), GROUP, tile(2, 1))
-MANY_JOINED = Join(tile(1, 128), 1, 1, GROUP, 1)  # one warp: LOG.md
+FEWEST, JOINS = 64, 264  # rows, up to which registers are there for more loads under way
+FEWEST_JOINED = Join(tile(1, 128), 4, tile(5, 1), tile(2, 1))  # of trees the compiler loads one part after the other
+FEW_JOINED = Join(tile(1, 128), 4, tile(3, 1), 1)
+MANY_JOINED = Join(tile(1, 128), 1, 1, 1)  # one warp: LOG.md
 
 # By the bytes of an element; others are as the last.
 CHUNK = {2: Shape(128, 64, 8, 2), 4: Shape(16, 32, 8, 2)}
@@ -311,14 +311,16 @@ class Call(NamedTuple):
                     MT=rows, NT=shape.positions, PT=part, GROUP=GROUP, BT=listed, ORDERED=INTERPRETED,
                     warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
                 )  # fmt: skip
-            join = FEW_JOINED if at_once * heads * requests <= JOINS else MANY_JOINED
+            joined = at_once * heads * requests
+            join = FEW_JOINED if joined <= JOINS else MANY_JOINED
+            join = FEWEST_JOINED if joined <= FEWEST and not trees else join
             blocks = max(requests * ceil_div(at_once * heads, join.rows) * join.pieces, 1)
             launch(
                 join_parts, (blocks,),
                 self.attended, *self.attended.stride()[:2], *opened, means, sums, *self.placed,
                 at_once, skipped, few, room, requests, heads, width, self.query.shape[0],
                 RT=join.rows, DT=self.constants["DT"], PT=part, GROUP=GROUP, BT=listed, ALONE=join.alone,
-                GROUPS=join.groups, CT=self.constants["DT"] // join.pieces, warps=join.warps,
+                CT=self.constants["DT"] // join.pieces, warps=join.warps,
             )  # fmt: skip
 
 

@@ -45,6 +45,7 @@ def read_alone(
         queries = tl.load(
             query + ((row + token) * query_row + head * query_head)[:, None] + d[None, :], mask=inside, other=0.0
         )
+        line, begun = table + slot * table_row, known // PT * PT
         _, first_unit, _, _, each = division(
             held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, few, requests,
             PT, GROUP, BT,
@@ -56,13 +57,13 @@ def read_alone(
         pools = (keys + kv_head.to(tl.int64) * keys_head, keys_page, keys_entry,
                  values + kv_head.to(tl.int64) * values_head, values_page, values_entry, key_scales, key_scales_page,
                  value_scales, value_scales_page, table_column, held, width)  # fmt: skip
-        begun, size = known // PT * PT, PT * each
+        size = PT * each
         best, total, mean = nothing(MT, DT)
         for place in range(begun, tl.minimum(seen, held).to(tl.int32), PT):
             more, sum_of_more, mean_of_more = nothing(MT, DT)
             more, sum_of_more, mean_of_more = over(
                 more, sum_of_more, mean_of_more, queries, seen - 1 + m * 0, place, tl.minimum(place + PT, seen), known,
-                path, nodes, table + slot * table_row, pools, kv_head, kv_heads, scale,
+                path, nodes, line, pools, kv_head, kv_heads, scale,
                 NT, DT, PAGE, True, True, WIDEN, True, ORDERED, TILED,
             )  # fmt: skip
             unit = base + place // size

@@ -105,7 +105,7 @@ def copy(
         of, start, stop = chosen(item, lists, work, PT * each, SIDES)
         pages = (table + of[1].to(gl.int64) * table_row, table_column)
         if scales[0] is None:
-            done = copied(done, start, stop, keys, values, of[2] * DT, pages, tiles, NT, DT, PAGE, STAGES, False)
+            done = copied(done, start, stop, keys, values, of[2] * DT, pages, tiles, NT, DT, PAGE, STAGES)
         else:
             done = copied_narrow(done, start, stop, keys, values, scales, of[2], pages, tiles, beside,
                                  NT, DT, PAGE, STAGES, KV)  # fmt: skip

@@ -130,13 +130,13 @@ def join_parts(
     held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, few, room, requests,
     heads, width, rows_of_all,
     RT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, GROUP: tl.constexpr, BT: tl.constexpr,
-    CT: tl.constexpr, ALONE: tl.constexpr, GROUPS: tl.constexpr, EARLY: tl.constexpr,
+    CT: tl.constexpr, ALONE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The parts of RT rows of heads of one request: those of a group in order, then the groups. Grid: any.
 
-    A program has CT columns. ALONE: groups whose loads are under way together, if their parts are stored alone; GROUPS:
-    if they are not. What is read before `wait` was written before the parts were read. gate: what opens each row, or
-    None. Rows of no request become 0, or what their gate makes of it.
+    A program has CT columns. ALONE: groups whose loads are under way together, if their parts are stored alone. What is
+    read before `wait` was written before the parts were read. gate: what opens each row, or None. Rows of no request
+    become 0, or what their gate makes of it.
     """
     b = tl.arange(0, BT)
     rows_of, first_unit, _, units_of, each = division(
@@ -178,9 +178,9 @@ def join_parts(
                 opened_by = opening(gate + (row * gate_row + head * gate_head)[:, None] + d[None, :], inside)
             best, total, mean = nothing(RT, CT)
             if each != 1:
-                for start in range(0, units, GROUPS):
-                    loaded = loads(stored, start, GROUPS, CT)
-                    for step in tl.static_range(GROUPS):
+                for start in range(0, units, GROUP):
+                    loaded = loads(stored, start, GROUP, CT)
+                    for step in tl.static_range(GROUP):
                         more, sum_of_more, mean_of_more = loaded[step]
                         best, total, mean = joined(best, total, mean, more, sum_of_more, mean_of_more)
             elif units > GROUP:

@@ -157,44 +157,21 @@ def begin_step(
 
 
 @gluon.jit
-def _clear(tile, some, NT: gl.constexpr, DT: gl.constexpr):
-    """The rows behind the first `some` become 0."""
-    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
-    EACH: gl.constexpr = BOX // 2
-    parts = seen_as(tile, [DT // EACH, NT, EACH], TILE, tile.dtype)
-    row = along(0, 8, ROWS)
-    for piece in gl.static_range(NT // 8):
-        if piece * 8 + 8 > some:
-            for part in range(DT // EACH):
-                rows = parts.index(part).slice(piece * 8, 8)
-                rows.store(gl.where(piece * 8 + row < some, rows.load(ROWS), 0.0).to(tile.dtype))
-
-
-@gluon.jit
 def copied(
     done, start, stop, keys, values, column, pages, tiles,
-    NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, CLEAR: gl.constexpr,
+    NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Copy positions start .. stop - 1, NT at a time. CLEAR: values behind the last become 0, they may be NaN.
+    """Copy positions start .. stop - 1, NT at a time. Behind the last one may be anything.
 
     done: steps before these  ->  with these
     """
-    key_tiles, value_tiles, full_keys, full_values, free_keys, free_values, copied_last = tiles
+    key_tiles, value_tiles, full_keys, full_values, free_keys, free_values, _ = tiles
     for step in range(start, stop, NT):
         place, phase = stage_and_phase(done + (step - start) // NT, STAGES)
         mbarrier.wait(free_keys.index(place), phase ^ 1)
         begin_step(keys, column, pages, step, stop, full_keys.index(place), key_tiles.index(place), NT, DT, PAGE)
         mbarrier.wait(free_values.index(place), phase ^ 1)
-        tile = value_tiles.index(place)
-        if (step + NT <= stop) | (not CLEAR):
-            begin_step(values, column, pages, step, stop, full_values.index(place), tile, NT, DT, PAGE)
-        else:
-            begin_step(values, column, pages, step, stop, copied_last.index(0), tile, NT, DT, PAGE)
-            mbarrier.wait(copied_last.index(0), 0)
-            _clear(tile, stop - step, NT, DT)
-            fence_async_shared()
-            mbarrier.arrive(full_values.index(place), count=1)
+        begin_step(values, column, pages, step, stop, full_values.index(place), value_tiles.index(place), NT, DT, PAGE)
     return done + (stop - start + NT - 1) // NT
 
 

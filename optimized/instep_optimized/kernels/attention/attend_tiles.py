@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 
 from ..device.layouts import (
     TensorDescriptor,
+    along,
     barrier,
     fence_async_shared,
     load_box,
@@ -21,7 +22,7 @@ from ..device.layouts import (
     seen_as,
     stage_and_phase,
 )
-from .attend_staged import _clear, copied
+from .attend_staged import copied
 
 TOLD = gl.constexpr(4)  # tiles that readers are told of before they come, at most
 FEW, EACH = gl.constexpr(16), gl.constexpr(64)  # positions, and numbers of each, of a box where a step is not whole
@@ -143,6 +144,20 @@ def _begin_few(
 
 
 @gluon.jit
+def _clear(tile, some, NT: gl.constexpr, DT: gl.constexpr):
+    """The rows behind the first `some` become 0."""
+    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
+    parts = seen_as(tile, [DT // EACH, NT, EACH], TILE, tile.dtype)
+    row = along(0, 8, ROWS)
+    for piece in gl.static_range(NT // 8):
+        if piece * 8 + 8 > some:
+            for part in range(DT // EACH):
+                rows = parts.index(part).slice(piece * 8, 8)
+                rows.store(gl.where(piece * 8 + row < some, rows.load(ROWS), 0.0).to(tile.dtype))
+
+
+@gluon.jit
 def copy_tiles(
     pools, work, orders, tiles,
     NT: gl.constexpr, DT: gl.constexpr, BT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
@@ -162,7 +177,7 @@ def copy_tiles(
         of = tile_of(code, work)
         pages, column, reach = (table + of[1] * table_row, table_column), of[2] * DT, of[6]
         whole = reach // NT * NT
-        done = copied(done, 0, whole, keys, values, column, pages, tiles, NT, DT, PAGE, STAGES, False)
+        done = copied(done, 0, whole, keys, values, column, pages, tiles, NT, DT, PAGE, STAGES)
         if whole < reach:
             place, phase = stage_and_phase(done, STAGES)
             mbarrier.wait(free_keys.index(place), phase ^ 1)
