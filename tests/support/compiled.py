@@ -48,8 +48,7 @@ from support.handshake import HALF, MANY, STEPS, halves, handed, told
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.bool: "*i1", torch.int32: "*i32",
-         torch.uint16: "*u16", torch.uint32: "*u32", torch.uint64: "*u64",
-         torch.float8_e4m3fn: "*fp8e4nv"}  # fmt: skip
+         torch.uint16: "*u16", torch.uint32: "*u32", torch.uint64: "*u64"}  # fmt: skip
 H, HV, K, V = 2, 4, 128, 128
 RESERVED = 1024  # bytes of shared memory that every program has besides
 TARGET = GPUTarget("cuda", 90, 32)
@@ -135,23 +134,18 @@ def attention() -> None:
     """Prompts of few and many rows, windows of few and many positions, decodes, trees; pages of a part of a step, whole
     steps.
 
-    Then windows and decodes over numbers of 8 bits. Behind each page stands a red zone, as in the pools of an engine.
-    Of the last ones of each width it is no whole 16 bytes.
+    Behind each page stands a red zone, as in the pools of an engine; of the last ones it is no whole 16 bytes.
     """
     attend_file.launch = staged_alone  # type: ignore[assignment]
     attend_file.staged.hopper = lambda _: True
     attend_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
-    wide, narrow = torch.bfloat16, torch.float8_e4m3fn
-    forms = ((16, 1, 130, 16, 0, wide), (64, 4, 600, 16, 0, wide), (64, 40, 4, 16, 0, wide), (64, 40, 1, 16, 0, wide),
-             (64, 40, 4, 4, 0, wide), (64, 40, 8, 16, 8, wide), (64, 2, 8, 16, 8, wide), (64, 40, 4, 16, 0, narrow),
-             (16, 40, 1, 16, 0, narrow), (64, 40, 4, 8, 0, narrow))  # fmt: skip
-    for size, requests, rows, zone, nodes, dtype in forms:
+    forms = ((16, 1, 130, 16, 0), (64, 4, 600, 16, 0), (64, 40, 4, 16, 0), (64, 40, 1, 16, 0), (64, 40, 4, 4, 0),
+             (64, 40, 8, 16, 8), (64, 2, 8, 16, 8))  # fmt: skip
+    for size, requests, rows, zone, nodes in forms:
         span, many = size * 2 * 256, torch.zeros(requests, dtype=torch.int64)
-        pool = torch.zeros(16 * requests, span + zone, dtype=dtype)[:, :span].unflatten(1, (size, 2, 256))
-        scales = torch.zeros(16 * requests, size, 2, 1) if dtype is narrow else None
+        pool = torch.zeros(16 * requests, span + zone, dtype=torch.bfloat16)[:, :span].unflatten(1, (size, 2, 256))
         pages = Pages(pool, pool, torch.zeros(requests, 16, dtype=torch.int64), many, many, many, many, rows,
-                      torch.zeros(requests * rows, dtype=torch.int64) if nodes else None, nodes, scales,
-                      scales)  # fmt: skip
+                      torch.zeros(requests * rows, dtype=torch.int64) if nodes else None, nodes)  # fmt: skip
         query = torch.zeros(requests * rows, 16, 256, dtype=torch.bfloat16)
         attend_file.attend(query=query, pages=pages, to=Place("trunk", 0, "attended"))
 
