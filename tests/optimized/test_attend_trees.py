@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -232,3 +233,19 @@ def test_what_is_read_alone_waits_for_what_is_read_before(
         graph.replay()
         same.extend(map(same_bits, found, right[turn % 2]))
     assert all(same) is waits, f"{same.count(False)} of {len(same)} are other rows"
+
+
+def test_a_tree_alone_is_read_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Explicit layouts are asked for two trees, and for one chain, but not for one tree."""
+    inputs, asked = given(BF16), list[tuple[int, bool]]()
+    pages = inputs["pages"]
+
+    def fitted(query: torch.Tensor, of: Pages, *rest: Any) -> None:
+        asked.append((len(of.begin), of.ancestors is not None))
+
+    monkeypatch.setattr(attend_file, "staged", SimpleNamespace(fitted=fitted))
+    for requests, paths in ((1, pages.ancestors), (2, pages.ancestors), (1, None)):
+        few = {name: getattr(pages, name)[:requests] for name in ("slots", "begin", "count", "before")}
+        TRITON.attend(**inputs | {"pages": replace(
+            pages, **few, ancestors=paths, nodes=pages.nodes if paths is not None else 0)})  # fmt: skip
+    assert asked == [(2, True), (1, False)]
