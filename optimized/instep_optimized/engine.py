@@ -95,7 +95,8 @@ class OptimizedEngine:
         self._prefixes = Prefixes(self._memory, capacity, self._saved)
         self._refusals = Refusals(self._requests, self._preempted, self._saved, self._tiers.aside, self._vocab,
                                   capacity.track_interval)
-        self._graphs = prepared(ops, self._rounds.values(), self._device) if options.graphs else None
+        self._graphs = prepared(
+            ops, self._rounds.values(), self._device, batches=options.batches) if options.graphs else None
         self._untold: list[HostCopy] = []  # accepted counts that the controller was not told yet
 
     # Events

@@ -39,6 +39,8 @@ class Options:
     drafter     how drafts are made; with the model type a key of `contract.drafters.DRAFTERS`
     guarded     red zones between units, so that a pitch is never the packed size
     graphs      draft, verify, decode and commit run as graphs, captured at the start for every step count
+    batches     batch sizes for which graphs are captured; None: 1, 2, 4, ... and as many requests as there are slots.
+                A batch between them runs in the next larger graph. The largest has room for all slots
     overlap     a round may be launched before the accepted counts of the round before are known. Pages are then
                 reserved for the worst case
     poison      the value that fills fresh and freed units; None: fresh units are zeros, freed units stay as they are
@@ -57,6 +59,7 @@ class Options:
     poison: float | None = math.nan
     overlap: bool = False
     graphs: bool = False
+    batches: tuple[int, ...] | None = None
 
 
 # A strategy that stores a state later than at its commit: a narrow one would be rounded where the schedule says.
@@ -86,6 +89,8 @@ REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
      "what is rounded by chance has 16 bits at most", ("state",)),
     (lambda o, c, n: o.kv not in (None, o.activation, SCALED_KV),
      "KV is stored in the dtype of activations or in float8_e4m3fn with scales", ("kv",)),
+    (lambda o, c, n: o.batches is not None and (not o.batches or min(o.batches) < 1),
+     "graphs are captured for batches of 1 request or more", ("batches",)),
     (lambda o, c, n: torch.device(o.device).type == "cuda" and not torch.cuda.is_available(),
      "there is no CUDA device here", ("device",)),
     (lambda o, c, n: o.activation is torch.float64 and (o.state is not torch.float64 or o.kv == SCALED_KV),

@@ -205,14 +205,21 @@ def test_beside_peers_a_second_arm_makes_its_inputs_in_every_layer(name: str, mo
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rounds", "decoding"])
 def test_whole_rounds_and_texts_are_checked_then_timed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Counts are copied behind their round and read behind the next one's launch: else no round runs beside another."""
+    """Counts are copied behind their round and read behind the next one's launch: else no round runs beside another.
+
+    Graphs of rounds are asked for their own batch alone, of the engine that is checked and of the one that is timed.
+    """
     monkeypatch.setattr(rounds, "HostCopy", copied := Mock())
+    monkeypatch.setattr(rounds, "outcome", checked := Mock(wraps=rounds.outcome))
+    monkeypatch.setattr(rounds, "engine", timed := Mock(wraps=rounds.engine))
     found = bench(Asked({"plain": PLAIN}, "cpu", FP32, (name,), "tiny", peers=False))  # they take op sets by name
     assert found.exit is Exit.AGREED
     arms = [arm for row in found.rows for arm in row["arms"].values()]
     assert all(arm["us"] > 0 and arm["how"] == "rounds" for arm in arms)
     order = "".join("r" if what else "c" for what, *_ in copied.mock_calls)
     assert name == "decoding" or re.fullmatch(r"(c(cr)+){2}", order), order
+    for made in (checked, timed):
+        assert [call.kwargs["batches"] for call in made.call_args_list] == ([(1,), (2,)] if name == "rounds" else [])
     if name == "decoding":
         assert set(found.rows[0]["arms"]) == {"adaptive", "always 1", "always 3"}
         assert all(sum(arm["distribution"].values()) and arm["checked_events"] for arm in arms)

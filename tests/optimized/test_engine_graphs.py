@@ -117,6 +117,15 @@ def test_layouts_with_equally_many_rows_are_kept_apart(checkpoint: Checkpoint, o
     assert both.compared > 100_000
 
 
+def test_every_batch_runs_in_the_graphs_that_are_asked_for(checkpoint: Checkpoint) -> None:
+    chosen = Options(graphs=True, batches=(4,))
+    subject = OptimizedEngine(checkpoint, load("ledger"), chosen, FOUR, num_steps=3, adaptive=CANDIDATES)
+    both = Twins(subject, engine(checkpoint, "ledger", "cpu", eagerly))
+    course(both)
+    assert both.compared > 100_000 and subject.graphs is not None
+    assert subject.graphs.buckets == (4,) and {bucket for _, bucket, _ in subject.graphs._captured} == {4}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "device"), LABELS)
 def test_answers_outlive_the_next_replays(checkpoint: Checkpoint, ops: str, device: str) -> None:

@@ -74,6 +74,9 @@ def as_they_were(subject: OptimizedEngine) -> Iterator[None]:
         ({"state": torch.int64}, "a state is stored in"),
         ({"activation": torch.float64}, "narrower state"),
         ({"drafter": "medusa"}, "drafter is not here"),
+        ({"graphs": True, "batches": ()}, r"batches of 1 request or more \(batches \(\)\)$"),
+        ({"graphs": True, "batches": (4, 0)}, "batches of 1 request or more"),
+        ({"graphs": True, "batches": (1,)}, r"graphs for batches of up to 1 requests: there are \d slots"),
         ({"drafter": "vanilla"}, r"\(drafter vanilla, model type qwen3_5, 1 MTP layer, up to 3 drafts\)$"),
         pytest.param(
             {"device": "cuda"}, "no CUDA device",

@@ -63,15 +63,18 @@ def outcome(
     trace: Trace, checkpoint: Checkpoint, setting: Setting, *, until: int | None = None,
     layers: Collection[int] | None = None, also: Sequence[Check] = (), judged: Sequence[Check] | None = None,
     ops: Ops | None = None, kept: Collection[int] | None = None, again: tuple[str, ...] = (), admissions: bool = True,
+    batches: tuple[int, ...] | None = None,
 ) -> Outcome:
     """Replay a trace in which everything is forced, up to and including event `until`.
 
     layers: whose states are judged, None: all; also: further checks; judged: instead of those of `checks`; ops: those
     of the setting, wrapped; kept: the layers whose results are looked at, None: all; again: the command that does the
-    same, none where the trace is in no file and no command makes it; admissions: whether all are looked at.
+    same, none where the trace is in no file and no command makes it; admissions: whether all are looked at; batches:
+    those of the engine's graphs.
     """
     room, adaptive = trace.header.room(), trace.header.adaptive_file(trace.path.name)
-    seats = participants(checkpoint, setting, room, num_steps=trace.header.num_steps, adaptive=adaptive, ops=ops)
+    seats = participants(checkpoint, setting, room, num_steps=trace.header.num_steps, adaptive=adaptive, ops=ops,
+                         batches=batches)  # fmt: skip
     lockstep = Lockstep(trace, seats)
     chosen = checks(checkpoint, setting, layers) if judged is None else judged
     verdict = run(lockstep, [*chosen, *also], until=until, layers=kept, admissions=admissions)
@@ -90,7 +93,7 @@ def outcome(
 
 def participants(
     checkpoint: Checkpoint, setting: Setting, capacity: Capacity, *, num_steps: int,
-    adaptive: AdaptiveFile | None = None, ops: Ops | None = None,
+    adaptive: AdaptiveFile | None = None, ops: Ops | None = None, batches: tuple[int, ...] | None = None,
 ) -> Participants:
     """Subject and ledger; there is no rounded run, because there is no whole reference."""
     calls, chosen, options = Counter[str](), ops or setting.op_set(), setting.options()
@@ -99,7 +102,8 @@ def participants(
     counted = around(chosen, unseen, instrumentation.wrapper, counting(calls))
     with instrumentation.making("the optimized engine"):
         subject = engine(
-            handed.checkpoint, setting, handed.capacity, num_steps=num_steps, adaptive=handed.adaptive, ops=counted
+            handed.checkpoint, setting, handed.capacity, num_steps=num_steps, adaptive=handed.adaptive, ops=counted,
+            batches=batches,
         )
     shown, replays = GuardedSubject(subject), None if subject.graphs is None else replays_of(subject.graphs)
     instrumentation.of(shown, poison=options.poison, guarded=options.guarded and not chosen.packed, replays=replays)

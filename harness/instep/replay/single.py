@@ -25,12 +25,13 @@ from .setting import Setting
 
 def engine(
     checkpoint: Checkpoint, setting: Setting, capacity: Capacity, *, num_steps: int,
-    adaptive: AdaptiveFile | None = None, ops: Ops | None = None,
+    adaptive: AdaptiveFile | None = None, ops: Ops | None = None, batches: tuple[int, ...] | None = None,
 ) -> OptimizedEngine:
-    """The engine, nothing watched; `ops`: those of the setting, wrapped."""
+    """The engine, nothing watched; `ops`: those of the setting, wrapped; batches: those of its graphs."""
     with calling(MAKES), enough_memory(capacity):
         return OptimizedEngine(
-            checkpoint, ops or setting.op_set(), setting.options(), capacity, num_steps=num_steps, adaptive=adaptive
+            checkpoint, ops or setting.op_set(), setting.options(batches=batches), capacity, num_steps=num_steps,
+            adaptive=adaptive,
         )
 
 

@@ -1,13 +1,15 @@
-"""The graphs of an engine: every body of every step count, captured at the start for every bucket.
+"""The graphs of an engine: every body of every step count, captured at the start for every bucket of `batches`.
 
 Leaves out: how a body is recorded and replayed (`runner.py`), and forwards of several kinds, which always run eagerly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
+
+from instep_reference.contract.errors import Unsupported
 
 from ..graphs import Emulator, Recorder, Runner, buckets
 from ..ops.base import Ops
@@ -16,7 +18,8 @@ from ..transfer.to_device import HOST
 
 
 def prepared(
-    ops: Ops, rounds: Iterable[Round], device: torch.device, recorder: Recorder | None = None
+    ops: Ops, rounds: Iterable[Round], device: torch.device, recorder: Recorder | None = None,
+    batches: Sequence[int] | None = None,
 ) -> Runner:
     """CUDA graphs where the device and the op set have them; elsewhere the emulator, which makes stale data show.
 
@@ -24,7 +27,11 @@ def prepared(
     the kind is part of the key.
     """
     rounds = list(rounds)
-    runner = Runner(recorder or _recorder(ops, device), buckets(rounds[0].model.memory.slots.count), device)
+    slots = rounds[0].model.memory.slots.count
+    sizes = buckets(slots) if batches is None else batches
+    if max(sizes) < slots:
+        raise Unsupported(f"graphs for batches of up to {max(sizes)} requests: there are {slots} slots (batches)")
+    runner = Runner(recorder or _recorder(ops, device), sizes, device)
     for at in rounds:
         for kind, body in at.bodies.items():
             if body.later:

@@ -105,7 +105,7 @@ class Run:
         until = commits[CHECKED - 1]
         witness, judged = Witness(until), [self.checkpoint.config.layer_kinds.index("gdn")]
         found = outcome(self.trace, self.checkpoint, self.setting, until=until, layers=judged, also=[witness],
-                        admissions=False)  # fmt: skip
+                        admissions=False, batches=self._batches)  # fmt: skip
         if found.verdict.exit is not Exit.AGREED:
             first = found.verdict.findings[:1]
             return f"{where(first[0])}: {first[0].diagnosis}" if first else "nothing was compared"
@@ -119,7 +119,8 @@ class Run:
     def _timed(self, until: int) -> dict[str, str]:
         """Serve all events -> digests of what the requests hold at event `until`."""
         events, header = self.trace.events, self.trace.header
-        served = engine(self.checkpoint, self.setting, header.room(), num_steps=header.num_steps)
+        served = engine(self.checkpoint, self.setting, header.room(), num_steps=header.num_steps,
+                        batches=self._batches)  # fmt: skip
         player, witness = Player("timed", served), Witness(until)
         drafts = [number for number, event in enumerate(events) if isinstance(event, Draft)]
         profiled, begun, marks, counts = drafts[-PROFILED], 0.0, list[float](), list[HostCopy]()
@@ -141,6 +142,11 @@ class Run:
         of_rounds = [events[first : last + 1] for first, last in zip(drafts[-PROFILED:], ends, strict=True)]
         self.work = by_work([partial(_play, player, one) for one in of_rounds], self.setting.device)
         return witness.found
+
+    @property
+    def _batches(self) -> tuple[int]:
+        """Of graphs: all requests are in every round. Kernels of smaller batches would be compiled for nothing."""
+        return (len(self.trace.header.capacity.slots),)
 
     @property
     def _names(self) -> list[str]:
