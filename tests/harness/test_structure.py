@@ -292,7 +292,7 @@ def test_a_bucket_that_is_too_wide_is_named(trace, plant):
 
 def test_the_graph_of_another_kind_is_named(trace, plant, monkeypatch):
     plant(Wrap(RUNNER, "Runner.run", "key = (key[0].replace('commit', 'verify'), key[1])"))
-    monkeypatch.setattr(engine, "prepared", lambda ops, of, device: runner.Runner(Emulator(), (1, 2), device))
+    monkeypatch.setattr(engine, "prepared", lambda ops, of, device, **_: runner.Runner(Emulator(), (1, 2), device))
     said = [finding.diagnosis for finding in replayed(trace, graphs=True).findings]
     assert any("the graph ('verify', 1) was replayed; the event is one of ('commit', 1)" in one for one in said), said
 
