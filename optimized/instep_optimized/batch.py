@@ -103,7 +103,7 @@ class Batch:
     """A packed launch of N rows for B requests. Names as in `Pages`, `RowPlacement` and `Part`.
 
     tokens, positions, locations [N];  slots, begin, count, before, last [B];  table: pages of all slots; all int64
-    nodes: the rows of trees; None: every row continues the row before it
+    nodes: the rows of trees; None: every row continues the row before it; full: as in `Pages`
     """
 
     tokens: torch.Tensor
@@ -118,13 +118,14 @@ class Batch:
     most: int
     groups: tuple[Group, ...]
     nodes: Nodes | None = None
+    full: bool = False
 
     def pages(self, keys: Units, values: Units) -> Pages:
         """The paged KV of one layer for these rows."""
         ancestors, nodes = (None, 0) if self.nodes is None else (self.nodes.ancestors, self.nodes.most)
         return Pages(
             keys.pool, values.pool, self.table, self.slots, self.begin, self.count, self.before, most=self.most,
-            ancestors=ancestors, nodes=nodes, key_scales=keys.scales, value_scales=values.scales,
+            ancestors=ancestors, nodes=nodes, key_scales=keys.scales, value_scales=values.scales, full=self.full,
         )
 
 
@@ -187,7 +188,7 @@ def pack(ops: Ops, memory: Memory, spans: Sequence[Span], tokens: torch.Tensor) 
     if nodes is not None:
         groups = tuple(replace(group, parents=nodes.parents) if group.kind == "verify" else group for group in groups)
     placed = _placed(ops, memory, who, tokens, 0, nodes)
-    return _batch(memory, who, tokens, placed, max(span.count for span in spans), groups, nodes)
+    return _batch(memory, who, tokens, placed, max(span.count for span in spans), groups, nodes, full=True)
 
 
 def _nodes_among(ops: Ops, memory: Memory, spans: Sequence[Span], groups: Sequence[Group]) -> Nodes | None:
@@ -225,12 +226,12 @@ def _placed(
 
 def _batch(
     memory: Memory, who: Who, tokens: torch.Tensor, placed: RowPlacement, most: int, groups: tuple[Group, ...],
-    nodes: Nodes | None,
+    nodes: Nodes | None, full: bool = False,
 ) -> Batch:
     return Batch(
         tokens=tokens, positions=placed.positions, locations=placed.locations, slots=who.slots, begin=who.begin,
         count=placed.count, before=placed.before, last=placed.last, table=memory.slot_table.table, most=most,
-        groups=groups, nodes=nodes,
+        groups=groups, nodes=nodes, full=full,
     )
 
 

@@ -160,7 +160,7 @@ class Pages:
     begin, count  [B] int64: the packed query rows of each request
     before        [B] int64: positions in memory before the first of these rows;
                   row j of request b sees positions 0 .. before[b] + j
-    most          the largest count, on the host
+    most          the largest count, on the host; where only the device knows counts, the largest that there may be
     ancestors     [N] int64, for windows that are trees: what each packed row sees behind `before`. Bit n stands for
                   position before[b] + n, which holds node n; so a row sees positions 0 .. before[b] - 1 and those of
                   its bits, itself included. The value at a position that a row does not see is not used, not even
@@ -169,6 +169,7 @@ class Pages:
                   None: all rows are such
     nodes         the most nodes of a window, on the host: no bit from there on is set. 0 without `ancestors`
     key_scales, value_scales  of pools that are stored in tiles: [pages, page_size, kv_heads, 1]
+    full          whether every packed row is some request's, as the host knows; False: it does not know
     """
 
     keys: torch.Tensor
@@ -183,3 +184,4 @@ class Pages:
     nodes: int = 0
     key_scales: torch.Tensor | None = None
     value_scales: torch.Tensor | None = None
+    full: bool = False

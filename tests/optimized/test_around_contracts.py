@@ -111,6 +111,7 @@ def test_a_part_that_breaks_a_clause_is_named(part: Part, sentence: str) -> None
         (replace(PAGES, slots=torch.tensor([1, 1])), "slots: two requests would write the same place"),
         (replace(PAGES, slots=torch.tensor([1, 3])), "slots run from 1 to 3, there are 3"),
         (replace(PAGES, slots=torch.tensor([1, 2], dtype=torch.int32)), "slots are torch.int32, not int64"),
+        (replace(PAGES, full=True, count=torch.tensor([1, 1])), "full: counts of 2 rows in all, of 3"),
         (replace(NODES, ancestors=torch.tensor([1, 2, 0])), "a node does not see the root"),
         (replace(NODES, ancestors=torch.tensor([1, 0, 0])), "a node does not see the root"),
         (replace(NODES, ancestors=torch.tensor([1, 5, 0])), "a row sees node 2 of 2 nodes"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -246,7 +247,7 @@ def test_a_prompt_alone_is_one_launch_with_the_bits_of_the_other_layouts(
     for pool in (keys, values):
         pool[1, known + count - 64 * (needed - 1) :] = float("nan")
     table = torch.arange(needed, 0, -1, device=HERE)[None]
-    pages = Pages(keys, values, table, *(draw.ints([number]) for number in (0, 0, count, known)), count)
+    pages = Pages(keys, values, table, *(draw.ints([number]) for number in (0, 0, count, known)), count, full=True)
     query, launched = draw.normal(count, 16, 256, dtype=BF16), list[str]()
     real = attend_file.launch
     monkeypatch.setattr(attend_file, "launch", lambda kernel, *rest, **more: (
@@ -263,3 +264,41 @@ def test_a_prompt_alone_is_one_launch_with_the_bits_of_the_other_layouts(
     right = TRITON.attend(query=query, pages=pages, to=at("attended"))
     assert launched[5:] == ["read_chunk", "read_parts", "join_parts"] and right.isfinite().all() and right.any()
     assert all(same_bits(one, right) for one in found)
+
+
+@pytest.mark.parametrize(("full", "there"), [(True, WINDOW + 3), (False, WINDOW + 3), (False, 3)])
+def test_of_one_request_parts_are_left_out_only_where_the_host_knows_its_rows(
+    full: bool, there: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft extend has as many rows as a window, of which the device says how many are there: perhaps a few."""
+    draw, rows, size = Draw(8, HERE), WINDOW + 3, 64
+    heads, width = (16, 256) if NATIVE else (2, 16)
+    keys, values = (draw.normal(3, size, 2, width, dtype=BF16) for _ in range(2))
+    pages = Pages(keys, values, torch.tensor([[2, 1]], device=HERE), *(draw.ints([n]) for n in (0, 0, there, 70)), rows,
+                  full=full)  # fmt: skip
+    query, launched = draw.normal(rows, heads, width, dtype=BF16), list[str]()
+    with monkeypatch.context() as patch:
+        patch.setattr(attend_file, "staged", None)
+        right = TRITON.attend(query=query, pages=pages, to=at("attended"))
+    real = attend_file.launch
+
+    def told(kernel: Any, *rest: Any, **more: Any) -> None:
+        launched.append(kernel.__name__)
+        if NATIVE or kernel is not laid:
+            real(kernel, *rest, **more)
+
+    def laid() -> None:
+        """Where nothing runs with explicit layouts, it stands for the kernel of prompts, and reads nothing."""
+
+    if not NATIVE:
+        fitted: Any = lambda query, pages, rows, positions, *of: (  # noqa: E731
+            ((), {"MT": rows}) if of == attend_file.CHUNK_STAGED else None)
+        monkeypatch.setattr(attend_file, "staged", SimpleNamespace(fitted=fitted))
+        monkeypatch.setattr(attend_file, "chunks", SimpleNamespace(read_chunk_staged=laid))
+        monkeypatch.setattr(attend_file, "prompts", SimpleNamespace(few_boxes=lambda pool: None))
+        monkeypatch.setattr(attend_file, "multiprocessors", lambda device: 4)
+    monkeypatch.setattr(attend_file, "launch", told)
+    found = TRITON.attend(query=query, pages=pages, to=at("attended"))
+    assert ("join_parts" in launched) is not full and bool(right[:there].any())
+    if NATIVE or there <= WINDOW:
+        assert same_bits(found, right) and not found[there:].any()

@@ -22,6 +22,7 @@ from instep_optimized.kernels.attention import attend as attend_file
 from instep_optimized.kernels.attention.attend import GROUP, PART
 from instep_optimized.layout import Pages
 from instep_optimized.ops.triton import TRITON
+from support.overlapped import same_in_a_graph
 from support.planted_kernels import planted_kernels
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -221,17 +222,7 @@ def test_what_is_read_alone_waits_for_what_is_read_before(
         ), tmp_path, monkeypatch)  # fmt: skip
         monkeypatch.setattr(attend_file, "read_alone", other.read_alone)
     chain()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = chain()
-    same = list[bool]()
-    for turn in range(20):
-        start.copy_(starts[turn % 2])
-        for one in found[1:]:
-            one.fill_(torch.nan)
-        graph.replay()
-        same.extend(map(same_bits, found, right[turn % 2]))
+    same = same_in_a_graph(chain, start, starts, right)
     assert all(same) is waits, f"{same.count(False)} of {len(same)} are other rows"
 
 

@@ -20,6 +20,7 @@ from instep_optimized.kernels.decisions.pick import pick
 from instep_optimized.kernels.products import linear, slim
 from instep_optimized.kernels.products.slim import fits, product
 from instep_optimized.ops.triton import TRITON
+from support.overlapped import same_in_a_graph
 from support.planted_kernels import planted_kernels
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -192,17 +193,7 @@ def test_a_product_that_begins_early_reads_the_rows_of_the_launch_before(
         else:
             monkeypatch.setattr(attend_file.windows, "read_parts_staged", other.read_parts_staged)
         chain()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = chain()
-    same = list[bool]()
-    for turn in range(20):
-        start.copy_(starts[turn % 2])
-        for one in found[1:]:
-            one.fill_(torch.nan)
-        graph.replay()
-        same.extend(map(same_bits, found, right[turn % 2]))
+    same = same_in_a_graph(chain, start, starts, right)
     assert all(same) is (fault == "nothing"), f"{same.count(False)} of {len(same)} are other rows"
 
 

@@ -145,7 +145,8 @@ def attention() -> None:
         span, many = size * 2 * 256, torch.zeros(requests, dtype=torch.int64)
         pool = torch.zeros(16 * requests, span + zone, dtype=torch.bfloat16)[:, :span].unflatten(1, (size, 2, 256))
         pages = Pages(pool, pool, torch.zeros(requests, 16, dtype=torch.int64), many, many, many, many, rows,
-                      torch.zeros(requests * rows, dtype=torch.int64) if nodes else None, nodes)  # fmt: skip
+                      torch.zeros(requests * rows, dtype=torch.int64) if nodes else None, nodes,
+                      full=requests == 1)  # fmt: skip
         query = torch.zeros(requests * rows, 16, 256, dtype=torch.bfloat16)
         attend_file.attend(query=query, pages=pages, to=Place("trunk", 0, "attended"))
 

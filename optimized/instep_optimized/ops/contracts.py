@@ -206,6 +206,8 @@ def _ring(part: Part, ring: Ring) -> Iterator[str]:
 def _pages(pages: Pages, rows: int) -> Iterator[str]:
     yield from spans(pages.begin, pages.count, pages.most, rows)
     # Only the lines of requests that have rows are looked at: a line that no request owns may hold anything.
+    if pages.full and int(pages.count.sum()) != rows:
+        yield f"full: counts of {int(pages.count.sum())} rows in all, of {rows}"
     yield from owned("slots", pages.slots, pages.table.shape[0])
     busy = (pages.slots >= 0) & (pages.count > 0)
     lines = pages.table[pages.slots[busy].clamp(max=pages.table.shape[0] - 1)]

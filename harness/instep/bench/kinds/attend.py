@@ -63,7 +63,7 @@ def make(ground: Ground, at: At) -> Cell:
 
     def pages() -> Pages:
         keys, values = (ground.drawn(batch * each + 1, PAGE, KV_HEADS, width) for _ in range(2))
-        form = Pages(keys, values, table, slots, begin, count, before, rows, **tree)
+        form = Pages(keys, values, table, slots, begin, count, before, rows, **tree, full=True)
         return _stored(form) if narrow else form
 
     query, every = ground.drawn(batch * rows, heads, width), [pages() for _ in range(copies)]

@@ -123,9 +123,9 @@ MANY_JOINED = Join(tile(1, 128), 1, 1, 1)  # one warp: LOG.md
 CHUNK = {2: Shape(128, 64, 8, 2), 4: Shape(16, 32, 8, 2)}
 PARTS = {2: Shape(16, 64, 4, 2), 4: Shape(16, 32, 8, 2)}
 SMALL = Shape(16, 16, 4, 1)  # interpreted
+TREES_FROM = 2  # requests: a tree alone is read sooner without explicit layouts, in one launch less
 # Of the kernels with explicit layouts, which have the tiles above: stages, registers of a thread that reads (parts: of
 # one that sums values), and of one that copies.
-TREES_FROM = 2  # requests: a tree alone is read sooner without explicit layouts, in one launch less
 CHUNK_STAGED, PARTS_STAGED = (2, 232, 40), (2, 168, 40)
 
 
@@ -252,7 +252,7 @@ class Call(NamedTuple):
     def _whole_staged(self, fit: tuple[Any, dict[str, int]], tokens: int) -> bool:
         """That by lasting programs. Where few run, a tile has half as many rows: all programs have one then, or more.
 
-        Rows of the only request are told to be all: parts of others are not looked for.
+        Where the host knows that the only request has all rows, there are no parts: who reads them is not launched.
         """
         pages, (pools, constants) = self.pages, fit
         requests, kv_heads, places = pages.begin.numel(), pages.keys.shape[2], multiprocessors(self.query.device)
@@ -262,7 +262,7 @@ class Call(NamedTuple):
             constants = constants | {"MT": constants["MT"] // 2}
             tokens //= 2
             tiles = kv_heads * ceil_div(pages.most, tokens) * requests
-        alone = requests == 1 and pages.ancestors is None and len(self.query) == pages.most
+        alone = requests == 1 and pages.ancestors is None and pages.full
         launch(
             chunks.read_chunk_staged, (min(places, tiles),), *self.queries, *pools,
             *map(prompts.few_boxes, (pages.keys, pages.values)), *self.beside,

@@ -12,12 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..device.layouts import gdc_launch_dependents, gdc_wait
-from .attend_staged import copied
-
-
-@gluon.jit
-def _plus(x, y):
-    return x + y
+from .attend_staged import copied, plus
 
 
 @gluon.jit
@@ -53,9 +48,9 @@ def listed(work, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr, SIDES:
     each = gl.where(gl.sum((reach + PT - 1) // PT, axis=0) <= few, 1, GROUP)
     high, whole = (rows + SIDES * tokens - 1) // (SIDES * tokens), _units(common, each, PT, GROUP)
     units, read = _units(reach + PT * each - 1, each, PT, GROUP), _units(common + PT * each - 1, each, PT, GROUP)
-    first = gl.associative_scan(units, 0, _plus) - units
-    whole_ends = gl.associative_scan(kv_heads * high * whole, 0, _plus)
-    ends = gl.associative_scan(kv_heads * high * (read - whole), 0, _plus) + gl.max(whole_ends, axis=0)
+    first = gl.associative_scan(units, 0, plus) - units
+    whole_ends = gl.associative_scan(kv_heads * high * whole, 0, plus)
+    ends = gl.associative_scan(kv_heads * high * (read - whole), 0, plus) + gl.max(whole_ends, axis=0)
     return (b, rows, slot.to(gl.int32), known.to(gl.int32), high, whole, first, whole_ends, ends, common), each
 
 

@@ -22,7 +22,7 @@ from ..device.layouts import (
     seen_as,
     stage_and_phase,
 )
-from .attend_staged import copied
+from .attend_staged import copied, plus
 
 TOLD = gl.constexpr(4)  # tiles that readers are told of before they come, at most
 FEW, EACH = gl.constexpr(16), gl.constexpr(64)  # positions, and numbers of each, of a box where a step is not whole
@@ -34,11 +34,6 @@ def few_boxes(pool: torch.Tensor) -> TensorDescriptor:
     seen = pool.as_strided((pages, size, heads * width), (*pool.stride()[:2], 1))
     tile = gl.NVMMASharedLayout(128, 8 * pool.element_size(), rank=3)
     return TensorDescriptor.from_tensor(seen, [1, min(size, FEW.value), EACH.value], tile)
-
-
-@gluon.jit
-def _plus(x, y):
-    return x + y
 
 
 @gluon.jit
@@ -89,7 +84,7 @@ def _chosen(position, of, work):
             low, up = gl.where(more, middle, low), gl.where(more, up, middle)
     here = ((end - high <= low) & (low < end)).to(gl.int32)
     at = rank - _longer(low + 1, high, end)
-    request = gl.sum((gl.associative_scan(here, 0, _plus) <= at).to(gl.int32), axis=0)
+    request = gl.sum((gl.associative_scan(here, 0, plus) <= at).to(gl.int32), axis=0)
     tile = low - gl.sum(gl.where(b == request, end - high, 0), axis=0)
     code = request.to(gl.int64) * 4294967296 + tile * kv_heads + head
     return gl.where(rank < gl.sum(high, axis=0), code, -1)

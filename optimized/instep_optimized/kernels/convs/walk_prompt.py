@@ -154,7 +154,7 @@ def conv_walk_prompt(
                 last = ()
                 for w in tl.static_range(3):
                     behind = rows - 3 + w  # below 0 it is in the history
-                    one = tl.load(row + tl.maximum(behind, 0) * x_row)
+                    one = tl.load(row + tl.maximum(behind, 0).to(tl.int64) * x_row)
                     last = last + (tl.where(behind < 0, tl.where(behind == -2, middle, newest), one),)
                 tl.debug_barrier()  # a thread may have read what another one stores
                 for w in tl.static_range(3):
