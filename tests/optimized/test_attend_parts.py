@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,12 +28,15 @@ from instep_optimized.ops.invariant import INVARIANT
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from support.ops_agree import agree
+from support.planted_kernels import planted_kernels
+from support.turns import taken_in_turns
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
 pytestmark = [pytest.mark.gpu if NATIVE else pytest.mark.interpreted]
 SIZES: dict[str, Any] = {"page_size": 64, "heads": 16, "kv_heads": 2, "head_dim": 256} if NATIVE else {"page_size": 16}
 LENGTHS = (*(PART * parts + more for parts in (1, GROUP) for more in (-1, 0, 1)), PART * (GROUP + 1) + 1)
+FP8 = torch.float8_e4m3fn
 TREE = (-1, 0, 0, 1, 2)
 OPS = pytest.mark.parametrize("ops", [TRITON, INVARIANT], ids=lambda ops: ops.name)
 
@@ -160,15 +164,10 @@ def test_tiles_share_copies_where_not_all_of_them_run_at_a_time(
     assert attend_file.sides_of(requests, mapped, pooled, 4, 1024, 132) == sides
 
 
-@pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
-@pytest.mark.parametrize("ops", [TRITON, INVARIANT], ids=lambda ops: ops.name)
-@pytest.mark.parametrize(("size", "between"), [(8, 0), (16, 16), (24, 0), (64, 0), (64, 4), (64, 32), (128, 8)])
-def test_explicit_layouts_give_the_bits_of_the_others(
-    monkeypatch: pytest.MonkeyPatch, ops: Ops, size: int, between: int
-) -> None:
+def mixed(size: int, between: int, dtype: torch.dtype) -> tuple[torch.Tensor, Pages]:
     """Prompts, windows and decodes in one launch; an idle request, holes in the table, NaN where nobody reads.
 
-    between: numbers between the pages of a pool, as red zones are
+    between: numbers between the pages of a pool, as red zones are.  dtype: of keys and values; with scales if of 8 bits
     """
     counts = (300, 1, 4, 0, 17, 16, 130, 7, 4, 9, 1)
     before = (77, 1300, 4093, 5, 0, 1020, 640, 3000, 2046, 1147, 1151)  # a unit's end, and a part behind it
@@ -176,20 +175,36 @@ def test_explicit_layouts_give_the_bits_of_the_others(
     needed = [-(-end // size) for end in ends]
     draw, table = Draw(3, HERE), torch.full((len(counts), max(needed) + 1), -1)
     span = size * 2 * 256
-    raw = [draw.normal(sum(needed), span + between, dtype=BF16) for _ in range(2)]
+    raw = [draw.normal(sum(needed), span + between, dtype=dtype, scale=60 if dtype is FP8 else 1) for _ in range(2)]
     for memory in raw:
         memory[:, span:] = float("nan")
     keys, values = (memory[:, :span].unflatten(1, (size, 2, 256)) for memory in raw)
+    scales = [draw.uniform(*keys.shape[:3], 1, low=0.005, high=0.015) for _ in raw] if dtype is FP8 else []
     order = torch.randperm(sum(needed), generator=torch.Generator().manual_seed(4))
     for line, (pages, end) in enumerate(zip(order.split(needed), ends, strict=True)):
         table[line, : len(pages)] = pages
-        for pool in (keys, values):
-            pool[pages[-1:], end - size * (len(pages) - 1) :] = float("nan")
+        for pool in (keys, values, *scales):
+            pool[int(pages[-1]), end - size * (len(pages) - 1) :] = float("nan")
     table[6, 1] = table[7, 2] = -1
     begin = [3 + sum(counts[:i]) + 2 * i for i in range(len(counts))]
     slots = draw.ints([-1 if i == 4 else i for i in range(len(counts))])
-    given = Pages(keys, values, table.to(HERE), slots, *map(draw.ints, (begin, counts, before)), max(counts))
-    query = draw.normal(begin[-1] + 9, 16, 256, dtype=BF16)
+    given = Pages(keys, values, table.to(HERE), slots, *map(draw.ints, (begin, counts, before)), max(counts),
+                  **dict(zip(("key_scales", "value_scales"), scales, strict=False)))  # fmt: skip
+    return draw.normal(begin[-1] + 9, 16, 256, dtype=BF16), given
+
+
+@pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
+@pytest.mark.parametrize("ops", [TRITON, INVARIANT], ids=lambda ops: ops.name)
+@pytest.mark.parametrize(
+    ("size", "between", "dtype"),
+    [(8, 0, BF16), (16, 16, BF16), (24, 0, BF16), (64, 0, BF16), (64, 4, BF16), (64, 32, BF16), (128, 8, BF16),
+     (8, 0, FP8), (16, 16, FP8), (24, 0, FP8), (64, 8, FP8), (64, 32, FP8), (128, 0, FP8)],
+    ids=lambda value: str(value).removeprefix("torch."),
+)  # fmt: skip
+def test_explicit_layouts_give_the_bits_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, ops: Ops, size: int, between: int, dtype: torch.dtype
+) -> None:
+    query, given = mixed(size, between, dtype)
     launched = list[str]()
     real = attend_file.launch
     sides = set[tuple[str, int]]()
@@ -201,22 +216,50 @@ def test_explicit_layouts_give_the_bits_of_the_others(
 
     monkeypatch.setattr(attend_file, "launch", told)
     found = ops.attend(query=query, pages=given, to=at("attended"))
-    # Of pages of 24 a step has no whole number; where 4 numbers stand between pages these do not begin at 16 bytes.
-    staged = "" if size == 24 or between == 4 else "_staged"
+    # Of pages of 24 a step has no whole number; where 8 bytes stand between pages these do not begin at 16 bytes. The
+    # scales of a page of 8 are 64 bytes.
+    staged = "" if size == 24 or between * dtype.itemsize == 8 or (size, dtype) == (8, FP8) else "_staged"
     assert launched[-2:] == [f"read_parts{staged}", "join_parts"] and found.isfinite().all()
-    assert launched[0] == ("read_chunk" if ops is INVARIANT else f"read_chunk{staged}")
+    assert launched[0] == ("read_chunk" if ops is INVARIANT or dtype is FP8 else f"read_chunk{staged}")
     as_is = attend_file.FEW
     for places in (2, 9999):  # programs; in items of two tiles, and of one
         monkeypatch.setattr(attend_file, "multiprocessors", lambda _, places=places: places)
         for few in (0, 9999, as_is):  # in groups, in parts, and as is
             monkeypatch.setattr(attend_file, "FEW", few)
             assert same_bits(ops.attend(query=query, pages=given, to=at("attended")), found)
-    whole = ["read_chunk_staged"] * (ops is not INVARIANT)
+    whole = ["read_chunk_staged"] * (ops is not INVARIANT and dtype is not FP8)
     kernels = ["read_parts_staged", *whole] if staged else []
     assert launched[-2:] == [f"read_parts{staged}", "join_parts"] and sides == {*product(kernels, (1, 2))}
     monkeypatch.setattr(attend_file, "staged", None)
     assert same_bits(ops.attend(query=query, pages=given, to=at("attended")), found)
     assert not any("staged" in name for name in launched[-3:])
+
+
+FORGOTTEN = (  # nobody uses it, so the scales have its memory
+    "    if key_scales is not None:\n        beside",
+    "    barrier_of_nobody = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())\n"
+    "    mbarrier.init(barrier_of_nobody, count=1)\n    if key_scales is not None:\n        beside",
+)
+
+
+@pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
+@pytest.mark.parametrize(
+    ("dtype", "plant"), [(BF16, None), (FP8, None), (FP8, FORGOTTEN)], ids=["bfloat16", "float8", "nobody's barrier"]
+)
+def test_bits_outlast_the_turns_of_another_process(
+    dtype: torch.dtype, plant: tuple[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device saves programs that run, with what counts arrivals, and brings them back."""
+    query, given = mixed(64, 0, dtype)
+    wanted = TRITON.attend(query=query, pages=given, to=at("attended"))
+    if plant is not None:
+        other = planted_kernels("attention.attend_parts_staged", (plant,), tmp_path, monkeypatch)
+        monkeypatch.setattr(attend_file, "windows", other)
+    monkeypatch.setattr(attend_file, "multiprocessors", lambda _: 2)  # programs, which take a millisecond then
+    assert same_bits(TRITON.attend(query=query, pages=given, to=at("attended")), wanted)
+    with taken_in_turns():
+        same = [same_bits(TRITON.attend(query=query, pages=given, to=at("attended")), wanted) for _ in range(200)]
+    assert all(same) is (plant is None), same
 
 
 @pytest.mark.skipif(not NATIVE, reason="no CUDA device here")

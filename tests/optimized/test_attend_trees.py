@@ -25,6 +25,7 @@ from instep_optimized.ops.triton import TRITON
 from support.overlapped import same_in_a_graph
 from support.planted_kernels import planted_kernels
 
+FP8 = torch.float8_e4m3fn
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
 pytestmark = [pytest.mark.gpu if NATIVE else pytest.mark.interpreted]
@@ -133,7 +134,7 @@ def test_a_fault_of_what_is_read_alone_is_seen(
     assert not same_bits(*both(given(FP32), 0, other.read_alone, monkeypatch))
 
 
-def mixed() -> tuple[torch.Tensor, Pages]:
+def mixed(kv: torch.dtype = BF16) -> tuple[torch.Tensor, Pages]:
     """Native: trees, one of many nodes, and chains; an idle request, holes in the table, NaN behind the ends."""
     shapes: tuple[tuple[int, ...] | int, ...] = (
         (-1, *(node // 2 for node in range(7))), 4, tuple(range(-1, 6)), (-1,),
@@ -145,15 +146,16 @@ def mixed() -> tuple[torch.Tensor, Pages]:
     needed = [-(-end // size) for end in ends]
     table, order = torch.full((len(counts), max(needed) + 1), -1), torch.randperm(sum(needed))
     keys, values = (draw.normal(sum(needed), size, 2, 256, dtype=BF16) for _ in range(2))
+    scales = [draw.normal(sum(needed), size, 2, 1).abs() + 0.5 for _ in range(2)] if kv == FP8 else []
     for line, (pages, end) in enumerate(zip(order.split(needed), ends, strict=True)):
         table[line, : len(pages)] = pages
-        for pool in (keys, values):
+        for pool in (keys, values, *scales):
             pool[pages[-1:], end - size * (len(pages) - 1) :] = float("nan")
     table[0, 3] = table[7, 2] = -1
     bits = [bit for shape in shapes for bit in (shape * [0] if isinstance(shape, int) else ancestors(shape))]
     begin, slots = [sum(counts[:i]) for i in range(len(counts))], [-1 if i == 3 else i for i in range(len(counts))]
-    pages = Pages(keys, values, table.to(HERE), *map(draw.ints, (slots, begin, counts, before)), max(counts),
-                  draw.ints(bits), max(counts))  # fmt: skip
+    pages = Pages(keys.to(kv), values.to(kv), table.to(HERE), *map(draw.ints, (slots, begin, counts, before)),
+                  max(counts), draw.ints(bits), max(counts), *scales)  # fmt: skip
     return draw.normal(sum(counts), 16, 256, dtype=BF16), pages
 
 
@@ -165,11 +167,11 @@ STAGED_FAULTS = {  # of what stands before a window
 
 
 @pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
-@pytest.mark.parametrize("fault", STAGED_FAULTS)
+@pytest.mark.parametrize(("fault", "kv"), [*((fault, BF16) for fault in STAGED_FAULTS), ("nothing", FP8)], ids=str)
 def test_trees_beside_chains_have_the_bits_of_the_other_layouts(
-    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str, kv: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    query, pages = mixed()
+    query, pages = mixed(kv)
     launched, real = list[str](), attend_file.launch
     monkeypatch.setattr(attend_file, "launch", lambda kernel, *rest, **more: (
         launched.append(kernel.__name__), real(kernel, *rest, **more)))  # fmt: skip

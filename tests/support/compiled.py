@@ -43,12 +43,15 @@ from instep_optimized.layout import Address, Pages, Part, Ring, Updates
 from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.fused.prefill_gdn import stored
 from instep_reference.contract.place import Place
+from support import barriers
 from support.beside import made_beside
+from support.forgotten import NUMBERS, forgotten
 from support.handshake import HALF, MANY, STEPS, halves, handed, told
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.bool: "*i1", torch.int32: "*i32",
-         torch.uint16: "*u16", torch.uint32: "*u32", torch.uint64: "*u64"}  # fmt: skip
+         torch.uint16: "*u16", torch.uint32: "*u32", torch.uint64: "*u64",
+         torch.float8_e4m3fn: "*fp8e4nv"}  # fmt: skip
 H, HV, K, V = 2, 4, 128, 128
 RESERVED = 1024  # bytes of shared memory that every program has besides
 TARGET = GPUTarget("cuda", 90, 32)
@@ -93,7 +96,7 @@ def key_of(source: Any, options: Mapping[str, Any]) -> str:
     backend = compiler.make_backend(TARGET)
     all_options = backend.parse_options({**options, **source.parse_options()})
     told = compiler.get_cache_key(source, backend, all_options, env_vars=compiler.get_cache_invalidating_env_vars())
-    return sha256(f"{told} {inspect.getsource(taken)}".encode()).hexdigest()[:32]
+    return sha256(f"{told} {inspect.getsource(taken)} {inspect.getsource(barriers)}".encode()).hexdigest()[:32]
 
 
 def taken(made: Any) -> Found:
@@ -105,7 +108,7 @@ def taken(made: Any) -> Found:
         "usage": usage[usage.index("REG:") :].strip(), "shared": made.metadata.shared + own,
         "copies": ptx.count("cp.async.c"),
         "waits": code.count("WARPGROUP.DEPBAR") - ptx.count("wgmma.wait_group"),
-        "beside": made_beside(code),
+        "beside": made_beside(code), "reused": barriers.reused(made.asm["ttgir"], compiler.make_backend(TARGET)),
     }
 
 
@@ -130,23 +133,33 @@ def handshakes() -> None:
     compiled(handed, None, x, x, x, MANY, warps=4)
 
 
+def barriers_of_nobody() -> None:
+    """The kernel of `forgotten.py`, in both forms"""
+    for kept in (True, False):
+        compiled(forgotten, None, torch.zeros(1, dtype=torch.int32), 1, kept, NUMBERS, warps=4)
+
+
 def attention() -> None:
     """Prompts of few and many rows, windows of few and many positions, decodes, trees; pages of a part of a step, whole
     steps.
 
-    Behind each page stands a red zone, as in the pools of an engine; of the last ones it is no whole 16 bytes.
+    Then windows and decodes over numbers of 8 bits. Behind each page stands a red zone, as in the pools of an engine.
+    Of the last ones of each width it is no whole 16 bytes.
     """
     attend_file.launch = staged_alone  # type: ignore[assignment]
     attend_file.staged.hopper = lambda _: True
     attend_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
-    forms = ((16, 1, 130, 16, 0), (64, 4, 600, 16, 0), (64, 40, 4, 16, 0), (64, 40, 1, 16, 0), (64, 40, 4, 4, 0),
-             (64, 40, 8, 16, 8), (64, 2, 8, 16, 8))  # fmt: skip
-    for size, requests, rows, zone, nodes in forms:
+    wide, narrow = torch.bfloat16, torch.float8_e4m3fn
+    forms = ((16, 1, 130, 16, 0, wide), (64, 4, 600, 16, 0, wide), (64, 40, 4, 16, 0, wide), (64, 40, 1, 16, 0, wide),
+             (64, 40, 4, 4, 0, wide), (64, 40, 8, 16, 8, wide), (64, 2, 8, 16, 8, wide), (64, 40, 4, 16, 0, narrow),
+             (16, 40, 1, 16, 0, narrow), (64, 40, 4, 8, 0, narrow))  # fmt: skip
+    for size, requests, rows, zone, nodes, dtype in forms:
         span, many = size * 2 * 256, torch.zeros(requests, dtype=torch.int64)
-        pool = torch.zeros(16 * requests, span + zone, dtype=torch.bfloat16)[:, :span].unflatten(1, (size, 2, 256))
+        pool = torch.zeros(16 * requests, span + zone, dtype=dtype)[:, :span].unflatten(1, (size, 2, 256))
+        scales = torch.zeros(16 * requests, size, 2, 1) if dtype is narrow else None
         pages = Pages(pool, pool, torch.zeros(requests, 16, dtype=torch.int64), many, many, many, many, rows,
-                      torch.zeros(requests * rows, dtype=torch.int64) if nodes else None, nodes,
-                      full=requests == 1)  # fmt: skip
+                      torch.zeros(requests * rows, dtype=torch.int64) if nodes else None, nodes, scales, scales,
+                      requests == 1)  # fmt: skip
         query = torch.zeros(requests * rows, 16, 256, dtype=torch.bfloat16)
         attend_file.attend(query=query, pages=pages, to=Place("trunk", 0, "attended"))
 
@@ -279,8 +292,9 @@ def clocks() -> None:
     compiled(card._drag, None, since, 0.08, 2000, warps=1)
 
 
-FORMS = {"attend": attention, "clocks": clocks, "convs": convs, "few_registers": few_registers, "handshake": handshakes,
-         "many_heads": many_heads, "products": products, "prompts": prompts, "windows": windows}  # fmt: skip
+FORMS = {"attend": attention, "clocks": clocks, "convs": convs, "few_registers": few_registers,
+         "forgotten": barriers_of_nobody, "handshake": handshakes, "many_heads": many_heads, "products": products,
+         "prompts": prompts, "windows": windows}  # fmt: skip
 
 if __name__ == "__main__":
     words = argparse.ArgumentParser()

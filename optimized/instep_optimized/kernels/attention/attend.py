@@ -1,7 +1,8 @@
 """Paged attention for prefill chunks, verify windows, trees and decode: which kernels run, and how work is divided.
 
 The positions of a prefill chunk are not split. Leaves out: the kernels (`attend_chunk.py`, `attend_parts.py`,
-`attend_alone.py`; with explicit layouts `attend_chunk_staged.py`, `attend_parts_staged.py`).
+`attend_alone.py`; with explicit layouts `attend_chunk_staged.py` over 16 bits a number, `attend_parts_staged.py` over
+16 or 8).
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ SMALL = Shape(16, 16, 4, 1)  # interpreted
 TREES_FROM = 2  # requests: a tree alone is read sooner without explicit layouts, in one launch less
 # Of the kernels with explicit layouts, which have the tiles above: stages, registers of a thread that reads (parts: of
 # one that sums values), and of one that copies.
-CHUNK_STAGED, PARTS_STAGED = (2, 232, 40), (2, 168, 40)
+CHUNK_STAGED, PARTS_STAGED, WIDENED_PARTS = (2, 232, 40), (2, 168, 40), (2, 248, 40)
 
 
 def shape_of(shapes: dict[int, Shape], query: torch.Tensor) -> Shape:
@@ -239,7 +240,7 @@ class Call(NamedTuple):
         """Requests of many rows: a program reads all positions of its rows.  ->  whether these are all rows"""
         rows, tokens = self.height(shape)
         pages, (requests, kv_heads) = self.pages, (self.pages.begin.numel(), self.pages.keys.shape[2])
-        if not part and (fit := self.staged(rows, shape, CHUNK_STAGED)):
+        if not part and pages.key_scales is None and (fit := self.staged(rows, shape, CHUNK_STAGED)):
             return self._whole_staged(fit, tokens)
         launch(
             read_chunk, (kv_heads, ceil_div(pages.most, tokens), requests),
@@ -254,7 +255,7 @@ class Call(NamedTuple):
 
         Where the host knows that the only request has all rows, there are no parts: who reads them is not launched.
         """
-        pages, (pools, constants) = self.pages, fit
+        pages, (pools, constants) = self.pages, fit  # pools have no scales here
         requests, kv_heads, places = pages.begin.numel(), pages.keys.shape[2], multiprocessors(self.query.device)
         tiles = kv_heads * ceil_div(pages.most, tokens) * requests
         sides = 1 if tokens > 1 and tiles <= places else 2
@@ -264,7 +265,7 @@ class Call(NamedTuple):
             tiles = kv_heads * ceil_div(pages.most, tokens) * requests
         alone = requests == 1 and pages.ancestors is None and pages.full
         launch(
-            chunks.read_chunk_staged, (min(places, tiles),), *self.queries, *pools,
+            chunks.read_chunk_staged, (min(places, tiles),), *self.queries, *pools[:2],
             *map(prompts.few_boxes, (pages.keys, pages.values)), *self.beside,
             requests, kv_heads, tokens, len(self.query), BT=max(power_of_2(requests), LISTED),
             SIDES=sides, ALONE=alone, **constants,
@@ -287,8 +288,9 @@ class Call(NamedTuple):
         means = self.query.new_empty((room, at_once, heads, width), dtype=torch.float32)
         sums = self.query.new_empty((room, at_once, heads, 2), dtype=torch.float32)
         listed, places, sides = max(power_of_2(requests), LISTED), multiprocessors(self.query.device), 1
+        form = PARTS_STAGED if pages.key_scales is None else WIDENED_PARTS
         few_trees = trees and requests < TREES_FROM
-        fit = listed <= 128 and not few_trees and self.staged(rows, shape, PARTS_STAGED)
+        fit = listed <= 128 and not few_trees and self.staged(rows, shape, form)
         tiles = ceil_div(at_once, 1 if trees and not fit else tokens)
         if fit:
             sides = min(tiles, sides_of(

@@ -95,7 +95,7 @@ def _read(
     """MT rows of each tile, from row SIDE * MT on. The next scores and means are made while scores are weighed."""
     _, _, _, _, _, _, table, table_row, table_column, group, scale = given
     tokens = work[10]
-    key_tiles, value_tiles, full_keys, full_values, free_keys, free_values, _ = tiles
+    key_tiles, value_tiles, full_keys, full_values, free_keys, free_values = tiles
     W: gl.constexpr = gl.num_warps()
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, NT, 16])
     MEANS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, DT, 16])
@@ -196,6 +196,8 @@ def read_chunk_staged(
     full = gl.allocate_shared_memory(gl.int64, [TOLD, 1], mbarrier.MBarrierLayout())
     for place in gl.static_range(TOLD):
         mbarrier.init(full.index(place), count=1)
+    copied_last = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(copied_last, count=1)
     tiles = places(DTYPE, NT, DT, STAGES, SIDES, SIDES)
     if EARLY:
         gdc_wait()
@@ -214,7 +216,7 @@ def read_chunk_staged(
             [
                 (_read, (given, work, orders, query_tiles.index(0), tiles, ROWS, NT, DT, PAGE, STAGES, SIDES, 0)),
                 (_read, (given, work, orders, query_tiles.index(1), tiles, ROWS, NT, DT, PAGE, STAGES, SIDES, 1)),
-                (copy_tiles, (pools, work, orders, tiles, NT, DT, BT, PAGE, STAGES)),
+                (copy_tiles, (pools, work, orders, tiles, copied_last, NT, DT, BT, PAGE, STAGES)),
             ],
             [4, 1], [REGISTERS, COPIER_REGISTERS],
         )  # fmt: skip
@@ -222,7 +224,7 @@ def read_chunk_staged(
         gl.warp_specialize(
             [
                 (_read, (given, work, orders, query_tiles.index(0), tiles, ROWS, NT, DT, PAGE, STAGES, SIDES, 0)),
-                (copy_tiles, (pools, work, orders, tiles, NT, DT, BT, PAGE, STAGES)),
+                (copy_tiles, (pools, work, orders, tiles, copied_last, NT, DT, BT, PAGE, STAGES)),
             ],
             [1], [COPIER_REGISTERS],
         )  # fmt: skip

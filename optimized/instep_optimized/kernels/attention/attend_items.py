@@ -13,6 +13,7 @@ from triton.experimental.gluon import language as gl
 
 from ..device.layouts import gdc_launch_dependents, gdc_wait
 from .attend_staged import copied, plus
+from .attend_widened import copied_narrow
 
 
 @gluon.jit
@@ -84,11 +85,11 @@ def chosen(item, lists, work, unit_size, SIDES: gl.constexpr):
 
 @gluon.jit
 def copy(
-    keys, values, table, table_row, table_column, work, tiles,
+    keys, values, scales, table, table_row, table_column, work, tiles, beside,
     NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr, PAGE: gl.constexpr,
-    STAGES: gl.constexpr, EARLY: gl.constexpr, SIDES: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, SIDES: gl.constexpr, KV: gl.constexpr,
 ):  # fmt: skip
-    """Copy the keys and values of all items of this program."""
+    """Copy the keys and values of all items of this program, and scales beside them if there are any."""
     if EARLY:
         gdc_wait()
         if work[11][1] is not None:  # `read_alone` behind this launch takes what is idle, and waits itself
@@ -98,6 +99,10 @@ def copy(
     for item in range(gl.program_id(0), gl.max(lists[8], axis=0), gl.num_programs(0)):
         of, start, stop = chosen(item, lists, work, PT * each, SIDES)
         pages = (table + of[1].to(gl.int64) * table_row, table_column)
-        done = copied(done, start, stop, keys, values, of[2] * DT, pages, tiles, NT, DT, PAGE, STAGES)
+        if scales[0] is None:
+            done = copied(done, start, stop, keys, values, of[2] * DT, pages, tiles, NT, DT, PAGE, STAGES)
+        else:
+            done = copied_narrow(done, start, stop, keys, values, scales, of[2], pages, tiles, beside,
+                                 NT, DT, PAGE, STAGES, KV)  # fmt: skip
     if EARLY:  # so late that the programs of the launch behind do not crowd where these end first
         gdc_launch_dependents()

@@ -2,13 +2,13 @@
 
 One group of warps computes the weights of an item, of one tile or of two, and hands them on through shared memory. One
 more group per tile multiplies the values. So the scores of a step are computed while the values of the step before are
-summed.
+summed. Values of 8 bits have one group for both tiles, so that each is widened once.
 
 What is stored waits in the cache for the join (`evict_last`). Otherwise it goes to memory while keys and values come
 from there, which takes longer than its bytes say.
 
 Leaves out: what nodes of a tree do not see alike, and what does not fit; what programs read, and who copies it
-(`attend_items.py`).
+(`attend_items.py`); how numbers of 8 bits are loaded (`attend_widened.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -21,16 +21,28 @@ from triton.experimental.gluon import language as gl
 
 from ..device.layouts import along, barrier, fence_async_shared, gdc_wait, mbarrier, mma_v2, stage_and_phase
 from .attend_items import chosen, copy, listed, of_one
-from .attend_staged import holes, places, seen, weights_of
+from .attend_staged import holes, over_columns, places, seen, weights_of
+from .attend_widened import (
+    LINE,
+    TURN,
+    in_columns,
+    key_scales_of,
+    keys_of,
+    scale_places,
+    turned,
+    turned_from,
+    values_of,
+)
 
 HANDED = gl.constexpr(2)  # steps whose weights wait for their values, at most
 PIECE = gl.constexpr(64)  # numbers of a key that are multiplied at a time: fewer registers
+FEWER = gl.constexpr(168)  # registers of a thread that sums values where items have one tile: who weighs has the others
 
 
 @gluon.jit
-def _hands(DTYPE: gl.constexpr, MT: gl.constexpr, NT: gl.constexpr, SIDES: gl.constexpr):
+def _hands(DTYPE: gl.constexpr, MT: gl.constexpr, NT: gl.constexpr, SIDES: gl.constexpr, TO: gl.constexpr):
     """Shared memory for what is handed on: the weights of a step, four factors per row (`_weigh`), and what says that a
-    place is full, and that it is free
+    place is full, and that it is free. TO: groups of warps
 
     Each factor has memory of its own: between stores to the same memory the compiler puts a barrier.
     """
@@ -45,7 +57,7 @@ def _hands(DTYPE: gl.constexpr, MT: gl.constexpr, NT: gl.constexpr, SIDES: gl.co
     free = gl.allocate_shared_memory(gl.int64, [HANDED, 1], BARRIER)
     for hand in gl.static_range(HANDED):
         mbarrier.init(full.index(hand), count=1)
-        mbarrier.init(free.index(hand), count=SIDES)
+        mbarrier.init(free.index(hand), count=TO)
     fence_async_shared()
     barrier()
     return weights, (kept, old, own, sees), full, free
@@ -88,22 +100,38 @@ def _scored(query_tile, key_tile, TILE: gl.constexpr):
     LEFT: gl.constexpr = gl.DotOperandLayout(0, TILE, 2)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, TILE, 2)
     score = gl.full((query_tile.shape[0], key_tile.shape[0]), 0.0, gl.float32, TILE)
-    for piece in gl.static_range(key_tile.shape[1] // PIECE):
-        left = query_tile.slice(piece * PIECE, PIECE, dim=1).load(LEFT)
-        right = key_tile.slice(piece * PIECE, PIECE, dim=1).permute((1, 0)).load(RIGHT)
-        score = mma_v2(left, right, score)
+    if query_tile.dtype != key_tile.dtype:
+        for line in gl.static_range(key_tile.shape[1] // LINE):
+            left = query_tile.slice(line * LINE, LINE, dim=1).load(LEFT)
+            score = mma_v2(left, keys_of(key_tile, line, query_tile.dtype, RIGHT), score)
+    else:
+        for piece in gl.static_range(key_tile.shape[1] // PIECE):
+            left = query_tile.slice(piece * PIECE, PIECE, dim=1).load(LEFT)
+            right = key_tile.slice(piece * PIECE, PIECE, dim=1).permute((1, 0)).load(RIGHT)
+            score = mma_v2(left, right, score)
     return score
 
 
 @gluon.jit
-def _summed(weights, value, mean, position, step, stop):
-    """The values of a step, by their weights, added to `mean`. position: along the keys of a step"""
+def _summed(weights, value, beside, kv_head, mean, position, step, stop, KV: gl.constexpr):
+    """The values of a step, by their weights, added to `mean`.
+
+    weights: loaded, or where they are if values have 8 bits; beside: the scales of values, or None; position: along the
+    keys of a step, or of a turn
+    """
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, mean.type.layout, 2)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, mean.type.layout, 2)
-    if step + value.shape[0] <= stop:
-        mean = mma_v2(weights, value.load(RIGHT), mean)
-    else:  # behind the last position may be NaN
-        there = gl.expand_dims(position, 1) < stop - step
-        mean = mma_v2(weights, gl.where(there, value.load(RIGHT), 0.0).to(value.dtype), mean)
+    if beside is None:
+        if step + value.shape[0] <= stop:
+            mean = mma_v2(weights, value.load(RIGHT), mean)
+        else:  # behind the last position may be NaN
+            there = gl.expand_dims(position, 1) < stop - step
+            mean = mma_v2(weights, gl.where(there, value.load(RIGHT), 0.0).to(value.dtype), mean)
+    else:
+        for turn in gl.static_range(value.shape[0] // TURN):
+            weight = weights.slice(turn * TURN, TURN, dim=1).load(LEFT)
+            there = position < stop - step - turn * TURN
+            mean = mma_v2(weight, values_of(value, beside, kv_head, turn, there, RIGHT, KV), mean)
     return mean
 
 
@@ -120,20 +148,20 @@ def _factors(best, total, more, sum_of_more):
 
 @gluon.jit
 def _weigh(
-    given, work, query_tile, tiles, hands, exchanged,
+    given, work, query_tile, tiles, beside, hands, exchanged,
     MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr,
-    PAGE: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, SIDES: gl.constexpr,
+    PAGE: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, SIDES: gl.constexpr, KV: gl.constexpr,
 ):  # fmt: skip
     """The weights of every step, of the tiles of an item below each other. Beside them stand factors of each row:
 
     of what was summed of the part before; and in the last step of a part that of the parts before, that of the part,
-    and whether the row sees anything of it (else neither counts).
+    and whether the row sees anything of it (else neither counts). beside: the scales of keys, or None
 
     Each warp has a quarter of a step's positions. Maxima and sums of the quarters go through shared memory here, with a
     barrier each: where the compiler reduces it puts three.
     """
     query, query_row, query_head, table, table_row, table_column, begin, group, scale, _, sums, room = given
-    key_tiles, _, full_keys, _, free_keys, _, _ = tiles
+    key_tiles, _, full_keys, _, free_keys, _ = tiles
     weights, factors, full, free = hands
     kept_of, old_of, own_of, sees_of = factors
     maxima, totals = exchanged
@@ -160,7 +188,7 @@ def _weigh(
         loaded = gl.load(source, mask=inside, other=0.0)
         missing = holes(line, table_column, start, stop, PAGE)
         barrier()
-        query_tile.store(loaded)
+        query_tile.store(loaded if beside is None else turned(loaded))
         barrier()
         m = gl.arange(0, ROWS, OF_ROW)
         token = first + m // MT * tokens + m % MT // group
@@ -176,6 +204,9 @@ def _weigh(
                 hand, turn = stage_and_phase(done, HANDED)
                 mbarrier.wait(full_keys.index(place), phase)
                 score = _scored(query_tile, key_tiles.index(place), TILE)
+                if beside is not None:
+                    scales = key_scales_of(beside.index(place), kv_head, gl.SliceLayout(0, TILE), NT, KV)
+                    score *= gl.expand_dims(scales, 0)
                 if step + NT > full_rows:
                     score = seen(score, step, stop, last, (line, table_column), missing, NT, PAGE)
                 maxima.store(gl.max(_by_warp(score), axis=2))
@@ -184,7 +215,8 @@ def _weigh(
                 higher = gl.maximum(more, _highest(maxima, OF_ROW) * scale)
                 weight, kept = weights_of(score, more, higher, scale)
                 mbarrier.wait(free.index(hand), turn ^ 1)
-                weights.index(hand).store(weight.to(weights.dtype))
+                handed = weight.to(weights.dtype)
+                weights.index(hand).store(handed if beside is None else turned(handed))
                 kept_of.index(hand).store(kept)
                 totals.store(gl.sum(_by_warp(weight), axis=2))
                 barrier()
@@ -210,23 +242,28 @@ def _weigh(
 
 
 @gluon.jit
-def _factor(factors, hand, AT: gl.constexpr, MT: gl.constexpr, OF_ROW: gl.constexpr):
-    """Of the rows of a tile, which are those from AT on"""
-    return gl.expand_dims(factors.index(hand).slice(AT, MT).load(OF_ROW), 1)
+def _factor(factors, hand, AT: gl.constexpr, ROWS: gl.constexpr, OF_ROW: gl.constexpr):
+    """Of ROWS rows, which are those from AT on"""
+    return gl.expand_dims(factors.index(hand).slice(AT, ROWS).load(OF_ROW), 1)
 
 
 @gluon.jit
 def _gather(
-    given, work, tiles, hands,
+    given, work, tiles, beside, hands,
     MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr,
-    STAGES: gl.constexpr, EARLY: gl.constexpr, SIDES: gl.constexpr, SIDE: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, SIDES: gl.constexpr, KV: gl.constexpr, SIDE: gl.constexpr,
+    TILES: gl.constexpr,
 ):  # fmt: skip
-    """The means of the first or the second tile of every item."""
+    """The means of the first or the second tile of every item, or of TILES below each other.
+
+    beside: the scales of values, or None
+    """
     _, _, _, _, _, _, _, group, _, means, _, room = given
-    _, value_tiles, _, full_values, _, free_values, _ = tiles
+    _, value_tiles, _, full_values, _, free_values = tiles
     weights, factors, full, free = hands
     kept_of, old_of, own_of, sees_of = factors
     W: gl.constexpr = gl.num_warps()
+    ROWS: gl.constexpr = TILES * MT
     AT: gl.constexpr = SIDE * MT
     TILE: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, W], [16, 8])
     OF_ROW: gl.constexpr = gl.SliceLayout(1, TILE)
@@ -235,7 +272,9 @@ def _gather(
     if EARLY:
         gdc_wait()
     most, skipped, kv_heads, tokens = work[5], work[6], work[9], work[10]
-    position = gl.arange(0, NT, gl.SliceLayout(1, RIGHT))
+    position = gl.arange(0, NT if beside is None else TURN, gl.SliceLayout(1, RIGHT))
+    if beside is not None:
+        position = turned_from(position)
     lists, each = listed(work, PT, GROUP, BT, SIDES)
     done = 0
     for item in range(gl.program_id(0), gl.max(lists[8], axis=0), gl.num_programs(0)):
@@ -251,44 +290,48 @@ def _gather(
                 mbarrier.arrive(free_values.index(place), count=1)
                 done += 1
             stop = start
-        m = gl.arange(0, MT, OF_ROW)
-        token = first + m // group
+        m = gl.arange(0, ROWS, OF_ROW)
+        token = first + m // MT * tokens + m % MT // group
         last = known + token
         full_rows = gl.minimum(known + first + 1, stop)
-        mean = gl.full((MT, DT), 0.0, gl.float32, TILE)
+        mean = gl.full((ROWS, DT), 0.0, gl.float32, TILE)
         for part in range(start, stop, PT):
-            mean_of_more = gl.full((MT, DT), 0.0, gl.float32, TILE)
+            mean_of_more = gl.full((ROWS, DT), 0.0, gl.float32, TILE)
             behind = gl.minimum(part + PT, stop)
             for step in range(part, behind, NT):
                 place, phase = stage_and_phase(done, STAGES)
                 hand, turn = stage_and_phase(done, HANDED)
                 mbarrier.wait(full.index(hand), turn)
-                weight = weights.index(hand).slice(AT, MT, dim=0).load(LEFT)
-                mean_of_all = mean_of_more * _factor(kept_of, hand, AT, MT, OF_ROW)
+                weight = weights.index(hand).slice(AT, ROWS, dim=0)
+                weight = weight.load(LEFT) if beside is None else weight
+                mean_of_all = mean_of_more * _factor(kept_of, hand, AT, ROWS, OF_ROW)
                 mbarrier.wait(full_values.index(place), phase)
-                value = value_tiles.index(place)
-                mean_of_all = _summed(weight, value, mean_of_all, position, step, stop)
+                value, scales = value_tiles.index(place), None if beside is None else beside.index(place)
+                mean_of_all = _summed(weight, value, scales, kv_head, mean_of_all, position, step, stop, KV)
                 mbarrier.arrive(free_values.index(place), count=1)
                 if step + NT > full_rows:  # as in `_weigh`
                     mean_of_all = gl.where(gl.expand_dims(step <= last, 1), mean_of_all, mean_of_more)
                 mean_of_more = mean_of_all
                 if step + NT >= behind:
-                    old, own = (_factor(old_of, hand, AT, MT, OF_ROW),
-                                _factor(own_of, hand, AT, MT, OF_ROW))  # fmt: skip
-                    sees = _factor(sees_of, hand, AT, MT, OF_ROW) != 0.0
+                    old, own = (_factor(old_of, hand, AT, ROWS, OF_ROW),
+                                _factor(own_of, hand, AT, ROWS, OF_ROW))  # fmt: skip
+                    sees = _factor(sees_of, hand, AT, ROWS, OF_ROW) != 0.0
                     mean = gl.where(sees, mean * old + mean_of_more * own, mean)
                 mbarrier.arrive(free.index(hand), count=1)
                 done += 1
-        live = (m // group < tokens) & (token < gl.where(base + unit < room, behind_last, 0))
-        spot = ((base + unit).to(gl.int64) * most + token - skipped) * (kv_heads * group) + kv_head * group + m % group
-        d = along(1, DT, TILE)
-        target, inside = means + gl.expand_dims(spot * DT, 1) + d, gl.expand_dims(live, 1) & (d >= 0)
-        gl.store(target, mean, mask=inside, eviction_policy="evict_last")
+        live = (m % MT // group < tokens) & (token < gl.where(base + unit < room, behind_last, 0))
+        head = kv_head * group + m % MT % group
+        spot = ((base + unit).to(gl.int64) * most + token - skipped) * (kv_heads * group) + head
+        stored = mean if beside is None else in_columns(mean)
+        STORED: gl.constexpr = stored.type.layout
+        d = along(1, DT, STORED)
+        spot, live = over_columns(spot * DT, gl.SliceLayout(1, STORED)), over_columns(live, gl.SliceLayout(1, STORED))
+        gl.store(means + spot + d, stored, mask=live & (d >= 0), eviction_policy="evict_last")
 
 
 @gluon.jit(do_not_specialize=["most", "skipped", "few", "room", "requests"])
 def read_parts_staged(
-    query, query_row, query_head, keys, values,
+    query, query_row, query_head, keys, values, key_scales, value_scales,
     table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes, window,
     group: gl.constexpr, width, scale, means, sums, most, skipped, few, room, requests, kv_heads: gl.constexpr,
     tokens: gl.constexpr, MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr,
@@ -301,31 +344,38 @@ def read_parts_staged(
             (begin, ancestors, ancestors_step, nodes))  # fmt: skip
     given = (query, query_row, query_head, table, table_row, table_column, begin, group, scale, means, sums, room)
     query_tile = gl.allocate_shared_memory(DTYPE, [SIDES * MT, DT], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-    hands = _hands(DTYPE, MT, NT, SIDES)
+    TO: gl.constexpr = SIDES if key_scales is None else 1  # groups that sum values
+    hands = _hands(DTYPE, MT, NT, SIDES, TO)
     OF_WARPS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     exchanged = (gl.allocate_shared_memory(gl.float32, [SIDES * MT, 4], OF_WARPS),
                  gl.allocate_shared_memory(gl.float32, [SIDES * MT, 4], OF_WARPS))  # fmt: skip
-    tiles = places(DTYPE, NT, DT, STAGES, 1, SIDES)
-    if SIDES == 1:
+    tiles = places(keys.dtype, NT, DT, STAGES, 1, TO)
+    scales, beside = (key_scales, value_scales), (None, None)
+    if key_scales is not None:
+        beside = scale_places(NT, kv_heads, STAGES)
+    if TO == 1:
         gl.warp_specialize(
             [
-                (_weigh, (given, work, query_tile, tiles, hands, exchanged, MT, NT, DT, PT, GROUP, BT, PAGE, STAGES,
-                          EARLY, SIDES)),
-                (_gather, (given, work, tiles, hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES, 0)),
-                (copy, (keys, values, table, table_row, table_column, work, tiles, NT, DT, PT, GROUP, BT, PAGE, STAGES,
-                        EARLY, SIDES)),
+                (_weigh, (given, work, query_tile, tiles, beside[0], hands, exchanged, MT, NT, DT, PT, GROUP, BT, PAGE,
+                          STAGES, EARLY, SIDES, kv_heads)),
+                (_gather, (given, work, tiles, beside[1], hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES,
+                           kv_heads, 0, SIDES)),
+                (copy, (keys, values, scales, table, table_row, table_column, work, tiles, beside, NT, DT, PT, GROUP,
+                        BT, PAGE, STAGES, EARLY, SIDES, kv_heads)),
             ],
-            [4, 1], [REGISTERS, COPIER_REGISTERS],
+            [4, 1], [FEWER if SIDES == 1 else REGISTERS, COPIER_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(
             [
-                (_weigh, (given, work, query_tile, tiles, hands, exchanged, MT, NT, DT, PT, GROUP, BT, PAGE, STAGES,
-                          EARLY, SIDES)),
-                (_gather, (given, work, tiles, hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES, 0)),
-                (_gather, (given, work, tiles, hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES, 1)),
-                (copy, (keys, values, table, table_row, table_column, work, tiles, NT, DT, PT, GROUP, BT, PAGE, STAGES,
-                        EARLY, SIDES)),
+                (_weigh, (given, work, query_tile, tiles, None, hands, exchanged, MT, NT, DT, PT, GROUP, BT, PAGE,
+                          STAGES, EARLY, SIDES, kv_heads)),
+                (_gather, (given, work, tiles, None, hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES, kv_heads,
+                           0, 1)),
+                (_gather, (given, work, tiles, None, hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES, kv_heads,
+                           1, 1)),
+                (copy, (keys, values, scales, table, table_row, table_column, work, tiles, beside, NT, DT, PT, GROUP,
+                        BT, PAGE, STAGES, EARLY, SIDES, kv_heads)),
             ],
             [4, 4, 1], [REGISTERS, REGISTERS, COPIER_REGISTERS],
         )  # fmt: skip

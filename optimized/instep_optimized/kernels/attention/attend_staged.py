@@ -27,18 +27,22 @@ from ..device.layouts import (
 from ..runtime import hopper
 
 WIDTH = 256  # of a head: others were not measured
-BOX = gl.constexpr(64)  # numbers of a row that are copied at a time where a page has fewer positions than a step
+NARROW = torch.float8_e4m3fn  # numbers with scales beside them: `attend_widened.py`
+BOX = gl.constexpr(128)  # bytes of a row that are copied at a time where a page has fewer positions than a step
 
 
 def fitted(
     query: torch.Tensor, pages: Pages, rows: int, positions: int, stages: int, registers: int, copier_registers: int
-) -> tuple[tuple[TensorDescriptor, ...], dict[str, int]] | None:
-    """The pools and constants of a kernel with tiles of so many rows  ->  None if it does not fit
+) -> tuple[tuple[TensorDescriptor | None, ...], dict[str, int]] | None:
+    """The pools, their scales and constants of a kernel with tiles of so many rows  ->  None if it does not fit
 
     registers: of a thread of the groups that stand first among the others; the first group of all has what is left
     """
-    pools, narrow = (pages.keys, pages.values), query.element_size() == 2
-    if not narrow or {pool.dtype for pool in pools} != {query.dtype} or pages.key_scales is not None:
+    pools, scales = (pages.keys, pages.values), (pages.key_scales, pages.value_scales)
+    tiled = pages.key_scales is not None
+    if query.element_size() != 2 or {pool.dtype for pool in pools} != {NARROW if tiled else query.dtype}:
+        return None
+    if tiled and (query.dtype is not torch.bfloat16 or positions != 64 or not all(map(_scales_copyable, scales))):
         return None
     if query.shape[2] != WIDTH or positions % 64 or not hopper(query.device):
         return None
@@ -51,7 +55,7 @@ def fitted(
         "MT": rows, "NT": positions, "DT": WIDTH, "PAGE": page, "STAGES": stages,
         "REGISTERS": registers, "COPIER_REGISTERS": copier_registers, "warps": 4,
     }  # fmt: skip
-    return tuple(_boxes(pool, positions) for pool in pools), constants
+    return (*(_boxes(pool, positions) for pool in pools), *(_scale_boxes(x, positions) for x in scales)), constants
 
 
 def _copyable(pool: torch.Tensor) -> bool:
@@ -64,12 +68,31 @@ def _copyable(pool: torch.Tensor) -> bool:
 
 
 def _boxes(pool: torch.Tensor, positions: int) -> TensorDescriptor:
-    """A box is a whole step, or BOX numbers of all positions of a page."""
+    """A box is a whole step, or BOX bytes of all positions of a page."""
     pages, size, heads, width = pool.shape
     rows = min(size, positions)
     seen = pool.as_strided((pages, size, heads * width), (*pool.stride()[:2], 1))
     tile = gl.NVMMASharedLayout(128, 8 * pool.element_size(), rank=3)
-    return TensorDescriptor.from_tensor(seen, [1, rows, width if rows == positions else BOX.value], tile)
+    box = width if rows == positions else BOX.value // pool.element_size()
+    return TensorDescriptor.from_tensor(seen, [1, rows, box], tile)
+
+
+def _scales_copyable(scales: torch.Tensor | None) -> bool:
+    """Whether those of a step or of a page are a box: at most 256 numbers, and whole 128 bytes, where places begin"""
+    assert scales is not None and scales[0].is_contiguous(), "the scales of a page lie side by side"
+    size, heads = scales.shape[1:3]
+    fits = heads in (1, 2, 4) and size * heads % 32 == 0
+    return fits and scales.data_ptr() % 16 == 0 and scales.stride(0) % 4 == 0
+
+
+def _scale_boxes(scales: torch.Tensor | None, positions: int) -> TensorDescriptor | None:
+    """A box has the scales of a step, or of a page, of all heads."""
+    if scales is None:
+        return None
+    pages, size, heads = scales.shape[:3]
+    seen = scales.as_strided((pages, size * heads), (scales.stride(0), 1))
+    flat = gl.NVMMASharedLayout(0, 8 * scales.element_size(), rank=2)
+    return TensorDescriptor.from_tensor(seen, [1, min(size, positions) * heads], flat)
 
 
 @gluon.jit
@@ -85,9 +108,9 @@ def places(
 ):  # fmt: skip
     """Shared memory for STAGES steps  ->  keys, values; for both what says that a place is full, and that it is free
 
-    The last one says that values were copied of which some must be cleared. OF_KEYS, OF_VALUES: groups that read them.
+    OF_KEYS, OF_VALUES: groups that read them.
     """
-    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    TILE: gl.constexpr = gl.NVMMASharedLayout(128, DTYPE.primitive_bitwidth, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     keys = gl.allocate_shared_memory(DTYPE, [STAGES, NT, DT], TILE)
     values = gl.allocate_shared_memory(DTYPE, [STAGES, NT, DT], TILE)
@@ -95,8 +118,6 @@ def places(
     full_values = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     free_keys = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     free_values = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    copied_last = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
-    mbarrier.init(copied_last.index(0), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(full_keys.index(stage), count=1)
         mbarrier.init(full_values.index(stage), count=1)
@@ -104,33 +125,39 @@ def places(
         mbarrier.init(free_values.index(stage), count=OF_VALUES)
     fence_async_shared()
     barrier()
-    return keys, values, full_keys, full_values, free_keys, free_values, copied_last
+    return keys, values, full_keys, full_values, free_keys, free_values
 
 
 @gluon.jit
-def _page_of(pages, step, stop, PAGE: gl.constexpr):
+def page_of(pages, step, stop, PAGE: gl.constexpr):
     """The page of a position; behind the last one, as where there is none: -1, before the first page"""
     line, table_column = pages
     return gl.load(line + step // PAGE * table_column, mask=step < stop, other=-1).to(gl.int32)
 
 
 @gluon.jit
-def _begin(
-    pool, column, pages, step, stop, full, tile, NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr
+def begin_step(
+    pool, column, pages, step, stop, full, tile, NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr,
+    BESIDE: gl.constexpr = 0,
 ):  # fmt: skip
-    """Begin to copy the positions of a step, from one page or from several. What has no page becomes 0."""
-    mbarrier.expect(full, NT * DT * 2)
-    BOXES: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=3)
+    """Begin to copy the positions of a step, from one page or from several. What has no page becomes 0.
+
+    BESIDE: bytes that are copied with them
+    """
+    BITS: gl.constexpr = tile.dtype.primitive_bitwidth
+    EACH: gl.constexpr = BOX * 8 // BITS  # numbers of a row in a box
+    mbarrier.expect(full, NT * DT * BITS // 8 + BESIDE)
+    BOXES: gl.constexpr = gl.NVMMASharedLayout(128, BITS, rank=3)
     if PAGE >= NT:
         whole = seen_as(tile, [1, NT, DT], BOXES, tile.dtype)
-        load_box(pool, [_page_of(pages, step, stop, PAGE), step % PAGE, column], full, whole)
+        load_box(pool, [page_of(pages, step, stop, PAGE), step % PAGE, column], full, whole)
     else:
         PIECES: gl.constexpr = NT // PAGE
-        boxes = seen_as(tile, [DT // BOX * PIECES, 1, PAGE, BOX], BOXES, tile.dtype)
+        boxes = seen_as(tile, [DT // EACH * PIECES, 1, PAGE, EACH], BOXES, tile.dtype)
         for piece in gl.static_range(PIECES):
-            source = _page_of(pages, step + piece * PAGE, stop, PAGE)
-            for part in gl.static_range(DT // BOX):
-                load_box(pool, [source, 0, column + part * BOX], full, boxes.index(part * PIECES + piece))
+            source = page_of(pages, step + piece * PAGE, stop, PAGE)
+            for part in gl.static_range(DT // EACH):
+                load_box(pool, [source, 0, column + part * EACH], full, boxes.index(part * PIECES + piece))
 
 
 @gluon.jit
@@ -142,13 +169,13 @@ def copied(
 
     done: steps before these  ->  with these
     """
-    key_tiles, value_tiles, full_keys, full_values, free_keys, free_values, _ = tiles
+    key_tiles, value_tiles, full_keys, full_values, free_keys, free_values = tiles
     for step in range(start, stop, NT):
         place, phase = stage_and_phase(done + (step - start) // NT, STAGES)
         mbarrier.wait(free_keys.index(place), phase ^ 1)
-        _begin(keys, column, pages, step, stop, full_keys.index(place), key_tiles.index(place), NT, DT, PAGE)
+        begin_step(keys, column, pages, step, stop, full_keys.index(place), key_tiles.index(place), NT, DT, PAGE)
         mbarrier.wait(free_values.index(place), phase ^ 1)
-        _begin(values, column, pages, step, stop, full_values.index(place), value_tiles.index(place), NT, DT, PAGE)
+        begin_step(values, column, pages, step, stop, full_values.index(place), value_tiles.index(place), NT, DT, PAGE)
     return done + (stop - start + NT - 1) // NT
 
 

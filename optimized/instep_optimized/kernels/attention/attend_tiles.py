@@ -154,15 +154,15 @@ def _clear(tile, some, NT: gl.constexpr, DT: gl.constexpr):
 
 @gluon.jit
 def copy_tiles(
-    pools, work, orders, tiles,
+    pools, work, orders, tiles, copied_last,
     NT: gl.constexpr, DT: gl.constexpr, BT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy the keys and values of all tiles of this program, and tell the readers which tiles these are.
 
-    Values behind the last position may be NaN: they become 0.
+    Values behind the last position may be NaN: they become 0. copied_last: says that such values have come
     """
     keys, values, few_keys, few_values, table, table_row, table_column = pools
-    key_tiles, value_tiles, full_keys, full_values, free_keys, free_values, copied_last = tiles
+    key_tiles, value_tiles, full_keys, full_values, free_keys, free_values = tiles
     ROWS: gl.constexpr = PAGE if PAGE < FEW else FEW
     numbers = _tiles(work, BT)
     done, cleared, turn = 0, 0, 0
@@ -183,9 +183,8 @@ def copy_tiles(
             if reach % ROWS == 0:
                 _begin_few(few_values, column, pages, whole, reach, full, tile, NT, DT, PAGE, ROWS)
             else:
-                last = copied_last.index(0)
-                _begin_few(few_values, column, pages, whole, reach, last, tile, NT, DT, PAGE, ROWS)
-                mbarrier.wait(last, cleared & 1)
+                _begin_few(few_values, column, pages, whole, reach, copied_last, tile, NT, DT, PAGE, ROWS)
+                mbarrier.wait(copied_last, cleared & 1)
                 _clear(tile, reach - whole, NT, DT)
                 fence_async_shared()
                 mbarrier.arrive(full, count=1)

@@ -1,0 +1,184 @@
+"""Windows over keys and values of 8 bits, with explicit layouts: what is loaded of them, as numbers of 16 bits.
+
+Scales are copied beside them. Scores are multiplied by those of keys, values by theirs. Products take numbers that were
+8 bits wide in an order of their own: `turned`. Device functions. Leaves out: what is made of them
+(`attend_parts_staged.py`), and what programs read (`attend_items.py`).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ..device.layouts import load_box, mbarrier, seen_as, stage_and_phase
+from .attend_staged import begin_step, page_of
+
+TURN = gl.constexpr(32)  # numbers of a sum that change their places with each other
+LINE = gl.constexpr(128)  # numbers of a key that are multiplied at a time: bytes after which places begin again
+# Two numbers side by side of each of two positions, the scales of these, and which bits count  ->  the first ones, the
+# others
+_WIDER = gl.constexpr("""{
+    .reg .b16 near, far, a, b, c, d;
+    .reg .b32 both, first, second;
+    .reg .f32 e, f, g, h;
+    and.b32 both, $2, $5;
+    mov.b32 {near, far}, both;
+    cvt.rn.f16x2.e4m3x2 first, near;
+    cvt.rn.f16x2.e4m3x2 second, far;
+    mov.b32 {a, b}, first;
+    mov.b32 {c, d}, second;
+    cvt.f32.f16 e, a;
+    cvt.f32.f16 f, b;
+    cvt.f32.f16 g, c;
+    cvt.f32.f16 h, d;
+    mul.f32 e, e, $3;
+    mul.f32 f, f, $3;
+    mul.f32 g, g, $4;
+    mul.f32 h, h, $4;
+    cvt.rn.bf16x2.f32 $0, g, e;
+    cvt.rn.bf16x2.f32 $1, h, f;
+}""")
+
+
+@gluon.jit
+def turned(x):
+    """[A, B] in the order in which the compiler sums products of numbers that were 8 bits wide, along B
+
+    Each of four lanes has four numbers side by side of both halves of TURN. The first product takes the first two of
+    them from each half, the second product the others.  half, lane, product, one of two -> product, half, lane, one of
+    two
+    """
+    A: gl.constexpr = x.shape[0]
+    B: gl.constexpr = x.shape[1]
+    return gl.reshape(gl.permute(gl.reshape(x, [A, B // TURN, 2, 4, 2, 2]), (0, 1, 4, 2, 3, 5)), [A, B])
+
+
+@gluon.jit
+def turned_from(place):
+    """The number that stands at a place of what is `turned`"""
+    return place // TURN * TURN + place % 2 + place % TURN // 16 * 2 + place % 8 // 2 * 4 + place % 16 // 8 * 16
+
+
+@gluon.jit
+def scale_places(NT: gl.constexpr, KV: gl.constexpr, STAGES: gl.constexpr):
+    """Shared memory for the scales of keys and of values of STAGES steps, of all KV heads"""
+    FLAT: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=2)
+    return (gl.allocate_shared_memory(gl.float32, [STAGES, 1, NT * KV], FLAT),
+            gl.allocate_shared_memory(gl.float32, [STAGES, 1, NT * KV], FLAT))  # fmt: skip
+
+
+@gluon.jit
+def _begin(
+    pool, scales, column, pages, step, stop, full, tile, beside,
+    NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, KV: gl.constexpr,
+):  # fmt: skip
+    """Begin to copy the positions of a step, and their scales. What has no page becomes 0."""
+    begin_step(pool, column, pages, step, stop, full, tile, NT, DT, PAGE, NT * KV * 4)
+    if PAGE >= NT:
+        load_box(scales, [page_of(pages, step, stop, PAGE), step % PAGE * KV], full, beside)
+    else:
+        FLAT: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=2)
+        boxes = seen_as(beside, [NT // PAGE, 1, PAGE * KV], FLAT)
+        for piece in gl.static_range(NT // PAGE):
+            load_box(scales, [page_of(pages, step + piece * PAGE, stop, PAGE), 0], full, boxes.index(piece))
+
+
+@gluon.jit
+def copied_narrow(
+    done, start, stop, keys, values, scales, kv_head, pages, tiles, beside,
+    NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, KV: gl.constexpr,
+):  # fmt: skip
+    """`copied` with scales beside keys and values"""
+    key_tiles, value_tiles, full_keys, full_values, free_keys, free_values = tiles
+    for step in range(start, stop, NT):
+        place, phase = stage_and_phase(done + (step - start) // NT, STAGES)
+        mbarrier.wait(free_keys.index(place), phase ^ 1)
+        _begin(keys, scales[0], kv_head * DT, pages, step, stop, full_keys.index(place), key_tiles.index(place),
+               beside[0].index(place), NT, DT, PAGE, KV)  # fmt: skip
+        mbarrier.wait(free_values.index(place), phase ^ 1)
+        _begin(values, scales[1], kv_head * DT, pages, step, stop, full_values.index(place), value_tiles.index(place),
+               beside[1].index(place), NT, DT, PAGE, KV)  # fmt: skip
+    return done + (stop - start + NT - 1) // NT
+
+
+@gluon.constexpr_function
+def _of_columns(rows, heads):
+    """Scales [rows, heads]: a thread has those of its columns of scores"""
+    lanes = [[2, 0], [4, 0], [0, 0], [0, 0], [0, 0]]
+    registers = [*([0, head] for head in (1, 2) if head < heads), [1, 0], [32, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[8, 0], [16, 0]], [], [rows, heads])
+
+
+@gluon.constexpr_function
+def _of_rows(rows, heads):
+    """Scales [rows, heads]: a thread has those of its rows of values before they are turned"""
+    lanes = [[4, 0], [8, 0], [0, 0], [0, 0], [0, 0]]
+    registers = [*([0, head] for head in (1, 2) if head < heads), [1, 0], [16, 0], [2, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[0, 0], [0, 0]], [], [rows, heads])
+
+
+@gluon.jit
+def _of_head(beside, turn, kv_head, LAYOUT: gl.constexpr, ROWS: gl.constexpr, KV: gl.constexpr):
+    """The scales of ROWS positions of one KV head, those of a turn. beside: of a step"""
+    TURNS: gl.constexpr = beside.shape[1] // (ROWS * KV)
+    each = seen_as(beside, [TURNS, ROWS, KV], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])).index(turn).load(LAYOUT)
+    head = gl.expand_dims(gl.arange(0, KV, gl.SliceLayout(0, LAYOUT)), 0)
+    return gl.sum(gl.where(head == kv_head, each, 0.0), axis=1)
+
+
+@gluon.jit
+def key_scales_of(beside, kv_head, OF_COLUMN: gl.constexpr, NT: gl.constexpr, KV: gl.constexpr):
+    return gl.convert_layout(_of_head(beside, 0, kv_head, _of_columns(NT, KV), NT, KV), OF_COLUMN)
+
+
+@gluon.constexpr_function
+def _of_keys(rows):
+    """Keys [rows, LINE] as four warps multiply them"""
+    registers = [[0, 1], [0, 2], [0, 16], [0, 32], [0, 64], [32, 0]]
+    lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[8, 0], [16, 0]], [], [rows, LINE.value])
+
+
+@gluon.jit
+def keys_of(tile, line, DTYPE: gl.constexpr, RIGHT: gl.constexpr):
+    """LINE numbers of each key, turned  ->  [LINE, NT]"""
+    narrow = tile.slice(line * LINE, LINE, dim=1).load(_of_keys(tile.shape[0]))
+    return gl.convert_layout(gl.permute(turned(narrow.to(gl.float32).to(DTYPE)), (1, 0)), RIGHT)
+
+
+@gluon.constexpr_function
+def _turned_rows():
+    """A tile of 64 values of 256 numbers as a copy leaves it, with rows turned; two numbers side by side are one"""
+    columns = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32]]
+    rows = [[1, 8], [16, 16], [2, 32], [4, 0], [8, 0], [32, 0]]  # of rows 1, 2, 4 also columns: that is the swizzle
+    return gl.SharedLinearLayout([*columns, *rows, [0, 64]], [], 1024)
+
+
+@gluon.jit
+def values_of(tile, beside, kv_head, turn, there, RIGHT: gl.constexpr, KV: gl.constexpr):
+    """TURN values by their scales, turned  ->  [TURN, DT], whose columns stand as `in_columns` undoes
+
+    there: of each, whether it counts. Others become 0: they may be NaN, and so may their scales
+    """
+    NT: gl.constexpr = tile.shape[0]
+    DT: gl.constexpr = tile.shape[1]
+    scales = _of_head(beside, turn, kv_head, _of_rows(TURN, KV), TURN, KV)
+    scales = gl.reshape(gl.permute(gl.reshape(scales, [2, 4, 2, 2]), (2, 0, 1, 3)), [TURN])
+    scales = gl.where(there, gl.convert_layout(scales, gl.SliceLayout(1, RIGHT)), 0.0)
+    scales, bits = gl.expand_dims(scales, 1), gl.expand_dims(gl.where(there, -1, 0).to(gl.int16), 1)
+    pairs = seen_as(tile, [NT, DT // 2], _turned_rows(), gl.int16).slice(turn * TURN, TURN, dim=0).load(RIGHT)
+    first, other = gl.inline_asm_elementwise(
+        _WIDER, "=r,=r,r,f,f,r", [pairs, scales, bits], (gl.bfloat16, gl.bfloat16), True, 2)  # fmt: skip
+    both = gl.reshape(gl.join(first, other), [TURN, DT // 64, 32, 2])
+    return gl.convert_layout(gl.reshape(gl.permute(both, (0, 1, 3, 2)), [TURN, DT]), RIGHT)
+
+
+@gluon.jit
+def in_columns(mean):
+    """[MT, DT] with columns as `values_of` has them -> in their order"""
+    MT: gl.constexpr = mean.shape[0]
+    DT: gl.constexpr = mean.shape[1]
+    return gl.reshape(gl.permute(gl.reshape(mean, [MT, DT // 64, 2, 32]), (0, 1, 3, 2)), [MT, DT])
