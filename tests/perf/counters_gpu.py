@@ -1,15 +1,17 @@
-"""Hardware counters of one round, kernel by kernel: what binds, where a round misses its floor.
+"""Hardware counters, kernel by kernel, of rounds and of cells of the benchmark that miss their figures: what binds.
 
 Leaves out: speed. The profiler runs every kernel alone and several times, with a cold cache. So no kernel hides behind
 another one here, and times are longer than in a round. A script for a machine with a GPU and NVIDIA's `ncu`:
     python tests/perf/counters_gpu.py --out fixtures/results/counters-native.txt --commit REVISION
-It calls itself below the profiler. A round is that of `instep bench --kind rounds`, of a model of fewer layers.
+It calls itself below the profiler. A round is that of `instep bench --kind rounds`, of a model of fewer layers. A cell
+is one of `instep bench`, once through the layers of its arms; of windows with the round's index ops.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import shutil
 import subprocess
 import sys
@@ -24,13 +26,18 @@ from statistics import median
 import torch
 import triton
 
+from instep import bench
 from instep.atomic_write import write_atomically
+from instep.bench.base import Ground
+from instep.bench.base import key as bench_key
+from instep.bench.clock import Rates
 from instep.bench.kinds import rounds
 from instep.player import Player
 from instep.replay.setting import Setting
 from instep.replay.single import engine
 from instep.shapes import shape
 from instep.shapes.random_weights import random_checkpoint
+from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.engine import Draft
 
 TIME, READ = "gpu__time_duration.sum", "dram__bytes_read.sum"
@@ -43,7 +50,19 @@ COUNTERS = {  # heading -> what part of what the device can do at most, in perce
 }
 ALIKE = 8e6  # bytes: launches of a kernel whose reads are at most so many apart are of the same weight
 LEAST = 0.5  # percent of the time of all kernels: what takes less has no line
-SETTLED = 2  # rounds before the one that is looked at
+SETTLED = 2  # rounds, or turns of a cell, before the one that is looked at
+PAST = 100e6  # bytes that a turn of a cell walks through at least
+CELLS: tuple[tuple[str, dict[str, object], str], ...] = (  # kind, axes, and what the names of its arms end in
+    ("strategies", {"batch": 8, "window": 4, "heads": 32, "state": "float32"}, "rerun"),
+    ("strategies", {"batch": 64, "window": 4, "heads": 32, "state": "float32"}, "rerun"),
+    ("strategies", {"batch": 128, "window": 4, "heads": 32, "state": "float32"}, "rerun"),
+    ("decode", {"batch": 32, "heads": 32, "state": "float32"}, ""),
+    ("attend", {"batch": 1, "rows": 2048, "behind": 0}, ""),
+    ("attend", {"batch": 32, "rows": 4, "behind": 4096}, ""),
+    ("attend", {"batch": 1, "rows": 4, "behind": 4096}, ""),
+    ("attend", {"batch": 32, "rows": 4, "behind": 4096, "kv": "float8_e4m3fn"}, ""),
+    ("attend", {"batch": 8, "rows": 8, "behind": 4096, "tree": "binary"}, ""),
+)
 
 
 def one_round(batch: int, layers: int) -> None:
@@ -65,15 +84,30 @@ def one_round(batch: int, layers: int) -> None:
     torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
 
 
-def counted(batch: int, layers: int) -> str:
-    """What the profiler prints of such a round: a line per kernel and counter"""
+def one_turn(kind: str, at: dict[str, object], ends: str) -> None:
+    """The same with a cell: every arm of ours once, whose name ends so"""
+    device = torch.device("cuda")
+    ground = Ground(device, torch.bfloat16, {"triton": TRITON}, Rates(4e12, 4e12, 8e14), int(PAST), peers=False)
+    for arm in bench.kind(kind).make(ground, at).arms:
+        if arm.work is not None and arm.name.endswith(ends):
+            for _ in range(SETTLED):
+                arm.work()
+            torch.cuda.synchronize()
+            torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+            arm.work()
+            torch.cuda.synchronize()
+            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+
+
+def counted(*asked: str) -> str:
+    """What the profiler prints of this program, called so: a line per kernel and counter"""
     ncu = shutil.which("ncu") or "/usr/local/cuda/bin/ncu"
     metrics = ",".join((TIME, READ, *COUNTERS.values()))
     with tempfile.NamedTemporaryFile(suffix=".csv") as log:
         subprocess.run(
             [ncu, "--profile-from-start", "off", "--clock-control", "none", "--metrics", metrics,
              "--csv", "--print-units", "base", "--log-file", log.name,
-             sys.executable, __file__, "--round", str(batch), "--layers", str(layers)],
+             sys.executable, __file__, *asked],
             check=True,
         )  # fmt: skip
         return Path(log.name).read_text()
@@ -118,20 +152,29 @@ def main() -> None:
     parser.add_argument("--commit", default="")
     parser.add_argument("--batch", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--only", choices=["rounds", "cells"], help="both, without it")
     parser.add_argument("--round", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.round is not None:
-        one_round(asked.round, asked.layers)
-        return
+        return one_round(asked.round, asked.layers)
+    if asked.cell is not None:
+        return one_turn(*json.loads(asked.cell))
     where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"
-    found = [f"# {where}, commit {asked.commit}, {datetime.now(UTC).date()}: ncu, a round of {asked.layers} layers",
+    found = [f"# {where}, commit {asked.commit}, {datetime.now(UTC).date()}: ncu, rounds of {asked.layers} layers",
              "# each kernel alone, with a cold cache; MB read; counters in percent of the most"]  # fmt: skip
-    for batch in asked.batch:
-        found += ["", f"{batch} requests", *lines_of(counted(batch, asked.layers))]
-    text = "\n".join(found) + "\n"
-    print(text)
-    if asked.out:
-        write_atomically({asked.out: text.encode()})
+    works = [] if asked.only == "cells" else [
+        (f"a round of {batch} requests", ("--round", str(batch), "--layers", str(asked.layers)))
+        for batch in asked.batch
+    ]  # fmt: skip
+    works += [] if asked.only == "rounds" else [
+        (f"{kind}, {bench_key(at)}", ("--cell", json.dumps([kind, at, ends]))) for kind, at, ends in CELLS
+    ]  # fmt: skip
+    for name, words in works:
+        found += ["", name, *lines_of(counted(*words))]
+        print("\n".join(found[-30:]), flush=True)
+        if asked.out:
+            write_atomically({asked.out: ("\n".join(found) + "\n").encode()})
 
 
 if __name__ == "__main__":

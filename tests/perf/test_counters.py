@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from perf.counters_gpu import COUNTERS, READ, TIME, lines_of
+import torch
+
+from instep import bench
+from instep.bench.base import Ground
+from instep.bench.clock import Rates
+from perf.counters_gpu import CELLS, COUNTERS, READ, TIME, lines_of
 
 
 def _printed(*launches: tuple[str, float, float]) -> str:
@@ -23,3 +28,9 @@ def test_launches_with_the_same_weight_share_a_line_and_what_is_short_has_none()
         ["_product", "(132,1,1)", "2", "42.0", "200", *["20"] * len(COUNTERS)],
         ["_product", "(132,1,1)", "1", "12.0", "33", *["20"] * len(COUNTERS)],
     ]
+
+
+def test_cells_are_of_the_benchmark() -> None:
+    ground = Ground(torch.device("cpu"), torch.bfloat16, {}, Rates(1e10, 2e10, 1e11), 0, peers=False)
+    for kind, at, _ in CELLS:
+        assert at in [dict(one) for one in bench.kind(kind).cells(ground, "full")], (kind, at)
