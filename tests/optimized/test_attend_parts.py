@@ -235,11 +235,10 @@ def test_explicit_layouts_give_the_bits_of_the_others(
     assert not any("staged" in name for name in launched[-3:])
 
 
-FORGOTTEN = (  # nobody uses it, so the scales have its memory
-    "    if key_scales is not None:\n        beside",
-    "    barrier_of_nobody = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())\n"
-    "    mbarrier.init(barrier_of_nobody, count=1)\n    if key_scales is not None:\n        beside",
-)
+# Nobody uses it, so the scales have its memory.
+FORGOTTEN = ("    for stage in gl.static_range(STAGES):\n        mbarrier.init(full_keys",
+             "    mbarrier.init(gl.allocate_shared_memory(gl.int64, [1], BARRIER), count=1)\n"
+             "    for stage in gl.static_range(STAGES):\n        mbarrier.init(full_keys")  # fmt: skip
 
 
 @pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
@@ -253,7 +252,9 @@ def test_bits_outlast_the_turns_of_another_process(
     query, given = mixed(64, 0, dtype)
     wanted = TRITON.attend(query=query, pages=given, to=at("attended"))
     if plant is not None:
-        other = planted_kernels("attention.attend_parts_staged", (plant,), tmp_path, monkeypatch)
+        planted_kernels("attention.attend_staged", (plant,), tmp_path, monkeypatch)
+        other = planted_kernels("attention.attend_parts_staged", ((".attend_staged", ".planted_attend_staged"),),
+                                tmp_path, monkeypatch)  # fmt: skip
         monkeypatch.setattr(attend_file, "windows", other)
     monkeypatch.setattr(attend_file, "multiprocessors", lambda _: 2)  # programs, which take a millisecond then
     assert same_bits(TRITON.attend(query=query, pages=given, to=at("attended")), wanted)
