@@ -2,6 +2,9 @@
 
 All that a Triton may lack is imported here, so that a missing name is this file's and no mistake of a kernel's file.
 
+Who makes a barrier (`mbarrier.init`) uses it to the end of the kernel. The compiler puts something else over one that
+is not used any more, and the device writes its word again when a program comes back from another process's turn.
+
 Leaves out: what is computed (`window_staged.py`, `attend_staged.py`).
 """
 
