@@ -27,7 +27,7 @@ from instep_optimized.ops.invariant import INVARIANT
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from support.ops_agree import agree
-from support.turns import taken_in_turns
+from support.time_slices import beside_another_process
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
@@ -235,13 +235,13 @@ def test_explicit_layouts_give_the_bits_of_the_others(
 
 @pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
 @pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bfloat16", "float8"])
-def test_bits_outlast_the_turns_of_another_process(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_are_the_same_beside_another_process(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device saves programs that run, and brings them back: `support/forgotten.py` shows what it may write then."""
     query, given = mixed(64, 0, dtype)
     wanted = TRITON.attend(query=query, pages=given, to=at("attended"))
     monkeypatch.setattr(attend_file, "multiprocessors", lambda _: 2)  # programs, which take a millisecond then
-    with taken_in_turns():  # launches that nobody waits for: who is waited for has a turn of its own
-        found = [TRITON.attend(query=query, pages=given, to=at("attended")) for _ in range(100)]
+    with beside_another_process():
+        found = [TRITON.attend(query=query, pages=given, to=at("attended")) for _ in range(100)]  # nobody waits between
         assert all(same_bits(one, wanted) for one in found)
 
 

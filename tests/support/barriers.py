@@ -2,9 +2,12 @@
 
 The compiler's allocator reuses memory behind its last use. But a word that was made a barrier stays one: where a device
 takes a program off a multiprocessor, for another process's slice of time, and puts it back, it writes the words of its
-barriers again, over whatever stands there by then. So in a kernel of several groups of warps each barrier is given to a
-group, which keeps its memory to the end. Leaves out: barriers that only PTX names, unless their memory has 64-bit
-numbers, as all here have; what the compiler needs for itself before groups begin, which is before barriers do.
+barriers again, over whatever stands there by then. So nothing may have the memory of a barrier, and each is used: one
+that nobody waits for, or that no group of warps has, is free for what the next change of the kernel brings.
+
+Where a Triton does not say how much memory the compiler takes for itself, as to change a layout, 8 bytes are counted:
+3.6 does not, 3.9 does. Leaves out: barriers that PTX alone names, unless their memory has 64-bit numbers, as all here
+have; `mbarrier.invalidate`, which would end one.
 """
 
 from __future__ import annotations
@@ -12,17 +15,28 @@ from __future__ import annotations
 import math
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from triton._C.libtriton import ir, nvidia, passes
 
 _BYTES = {"i64": 8, "i32": 4, "f32": 4, "bf16": 2, "f16": 2, "i16": 2, "i8": 1, "i1": 1, "f8E4M3FN": 1}
 _TYPE = r"<((?:\d+x)+)(\w+)[,>]"
-_MEMORY = re.compile(r"(%\w+) = ttg\.local_alloc .*allocation\.offset = (\d+) .*memdesc" + _TYPE)
-_SCRATCH = re.compile(r"= \"?(\w+\.\w+)\W.*allocation\.offset = (\d+) ")
-_SAID = re.compile(r"allocation\.size = (\d+) ")  # by a Triton that is newer than 3.6
+_MEMORY = re.compile(r"(%\w+) = ttg\.local_alloc .*memdesc" + _TYPE)
+_AT, _SAID = re.compile(r"allocation\.offset = (\d+) "), re.compile(r"allocation\.size = (\d+) ")
+_OP = re.compile(r"^\s*(?:%[\w:]+ = )?\"?(\w+\.\w+)")
+_VIEW = re.compile(r"(%\w+) = ttg\.memdesc_\w+ (%\w+)")
 _GROUPS = "ttg.warp_specialize("
+
+
+class Place(NamedTuple):
+    """Bytes of shared memory, and what has them. barrier: whether it has 64-bit numbers"""
+
+    begin: int
+    end: int
+    name: str
+    barrier: bool = False
 
 
 def placed(ttgir: str, backend: Any) -> str:
@@ -42,27 +56,43 @@ def placed(ttgir: str, backend: Any) -> str:
 
 
 def reused(ttgir: str, backend: Any) -> list[str]:
-    """Barriers of a kernel whose memory something else may have, and what"""
-    if "init_barrier" not in ttgir:
+    """Barriers of a kernel that share memory with something else, and those that nobody uses"""
+    if "i64" not in ttgir or "local_alloc" not in ttgir:
         return []
-    lines = placed(ttgir, backend).splitlines()
-    programs = next(iter(re.findall(r'"ttg\.num-ctas" = (\d+)', ttgir)), "1")  # of a cluster
-    groups = [line.split(_GROUPS)[1].split(")")[0] for line in lines if _GROUPS in line]
-    barriers, others = [], []
-    for line in lines:
-        if memory := _MEMORY.search(line):
-            name, at, shape, kind = memory[1], int(memory[2]), memory[3], memory[4]
-            each = int(programs) if shape.endswith(f"x{programs}x") else 1  # of the barriers of a cluster
-            (barriers if kind == "i64" else others).append((at, at + _size(shape, kind) // each, name))
-        elif not groups and (scratch := _SCRATCH.search(line)):
-            said = _SAID.search(line)
-            tensors = [_size(*one) for one in re.findall("tensor" + _TYPE, line)]
-            most = int(said[1]) if said else max([8, *tensors])  # of a number alone 8
-            others.append((int(scratch[2]), int(scratch[2]) + most, scratch[1]))
+    text = placed(ttgir, backend)
+    every = list(_places(text))
+    barriers, others = [one for one in every if one.barrier], [one for one in every if not one.barrier]
     pairs = [(one, other) for at, one in enumerate(barriers) for other in [*barriers[at + 1 :], *others]]
-    shared = [f"{one[2]}: {other[2]}" for one, other in pairs if one[0] < other[1] and other[0] < one[1]]
-    given = re.findall(r"%\w+", " ".join(groups))
-    return shared + [f"{name}: no group has it" for *_, name in barriers if groups and name not in given]
+    found = [f"{one.name}: {other.name}" for one, other in pairs if one.begin < other.end and other.begin < one.end]
+    lack, has = "nobody waits for it", {_root(name, text) for name in re.findall(r"wait_barrier (%\w+)", text)}
+    if groups := [line.split(_GROUPS)[1].split(")")[0] for line in text.splitlines() if _GROUPS in line]:
+        lack, has = "no group has it", set(re.findall(r"%\w+", " ".join(groups)))
+    made = {_root(name, text) for name in re.findall(r"init_barrier (%\w+)", text)}
+    return found + [f"{one.name}: {lack}" for one in barriers if one.name in made - has]
+
+
+def _places(text: str) -> Iterator[Place]:
+    programs = next(iter(re.findall(r'"ttg\.num-ctas" = (\d+)', text)), "1")  # of a cluster
+    op = ""
+    for line in text.splitlines():
+        op = named[1] if (named := _OP.match(line)) else op  # what a reduction takes stands in its last line, `}) {..`
+        if not (at := _AT.search(line)) or "tt.func" in line:
+            continue
+        begin, said = int(at[1]), _SAID.search(line)
+        if memory := _MEMORY.search(line):
+            name, shape, kind = memory.groups()
+            each = int(programs) if shape.endswith(f"x{programs}x") else 1  # of the barriers of a cluster
+            yield Place(begin, begin + _size(shape, kind) // each, name, kind == "i64")
+        else:
+            yield Place(begin, begin + (int(said[1]) if said else 8), op)
+
+
+def _root(name: str, text: str) -> str:
+    """The memory that a view is of"""
+    views = dict(_VIEW.findall(text))
+    while name in views:
+        name = views[name]
+    return name
 
 
 def _size(shape: str, kind: str) -> int:

@@ -45,7 +45,7 @@ from instep_optimized.ops.fused.prefill_gdn import stored
 from instep_reference.contract.place import Place
 from support import barriers
 from support.beside import made_beside
-from support.forgotten import NUMBERS, forgotten
+from support.forgotten import NUMBERS, exchanged, forgotten, summed
 from support.handshake import HALF, MANY, STEPS, halves, handed, told
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -133,10 +133,14 @@ def handshakes() -> None:
     compiled(handed, None, x, x, x, MANY, warps=4)
 
 
-def barriers_of_nobody() -> None:
-    """The kernel of `forgotten.py`, in both forms"""
+def over_barriers() -> None:
+    """The kernels of `forgotten.py`, and those of them in which nothing lies over a barrier"""
+    numbers = torch.zeros(1, dtype=torch.int32)
     for kept in (True, False):
-        compiled(forgotten, None, torch.zeros(1, dtype=torch.int32), 1, kept, NUMBERS, warps=4)
+        compiled(forgotten, None, numbers, 1, kept, NUMBERS, warps=4)
+    for uses in (2, 1, 0):
+        compiled(summed, None, numbers, uses, warps=4)
+    compiled(exchanged, None, numbers, warps=4)
 
 
 def attention() -> None:
@@ -293,7 +297,7 @@ def clocks() -> None:
 
 
 FORMS = {"attend": attention, "clocks": clocks, "convs": convs, "few_registers": few_registers,
-         "forgotten": barriers_of_nobody, "handshake": handshakes, "many_heads": many_heads, "products": products,
+         "forgotten": over_barriers, "handshake": handshakes, "many_heads": many_heads, "products": products,
          "prompts": prompts, "windows": windows}  # fmt: skip
 
 if __name__ == "__main__":

@@ -255,7 +255,7 @@ class Call(NamedTuple):
 
         Where the host knows that the only request has all rows, there are no parts: who reads them is not launched.
         """
-        pages, (pools, constants) = self.pages, fit  # pools have no scales here
+        pages, (pools, constants) = self.pages, fit  # the last two of `pools` are None: there are no scales
         requests, kv_heads, places = pages.begin.numel(), pages.keys.shape[2], multiprocessors(self.query.device)
         tiles = kv_heads * ceil_div(pages.most, tokens) * requests
         sides = 1 if tokens > 1 and tiles <= places else 2
@@ -295,6 +295,8 @@ class Call(NamedTuple):
         if fit:
             sides = min(tiles, sides_of(
                 requests, mapped * size, pooled * size, kv_heads * tiles, part * GROUP, places))  # fmt: skip
+            if sides == 1:  # who sums one tile needs no more over 8 bits than over 16: who weighs has the others
+                fit = fit[0], fit[1] | {"REGISTERS": PARTS_STAGED[1]}
         items = requests * most_parts * kv_heads * ceil_div(tiles, sides)
         programs = max(min(places * (1 if fit else RESIDENT), items), 1)
         beside = self.beside[:-3]  # without what the joining kernel writes

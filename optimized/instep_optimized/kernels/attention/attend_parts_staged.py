@@ -23,20 +23,19 @@ from ..device.layouts import along, barrier, fence_async_shared, gdc_wait, mbarr
 from .attend_items import chosen, copy, listed, of_one
 from .attend_staged import holes, over_columns, places, seen, weights_of
 from .attend_widened import (
-    LINE,
-    TURN,
+    NARROW_PIECE,
+    SHUFFLED,
     in_columns,
     key_scales_of,
     keys_of,
     scale_places,
-    turned,
-    turned_from,
+    shuffled,
+    shuffled_from,
     values_of,
 )
 
 HANDED = gl.constexpr(2)  # steps whose weights wait for their values, at most
 PIECE = gl.constexpr(64)  # numbers of a key that are multiplied at a time: fewer registers
-FEWER = gl.constexpr(168)  # registers of a thread that sums values where items have one tile: who weighs has the others
 
 
 @gluon.jit
@@ -101,9 +100,9 @@ def _scored(query_tile, key_tile, TILE: gl.constexpr):
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, TILE, 2)
     score = gl.full((query_tile.shape[0], key_tile.shape[0]), 0.0, gl.float32, TILE)
     if query_tile.dtype != key_tile.dtype:
-        for line in gl.static_range(key_tile.shape[1] // LINE):
-            left = query_tile.slice(line * LINE, LINE, dim=1).load(LEFT)
-            score = mma_v2(left, keys_of(key_tile, line, query_tile.dtype, RIGHT), score)
+        for piece in gl.static_range(key_tile.shape[1] // NARROW_PIECE):
+            left = query_tile.slice(piece * NARROW_PIECE, NARROW_PIECE, dim=1).load(LEFT)
+            score = mma_v2(left, keys_of(key_tile, piece, query_tile.dtype, RIGHT), score)
     else:
         for piece in gl.static_range(key_tile.shape[1] // PIECE):
             left = query_tile.slice(piece * PIECE, PIECE, dim=1).load(LEFT)
@@ -117,7 +116,7 @@ def _summed(weights, value, beside, kv_head, mean, position, step, stop, KV: gl.
     """The values of a step, by their weights, added to `mean`.
 
     weights: loaded, or where they are if values have 8 bits; beside: the scales of values, or None; position: along the
-    keys of a step, or of a turn
+    keys of a step, or of a piece
     """
     LEFT: gl.constexpr = gl.DotOperandLayout(0, mean.type.layout, 2)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, mean.type.layout, 2)
@@ -128,10 +127,10 @@ def _summed(weights, value, beside, kv_head, mean, position, step, stop, KV: gl.
             there = gl.expand_dims(position, 1) < stop - step
             mean = mma_v2(weights, gl.where(there, value.load(RIGHT), 0.0).to(value.dtype), mean)
     else:
-        for turn in gl.static_range(value.shape[0] // TURN):
-            weight = weights.slice(turn * TURN, TURN, dim=1).load(LEFT)
-            there = position < stop - step - turn * TURN
-            mean = mma_v2(weight, values_of(value, beside, kv_head, turn, there, RIGHT, KV), mean)
+        for piece in gl.static_range(value.shape[0] // SHUFFLED):
+            weight = weights.slice(piece * SHUFFLED, SHUFFLED, dim=1).load(LEFT)
+            there = position < stop - step - piece * SHUFFLED
+            mean = mma_v2(weight, values_of(value, beside, kv_head, piece, there, RIGHT, KV), mean)
     return mean
 
 
@@ -188,7 +187,7 @@ def _weigh(
         loaded = gl.load(source, mask=inside, other=0.0)
         missing = holes(line, table_column, start, stop, PAGE)
         barrier()
-        query_tile.store(loaded if beside is None else turned(loaded))
+        query_tile.store(loaded if beside is None else shuffled(loaded))
         barrier()
         m = gl.arange(0, ROWS, OF_ROW)
         token = first + m // MT * tokens + m % MT // group
@@ -201,7 +200,7 @@ def _weigh(
             behind = gl.minimum(part + PT, stop)
             for step in range(part, behind, NT):
                 place, phase = stage_and_phase(done, STAGES)
-                hand, turn = stage_and_phase(done, HANDED)
+                hand, hand_phase = stage_and_phase(done, HANDED)
                 mbarrier.wait(full_keys.index(place), phase)
                 score = _scored(query_tile, key_tiles.index(place), TILE)
                 if beside is not None:
@@ -214,9 +213,9 @@ def _weigh(
                 mbarrier.arrive(free_keys.index(place), count=1)
                 higher = gl.maximum(more, _highest(maxima, OF_ROW) * scale)
                 weight, kept = weights_of(score, more, higher, scale)
-                mbarrier.wait(free.index(hand), turn ^ 1)
+                mbarrier.wait(free.index(hand), hand_phase ^ 1)
                 handed = weight.to(weights.dtype)
-                weights.index(hand).store(handed if beside is None else turned(handed))
+                weights.index(hand).store(handed if beside is None else shuffled(handed))
                 kept_of.index(hand).store(kept)
                 totals.store(gl.sum(_by_warp(weight), axis=2))
                 barrier()
@@ -272,9 +271,9 @@ def _gather(
     if EARLY:
         gdc_wait()
     most, skipped, kv_heads, tokens = work[5], work[6], work[9], work[10]
-    position = gl.arange(0, NT if beside is None else TURN, gl.SliceLayout(1, RIGHT))
+    position = gl.arange(0, NT if beside is None else SHUFFLED, gl.SliceLayout(1, RIGHT))
     if beside is not None:
-        position = turned_from(position)
+        position = shuffled_from(position)
     lists, each = listed(work, PT, GROUP, BT, SIDES)
     done = 0
     for item in range(gl.program_id(0), gl.max(lists[8], axis=0), gl.num_programs(0)):
@@ -283,8 +282,8 @@ def _gather(
         if first >= behind_last:  # a tile without rows
             for _step in range(start, stop, NT):
                 place, phase = stage_and_phase(done, STAGES)
-                hand, turn = stage_and_phase(done, HANDED)
-                mbarrier.wait(full.index(hand), turn)
+                hand, hand_phase = stage_and_phase(done, HANDED)
+                mbarrier.wait(full.index(hand), hand_phase)
                 mbarrier.arrive(free.index(hand), count=1)
                 mbarrier.wait(full_values.index(place), phase)
                 mbarrier.arrive(free_values.index(place), count=1)
@@ -300,8 +299,8 @@ def _gather(
             behind = gl.minimum(part + PT, stop)
             for step in range(part, behind, NT):
                 place, phase = stage_and_phase(done, STAGES)
-                hand, turn = stage_and_phase(done, HANDED)
-                mbarrier.wait(full.index(hand), turn)
+                hand, hand_phase = stage_and_phase(done, HANDED)
+                mbarrier.wait(full.index(hand), hand_phase)
                 weight = weights.index(hand).slice(AT, ROWS, dim=0)
                 weight = weight.load(LEFT) if beside is None else weight
                 mean_of_all = mean_of_more * _factor(kept_of, hand, AT, ROWS, OF_ROW)
@@ -363,7 +362,7 @@ def read_parts_staged(
                 (copy, (keys, values, scales, table, table_row, table_column, work, tiles, beside, NT, DT, PT, GROUP,
                         BT, PAGE, STAGES, EARLY, SIDES, kv_heads)),
             ],
-            [4, 1], [FEWER if SIDES == 1 else REGISTERS, COPIER_REGISTERS],
+            [4, 1], [REGISTERS, COPIER_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(

@@ -28,6 +28,7 @@ from ..runtime import hopper
 
 WIDTH = 256  # of a head: others were not measured
 NARROW = torch.float8_e4m3fn  # numbers with scales beside them: `attend_widened.py`
+SCALED_HEADS = 2  # KV heads with scales: others never ran
 BOX = gl.constexpr(128)  # bytes of a row that are copied at a time where a page has fewer positions than a step
 
 
@@ -78,10 +79,14 @@ def _boxes(pool: torch.Tensor, positions: int) -> TensorDescriptor:
 
 
 def _scales_copyable(scales: torch.Tensor | None) -> bool:
-    """Whether those of a step or of a page are a box: at most 256 numbers, and whole 128 bytes, where places begin"""
-    assert scales is not None and scales[0].is_contiguous(), "the scales of a page lie side by side"
+    """Whether those of a step or of a page are a box: at most 256 numbers, and whole 128 bytes, where places begin.
+
+    Those of a page lie side by side.
+    """
+    if scales is None or scales.dtype is not torch.float32:
+        return False
     size, heads = scales.shape[1:3]
-    fits = heads in (1, 2, 4) and size * heads % 32 == 0
+    fits = heads == SCALED_HEADS and size * heads % 32 == 0
     return fits and scales.data_ptr() % 16 == 0 and scales.stride(0) % 4 == 0
 
 

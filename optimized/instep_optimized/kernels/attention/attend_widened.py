@@ -1,7 +1,7 @@
 """Windows over keys and values of 8 bits, with explicit layouts: what is loaded of them, as numbers of 16 bits.
 
 Scales are copied beside them. Scores are multiplied by those of keys, values by theirs. Products take numbers that were
-8 bits wide in an order of their own: `turned`. Device functions. Leaves out: what is made of them
+8 bits wide in an order of their own: `shuffled`. Device functions. Leaves out: what is made of them
 (`attend_parts_staged.py`), and what programs read (`attend_items.py`).
 """
 
@@ -16,8 +16,8 @@ from triton.experimental.gluon import language as gl
 from ..device.layouts import load_box, mbarrier, seen_as, stage_and_phase
 from .attend_staged import begin_step, page_of
 
-TURN = gl.constexpr(32)  # numbers of a sum that change their places with each other
-LINE = gl.constexpr(128)  # numbers of a key that are multiplied at a time: bytes after which places begin again
+SHUFFLED = gl.constexpr(32)  # numbers of a sum that change their places with each other
+NARROW_PIECE = gl.constexpr(128)  # numbers of a key that are multiplied at a time: bytes after which places begin again
 # Two numbers side by side of each of two positions, the scales of these, and which bits count  ->  the first ones, the
 # others
 _WIDER = gl.constexpr("""{
@@ -44,22 +44,23 @@ _WIDER = gl.constexpr("""{
 
 
 @gluon.jit
-def turned(x):
+def shuffled(x):
     """[A, B] in the order in which the compiler sums products of numbers that were 8 bits wide, along B
 
-    Each of four lanes has four numbers side by side of both halves of TURN. The first product takes the first two of
-    them from each half, the second product the others.  half, lane, product, one of two -> product, half, lane, one of
-    two
+    Each of four lanes has four numbers side by side of both halves of SHUFFLED. The first product takes the first two
+    of them from each half, the second product the others.  half, lane, product, one of two -> product, half, lane, one
+    of two
     """
     A: gl.constexpr = x.shape[0]
     B: gl.constexpr = x.shape[1]
-    return gl.reshape(gl.permute(gl.reshape(x, [A, B // TURN, 2, 4, 2, 2]), (0, 1, 4, 2, 3, 5)), [A, B])
+    return gl.reshape(gl.permute(gl.reshape(x, [A, B // SHUFFLED, 2, 4, 2, 2]), (0, 1, 4, 2, 3, 5)), [A, B])
 
 
 @gluon.jit
-def turned_from(place):
-    """The number that stands at a place of what is `turned`"""
-    return place // TURN * TURN + place % 2 + place % TURN // 16 * 2 + place % 8 // 2 * 4 + place % 16 // 8 * 16
+def shuffled_from(place):
+    """The number that stands at a place of what is `shuffled`"""
+    inside = place % SHUFFLED
+    return place - inside + inside % 2 + inside // 16 * 2 + inside % 8 // 2 * 4 + inside % 16 // 8 * 16
 
 
 @gluon.jit
@@ -114,17 +115,17 @@ def _of_columns(rows, heads):
 
 @gluon.constexpr_function
 def _of_rows(rows, heads):
-    """Scales [rows, heads]: a thread has those of its rows of values before they are turned"""
+    """Scales [rows, heads]: a thread has those of its rows of values before they are shuffled"""
     lanes = [[4, 0], [8, 0], [0, 0], [0, 0], [0, 0]]
     registers = [*([0, head] for head in (1, 2) if head < heads), [1, 0], [16, 0], [2, 0]]
     return gl.DistributedLinearLayout(registers, lanes, [[0, 0], [0, 0]], [], [rows, heads])
 
 
 @gluon.jit
-def _of_head(beside, turn, kv_head, LAYOUT: gl.constexpr, ROWS: gl.constexpr, KV: gl.constexpr):
-    """The scales of ROWS positions of one KV head, those of a turn. beside: of a step"""
-    TURNS: gl.constexpr = beside.shape[1] // (ROWS * KV)
-    each = seen_as(beside, [TURNS, ROWS, KV], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])).index(turn).load(LAYOUT)
+def _of_head(beside, piece, kv_head, LAYOUT: gl.constexpr, ROWS: gl.constexpr, KV: gl.constexpr):
+    """The scales of ROWS positions of one KV head, those of a piece. beside: of a step"""
+    PIECES: gl.constexpr = beside.shape[1] // (ROWS * KV)
+    each = seen_as(beside, [PIECES, ROWS, KV], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])).index(piece).load(LAYOUT)
     head = gl.expand_dims(gl.arange(0, KV, gl.SliceLayout(0, LAYOUT)), 0)
     return gl.sum(gl.where(head == kv_head, each, 0.0), axis=1)
 
@@ -136,44 +137,45 @@ def key_scales_of(beside, kv_head, OF_COLUMN: gl.constexpr, NT: gl.constexpr, KV
 
 @gluon.constexpr_function
 def _of_keys(rows):
-    """Keys [rows, LINE] as four warps multiply them"""
+    """Keys [rows, NARROW_PIECE] as four warps multiply them"""
     registers = [[0, 1], [0, 2], [0, 16], [0, 32], [0, 64], [32, 0]]
     lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[8, 0], [16, 0]], [], [rows, LINE.value])
+    return gl.DistributedLinearLayout(registers, lanes, [[8, 0], [16, 0]], [], [rows, NARROW_PIECE.value])
 
 
 @gluon.jit
-def keys_of(tile, line, DTYPE: gl.constexpr, RIGHT: gl.constexpr):
-    """LINE numbers of each key, turned  ->  [LINE, NT]"""
-    narrow = tile.slice(line * LINE, LINE, dim=1).load(_of_keys(tile.shape[0]))
-    return gl.convert_layout(gl.permute(turned(narrow.to(gl.float32).to(DTYPE)), (1, 0)), RIGHT)
+def keys_of(tile, piece, DTYPE: gl.constexpr, RIGHT: gl.constexpr):
+    """NARROW_PIECE numbers of each key, shuffled  ->  [NARROW_PIECE, NT]"""
+    narrow = tile.slice(piece * NARROW_PIECE, NARROW_PIECE, dim=1).load(_of_keys(tile.shape[0]))
+    return gl.convert_layout(gl.permute(shuffled(narrow.to(gl.float32).to(DTYPE)), (1, 0)), RIGHT)
 
 
 @gluon.constexpr_function
-def _turned_rows():
-    """A tile of 64 values of 256 numbers as a copy leaves it, with rows turned; two numbers side by side are one"""
+def _shuffled_rows():
+    """A tile of 64 values of 256 numbers as a copy leaves it, with rows shuffled; two numbers side by side are one"""
     columns = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32]]
     rows = [[1, 8], [16, 16], [2, 32], [4, 0], [8, 0], [32, 0]]  # of rows 1, 2, 4 also columns: that is the swizzle
     return gl.SharedLinearLayout([*columns, *rows, [0, 64]], [], 1024)
 
 
 @gluon.jit
-def values_of(tile, beside, kv_head, turn, there, RIGHT: gl.constexpr, KV: gl.constexpr):
-    """TURN values by their scales, turned  ->  [TURN, DT], whose columns stand as `in_columns` undoes
+def values_of(tile, beside, kv_head, piece, there, RIGHT: gl.constexpr, KV: gl.constexpr):
+    """SHUFFLED values by their scales, shuffled  ->  [SHUFFLED, DT], whose columns stand as `in_columns` undoes
 
     there: of each, whether it counts. Others become 0: they may be NaN, and so may their scales
     """
     NT: gl.constexpr = tile.shape[0]
     DT: gl.constexpr = tile.shape[1]
-    scales = _of_head(beside, turn, kv_head, _of_rows(TURN, KV), TURN, KV)
-    scales = gl.reshape(gl.permute(gl.reshape(scales, [2, 4, 2, 2]), (2, 0, 1, 3)), [TURN])
+    scales = _of_head(beside, piece, kv_head, _of_rows(SHUFFLED, KV), SHUFFLED, KV)
+    scales = gl.reshape(gl.permute(gl.reshape(scales, [2, 4, 2, 2]), (2, 0, 1, 3)), [SHUFFLED])
     scales = gl.where(there, gl.convert_layout(scales, gl.SliceLayout(1, RIGHT)), 0.0)
     scales, bits = gl.expand_dims(scales, 1), gl.expand_dims(gl.where(there, -1, 0).to(gl.int16), 1)
-    pairs = seen_as(tile, [NT, DT // 2], _turned_rows(), gl.int16).slice(turn * TURN, TURN, dim=0).load(RIGHT)
+    pairs = seen_as(tile, [NT, DT // 2], _shuffled_rows(), gl.int16)
+    pairs = pairs.slice(piece * SHUFFLED, SHUFFLED, dim=0).load(RIGHT)
     first, other = gl.inline_asm_elementwise(
         _WIDER, "=r,=r,r,f,f,r", [pairs, scales, bits], (gl.bfloat16, gl.bfloat16), True, 2)  # fmt: skip
-    both = gl.reshape(gl.join(first, other), [TURN, DT // 64, 32, 2])
-    return gl.convert_layout(gl.reshape(gl.permute(both, (0, 1, 3, 2)), [TURN, DT]), RIGHT)
+    both = gl.reshape(gl.join(first, other), [SHUFFLED, DT // 64, 32, 2])
+    return gl.convert_layout(gl.reshape(gl.permute(both, (0, 1, 3, 2)), [SHUFFLED, DT]), RIGHT)
 
 
 @gluon.jit

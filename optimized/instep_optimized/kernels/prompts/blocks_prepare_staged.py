@@ -4,6 +4,7 @@ Leaves out: what is computed, and why (`blocks.py`); the launch (`blocks_staged.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: disable-error-code="union-attr"
 # (device code: Triton's types are not Python's)
 
 from __future__ import annotations
@@ -246,10 +247,12 @@ def prepare_staged(
     inverses = None
     if MEMBERS <= 2:  # with the lines of more heads, three programs would not fit a multiprocessor
         inverses = gl.allocate_shared_memory(gl.float32, [B, SOLVED, SOLVED], SOLID)
-    full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(full.index(0), count=1)
-    fence_async_shared()
-    barrier()
+    full = None
+    if NARROW:
+        full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+        mbarrier.init(full.index(0), count=1)
+        fence_async_shared()
+        barrier()
     each = seen_as(lines, [3 * MEMBERS, TOKENS], LINE)
     none = gl.full((TOKENS, TOKENS), 0.0, gl.float32, TILE)
     SPLIT: gl.constexpr = gl.reshape(none, (TOKENS, B, SOLVED)).type.layout
