@@ -37,7 +37,7 @@ class Taken:
     waits  for products of tensor cores, that are more than the kernel's text has: where a group of warps lacks a few
            registers, ptxas lets every product of the kernel wait for the one before, and says so nowhere
     beside powers that are made while a product of values runs
-    reused barriers whose memory something else may have (`support/barriers.py`)
+    over_barriers  what lies over barriers in shared memory (`instep.kit`)
     """
 
     kernel: str
@@ -46,7 +46,7 @@ class Taken:
     copies: int
     waits: int
     beside: int
-    reused: list[str]
+    over_barriers: list[str]
 
 
 Printed = Mapping[str, list[dict[str, Any]]]  # lines of the program, by form
@@ -80,7 +80,8 @@ def compiled(*words: object) -> Printed:
 
 def read(line: Mapping[str, Any]) -> Taken:
     stack = int(line["usage"].split("STACK:")[1].split()[0])
-    return Taken(line["kernel"], stack, *(line[name] for name in ("shared", "copies", "waits", "beside", "reused")))
+    rest = ("shared", "copies", "waits", "beside", "over_barriers")
+    return Taken(line["kernel"], stack, *(line[name] for name in rest))
 
 
 def test_what_the_record_lacks_is_compiled_and_another_launch_has_another_key(printed: Printed, tmp_path: Path) -> None:
@@ -149,8 +150,8 @@ def test_no_product_waits_for_the_one_before_because_registers_lack(taken: Mappi
 
 def test_nothing_is_put_over_a_barrier(taken: Mapping[str, list[Taken]]) -> None:
     """Racecheck and memcheck do not see it, nor does a run alone: another process's slice of time makes it wrong."""
-    assert [one for form, told in taken.items() if form != "forgotten" for one in told if one.reused] == []
-    kept, forgotten, used, used_up, unused, exchanged = (one.reused for one in taken["forgotten"])
+    assert [one for form, told in taken.items() if form != "forgotten" for one in told if one.over_barriers] == []
+    kept, forgotten, used, used_up, unused, exchanged = (one.over_barriers for one in taken["forgotten"])
     assert kept == used == [] and forgotten == ["%full: %numbers", "%full: no group has it"]
     assert used_up == ["%full: tt.reduce"] and unused == ["%full: tt.reduce", "%full: nobody waits for it"]
     if tuple(map(int, version("triton").split(".")[:2])) >= (3, 9):  # which says what a change of a layout takes

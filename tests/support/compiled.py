@@ -32,6 +32,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compiler
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from instep.kit import barriers
 from instep.perf import card
 from instep_optimized.kernels.attention import attend as attend_file
 from instep_optimized.kernels.convs import walk_prompt as prompt_file
@@ -43,7 +44,6 @@ from instep_optimized.layout import Address, Pages, Part, Ring, Updates
 from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.fused.prefill_gdn import stored
 from instep_reference.contract.place import Place
-from support import barriers
 from support.beside import made_beside
 from support.forgotten import NUMBERS, exchanged, forgotten, summed
 from support.handshake import HALF, MANY, STEPS, halves, handed, told
@@ -108,7 +108,7 @@ def taken(made: Any) -> Found:
         "usage": usage[usage.index("REG:") :].strip(), "shared": made.metadata.shared + own,
         "copies": ptx.count("cp.async.c"),
         "waits": code.count("WARPGROUP.DEPBAR") - ptx.count("wgmma.wait_group"),
-        "beside": made_beside(code), "reused": barriers.reused(made.asm["ttgir"], compiler.make_backend(TARGET)),
+        "beside": made_beside(code), "over_barriers": barriers.over_barriers(made),
     }
 
 

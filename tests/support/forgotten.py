@@ -7,7 +7,7 @@ the numbers over it. Meanwhile another process multiplies matrices, so that the 
 On an H200 and an H100 (Triton 3.6.0, driver 580.159.04) no word changed in 132 programs that ran alone, nor beside the
 other process where the barrier was kept. Where it was forgotten, two words of each program became those of a barrier.
 
-The other kernels are compiled alone (`barriers.py`): what the compiler needs for itself lies over a barrier, too.
+The other kernels are compiled alone (`kit.over_barriers`): what the compiler needs for itself lies over a barrier, too.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..adapters.pooled import Launch, pooled
     from ..carried import fixtures
     from ..verdict import Exit
+    from .barriers import over_barriers
     from .cases import Case
     from .launches import Served, op_cases, served
     from .runs import Divergence, Replayed, replayed
@@ -29,14 +30,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Case", "ConvLaunch", "Divergence", "Exit", "Launch", "Replayed", "Served", "Workload", "configurations", "dense",
-    "dense_conv", "fixtures", "load", "op_cases", "pooled", "pooled_conv", "prompts", "replayed", "served", "small",
-    "traces",
+    "dense_conv", "fixtures", "load", "op_cases", "over_barriers", "pooled", "pooled_conv", "prompts", "replayed",
+    "served", "small", "traces",
 ]
 
 _HOMES = {
     "instep_optimized": ("load",), "instep.carried": ("fixtures",), "instep.verdict": ("Exit",),
     "instep.adapters.conv": ("ConvLaunch", "dense_conv", "pooled_conv"), "instep.adapters.dense": ("dense",),
-    "instep.adapters.pooled": ("Launch", "pooled"), "instep.kit.cases": ("Case",),
+    "instep.adapters.pooled": ("Launch", "pooled"),
+    "instep.kit.barriers": ("over_barriers",), "instep.kit.cases": ("Case",),
     "instep.kit.runs": ("Divergence", "Replayed", "replayed"),
     "instep.kit.launches": ("Served", "op_cases", "served"),
     "instep.kit.strategies": ("configurations", "prompts", "traces"), "instep.kit.workload": ("Workload", "small"),

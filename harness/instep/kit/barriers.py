@@ -1,13 +1,14 @@
-"""Barriers in shared memory whose words a compiled kernel may use for something else while they still count.
+"""What a compiled Triton or Gluon kernel has in shared memory over a barrier: `over_barriers(kernel) == []`.
 
 The compiler's allocator reuses memory behind its last use. But a word that was made a barrier stays one: where a device
 takes a program off a multiprocessor, for another process's slice of time, and puts it back, it writes the words of its
-barriers again, over whatever stands there by then. So nothing may have the memory of a barrier, and each is used: one
-that nobody waits for, or that no group of warps has, is free for what the next change of the kernel brings.
+barriers again, over whatever stands there by then. Racecheck and memcheck do not see it, nor does a run alone. So
+nothing may have the memory of a barrier, and each is used: one that nobody waits for, or that no group of warps has, is
+free for what the next change of the kernel brings.
 
-Where a Triton does not say how much memory the compiler takes for itself, as to change a layout, 8 bytes are counted:
-3.6 does not, 3.9 does. Leaves out: barriers that PTX alone names, unless their memory has 64-bit numbers, as all here
-have; `mbarrier.invalidate`, which would end one.
+Leaves out: barriers that PTX alone names, unless their memory has 64-bit numbers; `mbarrier.invalidate`, which ends
+one. Where a Triton does not say how much memory the compiler takes for itself, as to change a layout, 8 bytes are
+counted: 3.6 does not, 3.9 does.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from __future__ import annotations
 import math
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from triton._C.libtriton import ir, nvidia, passes
+from instep_reference.contract.errors import BadInput, Unsupported
 
+PTX = 86  # a version that all its devices know; places do not hang on it
 _BYTES = {"i64": 8, "i32": 4, "f32": 4, "bf16": 2, "f16": 2, "i16": 2, "i8": 1, "i1": 1, "f8E4M3FN": 1}
 _TYPE = r"<((?:\d+x)+)(\w+)[,>]"
 _MEMORY = re.compile(r"(%\w+) = ttg\.local_alloc .*memdesc" + _TYPE)
@@ -39,27 +41,24 @@ class Place(NamedTuple):
     barrier: bool = False
 
 
-def placed(ttgir: str, backend: Any) -> str:
-    """The text of a kernel with the place of everything in shared memory, by the compiler's own allocator"""
-    context = ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    with tempfile.NamedTemporaryFile("w", suffix=".ttgir") as file:
-        Path(file.name).write_text(ttgir)
-        module = ir.parse_mlir_module(file.name, context)
-    manager = ir.pass_manager(context)
-    passes.convert.add_scf_to_cf(manager)
-    passes.gluon.add_inliner(manager)
-    nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, 90, 86)
-    manager.run(module, "placed")
-    return str(module)
+def over_barriers(kernel: Any) -> list[str]:
+    """What lies over barriers of a compiled kernel, and which of them nobody uses: nothing, and none, if it is empty.
 
-
-def reused(ttgir: str, backend: Any) -> list[str]:
-    """Barriers of a kernel that share memory with something else, and those that nobody uses"""
+    kernel: what a launch `kernel[grid](...)` gives, or `triton.compile`. Nothing runs, and no GPU is needed.  ->  lines
+    such as "%full: %scales", by the names of the source. A `BadInput` says what is no such kernel, `Unsupported` that
+    this Triton cannot be asked.
+    """
+    asm = getattr(kernel, "asm", None)
+    target = getattr(getattr(kernel, "metadata", None), "target", None)
+    if not isinstance(asm, Mapping) or "ttgir" not in asm or getattr(target, "backend", "") != "cuda":
+        raise BadInput(
+            "kernel", found=type(kernel).__name__, expected="a kernel that Triton compiled for a CUDA device",
+            hint="an interpreted launch gives none: TRITON_INTERPRET must not be set",
+        )  # fmt: skip
+    ttgir = asm["ttgir"]
     if "i64" not in ttgir or "local_alloc" not in ttgir:
         return []
-    text = placed(ttgir, backend)
+    text = _placed(ttgir, target)
     every = list(_places(text))
     barriers, others = [one for one in every if one.barrier], [one for one in every if not one.barrier]
     pairs = [(one, other) for at, one in enumerate(barriers) for other in [*barriers[at + 1 :], *others]]
@@ -69,6 +68,30 @@ def reused(ttgir: str, backend: Any) -> list[str]:
         lack, has = "no group has it", set(re.findall(r"%\w+", " ".join(groups)))
     made = {_root(name, text) for name in re.findall(r"init_barrier (%\w+)", text)}
     return found + [f"{one.name}: {lack}" for one in barriers if one.name in made - has]
+
+
+def _placed(ttgir: str, target: Any) -> str:
+    """The text of a kernel with the place of everything in shared memory, by the compiler's own allocator"""
+    import triton
+    from triton.compiler.compiler import make_backend
+
+    try:
+        from triton._C.libtriton import ir, nvidia, passes
+
+        context = ir.context()
+        ir.load_dialects(context)
+        make_backend(target).load_dialects(context)
+        with tempfile.NamedTemporaryFile("w", suffix=".ttgir") as file:
+            Path(file.name).write_text(ttgir)
+            module = ir.parse_mlir_module(file.name, context)
+        manager = ir.pass_manager(context)
+        passes.convert.add_scf_to_cf(manager)
+        passes.gluon.add_inliner(manager)
+        nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, target.arch, PTX)
+        manager.run(module, "placed")
+    except (ImportError, AttributeError, TypeError) as other:
+        raise Unsupported(f"Triton {triton.__version__} cannot be asked where it puts what: {other}") from None
+    return str(module)
 
 
 def _places(text: str) -> Iterator[Place]:

@@ -1,0 +1,76 @@
+"""What `kit.over_barriers` says of a kernel's text. Kernels that are compiled for this stand in `test_compiled.py`."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from instep import kit
+from instep_reference.contract.errors import BadInput, Unsupported
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from triton.backends.compiler import GPUTarget
+
+MEMORY = "!ttg.memdesc<1xi64, #shared, #smem, mutable>"
+WAIT = f"ttng.wait_barrier %full, %zero : {MEMORY}"
+TEXT = """
+#blocked = #ttg.blocked<{{sizePerThread = [1], threadsPerWarp = [32], warpsPerCTA = [4], order = [0]}}>
+#shared = #ttg.swizzled_shared<{{vec = 1, perPhase = 1, maxPhase = 1, order = [0]}}>
+#smem = #ttg.shared_memory
+module attributes {{"ttg.num-ctas" = 1 : i32, "ttg.num-warps" = 4 : i32, ttg.target = "cuda:90",
+                   "ttg.threads-per-warp" = 32 : i32}} {{
+  tt.func public @summed(%out: !tt.ptr<i32>) {{
+    %zero = arith.constant 0 : i32
+    %full = ttg.local_alloc : () -> {memory} loc("full")
+    ttng.init_barrier %full, 1 : {memory}
+    {before}
+    %lane = tt.make_range {{end = 128 : i32, start = 0 : i32}} : tensor<128xi32, #blocked>
+    %sum = "tt.reduce"(%lane) <{{axis = 0 : i32}}> ({{
+    ^bb0(%one: i32, %other: i32):
+      %both = arith.addi %one, %other : i32
+      tt.reduce.return %both : i32
+    }}) : (tensor<128xi32, #blocked>) -> i32
+    tt.store %out, %sum : !tt.ptr<i32>
+    {behind}
+    tt.return
+  }}
+}}
+"""
+
+
+def kernel(before: str = "", behind: str = "", backend: str = "cuda") -> Any:
+    """A kernel that sums over its warps, as a launch gives it"""
+    text = TEXT.format(memory=MEMORY, before=before, behind=behind)
+    return SimpleNamespace(asm={"ttgir": text}, metadata=SimpleNamespace(target=GPUTarget(backend, 90, 32)))
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "lies"),
+    [(WAIT, WAIT, []), (WAIT, "", ["%full: tt.reduce"]),
+     ("", "", ["%full: tt.reduce", "%full: nobody waits for it"])],
+    ids=["used to the end", "used up", "unused"],
+)  # fmt: skip
+def test_what_lies_over_a_barrier_and_who_is_not_used_are_named(before: str, behind: str, lies: list[str]) -> None:
+    assert kit.over_barriers(kernel(before, behind)) == lies
+
+
+def test_a_kernel_without_barriers_has_nothing_over_one() -> None:
+    there = kernel(WAIT)
+    there.asm["ttgir"] = there.asm["ttgir"].replace("1xi64", "1xi32")
+    assert kit.over_barriers(there) == []
+
+
+@pytest.mark.parametrize("found", [None, "text", SimpleNamespace(asm={"ptx": ""}), kernel(backend="hip")], ids=repr)
+def test_what_is_no_compiled_kernel_is_refused(found: Any) -> None:
+    with pytest.raises(BadInput, match="a kernel that Triton compiled for a CUDA device; an interpreted launch"):
+        kit.over_barriers(found)
+
+
+def test_a_triton_that_cannot_be_asked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton._C.libtriton import nvidia
+
+    monkeypatch.delattr(nvidia.passes.ttgpuir, "add_allocate_shared_memory_nv")
+    with pytest.raises(Unsupported, match=r"Triton [\d.]+.* cannot be asked where it puts what"):
+        kit.over_barriers(kernel(WAIT))
