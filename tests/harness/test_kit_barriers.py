@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from triton.backends.compiler import GPUTarget
 
 MEMORY = "!ttg.memdesc<1xi64, #shared, #smem, mutable>"
-WAIT = f"ttng.wait_barrier %full, %zero : {MEMORY}"
+WAIT, END = f"ttng.wait_barrier %full, %zero : {MEMORY}", f"\n    ttng.inval_barrier %full : {MEMORY}"
 TEXT = """
 #blocked = #ttg.blocked<{{sizePerThread = [1], threadsPerWarp = [32], warpsPerCTA = [4], order = [0]}}>
 #shared = #ttg.swizzled_shared<{{vec = 1, perPhase = 1, maxPhase = 1, order = [0]}}>
@@ -48,9 +48,9 @@ def kernel(before: str = "", behind: str = "", backend: str = "cuda") -> Any:
 
 @pytest.mark.parametrize(
     ("before", "behind", "lies"),
-    [(WAIT, WAIT, []), (WAIT, "", ["%full: tt.reduce"]),
+    [(WAIT, WAIT, []), (WAIT + END, "", []), (WAIT, "", ["%full: tt.reduce"]),
      ("", "", ["%full: tt.reduce", "%full: nobody waits for it"])],
-    ids=["used to the end", "used up", "unused"],
+    ids=["used to the end", "invalidated", "used up", "unused"],
 )  # fmt: skip
 def test_what_lies_over_a_barrier_and_who_is_not_used_are_named(before: str, behind: str, lies: list[str]) -> None:
     assert kit.over_barriers(kernel(before, behind)) == lies

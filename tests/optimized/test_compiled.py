@@ -151,8 +151,8 @@ def test_no_product_waits_for_the_one_before_because_registers_lack(taken: Mappi
 def test_nothing_is_put_over_a_barrier(taken: Mapping[str, list[Taken]]) -> None:
     """Racecheck and memcheck do not see it, nor does a run alone: another process's slice of time makes it wrong."""
     assert [one for form, told in taken.items() if form != "forgotten" for one in told if one.over_barriers] == []
-    kept, forgotten, used, used_up, unused, exchanged = (one.over_barriers for one in taken["forgotten"])
-    assert kept == used == [] and forgotten == ["%full: %numbers", "%full: no group has it"]
+    kept, ended, forgotten, used, used_up, unused, exchanged = (one.over_barriers for one in taken["forgotten"])
+    assert kept == ended == used == [] and forgotten == ["%full: %numbers", "%full: no group has it"]
     assert used_up == ["%full: tt.reduce"] and unused == ["%full: tt.reduce", "%full: nobody waits for it"]
     if tuple(map(int, version("triton").split(".")[:2])) >= (3, 9):  # which says what a change of a layout takes
         assert exchanged == ["%full: ttg.convert_layout"]

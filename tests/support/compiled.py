@@ -136,8 +136,8 @@ def handshakes() -> None:
 def over_barriers() -> None:
     """The kernels of `forgotten.py`, and those of them in which nothing lies over a barrier"""
     numbers = torch.zeros(1, dtype=torch.int32)
-    for kept in (True, False):
-        compiled(forgotten, None, numbers, 1, kept, NUMBERS, warps=4)
+    for kept, ended in ((True, False), (False, True), (False, False)):
+        compiled(forgotten, None, numbers, 1, kept, NUMBERS, ended, warps=4)
     for uses in (2, 1, 0):
         compiled(summed, None, numbers, uses, warps=4)
     compiled(exchanged, None, numbers, warps=4)

@@ -4,11 +4,11 @@ The compiler's allocator reuses memory behind its last use. But a word that was 
 takes a program off a multiprocessor, for another process's slice of time, and puts it back, it writes the words of its
 barriers again, over whatever stands there by then. Racecheck and memcheck do not see it, nor does a run alone. So
 nothing may have the memory of a barrier, and each is used: one that nobody waits for, or that no group of warps has, is
-free for what the next change of the kernel brings.
+free for what the next change of the kernel brings. `mbarrier.invalidate` ends a barrier, as PTX has it: one that a
+kernel invalidates anywhere is left alone.
 
-Leaves out: barriers that PTX alone names, unless their memory has 64-bit numbers; `mbarrier.invalidate`, which ends
-one. Where a Triton does not say how much memory the compiler takes for itself, as to change a layout, 8 bytes are
-counted: 3.6 does not, 3.9 does.
+Leaves out: barriers that PTX alone names, unless their memory has 64-bit numbers. Where a Triton does not say how much
+memory the compiler takes for itself, as to change a layout, 8 bytes are counted: 3.6 does not, 3.9 does.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def over_barriers(kernel: Any) -> list[str]:
     if "i64" not in ttgir or "local_alloc" not in ttgir:
         return []
     text = _placed(ttgir, target)
-    every = list(_places(text))
+    ended = {_root(name, text) for name in re.findall(r"inval_barrier (%\w+)", text)}
+    every = [one for one in _places(text) if one.name not in ended]
     barriers, others = [one for one in every if one.barrier], [one for one in every if not one.barrier]
     pairs = [(one, other) for at, one in enumerate(barriers) for other in [*barriers[at + 1 :], *others]]
     found = [f"{one.name}: {other.name}" for one, other in pairs if one.begin < other.end and other.begin < one.end]
