@@ -56,10 +56,16 @@ def test_what_lies_over_a_barrier_and_who_is_not_used_are_named(before: str, beh
     assert kit.over_barriers(kernel(before, behind)) == lies
 
 
-def test_a_kernel_without_barriers_has_nothing_over_one() -> None:
-    there = kernel(WAIT)
-    there.asm["ttgir"] = there.asm["ttgir"].replace("1xi64", "1xi32")
-    assert kit.over_barriers(there) == []
+@pytest.mark.parametrize("kind", ["i64", "f64", "f8E5M2"])
+def test_memory_of_numbers_may_be_reused(kind: str) -> None:
+    """Whatever numbers they are, beside a barrier that is kept or in a kernel without one"""
+    memory = MEMORY.replace("1xi64", f"512x{kind}")
+    numbers = f"\n    %old = ttg.local_alloc : () -> {memory} loc(\"old\")"
+    assert kit.over_barriers(kernel(WAIT + numbers, WAIT)) == []
+    without = kernel(numbers)
+    lines = without.asm["ttgir"].splitlines()
+    without.asm["ttgir"] = "\n".join(line for line in lines if "%full" not in line)
+    assert kit.over_barriers(without) == []
 
 
 @pytest.mark.parametrize("found", [None, "text", SimpleNamespace(asm={"ptx": ""}), kernel(backend="hip")], ids=repr)

@@ -7,8 +7,9 @@ nothing may have the memory of a barrier, and each is used: one that nobody wait
 free for what the next change of the kernel brings. `mbarrier.invalidate` ends a barrier, as PTX has it: one that a
 kernel invalidates anywhere is left alone.
 
-Leaves out: barriers that PTX alone names, unless their memory has 64-bit numbers. Where a Triton does not say how much
-memory the compiler takes for itself, as to change a layout, 8 bytes are counted: 3.6 does not, 3.9 does.
+Where a kernel makes barriers in PTX of its own, all its memory of 64-bit numbers is taken for barriers. Where a Triton
+does not say how much memory the compiler takes for itself, as to change a layout, 8 bytes are counted: 3.6 does not,
+3.9 does. Leaves out: whether a barrier is used rightly, which racecheck and the bits say.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ from typing import Any, NamedTuple
 
 from instep_reference.contract.errors import BadInput, Unsupported
 
-PTX = 86  # a version that all its devices know; places do not hang on it
-_BYTES = {"i64": 8, "i32": 4, "f32": 4, "bf16": 2, "f16": 2, "i16": 2, "i8": 1, "i1": 1, "f8E4M3FN": 1}
-_TYPE = r"<((?:\d+x)+)(\w+)[,>]"
+PTX = 86  # the pass asks for a version; what it places hangs on none that has barriers
+_TYPE = r"<((?:\d+x)+)([a-z]+\d+\w*)[,>]"
 _MEMORY = re.compile(r"(%\w+) = ttg\.local_alloc .*memdesc" + _TYPE)
 _AT, _SAID = re.compile(r"allocation\.offset = (\d+) "), re.compile(r"allocation\.size = (\d+) ")
 _OP = re.compile(r"^\s*(?:%[\w:]+ = )?\"?(\w+\.\w+)")
@@ -32,13 +32,13 @@ _VIEW = re.compile(r"(%\w+) = ttg\.memdesc_\w+ (%\w+)")
 _GROUPS = "ttg.warp_specialize("
 
 
-class Place(NamedTuple):
-    """Bytes of shared memory, and what has them. barrier: whether it has 64-bit numbers"""
+class Span(NamedTuple):
+    """Bytes of shared memory, and what has them: of a source's name, or an operation of the compiler."""
 
     begin: int
     end: int
     name: str
-    barrier: bool = False
+    kind: str = ""
 
 
 def over_barriers(kernel: Any) -> list[str]:
@@ -55,19 +55,21 @@ def over_barriers(kernel: Any) -> list[str]:
             "kernel", found=type(kernel).__name__, expected="a kernel that Triton compiled for a CUDA device",
             hint="an interpreted launch gives none",
         )  # fmt: skip
-    ttgir = asm["ttgir"]
-    if "i64" not in ttgir or "local_alloc" not in ttgir:
+    ttgir, in_ptx = asm["ttgir"], "mbarrier.init" in asm["ttgir"]
+    if "init_barrier" not in ttgir and not in_ptx:
         return []
     text = _placed(ttgir, target)
+    made = {_root(name, text) for name in re.findall(r"init_barrier (%\w+)", text)}
     ended = {_root(name, text) for name in re.findall(r"inval_barrier (%\w+)", text)}
-    every = [one for one in _places(text) if one.name not in ended]
-    barriers, others = [one for one in every if one.barrier], [one for one in every if not one.barrier]
+    barriers, others = list[Span](), list[Span]()
+    for one in _spans(text):
+        if one.name not in ended:
+            (barriers if one.name in made or (in_ptx and one.kind == "i64") else others).append(one)
     pairs = [(one, other) for at, one in enumerate(barriers) for other in [*barriers[at + 1 :], *others]]
     found = [f"{one.name}: {other.name}" for one, other in pairs if one.begin < other.end and other.begin < one.end]
     lack, has = "nobody waits for it", {_root(name, text) for name in re.findall(r"wait_barrier (%\w+)", text)}
     if groups := [line.split(_GROUPS)[1].split(")")[0] for line in text.splitlines() if _GROUPS in line]:
         lack, has = "no group has it", set(re.findall(r"%\w+", " ".join(groups)))
-    made = {_root(name, text) for name in re.findall(r"init_barrier (%\w+)", text)}
     return found + [f"{one.name}: {lack}" for one in barriers if one.name in made - has]
 
 
@@ -90,12 +92,12 @@ def _placed(ttgir: str, target: Any) -> str:
         passes.gluon.add_inliner(manager)
         nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, target.arch, PTX)
         manager.run(module, "placed")
-    except (ImportError, AttributeError, TypeError) as other:
+    except (ImportError, AttributeError, TypeError, RuntimeError) as other:
         raise Unsupported(f"Triton {triton.__version__} cannot be asked where it puts what: {other}") from None
     return str(module)
 
 
-def _places(text: str) -> Iterator[Place]:
+def _spans(text: str) -> Iterator[Span]:
     programs = next(iter(re.findall(r'"ttg\.num-ctas" = (\d+)', text)), "1")  # of a cluster
     op = ""
     for line in text.splitlines():
@@ -106,9 +108,9 @@ def _places(text: str) -> Iterator[Place]:
         if memory := _MEMORY.search(line):
             name, shape, kind = memory.groups()
             each = int(programs) if shape.endswith(f"x{programs}x") else 1  # of the barriers of a cluster
-            yield Place(begin, begin + _size(shape, kind) // each, name, kind == "i64")
+            yield Span(begin, begin + _size(shape, kind) // each, name, kind)
         else:
-            yield Place(begin, begin + (int(said[1]) if said else 8), op)
+            yield Span(begin, begin + (int(said[1]) if said else 8), op)
 
 
 def _root(name: str, text: str) -> str:
@@ -120,5 +122,6 @@ def _root(name: str, text: str) -> str:
 
 
 def _size(shape: str, kind: str) -> int:
-    """shape: as in `2x64x`"""
-    return math.prod(map(int, shape[:-1].split("x"))) * _BYTES[kind]
+    """Bytes. shape: as in `2x64x`; kind: as in `bf16` and `f8E5M2`"""
+    bits = int(re.sub(r"^[a-z]+(\d+).*", r"\1", kind))
+    return math.prod(map(int, shape[:-1].split("x"))) * bits // 8

@@ -13,7 +13,6 @@ from triton.experimental.gluon import language as gl
 
 from ..device.layouts import gdc_launch_dependents, gdc_wait
 from .attend_staged import copied, plus
-from .attend_widened import copied_narrow
 
 
 @gluon.jit
@@ -99,10 +98,7 @@ def copy(
     for item in range(gl.program_id(0), gl.max(lists[8], axis=0), gl.num_programs(0)):
         of, start, stop = chosen(item, lists, work, PT * each, SIDES)
         pages = (table + of[1].to(gl.int64) * table_row, table_column)
-        if scales[0] is None:
-            done = copied(done, start, stop, keys, values, of[2] * DT, pages, tiles, NT, DT, PAGE, STAGES)
-        else:
-            done = copied_narrow(done, start, stop, keys, values, scales, of[2], pages, tiles, beside,
-                                 NT, DT, PAGE, STAGES, KV)  # fmt: skip
+        done = copied(done, start, stop, (keys, values), scales, of[2] * DT, pages, tiles, beside,
+                      NT, DT, PAGE, STAGES, KV)  # fmt: skip
     if EARLY:  # so late that the programs of the launch behind do not crowd where these end first
         gdc_launch_dependents()

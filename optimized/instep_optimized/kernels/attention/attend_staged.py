@@ -134,53 +134,62 @@ def places(
 
 
 @gluon.jit
-def page_of(pages, step, stop, PAGE: gl.constexpr):
+def _page_of(pages, step, stop, PAGE: gl.constexpr):
     """The page of a position; behind the last one, as where there is none: -1, before the first page"""
     line, table_column = pages
     return gl.load(line + step // PAGE * table_column, mask=step < stop, other=-1).to(gl.int32)
 
 
 @gluon.jit
-def begin_step(
-    pool, column, pages, step, stop, full, tile, NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr,
-    BESIDE: gl.constexpr = 0,
+def _begin(
+    pool, scales, column, pages, step, stop, full, tile, beside,
+    NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, KV: gl.constexpr,
 ):  # fmt: skip
     """Begin to copy the positions of a step, from one page or from several. What has no page becomes 0.
 
-    BESIDE: bytes that are copied with them
+    scales: those of the pool, of KV heads, which come into `beside`; None: it has none
     """
     BITS: gl.constexpr = tile.dtype.primitive_bitwidth
     EACH: gl.constexpr = BOX * 8 // BITS  # numbers of a row in a box
+    BESIDE: gl.constexpr = 0 if scales is None else NT * KV * 4
     mbarrier.expect(full, NT * DT * BITS // 8 + BESIDE)
     BOXES: gl.constexpr = gl.NVMMASharedLayout(128, BITS, rank=3)
     if PAGE >= NT:
         whole = seen_as(tile, [1, NT, DT], BOXES, tile.dtype)
-        load_box(pool, [page_of(pages, step, stop, PAGE), step % PAGE, column], full, whole)
+        load_box(pool, [_page_of(pages, step, stop, PAGE), step % PAGE, column], full, whole)
+        if scales is not None:
+            load_box(scales, [_page_of(pages, step, stop, PAGE), step % PAGE * KV], full, beside)
     else:
         PIECES: gl.constexpr = NT // PAGE
         boxes = seen_as(tile, [DT // EACH * PIECES, 1, PAGE, EACH], BOXES, tile.dtype)
         for piece in gl.static_range(PIECES):
-            source = page_of(pages, step + piece * PAGE, stop, PAGE)
+            source = _page_of(pages, step + piece * PAGE, stop, PAGE)
             for part in gl.static_range(DT // EACH):
                 load_box(pool, [source, 0, column + part * EACH], full, boxes.index(part * PIECES + piece))
+        if scales is not None:
+            lines = seen_as(beside, [PIECES, 1, PAGE * KV], gl.NVMMASharedLayout(0, 32, rank=2))
+            for piece in gl.static_range(PIECES):
+                load_box(scales, [_page_of(pages, step + piece * PAGE, stop, PAGE), 0], full, lines.index(piece))
 
 
 @gluon.jit
 def copied(
-    done, start, stop, keys, values, column, pages, tiles,
-    NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
+    done, start, stop, pools, scales, column, pages, tiles, beside,
+    NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, KV: gl.constexpr,
 ):  # fmt: skip
-    """Copy positions start .. stop - 1, NT at a time. Behind the last one may be anything.
+    """Copy positions start .. stop - 1 of both pools, NT at a time. Behind the last one may be anything.
 
-    done: steps before these  ->  with these
+    done: steps before these  ->  with these.  scales, beside: of both pools, as in `_begin`
     """
     key_tiles, value_tiles, full_keys, full_values, free_keys, free_values = tiles
     for step in range(start, stop, NT):
         place, phase = stage_and_phase(done + (step - start) // NT, STAGES)
         mbarrier.wait(free_keys.index(place), phase ^ 1)
-        begin_step(keys, column, pages, step, stop, full_keys.index(place), key_tiles.index(place), NT, DT, PAGE)
+        _begin(pools[0], scales[0], column, pages, step, stop, full_keys.index(place), key_tiles.index(place),
+               None if scales[0] is None else beside[0].index(place), NT, DT, PAGE, KV)  # fmt: skip
         mbarrier.wait(free_values.index(place), phase ^ 1)
-        begin_step(values, column, pages, step, stop, full_values.index(place), value_tiles.index(place), NT, DT, PAGE)
+        _begin(pools[1], scales[1], column, pages, step, stop, full_values.index(place), value_tiles.index(place),
+               None if scales[1] is None else beside[1].index(place), NT, DT, PAGE, KV)  # fmt: skip
     return done + (stop - start + NT - 1) // NT
 
 

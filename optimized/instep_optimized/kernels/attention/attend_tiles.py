@@ -172,7 +172,7 @@ def copy_tiles(
         of = tile_of(code, work)
         pages, column, reach = (table + of[1] * table_row, table_column), of[2] * DT, of[6]
         whole = reach // NT * NT
-        done = copied(done, 0, whole, keys, values, column, pages, tiles, NT, DT, PAGE, STAGES)
+        done = copied(done, 0, whole, (keys, values), (None, None), column, pages, tiles, None, NT, DT, PAGE, STAGES, 1)
         if whole < reach:
             place, phase = stage_and_phase(done, STAGES)
             mbarrier.wait(free_keys.index(place), phase ^ 1)

@@ -1,6 +1,6 @@
 """Windows over keys and values of 8 bits, with explicit layouts: what is loaded of them, as numbers of 16 bits.
 
-Scales are copied beside them. Scores are multiplied by those of keys, values by theirs. Products take numbers that were
+Scales come beside them. Scores are multiplied by those of keys, values by theirs. Products take numbers that were
 8 bits wide in an order of their own: `shuffled`. Device functions. Leaves out: what is made of them
 (`attend_parts_staged.py`), and what programs read (`attend_items.py`).
 """
@@ -13,8 +13,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..device.layouts import load_box, mbarrier, seen_as, stage_and_phase
-from .attend_staged import begin_step, page_of
+from ..device.layouts import seen_as
 
 SHUFFLED = gl.constexpr(32)  # numbers of a sum that change their places with each other
 NARROW_PIECE = gl.constexpr(128)  # numbers of a key that are multiplied at a time: bytes after which places begin again
@@ -69,40 +68,6 @@ def scale_places(NT: gl.constexpr, KV: gl.constexpr, STAGES: gl.constexpr):
     FLAT: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=2)
     return (gl.allocate_shared_memory(gl.float32, [STAGES, 1, NT * KV], FLAT),
             gl.allocate_shared_memory(gl.float32, [STAGES, 1, NT * KV], FLAT))  # fmt: skip
-
-
-@gluon.jit
-def _begin(
-    pool, scales, column, pages, step, stop, full, tile, beside,
-    NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, KV: gl.constexpr,
-):  # fmt: skip
-    """Begin to copy the positions of a step, and their scales. What has no page becomes 0."""
-    begin_step(pool, column, pages, step, stop, full, tile, NT, DT, PAGE, NT * KV * 4)
-    if PAGE >= NT:
-        load_box(scales, [page_of(pages, step, stop, PAGE), step % PAGE * KV], full, beside)
-    else:
-        FLAT: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=2)
-        boxes = seen_as(beside, [NT // PAGE, 1, PAGE * KV], FLAT)
-        for piece in gl.static_range(NT // PAGE):
-            load_box(scales, [page_of(pages, step + piece * PAGE, stop, PAGE), 0], full, boxes.index(piece))
-
-
-@gluon.jit
-def copied_narrow(
-    done, start, stop, keys, values, scales, kv_head, pages, tiles, beside,
-    NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, KV: gl.constexpr,
-):  # fmt: skip
-    """`copied` with scales beside keys and values"""
-    key_tiles, value_tiles, full_keys, full_values, free_keys, free_values = tiles
-    for step in range(start, stop, NT):
-        place, phase = stage_and_phase(done + (step - start) // NT, STAGES)
-        mbarrier.wait(free_keys.index(place), phase ^ 1)
-        _begin(keys, scales[0], kv_head * DT, pages, step, stop, full_keys.index(place), key_tiles.index(place),
-               beside[0].index(place), NT, DT, PAGE, KV)  # fmt: skip
-        mbarrier.wait(free_values.index(place), phase ^ 1)
-        _begin(values, scales[1], kv_head * DT, pages, step, stop, full_values.index(place), value_tiles.index(place),
-               beside[1].index(place), NT, DT, PAGE, KV)  # fmt: skip
-    return done + (stop - start + NT - 1) // NT
 
 
 @gluon.constexpr_function
