@@ -162,21 +162,22 @@ def test_tiles_share_copies_where_not_all_of_them_run_at_a_time(
     assert attend_file.sides_of(requests, mapped, pooled, 4, 1024, 132) == sides
 
 
-def mixed(size: int, between: int, dtype: torch.dtype) -> tuple[torch.Tensor, Pages]:
+def mixed(size: int, between: int, dtype: torch.dtype, heads: int = 2) -> tuple[torch.Tensor, Pages]:
     """Prompts, windows and decodes in one launch; an idle request, holes in the table, NaN where nobody reads.
 
     between: numbers between the pages of a pool, as red zones are.  dtype: of keys and values; with scales if of 8 bits
+    heads: of keys and values
     """
     counts = (300, 1, 4, 0, 17, 16, 130, 7, 4, 9, 1)
     before = (77, 1300, 4093, 5, 0, 1020, 640, 3000, 2046, 1147, 1151)  # a unit's end, and a part behind it
     ends = [known + count for known, count in zip(before, counts, strict=True)]
     needed = [-(-end // size) for end in ends]
     draw, table = Draw(3, HERE), torch.full((len(counts), max(needed) + 1), -1)
-    span = size * 2 * 256
+    span = size * heads * 256
     raw = [draw.normal(sum(needed), span + between, dtype=dtype, scale=60 if dtype is FP8 else 1) for _ in range(2)]
     for memory in raw:
         memory[:, span:] = float("nan")
-    keys, values = (memory[:, :span].unflatten(1, (size, 2, 256)) for memory in raw)
+    keys, values = (memory[:, :span].unflatten(1, (size, heads, 256)) for memory in raw)
     scales = [draw.uniform(*keys.shape[:3], 1, low=0.005, high=0.015) for _ in raw] if dtype is FP8 else []
     order = torch.randperm(sum(needed), generator=torch.Generator().manual_seed(4))
     for line, (pages, end) in enumerate(zip(order.split(needed), ends, strict=True)):
@@ -194,15 +195,17 @@ def mixed(size: int, between: int, dtype: torch.dtype) -> tuple[torch.Tensor, Pa
 @pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
 @pytest.mark.parametrize("ops", [TRITON, INVARIANT], ids=lambda ops: ops.name)
 @pytest.mark.parametrize(
-    ("size", "between", "dtype"),
-    [(8, 0, BF16), (16, 16, BF16), (24, 0, BF16), (64, 0, BF16), (64, 4, BF16), (64, 32, BF16), (128, 8, BF16),
-     (8, 0, FP8), (16, 16, FP8), (24, 0, FP8), (64, 8, FP8), (64, 32, FP8), (128, 0, FP8)],
+    ("size", "between", "heads", "dtype"),
+    [(8, 0, 2, BF16), (16, 16, 2, BF16), (24, 0, 2, BF16), (64, 0, 2, BF16), (64, 4, 2, BF16), (64, 32, 2, BF16),
+     (128, 8, 2, BF16), (64, 0, 1, BF16), (16, 16, 4, BF16),
+     (8, 0, 2, FP8), (16, 16, 2, FP8), (24, 0, 2, FP8), (64, 8, 2, FP8), (64, 32, 2, FP8), (128, 0, 2, FP8),
+     (64, 32, 1, FP8), (128, 0, 1, FP8), (16, 16, 4, FP8), (64, 0, 4, FP8)],
     ids=lambda value: str(value).removeprefix("torch."),
 )  # fmt: skip
 def test_explicit_layouts_give_the_bits_of_the_others(
-    monkeypatch: pytest.MonkeyPatch, ops: Ops, size: int, between: int, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, ops: Ops, size: int, between: int, heads: int, dtype: torch.dtype
 ) -> None:
-    query, given = mixed(size, between, dtype)
+    query, given = mixed(size, between, dtype, heads)
     launched = list[str]()
     real = attend_file.launch
     sides = set[tuple[str, int]]()

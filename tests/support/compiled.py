@@ -154,13 +154,15 @@ def attention() -> None:
     attend_file.staged.hopper = lambda _: True
     attend_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
     wide, narrow = torch.bfloat16, torch.float8_e4m3fn
-    forms = ((16, 1, 130, 16, 0, wide), (64, 4, 600, 16, 0, wide), (64, 40, 4, 16, 0, wide), (64, 40, 1, 16, 0, wide),
-             (64, 40, 4, 4, 0, wide), (64, 40, 8, 16, 8, wide), (64, 2, 8, 16, 8, wide), (64, 40, 4, 16, 0, narrow),
-             (16, 40, 1, 16, 0, narrow), (64, 40, 4, 8, 0, narrow))  # fmt: skip
-    for size, requests, rows, zone, nodes, dtype in forms:
-        span, many = size * 2 * 256, torch.zeros(requests, dtype=torch.int64)
-        pool = torch.zeros(16 * requests, span + zone, dtype=dtype)[:, :span].unflatten(1, (size, 2, 256))
-        scales = torch.zeros(16 * requests, size, 2, 1) if dtype is narrow else None
+    forms = ((16, 1, 130, 16, 0, 2, wide), (64, 4, 600, 16, 0, 2, wide), (64, 40, 4, 16, 0, 2, wide),
+             (64, 40, 1, 16, 0, 2, wide), (64, 40, 4, 4, 0, 2, wide), (64, 40, 8, 16, 8, 2, wide),
+             (64, 2, 8, 16, 8, 2, wide), (64, 40, 4, 16, 0, 2, narrow), (16, 40, 1, 16, 0, 2, narrow),
+             (64, 40, 4, 16, 0, 1, narrow), (64, 40, 4, 16, 0, 4, narrow), (16, 40, 1, 16, 0, 4, narrow),
+             (64, 40, 4, 8, 0, 2, narrow))  # fmt: skip
+    for size, requests, rows, zone, nodes, heads, dtype in forms:
+        span, many = size * heads * 256, torch.zeros(requests, dtype=torch.int64)
+        pool = torch.zeros(16 * requests, span + zone, dtype=dtype)[:, :span].unflatten(1, (size, heads, 256))
+        scales = torch.zeros(16 * requests, size, heads, 1) if dtype is narrow else None
         pages = Pages(pool, pool, torch.zeros(requests, 16, dtype=torch.int64), many, many, many, many, rows,
                       torch.zeros(requests * rows, dtype=torch.int64) if nodes else None, nodes, scales, scales,
                       requests == 1)  # fmt: skip

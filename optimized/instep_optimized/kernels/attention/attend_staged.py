@@ -28,7 +28,7 @@ from ..runtime import hopper
 
 WIDTH = 256  # of a head: others were not measured
 NARROW = torch.float8_e4m3fn  # numbers with scales beside them: `attend_widened.py`
-SCALED_HEADS = 2  # KV heads with scales: others never ran
+SCALED_HEADS = (1, 2, 4)  # KV heads with scales: others never ran
 BOX = gl.constexpr(128)  # bytes of a row that are copied at a time where a page has fewer positions than a step
 
 
@@ -86,7 +86,7 @@ def _scales_copyable(scales: torch.Tensor | None) -> bool:
     if scales is None or scales.dtype is not torch.float32:
         return False
     size, heads = scales.shape[1:3]
-    fits = heads == SCALED_HEADS and size * heads % 32 == 0
+    fits = heads in SCALED_HEADS and size * heads % 32 == 0
     return fits and scales.data_ptr() % 16 == 0 and scales.stride(0) % 4 == 0
 
 
