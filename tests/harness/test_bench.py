@@ -20,9 +20,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from instep.bench import KINDS, clock, grid, kind, peers, plots, render, run
+from instep.bench import KINDS, grid, kind, peers, plots, render, run
 from instep.bench.base import TOO, Arm
-from instep.bench.clock import Rates, Times, less, timed
+from instep.bench.clock import Rates
 from instep.bench.kinds import pick, rounds, strategies
 from instep.bench.run import Asked, Bench, bench
 from instep.bench.work import HOLD, OTHER, by_kind, gap, kind_of
@@ -314,13 +314,6 @@ def test_a_floor_is_of_what_moves_and_of_what_is_multiplied() -> None:
     assert MACHINE.floor(1.0, 1.0, 3e11) == pytest.approx(3.0)
 
 
-def test_arms_are_timed_in_turn_and_a_part_is_taken_off() -> None:
-    calls = list[str]()
-    found = timed({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, torch.device("cpu"), 4)
-    assert "".join(calls[:8]) in ("abbaabba", "baabbaab") and len(found["a"].samples) == 4
-    assert less(Times((3.0, 5.0), "graph"), Times((1.0, 1.0), "graph"), 2).samples == (1.0, 2.0)
-
-
 @pytest.mark.parametrize(("kernel", "what"), [
     ("_window_kernel", "states"), ("nvjet_tst_192x8_64x3", "products"), ("Memcpy DtoD", "copies and fills"),
     ("_attend_split", "attention"), ("read_parts", "attention"), ("_plan_ring", OTHER), ("_gated_norm", "norms"),
@@ -385,11 +378,3 @@ def test_the_command_says_what_a_cpu_is_for_and_writes_its_result(instep: Runner
     assert set(KINDS) == {
         "strategies", "decode", "mixer", "conv", "prefill", "attend", "pick", "products", "rounds", "decoding"
     }  # fmt: skip
-
-
-def test_a_floor_is_made_of_the_fastest_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second tensor is read twice as fast as the first."""
-    took = {"copy": 4.0, "product": 1.0, "read 0": 2.0, "read 1": 1.0, "read 2": 3.0}
-    monkeypatch.setattr(clock, "timed", lambda works, *_: {name: Times((took[name],), "called") for name in works})
-    found = clock.rates(torch.device("cpu"), torch.float32)
-    assert found.read == 4.0 * 2**23 and found.copy == found.read / 2
