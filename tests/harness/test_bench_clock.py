@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import count, pairwise
 from typing import Any
 
@@ -28,7 +29,7 @@ def test_arms_are_timed_in_turn_and_a_part_is_taken_off() -> None:
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens on a card: events are recorded in turn with the work between them."""
+    """What happens on a card: events are recorded, and waited for, in turn with the work between them."""
     happened = list[str]()
 
     class Event:
@@ -48,13 +49,24 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return happened
 
 
+class Held:
+    """What a clock asks of a card"""
+
+    def __init__(self, said: list[str]) -> None:
+        self.wait, self.hold, self.release = (partial(said.append, word) for word in ("idle", "hold", "release"))
+
+
 def test_on_a_card_a_sample_stands_right_behind_the_same_work(said: list[str]) -> None:
-    """Nobody waits between, so the device is busy while the host launches what is timed."""
-    assert clock._between_events(lambda: said.append("work"), 2) == 1e-3
-    assert said == ["work", "work", "event", "work", "event", "wait"]
+    """The device does not begin before all is launched. Work that waits for the device would wait for itself then."""
+    card: Any = Held(said)
+    assert clock._between_events(lambda: said.append("work"), card, 2) == 1e-3
+    assert said == ["idle", "hold", "work", "work", "event", "work", "event", "release", "wait"]
+    said.clear()
+    clock._between_events(lambda: said.append("work"), None, 1)
+    assert said == ["work", "event", "work", "event", "wait"]
 
 
-def on_a_card(work: Callable[[], object], device: torch.device) -> tuple[Callable[[int], float], str]:
+def on_a_card(work: Callable[[], object], card: object) -> tuple[Callable[[int], float], str]:
     """Each sample says which of all turns of this work it was."""
     turn = count()
     return lambda before: float([next(turn) for _ in range(before + 1)][-1]), "graph"

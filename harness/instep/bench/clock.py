@@ -1,10 +1,10 @@
 """Times, interleaved: every arm once, then every arm again in the reverse order; and the rates of the machine.
 
-On a card a sample is the replay of a captured graph, between two events on the device; work that cannot be captured is
-launched, and the time includes that. Right before it the same work runs without being timed. So the sample finds the
-cache as this work leaves it, and not another arm, whose stores may still have to be written back (8 us of 73, LOG.md);
-and the host launches it while the device is busy. On a CPU a sample is a call. Leaves out: what is timed, and for how
-long.
+On a card a sample is the replay of a captured graph, between two events on the device. Right before it the same work
+runs without being timed, and the device is held back until the host has launched both. So the sample finds the cache as
+this work leaves it, and not as another arm does, whose stores may still have to be written back (8 us of 73, LOG.md);
+and the host has no part in it. Work that cannot be captured is launched, and the time includes that. On a CPU a sample
+is a call. Leaves out: what is timed, and for how long.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from ..perf.card import Card
 
 Work = Callable[[], object]
 WARM_UP = 3  # samples that are not counted
@@ -76,7 +79,12 @@ def rates(device: torch.device, dtype: torch.dtype) -> Rates:
 
 def timed(works: Mapping[str, Work], device: torch.device, count: int = SAMPLES) -> dict[str, Times]:
     """`count` samples of every work, taken in turn."""
-    ready = {name: _ready(work, device) for name, work in works.items()}
+    card = None
+    if device.type == "cuda":
+        from ..perf.card import Card  # which needs Triton
+
+        card = Card(str(device))
+    ready = {name: _ready(work, card) for name, work in works.items()}
     taken: dict[str, list[float]] = {name: [] for name in works}
     for number in range(WARM_UP + count):
         for name in list(works)[:: 1 if number % 2 else -1]:
@@ -84,9 +92,9 @@ def timed(works: Mapping[str, Work], device: torch.device, count: int = SAMPLES)
     return {name: Times(tuple(taken[name][WARM_UP:]), ready[name][1]) for name in works}
 
 
-def _ready(work: Work, device: torch.device) -> tuple[Callable[[int], float], str]:
-    """What takes one sample behind so many turns, and how."""
-    if device.type != "cuda":
+def _ready(work: Work, card: Card | None) -> tuple[Callable[[int], float], str]:
+    """What takes one sample behind so many turns, and how. card: None is a CPU"""
+    if card is None:
         return lambda before: _called(work), "called"
     work()
     torch.cuda.synchronize()
@@ -96,18 +104,24 @@ def _ready(work: Work, device: torch.device) -> tuple[Callable[[int], float], st
             work()
     except Exception:  # it waits for the host; it is timed all the same, and the table says so
         torch.cuda.synchronize()
-        return partial(_between_events, work), "launched"
-    return partial(_between_events, graph.replay), "graph"
+        return partial(_between_events, work, None), "launched"
+    return partial(_between_events, graph.replay, card), "graph"
 
 
-def _between_events(work: Work, before: int) -> float:
+def _between_events(work: Work, card: Card | None, before: int) -> float:
+    """card: what holds the device back meanwhile, of work that does not wait for it"""
     event: Any = torch.cuda.Event
     start, end = (event(enable_timing=True) for _ in range(2))
+    if card is not None:
+        card.wait()
+        card.hold()
     for _ in range(before):
         work()
     start.record()
     work()
     end.record()
+    if card is not None:
+        card.release()
     end.synchronize()
     return 1e-3 * float(start.elapsed_time(end))
 
