@@ -1,7 +1,7 @@
 """The optimized engine: one method per event. The engine only routes; the ops compute.
 
 Leaves out: arithmetic (`ops/`), addresses (`commit/`, `batch.py`), the model (`model/`, `draft/`), and the bodies of
-the events: `round.py` for what depends on the step count, `mixed.py` for forwards of several kinds.
+the events: `round.py` for what depends on the step count, `forwards.py` and `mixed.py` for rows of several kinds.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from .commit import write_set
 from .commit.accepted import answered, forced_paths
 from .commit.base import changes
 from .drafted import cut_to_trees, split_tables
+from .forwards import BOTH, DECODES, WINDOWS, Forwards
 from .graphs import Runner
 from .graphs.capture import prepared
 from .memory.saved import Kept, copied, read, write
@@ -52,7 +53,6 @@ from .prefixes import Prefixes
 from .refusals import Refusals
 from .request import Request, logical
 from .round import IDLE, inputs_of, kind_of, tree_inputs
-from .sampling import in_units
 from .tiers import Entry, Tiers
 from .transfer.to_device import HOST, ints
 from .transfer.to_host import HostCopy, Parents, Roots
@@ -176,14 +176,14 @@ class OptimizedEngine:
         self._grow(requests, lambda exact: write_set.forward_wants(rows, self._requests, exact=exact))
         plan = [planned(row, number, request) for number, (row, request) in enumerate(zip(rows, requests, strict=True))]
         kinds, at, roots, final = {row.kind for row in rows}, self._round, None, None
-        if kinds == {"verify"}:
-            own = self._run("verify", requests, uniforms=in_units(rows, at.width)).picks.flatten()
-            if self._capacity.trees:  # a row for every column: windows end before
-                spots = [number * at.width + node for number, p in enumerate(plan) for node in range(p.asked)]
-                own = own[ints(spots, self._device)]
-        elif kinds == {"decode"}:
-            own, roots = self._run("decode", requests, [[p.forced] for p in plan], uniforms=in_units(rows, 1))
-        else:  # several kinds, or prefill chunks: never captured in a graph
+        alike = Forwards(self._run, at.width, self._capacity.trees)
+        if kinds == WINDOWS:
+            own = alike.windows(plan)
+        elif kinds == DECODES:
+            own, roots = alike.decodes(plan)
+        elif kinds == BOTH and self._graphs is not None:
+            own, roots = alike.both(plan, self._see)
+        else:  # prefill chunks, which are in no graph; eagerly windows beside decodes, too
             own, roots, final = mixed.forward(self._ops, self._model, at.strategy, plan, at.num_steps)
         said = zip(plan, torch.split(own, [p.asked for p in plan]), strict=True)
         for p in plan:
@@ -329,10 +329,11 @@ class OptimizedEngine:
         self, kind: str, requests: Sequence[Request], forced: Sequence[Sequence[int]] = (),
         rows: Sequence[int | None] | None = None, uniforms: Sequence[Sequence[int]] = (),
         tree: Sequence[Sequence[int]] = (), join: Callable[[Sequence[torch.Tensor]], torch.Tensor] | None = None,
+        see: See | None = None,
     ) -> Any:
         """Run the body of one event on the inputs that come from the host: eagerly, or as a captured graph.
 
-        join: as of `Runner.run`
+        join: as of `Runner.run`;  see: what a replay shows goes there; None: to who watches
         """
         kind = kind_of(kind, bool(uniforms))
         body, slots = self._round.bodies[kind], [self._memory.slots.of(request.name) for request in requests]
@@ -350,7 +351,7 @@ class OptimizedEngine:
         if seen:
             lens = answer[-1] if kind == "commit" else counts if self._capacity.trees else None
             covered, trees = None if lens is None else first_of(lens, body.width), [one.parents for one in requests]
-            show(self._see, seen, lambda place: node_runs(place, trees) if kind == "draft of trees" else covered)
+            show(see or self._see, seen, lambda place: node_runs(place, trees) if kind == "draft of trees" else covered)
         return answer
 
     def _named(self, names: Sequence[str]) -> list[Request]:

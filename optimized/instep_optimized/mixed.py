@@ -1,7 +1,7 @@
-"""A forward whose rows are of several kinds, or prefill chunks. It always runs eagerly, never in a graph.
+"""A forward with prefill chunks, and eagerly any of several kinds of rows. It never runs in a graph.
 
-Leaves out: forwards with only verify rows or only decode rows (`round.py`), and the bookkeeping of requests
-(`engine.py`).
+Leaves out: forwards with only verify rows or only decode rows (`round.py`), both in graphs (`forwards.py`), and the
+bookkeeping of requests (`engine.py`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ Leaves out: figures, which need a card.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import count, pairwise
 from typing import Any
@@ -50,10 +51,16 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 class Held:
-    """What a clock asks of a card"""
+    """What a clock asks of a card. late: how often it had to begin before all was launched"""
 
-    def __init__(self, said: list[str]) -> None:
-        self.wait, self.hold, self.release = (partial(said.append, word) for word in ("idle", "hold", "release"))
+    def __init__(self, said: list[str], late: int = 0) -> None:
+        self.said, self.late = said, late
+        self.wait, self.hold = partial(said.append, "idle"), partial(said.append, "hold")
+
+    def release(self) -> float | None:
+        self.said.append("release")
+        self.late -= 1
+        return None if self.late >= 0 else 1.0
 
 
 def test_on_a_card_a_sample_stands_right_behind_the_same_work(said: list[str]) -> None:
@@ -64,6 +71,38 @@ def test_on_a_card_a_sample_stands_right_behind_the_same_work(said: list[str]) -
     said.clear()
     clock._between_events(lambda: said.append("work"), None, 1)
     assert said == ["work", "event", "work", "event", "wait"]
+
+
+@pytest.mark.parametrize(("late", "turns"), [(1, 2), (9, clock.TRIES)])
+def test_a_sample_for_which_the_host_was_late_is_taken_again(said: list[str], late: int, turns: int) -> None:
+    card: Any = Held(said, late)
+    clock._between_events(lambda: said.append("work"), card, 1)
+    assert said.count("release") == turns and said[-1] == "wait"
+
+
+@pytest.mark.parametrize(("waits", "how"), [(False, "graph"), (True, "launched")])
+def test_work_that_waits_for_the_host_is_not_held_back(
+    waits: bool, how: str, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be captured, and would wait for a device that waits for it."""
+
+    class Graph:
+        def replay(self) -> None:
+            said.append("replay")
+
+    @contextmanager
+    def captured(graph: Graph) -> Iterator[None]:
+        yield
+        if waits:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    for name, fake in (("synchronize", lambda: None), ("CUDAGraph", Graph), ("graph", captured)):
+        monkeypatch.setattr(torch.cuda, name, fake)
+    card: Any = Held(said)
+    sample, told = clock._ready(lambda: said.append("work"), card)
+    said.clear()
+    sample(1)
+    assert told == how and ("hold" in said) is not waits and said.count("work" if waits else "replay") == 2
 
 
 def on_a_card(work: Callable[[], object], card: object) -> tuple[Callable[[int], float], str]:

@@ -14,6 +14,7 @@ from zlib import crc32
 
 import torch
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from instep_reference.contract.engine import (
     Admit,
@@ -30,6 +31,7 @@ from instep_reference.contract.engine import (
     SetNumSteps,
 )
 from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.sampling import Sampling
 
 VOCAB = 64
 CONV_WIDTH = 4
@@ -145,6 +147,36 @@ def trio(num_steps: int, order: Sequence[int]) -> Iterator[Event]:
     yield cast.draft(("plain", "tail"), num_steps)
     yield Forward((verify("tail"), cast.decode("window"), verify("plain")))
     yield cast.commit({"plain": 0, "tail": num_steps})
+
+
+TURNS = (("a",), ("c", "b"), ("d", "a", "c"), ("d",))  # who has a window in each round
+
+
+def in_turns(
+    num_steps: int, order: str = "abcd", sampling: Sampling | None = None, tree: tuple[int, ...] = ()
+) -> Iterator[Event]:
+    """Windows beside decodes in every round, and no prompts: each of four requests is one and the other.
+
+    sampling: of one of them;  tree: of so many drafts the node before each, in the place of chains
+    """
+    cast = Cast()
+
+    def drawn(row: Row) -> Row:
+        numbers = num_steps + 2 if row.kind == "verify" else 1
+        draws = sampling is not None and row.request == "b"
+        return replace(row, uniforms=tuple((100 + 37 * n) / 1024 for n in range(numbers))) if draws else row
+
+    yield SetNumSteps(num_steps)
+    for name, count in zip("abcd", (5, 2, 7, 3), strict=True):
+        yield replace(cast.admit(name, count), sampling=sampling if name == "b" else None)
+    yield Forward(tuple(drawn(cast.chunk(name)) for name in order))
+    for number, windows in enumerate(TURNS):
+        drafts = cast.draft(windows, len(tree) or num_steps)
+        yield replace(drafts, parents=len(windows) * (tree,)) if tree else drafts
+        yield Forward(tuple(drawn(verify(name) if name in windows else cast.decode(name)) for name in order))
+        accepted = {name: (number + at) % (num_steps + 1) for at, name in enumerate(windows)}
+        yield cast.commit({name: min(count, 1) for name, count in accepted.items()} if tree else accepted)
+    yield Forward(tuple(drawn(cast.decode(name)) for name in order))
 
 
 def split_everywhere(rounds: bool = True) -> Iterator[Event]:

@@ -17,6 +17,9 @@ from ..observe.event_log import GraphReplay
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, said_of
 
+ALIKE = ("verify", "decode")  # kinds of rows that graphs serve, each by itself
+Due = tuple[tuple[str, int], tuple[str, ...]]  # the key of a graph, and its requests in batch order
+
 
 class Graphs:
     """Keys, buckets, input buffers, addresses."""
@@ -36,11 +39,10 @@ class Graphs:
                 yield Skipped(self.name, context.index, "nobody sees whether somebody else's engine is held in graphs")
             self.said = True
             return
-        key, requests = due(context.event, context.expected.num_steps, context.expected.topk)
-        replays = context.log.replays
-        yield said_of(self, context, NOWHERE, 1, [*_which(key, requests, replays)])
-        for replay in replays:
-            said = [*_inputs(replay), *_slots(context, replay, requests)]
+        held, replays = due(context.event, context.expected.num_steps, context.expected.topk), context.log.replays
+        yield said_of(self, context, NOWHERE, max(1, len(held)), [*_which(held, replays)])
+        for number, replay in enumerate(replays):
+            said = [*_inputs(replay), *_slots(context, replay, held[number][1] if number < len(held) else ())]
             elements = sum(len(own) for _, own, _ in replay.inputs.values())
             yield said_of(self, context, NOWHERE, elements, said)
             were = self.buffers.setdefault((replay.key, replay.bucket), replay.addresses)
@@ -59,31 +61,46 @@ class Graphs:
             yield said_of(self, context, NOWHERE, len(now), moved)
 
 
-def due(
-    event: Event, num_steps: int, topk: int | None = None
-) -> tuple[tuple[str, int] | None, tuple[str, ...]]:
-    """The key of the graph that serves an event, and its requests in batch order; None where none does."""
-    if not facts(event).batch:
-        return None, ()
-    kinds = {row.kind for row in event.rows} if isinstance(event, Forward) else {kind_of(event)}
-    kind = "prefill" if len(kinds) != 1 else kinds.pop()  # no graph holds a prompt, or rows of several kinds
-    held = kind != "prefill" and bool(named(event)) and (num_steps > 0 or kind != "draft")
-    if isinstance(event, Forward) and any(row.uniforms for row in event.rows):
-        kind = f"sampled {kind}"  # a graph of its own: all other batches run no op more
+def apart(event: Event) -> bool:
+    """Whether graphs serve windows and decodes of one forward, one kind after the other"""
+    return isinstance(event, Forward) and {row.kind for row in event.rows} == set(ALIKE)
+
+
+def due(event: Event, num_steps: int, topk: int | None = None) -> tuple[Due, ...]:
+    """The graphs that serve an event, in their order; none where it is held in none.
+
+    Windows and decodes in one forward have a graph each. None holds a prompt, or what runs beside one.
+    """
+    if not facts(event).batch or not named(event):
+        return ()
+    if isinstance(event, Forward):
+        kinds = {row.kind for row in event.rows}
+        if not kinds <= set(ALIKE):
+            return ()
+        rows = [[row for row in event.rows if row.kind == kind] for kind in ALIKE if kind in kinds]
+        # Who samples has a graph of its own: all other batches run no op more.
+        return tuple(
+            ((f"sampled {alike[0].kind}" if any(row.uniforms for row in alike) else alike[0].kind, num_steps),
+             tuple(row.request for row in alike)) for alike in rows
+        )  # fmt: skip
+    kind = kind_of(event)
+    if kind == "draft" and not num_steps:
+        return ()
     shapes = set(event.parents or ()) if isinstance(event, Draft) and topk is None else set()
     if shapes - {tuple(range(num_steps))}:
         kind = "draft of trees"  # chains alone have their own
-    return (kind, num_steps) if held else None, named(event)
+    return (((kind, num_steps), named(event)),)
 
 
-def _which(key: tuple[str, int] | None, requests: tuple[str, ...], replays: tuple[GraphReplay, ...]) -> Iterator[str]:
-    if key is None:
+def _which(held: tuple[Due, ...], replays: tuple[GraphReplay, ...]) -> Iterator[str]:
+    if not held:
         for replay in replays:
             yield f"the graph {replay.key} was replayed; nothing of this event is held in one"
         return
-    if len(replays) != 1:
-        yield f"{len(replays)} graphs were replayed; the event is one replay of {key}"
-    for replay in replays:
+    if len(replays) != len(held):
+        wanted = " and ".join(f"one replay of {key}" for key, _ in held)
+        yield f"{len(replays)} graphs were replayed; the event is {wanted}"
+    for replay, (key, requests) in zip(replays, held, strict=False):
         if tuple(replay.key) != key:
             yield f"the graph {replay.key} was replayed; the event is one of {key}"
         if replay.rows != len(requests):

@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from instep_optimized.graphs import Runner
+from instep_optimized.graphs.runner import Replayed
 from instep_optimized.ops.around import Op
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.copies import Copy
@@ -128,23 +129,13 @@ class Instrumentation:
 
 
 def replays_of(runner: Runner) -> Replays:
-    """What was replayed since it was asked the last time: an event replays one graph or none."""
-    known = runner.last
+    """What was replayed since it was asked the last time, in its order"""
+    known = list(runner.latest)
 
     def replays() -> tuple[GraphReplay, ...]:
         nonlocal known
-        last, known = (None if runner.last is known else runner.last), runner.last
-        if last is None:
-            return ()
-        own, outputs = last.captured.inputs, last.captured.outputs
-        names = getattr(own, "_fields", range(len(own)))
-        inputs = {
-            str(name): (given.tolist(), buffer.tolist(), idle)
-            for name, given, buffer, idle in zip(names, last.given, own, last.idle, strict=True)
-        }
-        kept = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
-        addresses = tuple(tensor.data_ptr() for tensor in (*own, *kept))
-        return (GraphReplay(last.key, last.bucket, last.rows, inputs, addresses, runner.buckets),)
+        before, known = known, list(runner.latest)
+        return tuple(_read(one, runner.buckets) for one in known if all(one is not other for other in before))
 
     return replays
 
@@ -176,3 +167,15 @@ def _config(name: str, while_: str, was: Mapping[str, str], value: object) -> Co
     now = flat(value)
     changed = {field: (was.get(field, "nothing"), now[field]) for field in now if was.get(field) != now[field]}
     return Config(name, while_, len(now), changed)
+
+
+def _read(one: Replayed, buckets: tuple[int, ...]) -> GraphReplay:
+    own, outputs = one.captured.inputs, one.captured.outputs
+    names = getattr(own, "_fields", range(len(own)))
+    inputs = {
+        str(name): (given.tolist(), buffer.tolist(), idle)
+        for name, given, buffer, idle in zip(names, one.given, own, one.idle, strict=True)
+    }
+    kept = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+    addresses = tuple(tensor.data_ptr() for tensor in (*own, *kept))
+    return GraphReplay(one.key, one.bucket, one.rows, inputs, addresses, buckets)

@@ -147,7 +147,7 @@ PAIRWISE: tuple[Relation, ...] = (
         "a strategy that keeps its copy of a state in a narrower dtype",
         lacks=our_own("an engine of somebody else commits in a way of its own"),
     ),
-    # Forwards of several kinds are held by no graph.
+    # Prompts, and what runs beside them, are held by no graph.
     pairwise(
         "graph_is_eager", "a graph's replay is its body, run eagerly", replayed_and_eager,
         "a graph that holds on to memory that was assigned anew", pools=True,

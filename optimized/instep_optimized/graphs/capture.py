@@ -1,6 +1,6 @@
 """The graphs of an engine: every body of every step count, captured at the start for every bucket of `batches`.
 
-Leaves out: how a body is recorded and replayed (`runner.py`), and forwards of several kinds, which always run eagerly.
+Leaves out: how a body is recorded and replayed (`runner.py`), and forwards with prompts, which always run eagerly.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ result has a fixed number of rows per request, in the order of the requests. Lea
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -23,6 +24,7 @@ from ..ops.around import around
 from ..ops.base import Ops
 from ..transfer.to_device import StaticInputs
 
+LATEST = 4  # replays that are kept: an event has two at most, and one too many must be seen
 T = TypeVar("T")
 A = TypeVar("A")
 I = TypeVar("I", bound=tuple[Any, ...])  # noqa: E741  a NamedTuple of tensors
@@ -61,7 +63,7 @@ class Captured:
 
 @dataclass(frozen=True)
 class Replayed:
-    """The last replay, for a watcher of the engine. given, idle: the arguments of `run`."""
+    """One replay, for a watcher of the engine. given, idle: the arguments of `run`."""
 
     key: Hashable
     bucket: int
@@ -80,7 +82,7 @@ class Runner:
 
     def __init__(self, record: Recorder, buckets: Sequence[int], device: torch.device | str = "cpu") -> None:
         self._record, self.buckets, self._device = record, tuple(sorted(buckets)), torch.device(device)
-        self.last: Replayed | None = None
+        self.latest: deque[Replayed] = deque(maxlen=LATEST)  # in their order
         self._captured: dict[tuple[Hashable, int, bool], Captured] = {}
 
     def run(
@@ -105,7 +107,7 @@ class Runner:
         try:
             if rows:
                 captured.recording.replay()
-                self.last = Replayed(key, self._bucket(rows), rows, inputs, idle, captured)
+                self.latest.append(Replayed(key, self._bucket(rows), rows, inputs, idle, captured))
                 for place, tensor in captured.seen:
                     see(place, _cut(tensor, self._bucket(rows), rows))
             # Copies, because the next replay writes into the same outputs.
