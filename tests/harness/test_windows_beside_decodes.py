@@ -17,6 +17,7 @@ from instep.trace.file import Trace
 from instep.trace.header import SCHEMA, Header, Model, Part, Room
 from instep.verdict import Exit
 from instep_optimized import forwards
+from instep_optimized.commit import STRATEGIES
 from instep_optimized.graphs import Runner
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place import Place, See, unseen
@@ -59,6 +60,17 @@ def replayed(
 def test_every_check_agrees(model: Path, more: dict[str, Any]) -> None:
     """That a graph was replayed for each kind, on its own requests, is among them."""
     outcome = replayed(model, **more)
+    assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
+    assert outcome.verdict.events == outcome.of
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_replays_on_a_card_agree(model: Path, strategy: str, dtype: str) -> None:
+    """There graphs share memory."""
+    outcome = replayed(model, order="dbca", ops="triton", device="cuda", strategy=strategy, dtype=dtype, overlap=True)
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
     assert outcome.verdict.events == outcome.of
 
