@@ -1,6 +1,7 @@
 """`instep bench` on a CPU: what is wrong has no speed, peers are judged, a grid goes on, pictures have every mark.
 
-Leaves out: figures, which need a card (`tests/on_gpu.sh`), and whole texts (`test_bench_decoding.py`).
+Leaves out: figures, which need a card (`tests/on_gpu.sh`), the clock (`test_bench_clock.py`), and whole texts
+(`test_bench_decoding.py`).
 """
 
 from __future__ import annotations
