@@ -146,6 +146,24 @@ def windows(
     return _batch(memory, who, tokens, placed, width, (group,) if kind in FORWARD_KINDS else (), nodes)
 
 
+def windows_beside_decodes(
+    ops: Ops, memory: Memory, who: Who, slots: tuple[torch.Tensor, torch.Tensor], tokens: torch.Tensor, width: int,
+    nodes: Nodes | None,
+) -> Batch:
+    """A launch of `width` packed rows per request, of which a decode uses the first. Ops and views only.
+
+    slots: of who has a window, and of who decodes, [B] each; -1: it is of the other kind
+    nodes: of the windows
+    """
+    verified, decoded = (replace(who, slots=own) for own in slots)
+    groups = (
+        *windows(ops, memory, verified, tokens, "verify", width, nodes=nodes).groups,
+        *windows(ops, memory, decoded, tokens, "decode", 1).groups,
+    )
+    # The whole launch last: who watches it takes the rows that were placed last for those that are covered.
+    return replace(windows(ops, memory, who, tokens, "verify", width, nodes=nodes), groups=groups)
+
+
 def plan_of(ops: Ops, memory: Memory, slots: torch.Tensor, count: torch.Tensor) -> TreePlan:
     """What follows from the shapes of this round's windows [B], of `count` nodes each."""
     parents = memory.slot_table.parents

@@ -46,7 +46,7 @@ from .memory.saved import Kept, copied, read, write
 from .memory.units import SCALES
 from .mixed import planned
 from .ops.base import Ops
-from .ops.padding_aware import first_of, node_runs, noting, show, watched
+from .ops.padding_aware import covers, noting, show, watched
 from .ops.placing import Acceptance
 from .options import Options, check
 from .prefixes import Prefixes
@@ -182,7 +182,7 @@ class OptimizedEngine:
         elif kinds == DECODES:
             own, roots = alike.decodes(plan)
         elif kinds == BOTH and self._graphs is not None:
-            own, roots = alike.both(plan, self._see)
+            own, roots = alike.both(plan)
         else:  # prefill chunks, which are in no graph; eagerly windows beside decodes, too
             own, roots, final = mixed.forward(self._ops, self._model, at.strategy, plan, at.num_steps)
         said = zip(plan, torch.split(own, [p.asked for p in plan]), strict=True)
@@ -329,18 +329,18 @@ class OptimizedEngine:
         self, kind: str, requests: Sequence[Request], forced: Sequence[Sequence[int]] = (),
         rows: Sequence[int | None] | None = None, uniforms: Sequence[Sequence[int]] = (),
         tree: Sequence[Sequence[int]] = (), join: Callable[[Sequence[torch.Tensor]], torch.Tensor] | None = None,
-        see: See | None = None,
+        kinds: Sequence[str] = (),
     ) -> Any:
         """Run the body of one event on the inputs that come from the host: eagerly, or as a captured graph.
 
-        join: as of `Runner.run`;  see: what a replay shows goes there; None: to who watches
+        join: as of `Runner.run`
         """
         kind = kind_of(kind, bool(uniforms))
         body, slots = self._round.bodies[kind], [self._memory.slots.of(request.name) for request in requests]
         counts = [1 + request.drafts for request in requests] if body.ragged else None
         inputs = inputs_of(
             slots, range(len(slots)) if rows is None else rows, body.width, forced,
-            self._device if self._graphs is None else HOST, counts, uniforms, tree,
+            self._device if self._graphs is None else HOST, counts, uniforms, tree, kinds,
         )
         if self._graphs is None:
             results = body.run(self._ops, inputs)
@@ -349,9 +349,8 @@ class OptimizedEngine:
         key, seen = (kind, self._round.num_steps), list[tuple[Place, torch.Tensor]]()
         answer: Any = self._graphs.run(key, self._base, body.run, inputs, IDLE, noting(self._see, seen), join)
         if seen:
-            lens = answer[-1] if kind == "commit" else counts if self._capacity.trees else None
-            covered, trees = None if lens is None else first_of(lens, body.width), [one.parents for one in requests]
-            show(see or self._see, seen, lambda place: node_runs(place, trees) if kind == "draft of trees" else covered)
+            lens = answer[-1] if kind == "commit" else counts if self._capacity.trees or kinds else None
+            show(self._see, seen, covers(kind, lens, body.width, [one.parents for one in requests], kinds))
         return answer
 
     def _named(self, names: Sequence[str]) -> list[Request]:

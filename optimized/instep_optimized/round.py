@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from .batch import Batch, Who, nodes_of, parents_of, plan_of, windows
+from .batch import Batch, Who, nodes_of, parents_of, plan_of, windows, windows_beside_decodes
 from .commit.accepted import gather_path, keep_tail, keep_window
 from .commit.base import AcceptedWindows
 from .commit.pair import CommitPair
@@ -23,6 +23,9 @@ from .model.trunk import STAGE
 from .ops.base import Ops
 from .sampling import Drawing
 from .transfer.to_device import sent
+
+KINDS = ("verify", "decode")  # of rows beside each other in one body
+BESIDE = " and ".join(KINDS)
 
 
 class Inputs(NamedTuple):
@@ -35,6 +38,9 @@ class Inputs(NamedTuple):
     tree [B, k]             for a draft where windows may be trees: the parent of each of T nodes; -1: of the root,
                             behind a window's end, or as the drafter grows it. For trees that are given also where each
                             parent stands among T nodes of each request, counted through all requests; how many nodes
+    kinds [B, k]            of windows beside decodes: the slot of who has a window, then of who decodes; -1: it is of
+                            the other kind
+    used [B, k]             of windows beside decodes: the packed rows of each request; -1: it does not use the row
     """
 
     slots: torch.Tensor
@@ -44,6 +50,8 @@ class Inputs(NamedTuple):
     forced: torch.Tensor
     uniforms: torch.Tensor
     tree: torch.Tensor
+    kinds: torch.Tensor
+    used: torch.Tensor
 
     def who(self) -> Who:
         return Who(self.slots, self.rows, self.begin, self.width)
@@ -52,20 +60,24 @@ class Inputs(NamedTuple):
 def inputs_of(
     slots: Sequence[int], rows: Iterable[int | None], width: int, forced: Sequence[Sequence[int]], device: torch.device,
     counts: Sequence[int] | None = None, uniforms: Sequence[Sequence[int]] = (), tree: Sequence[Sequence[int]] = (),
+    kinds: Sequence[str] = (),
 ) -> Inputs:
     """The inputs, sent to the device in one transfer; for a graph they stay on the host, and the runner sends them.
 
     The packed rows of request n begin at n * width.
 
     counts: how many of them each request uses; None: all
+    kinds: of each request where windows stand beside decodes
     """
     number = range(len(slots))
-    flat = [[number for numbers in each for number in numbers] for each in (forced, uniforms, tree)]
-    at, row, begin, widths, *tables = sent([
-        list(slots), [-1 if row is None else row for row in rows], [n * width for n in number],
-        [width] * len(slots) if counts is None else counts, *flat,
+    widths = [width] * len(slots) if counts is None else counts
+    by_kind = [[slots[n] if kind == own else -1 for own in KINDS] for n, kind in enumerate(kinds)]
+    used = [[n * width + row if row < widths[n] else -1 for row in range(width)] for n in range(len(kinds))]
+    flat = [[number for numbers in each for number in numbers] for each in (forced, uniforms, tree, by_kind, used)]
+    at, row, begin, count, *tables = sent([
+        list(slots), [-1 if row is None else row for row in rows], [n * width for n in number], widths, *flat,
     ], device)
-    return Inputs(at, row, begin, widths, *(
+    return Inputs(at, row, begin, count, *(
         table.view(len(slots), len(table) // max(1, len(slots))) for table in tables
     ))
 
@@ -83,7 +95,7 @@ def tree_inputs(trees: Sequence[Sequence[int]], width: int, *, behind: int = -1)
     return lines
 
 
-IDLE = Inputs(-1, -1, 0, 0, -1, 0, 0)  # type: ignore[arg-type]  # the value of each input in rows that pad a bucket
+IDLE = Inputs(-1, -1, 0, 0, -1, 0, 0, -1, -1)  # type: ignore[arg-type]  # the value of each input in rows that pad a bucket
 
 
 class Verified(NamedTuple):
@@ -96,6 +108,13 @@ class Decoded(NamedTuple):
     """own, root [B]: the target's own choice, and the root in force."""
 
     own: torch.Tensor
+    root: torch.Tensor
+
+
+class Beside(NamedTuple):
+    """picks [B, T]: as of `Verified`, of a decode in column 0;  root [B]: of a decode the root in force."""
+
+    picks: torch.Tensor
     root: torch.Tensor
 
 
@@ -144,6 +163,7 @@ class Round:
         forwards = {"decode": Body(self.decode, width=1, choices=1)}
         if self.num_steps:
             forwards["verify"] = Body(self.verify, width=self.width, choices=0, ragged=True)
+            forwards[BESIDE] = Body(self.beside, width=self.width, choices=1, later=True, ragged=True)
         sampled = {kind_of(kind, True): body._replace(later=True) for kind, body in forwards.items()}
         if not self.num_steps:
             return forwards | sampled
@@ -213,6 +233,25 @@ class Round:
         ops.advance(length=memory.slot_table.length, slots=inputs.slots, by=batch.count)
         return Decoded(own, chosen)
 
+    def beside(self, ops: Ops, inputs: Inputs) -> Beside:
+        """Windows and decodes, each in the rows of a window, of which a decode uses the first.
+
+        So the weights are read once. A request has the addresses of its kind, and what its kind keeps is kept.
+        """
+        memory, (count, width) = self.model.memory, (len(inputs.slots), self.width)
+        verified, decoded = (column(ops, inputs.kinds, kind) for kind in range(len(KINDS)))
+        tokens = self._used(ops, inputs)
+        nodes = nodes_of(ops, memory, verified, inputs.width)
+        batch = windows_beside_decodes(ops, memory, inputs.who(), (verified, decoded), tokens, width, nodes)
+        final = self._forward(ops, batch)
+        picks = self._own(ops, inputs, final, tokens)
+        keep_window(ops, memory.slot_table, verified, picks, final, width)
+        chosen = ops.choose(own=ops.select(x=picks, index=inputs.begin), forced=inputs.forced[:, 0])
+        self._note(ops, chosen, decoded, 0)
+        self._extend(ops, replace(inputs.who(), slots=decoded), self._used(ops, inputs), final, width)
+        ops.advance(length=memory.slot_table.length, slots=decoded, by=inputs.width)
+        return Beside(picks.view(count, width), chosen)
+
     def commit(self, ops: Ops, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         """Accept drafts, make the accepted node's memory the request's own, extend the draft head, grow the length.
 
@@ -245,6 +284,11 @@ class Round:
         return *acceptance, acceptance.accept_lens
 
     # Parts of the bodies
+
+    def _used(self, ops: Ops, inputs: Inputs) -> torch.Tensor:
+        """Tokens [B * T] of windows beside decodes, 0 where no row is used: nobody wrote what stands behind a root."""
+        window = ops.select(x=self.model.memory.slot_table.window[:, : self.width], index=inputs.slots)
+        return ops.select(x=window.flatten(), index=inputs.used.flatten())
 
     def _shape(self, ops: Ops, inputs: Inputs) -> None:
         """The shapes of windows, where they may be trees, into the slot table."""

@@ -1,10 +1,12 @@
-"""Windows beside decodes in graphs: each kind is a replay of its own, and every check sees one forward all the same.
+"""Windows beside decodes in graphs: one replay serves both, and every check sees whose rows are of which kind.
 
 Leaves out: the same eagerly, and beside prompts (`test_mixed_steps.py`), and how long it takes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,11 @@ from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.header import SCHEMA, Header, Model, Part, Room
 from instep.verdict import Exit
-from instep_optimized import forwards
+from instep_optimized import forwards, round
+from instep_optimized.batch import Batch, Group
 from instep_optimized.commit import STRATEGIES
 from instep_optimized.graphs import Runner
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.place import Place, See, unseen
 from instep_reference.contract.sampling import Sampling
 from support.checkpoints import write
 from support.mixed import CANDIDATES, ROOM, TWO_LAYERS, in_turns
@@ -58,7 +60,7 @@ def replayed(
     {"ops": "triton", "num_steps": 1, "order": "dcba"},
 ], ids=str)  # fmt: skip
 def test_every_check_agrees(model: Path, more: dict[str, Any]) -> None:
-    """That a graph was replayed for each kind, on its own requests, is among them."""
+    """That one graph was replayed, for all requests and each as its own kind, is among them."""
     outcome = replayed(model, **more)
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
     assert outcome.verdict.events == outcome.of
@@ -81,60 +83,95 @@ def first(model: Path, **setting: Any) -> str:
 
 def test_a_forward_that_runs_eagerly_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("instep_optimized.engine.BOTH", None)
-    said = first(model)
-    assert "0 graphs were replayed; the event is one replay of ('verify', 3) and one replay of ('decode', 3)" in said
+    assert "0 graphs were replayed; the event is one replay of ('verify and decode', 3)" in first(model)
 
 
 def test_a_replay_too_many_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Runner.run
 
     def twice(self: Runner, key: Any, *given: Any) -> Any:
-        if key == ("verify", 3):
+        if key == ("verify and decode", 3):
             *rest, _, join = given
             run(self, key, *rest, lambda place, rows: rows, join)
         return run(self, key, *given)
 
     monkeypatch.setattr(Runner, "run", twice)
     found = replayed(model, drafter="external").verdict.findings
-    assert any(one.check == "graphs" and "3 graphs were replayed" in one.diagnosis for one in found), found
+    assert any(one.check == "graphs" and "2 graphs were replayed" in one.diagnosis for one in found), found
+
+
+def told(monkeypatch: pytest.MonkeyPatch, change: Callable[[round.Inputs], round.Inputs]) -> None:
+    """The host says something else of windows beside decodes."""
+    inputs_of = round.inputs_of
+
+    def other(*given: Any) -> round.Inputs:
+        inputs = inputs_of(*given)
+        return change(inputs) if inputs.kinds.numel() else inputs
+
+    monkeypatch.setattr("instep_optimized.engine.inputs_of", other)
 
 
 def test_kinds_that_change_places_are_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(self: forwards.Forwards, plan: Any, see: See) -> tuple[torch.Tensor, torch.Tensor]:
-        own, roots = self.decodes([p for p in plan if p.span.kind == "decode"], unseen)
-        said = self.windows([p for p in plan if p.span.kind == "verify"], unseen)
-        return torch.cat((said, own))[forwards._order(plan)], roots
-
-    monkeypatch.setattr(forwards.Forwards, "both", other)
-    assert "the graph ('decode', 3) was replayed; the event is one of ('verify', 3)" in first(model)
+    told(monkeypatch, lambda inputs: inputs._replace(kinds=inputs.kinds.flip(1)))
+    assert first(model) == "op conv (trunk.0.mixed): most is 1, the largest count is 4"
 
 
-def test_rows_that_stay_in_the_order_of_kinds_are_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwards, "_order", lambda plan: list(range(sum(p.span.count for p in plan))))
-    assert first(model).startswith('row 0 is that of row 0 of request "b"')
+def test_a_decode_that_is_a_window_too_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, lambda inputs: inputs._replace(kinds=torch.stack((inputs.slots, inputs.kinds[:, 1]), 1)))
+    found = replayed(model, strategy="snapshot").verdict.findings
+    said = [one.diagnosis for one in found if one.check == "graphs"]
+    assert 'for a verify of request "b"; the trace has -1' in said[0], found
+
+
+def test_tokens_behind_a_root_are_read_by_nobody(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window's columns hold what nobody wrote before its request was drafted for the first time."""
+    told(monkeypatch, lambda inputs: inputs._replace(used=torch.arange(inputs.used.numel()).view_as(inputs.used)))
+    assert first(model).startswith("op embed (trunk.embedding): tokens run from")
 
 
 @pytest.mark.parametrize("strategy", ["snapshot", "columns"])
 def test_a_window_in_the_row_of_somebody_else_is_told(
     model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each kind counts the rows of the batch anew, and a request remembers the one that it had in the batch."""
-    run = forwards.Forwards._run
-
-    def anew(self: forwards.Forwards, *given: Any) -> Any:
-        def counted(*more: Any, rows: list[int], **rest: Any) -> Any:
-            return self.run(*more, rows=list(range(len(rows))), **rest)
-
-        return run(forwards.Forwards(counted, self.width, self.trees), *given)
-
-    monkeypatch.setattr(forwards.Forwards, "_run", anew)
-    assert "bytes changed in snapshot_conv row 0, which this event may not write" in first(model, strategy=strategy)
+    """Windows are counted anew, and a request remembers the row that it had in the batch."""
+    told(monkeypatch, lambda inputs: inputs._replace(rows=(inputs.kinds[:, 0] >= 0).cumsum(0) - 1))
+    assert "bytes changed in snapshot_conv row 0, which this event may not write" in first(
+        model, strategy=strategy, order="dcba"
+    )
 
 
-def test_what_the_first_replay_shows_is_copied() -> None:
-    """On a card graphs share memory: the second replay writes over what the first one has shown."""
-    shown: forwards.Shown = []
-    rows, place = torch.zeros(2), Place("trunk", 0, "core")
-    assert forwards._copying(shown)(place, rows) is rows
-    rows.fill_(1.0)
-    assert shown[0][0] == place and not shown[0][1].any()
+def of_groups(monkeypatch: pytest.MonkeyPatch, change: Callable[[Group, Group], tuple[Group, ...]]) -> None:
+    beside = round.windows_beside_decodes
+
+    def other(*given: Any) -> Batch:
+        batch = beside(*given)
+        return replace(batch, groups=change(*batch.groups))
+
+    monkeypatch.setattr(round, "windows_beside_decodes", other)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda windows, decodes: (windows,), ("the 1 row of request", "(decode) are served by nobody")),
+    (lambda windows, decodes: (decodes, windows), ()),
+    (lambda windows, decodes: (windows, replace(decodes, begin=decodes.rows)), ("is all zero",)),
+], ids=["without decodes", "in the other order", "as if each had one row"])  # fmt: skip
+def test_groups_that_are_others(
+    model: Path, change: Callable[[Group, Group], tuple[Group, ...]], said: Sequence[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In which order they are served is free: they share no request."""
+    of_groups(monkeypatch, change)
+    verdict = replayed(model).verdict
+    assert verdict.exit is (Exit.DIVERGED if said else Exit.AGREED)
+    assert all(any(words in one.diagnosis for one in verdict.findings) for words in said), verdict.findings
+
+
+def test_windows_in_the_draft_extend_of_decodes_are_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round, "replace", lambda who, **given: who if "slots" in given else replace(who, **given))
+    assert "changed in proposals slot 4, which this event may not write" in first(model)
+
+
+def test_rows_that_are_cut_as_if_each_had_a_window_are_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwards.Forwards, "_spots", lambda self, plan, device: torch.arange(
+        sum(p.span.count for p in plan)))  # fmt: skip
+    assert first(model).startswith("own choices are")

@@ -115,7 +115,7 @@ def test_strategies_layouts_and_graphs_give_the_same_bits(
 ) -> None:
     """With a state as wide as the arithmetic: then it matters to no bit where it is stored.
 
-    Graphs are held to the same launches, run eagerly: of windows beside decodes there are two.
+    Graphs are held to the same launch, run eagerly: in it a decode beside windows has as many rows as they have.
     """
     given: dict[str, Any] = {"activation": activation, "state": torch.float32}
     alone = partial(engine, checkpoint, strategy="snapshot", layout="KV", **given)

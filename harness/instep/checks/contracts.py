@@ -21,7 +21,6 @@ from ..observe.rows import row_spans
 from ..observe.tree_forms import lines
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, counted, op_at, slot_of
-from .graphs import ALIKE, apart
 
 RECURRENT = {"mixed": "conv", "core": "gdn"}  # component of the result -> the op that makes it
 
@@ -69,11 +68,7 @@ class Contracts:
                 continue
             due = _due(context, place)
             op = "fused_gdn" if op == "gdn" and context.shown.inside else op
-            rows = found.get((op, place), [])
-            if context.log.graphs and apart(context.event):  # in turn, and each counts its rows from 0
-                due.sort(key=lambda one: ALIKE.index(one[0].kind))
-            else:
-                rows.sort(key=lambda served: served.begin)
+            rows = sorted(found.get((op, place), []), key=lambda served: served.begin)
             if due:
                 yield from self._matched(context, op, place, due, rows)
 

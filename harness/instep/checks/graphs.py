@@ -17,8 +17,7 @@ from ..observe.event_log import GraphReplay
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, said_of
 
-ALIKE = ("verify", "decode")  # kinds of rows that graphs serve, each by itself
-Due = tuple[tuple[str, int], tuple[str, ...]]  # the key of a graph, and its requests in batch order
+KINDS = ("verify", "decode")  # kinds of rows that graphs serve, each alone or both together
 
 
 class Graphs:
@@ -39,10 +38,11 @@ class Graphs:
                 yield Skipped(self.name, context.index, "nobody sees whether somebody else's engine is held in graphs")
             self.said = True
             return
-        held, replays = due(context.event, context.expected.num_steps, context.expected.topk), context.log.replays
-        yield said_of(self, context, NOWHERE, max(1, len(held)), [*_which(held, replays)])
-        for number, replay in enumerate(replays):
-            said = [*_inputs(replay), *_slots(context, replay, held[number][1] if number < len(held) else ())]
+        key, requests = due(context.event, context.expected.num_steps, context.expected.topk)
+        replays = context.log.replays
+        yield said_of(self, context, NOWHERE, 1, [*_which(key, requests, replays)])
+        for replay in replays:
+            said = [*_inputs(replay), *_slots(context, replay, requests), *_kinds(context, replay)]
             elements = sum(len(own) for _, own, _ in replay.inputs.values())
             yield said_of(self, context, NOWHERE, elements, said)
             were = self.buffers.setdefault((replay.key, replay.bucket), replay.addresses)
@@ -61,46 +61,32 @@ class Graphs:
             yield said_of(self, context, NOWHERE, len(now), moved)
 
 
-def apart(event: Event) -> bool:
-    """Whether graphs serve windows and decodes of one forward, one kind after the other"""
-    return isinstance(event, Forward) and {row.kind for row in event.rows} == set(ALIKE)
-
-
-def due(event: Event, num_steps: int, topk: int | None = None) -> tuple[Due, ...]:
-    """The graphs that serve an event, in their order; none where it is held in none.
-
-    Windows and decodes in one forward have a graph each. None holds a prompt, or what runs beside one.
-    """
-    if not facts(event).batch or not named(event):
-        return ()
-    if isinstance(event, Forward):
-        kinds = {row.kind for row in event.rows}
-        if not kinds <= set(ALIKE):
-            return ()
-        rows = [[row for row in event.rows if row.kind == kind] for kind in ALIKE if kind in kinds]
-        # Who samples has a graph of its own: all other batches run no op more.
-        return tuple(
-            ((f"sampled {alike[0].kind}" if any(row.uniforms for row in alike) else alike[0].kind, num_steps),
-             tuple(row.request for row in alike)) for alike in rows
-        )  # fmt: skip
-    kind = kind_of(event)
-    if kind == "draft" and not num_steps:
-        return ()
+def due(
+    event: Event, num_steps: int, topk: int | None = None
+) -> tuple[tuple[str, int] | None, tuple[str, ...]]:
+    """The key of the graph that serves an event, and its requests in batch order; None where none does."""
+    if not facts(event).batch:
+        return None, ()
+    kinds = {row.kind for row in event.rows} if isinstance(event, Forward) else {kind_of(event)}
+    # No graph holds a prompt, or what runs beside one.
+    kind = "prefill" if not kinds or "prefill" in kinds else " and ".join(sorted(kinds, reverse=True))
+    held = kind != "prefill" and bool(named(event)) and (num_steps > 0 or kind != "draft")
+    if isinstance(event, Forward) and any(row.uniforms for row in event.rows):
+        kind = f"sampled {kind}"  # a graph of its own: all other batches run no op more
     shapes = set(event.parents or ()) if isinstance(event, Draft) and topk is None else set()
     if shapes - {tuple(range(num_steps))}:
         kind = "draft of trees"  # chains alone have their own
-    return (((kind, num_steps), named(event)),)
+    return (kind, num_steps) if held else None, named(event)
 
 
-def _which(held: tuple[Due, ...], replays: tuple[GraphReplay, ...]) -> Iterator[str]:
-    if not held:
+def _which(key: tuple[str, int] | None, requests: tuple[str, ...], replays: tuple[GraphReplay, ...]) -> Iterator[str]:
+    if key is None:
         for replay in replays:
             yield f"the graph {replay.key} was replayed; nothing of this event is held in one"
         return
-    if len(replays) != len(held):
-        wanted = " and ".join(f"one replay of {key}" for key, _ in held)
-        yield f"{len(replays)} graphs were replayed; the event is {wanted}"
-    for replay, (key, requests) in zip(replays, held, strict=False):
+    if len(replays) != 1:
+        yield f"{len(replays)} graphs were replayed; the event is one replay of {key}"
+    for replay in replays:
         if tuple(replay.key) != key:
             yield f"the graph {replay.key} was replayed; the event is one of {key}"
         if replay.rows != len(requests):
@@ -136,3 +122,16 @@ def _slots(context: EventContext, replay: GraphReplay, requests: tuple[str, ...]
     for name, slot, due_slot in zip(requests, found, right, strict=False):
         if slot != due_slot:
             yield f'the graph serves request "{name}" in slot {slot}; the trace has it in slot {due_slot}'
+
+
+def _kinds(context: EventContext, replay: GraphReplay) -> Iterator[str]:
+    """Where windows stand beside decodes, each request is served as the trace has it, and not as the other kind too."""
+    found, event = replay.inputs.get("kinds", ([], [], -1))[1], context.event
+    if not isinstance(event, Forward) or not any(found):
+        return
+    for row, slots in zip(event.rows, found, strict=False):
+        due_slot = context.expected.slots_after.get(row.request)
+        for kind, slot in zip(KINDS, slots, strict=False):
+            right = due_slot if kind == row.kind else -1
+            if slot != right:
+                yield f'the graph has slot {slot} for a {kind} of request "{row.request}"; the trace has {right}'

@@ -24,7 +24,7 @@ from ..ops.around import around
 from ..ops.base import Ops
 from ..transfer.to_device import StaticInputs
 
-LATEST = 4  # replays that are kept: an event has two at most, and one too many must be seen
+LATEST = 4  # replays that are kept: an event has one at most, and one too many must be seen
 T = TypeVar("T")
 A = TypeVar("A")
 I = TypeVar("I", bound=tuple[Any, ...])  # noqa: E741  a NamedTuple of tensors

@@ -15,6 +15,8 @@ from instep_reference.contract.place import Place, See, unseen
 from .around import Op, around
 from .base import Ops
 
+Covers = Callable[[Place, int], torch.Tensor | None]  # at a place, whether each of N rows counts; None: all do
+
 
 def watched(ops: Ops, see: See) -> Ops:
     """`ops` with every named result passed through `see`, without padding rows. With `unseen` it is `ops` itself."""
@@ -34,14 +36,34 @@ def noting(see: See, seen: list[tuple[Place, torch.Tensor]]) -> See:
     return unseen if see is unseen else note
 
 
-def show(see: See, seen: Sequence[tuple[Place, torch.Tensor]], covers: Callable[[Place], torch.Tensor | None]) -> None:
-    """Pass on what a replay showed. covers: at a place, whether a request covers each row [N]; None: all of them."""
+def show(see: See, seen: Sequence[tuple[Place, torch.Tensor]], covers: Covers) -> None:
+    """Pass on what a replay showed."""
     for place, tensor in seen:
-        covered = covers(place)
+        covered = covers(place, len(tensor))
         if covered is None or len(tensor) != len(covered):
             see(place, tensor)
         elif bool(covered.any()):
             see(place, tensor[covered])
+
+
+def covers(
+    kind: str, lens: torch.Tensor | Sequence[int] | None, width: int, trees: Sequence[Sequence[int]],
+    kinds: Sequence[str],
+) -> Covers:
+    """Which rows count of what the replay of a body shows.
+
+    lens   of each request's `width` packed rows so many count; None: all;  trees: of a draft, the shape of each
+    kinds  of the requests where windows stand beside decodes: the draft head runs for the decodes alone
+    """
+    if kind == "draft of trees":
+        return lambda place, rows: node_runs(place, trees)
+    covered = None if lens is None else first_of(lens, width)
+    if not kinds:
+        return lambda place, rows: covered
+    decoded = [int(kind == "decode") for kind in kinds]  # of these the head also says one row each: what it picks
+    return lambda place, rows: (
+        first_of(decoded, rows // len(kinds)) if place.stage.partition(".")[0] == "extend" else covered
+    )
 
 
 def first_of(lens: torch.Tensor | Sequence[int], width: int) -> torch.Tensor:
