@@ -181,9 +181,9 @@ class OptimizedEngine:
             own = alike.windows(plan)
         elif kinds == DECODES:
             own, roots = alike.decodes(plan)
-        elif kinds == BOTH and self._graphs is not None:
+        elif kinds == BOTH:
             own, roots = alike.both(plan)
-        else:  # prefill chunks, which are in no graph; eagerly windows beside decodes, too
+        else:  # prefill chunks, which are in no graph
             own, roots, final = mixed.forward(self._ops, self._model, at.strategy, plan, at.num_steps)
         said = zip(plan, torch.split(own, [p.asked for p in plan]), strict=True)
         for p in plan:

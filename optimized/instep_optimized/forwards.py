@@ -1,8 +1,7 @@
-"""Forwards of windows alone, of decodes alone, and of both where bodies are held in graphs.
+"""Forwards of windows alone, of decodes alone, and of both, in which a decode has the rows of a window.
 
-Of both the batch is one replay, in which a decode has the rows of a window. So a proposer that finds nothing for some
-requests costs no second reading of the weights, and no eager forward. Leaves out: forwards with prompts, and eagerly
-those of both kinds (`mixed.py`).
+So a proposer that finds nothing for some requests costs no second reading of the weights, and no forward outside of
+graphs. Leaves out: forwards with prompts (`mixed.py`), and the bodies (`round.py`).
 """
 
 from __future__ import annotations

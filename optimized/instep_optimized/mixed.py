@@ -1,7 +1,6 @@
-"""A forward with prefill chunks, and eagerly any of several kinds of rows. It never runs in a graph.
+"""A forward with prefill chunks, beside rows of any kind. It never runs in a graph.
 
-Leaves out: forwards with only verify rows or only decode rows (`round.py`), both in graphs (`forwards.py`), and the
-bookkeeping of requests (`engine.py`).
+Leaves out: forwards without prompts (`forwards.py`), and the bookkeeping of requests (`engine.py`).
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from instep.relations import held, relations
+from instep.relations.case import Case
 from instep.replay.replay import Outcome, Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace
@@ -35,35 +37,56 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("model"), dtype=torch.bfloat16, **TWO_LAYERS)
 
 
-def replayed(
+def replay(
     model: Path, num_steps: int = 3, order: str = "abcd", sampling: Sampling | None = None, tree: tuple[int, ...] = (),
-    **setting: Any,
-) -> Outcome:
-    """In graphs, under every check. A window has room for a node more than a tree has."""
-    adaptive = None if tree else {"candidate_steps": list(CANDIDATES)}
-    room = Room(ROOM.slots, ROOM.pages, ROOM.page_size, ROOM.max_tokens,
-                num_draft_tokens=2 + len(tree) if tree else None)  # fmt: skip
+    candidates: tuple[int, ...] = CANDIDATES, tracked: bool = False, **setting: Any,
+) -> Replay:
+    """In graphs, under every check. A window has room for a node more than a tree has.
+
+    tracked: prefixes might be kept, so the last rows of every request are
+    """
+    steps = (3,) if tree else candidates
+    more = {"num_draft_tokens": 2 + len(tree)} if tree else {"track_interval": 4, "tracked": 1} if tracked else {}
+    room = Room(ROOM.slots, ROOM.pages, ROOM.page_size, ROOM.max_tokens, **more)
     header = Header(
         schema=SCHEMA, name="turns", claim="Windows stand beside decodes.",
-        checkpoint=Model.of(Checkpoint.open(model), model, "."), capacity=room, num_steps=3,
-        candidates=(3,) if tree else CANDIDATES, adaptive=adaptive, lag=0, seed=0, stop=None, replay=(Part("ledger"),),
+        checkpoint=Model.of(Checkpoint.open(model), model, "."), capacity=room, num_steps=3, candidates=steps,
+        adaptive=None if tree else {"candidate_steps": list(steps)}, lag=0, seed=0, stop=None, replay=(Part("ledger"),),
         created={},
     )  # fmt: skip
     told = Trace(model / "turns.jsonl", header, tuple(in_turns(num_steps, order, sampling, tree)), {}, "")
-    return Replay(told, Setting(**{"ops": "plain", "graphs": True} | setting), checkpoint=model).run()
+    return Replay(told, Setting(**{"ops": "plain", "graphs": True} | setting), checkpoint=model)
+
+
+def replayed(model: Path, **more: Any) -> Outcome:
+    return replay(model, **more).run()
 
 
 @pytest.mark.parametrize("more", [
     {"strategy": "snapshot", "order": "dbca"}, {"strategy": "columns", "conv": "widened"}, {"dtype": "bfloat16"},
     {"strategy": "lazy_rerun", "sampling": Sampling(0.8, top_k=9)}, {"ops": "ledger", "num_steps": 7},
     {"drafter": "external", "overlap": True}, {"tree": (0, 0, 1, 2)},
-    {"ops": "triton", "num_steps": 1, "order": "dcba"},
+    {"tree": (0, 0), "sampling": Sampling(0.8, top_k=9)}, {"ops": "triton", "num_steps": 1, "order": "dcba"},
 ], ids=str)  # fmt: skip
 def test_every_check_agrees(model: Path, more: dict[str, Any]) -> None:
     """That one graph was replayed, for all requests and each as its own kind, is among them."""
     outcome = replayed(model, **more)
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
     assert outcome.verdict.events == outcome.of
+
+
+def test_every_check_agrees_where_each_mtp_layer_has_rows_of_its_own(tmp_path: Path) -> None:
+    """Decodes keep their last rows, too, for a prefix that might be kept."""
+    three = write(tmp_path, dtype=torch.bfloat16, mtp_num_hidden_layers=3, **TWO_LAYERS)
+    outcome = replayed(three, drafter="vanilla", candidates=(1, 3), tracked=True)
+    assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
+
+
+def test_nobody_looks_on_and_the_answers_are_the_same(model: Path) -> None:
+    """As it serves: what a replay shows is a graph of its own."""
+    told = replay(model, order="dbca")
+    (unseen,) = held(Case.of(told.trace, told.plan), relations(["unseen"]))
+    assert unseen.verdict.exit is Exit.AGREED, unseen.verdict.findings[:1]
 
 
 @pytest.mark.gpu
@@ -81,7 +104,7 @@ def first(model: Path, **setting: Any) -> str:
     return replayed(model, **setting).verdict.findings[0].diagnosis
 
 
-def test_a_forward_that_runs_eagerly_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_that_is_in_no_graph_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("instep_optimized.engine.BOTH", None)
     assert "0 graphs were replayed; the event is one replay of ('verify and decode', 3)" in first(model)
 
@@ -127,6 +150,12 @@ def test_tokens_behind_a_root_are_read_by_nobody(model: Path, monkeypatch: pytes
     """A window's columns hold what nobody wrote before its request was drafted for the first time."""
     told(monkeypatch, lambda inputs: inputs._replace(used=torch.arange(inputs.used.numel()).view_as(inputs.used)))
     assert first(model).startswith("op embed (trunk.embedding): tokens run from")
+
+
+def test_decodes_that_draw_by_the_uniforms_of_windows_are_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, lambda inputs: inputs._replace(uniforms=inputs.uniforms.roll(1, 0)))
+    found = replayed(model, sampling=Sampling(0.8, top_k=9)).verdict.findings
+    assert any("with the uniforms of request" in one.diagnosis for one in found), found[:1]
 
 
 @pytest.mark.parametrize("strategy", ["snapshot", "columns"])

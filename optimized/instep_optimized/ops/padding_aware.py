@@ -79,12 +79,15 @@ def node_runs(place: Place, trees: Sequence[Sequence[int]]) -> torch.Tensor:
 
 
 class _Covered:
-    """Remembers which rows the last launch covered. A result with as many rows is cut to the covered ones."""
+    """Remembers what the last launch covered: of its rows, and of its requests, of which a head says one row each.
+
+    A result with as many rows is cut to what is covered.
+    """
 
     def __init__(self, see: See) -> None:
         self._see = see
-        self._rows = torch.ones(0, dtype=torch.bool)
-        self._count: int | None = None  # how many rows of the launch are covered; read once, for it waits
+        self._masks: tuple[torch.Tensor, ...] = ()
+        self._counts: list[int] | None = None  # how many of each are covered; read once, for it waits
 
     def note(self, name: str, op: Op) -> Op:
         if name != "place_rows":
@@ -93,24 +96,26 @@ class _Covered:
         def call(**given: Any) -> Any:
             row = torch.arange(given["rows"], device=given["begin"].device)[:, None]
             count = torch.where(given["slots"] >= 0, given["count"], 0)
-            self._rows, self._count = ((row >= given["begin"]) & (row < given["begin"] + count)).any(dim=1), None
+            rows = ((row >= given["begin"]) & (row < given["begin"] + count)).any(dim=1)
+            self._masks, self._counts = (rows, given["slots"] >= 0), None
             return op(**given)
 
         return call
 
     def see(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
-        if place.stage == "chain.0" or len(tensor) != len(self._rows) or self._covered() == len(tensor):
-            # Behind the root no row is launched: what was launched before says nothing about these.
+        # Behind the root no row is launched: what was launched before says nothing about these.
+        fits = [] if place.stage == "chain.0" else [n for n, mask in enumerate(self._masks) if len(mask) == len(tensor)]
+        if not fits or self._covered(fits[0]) == len(tensor):
             return self._see(place, tensor)
-        if not self._covered():  # in a draft of trees: no request has a child behind this node
+        if not self._covered(fits[0]):  # in a draft of trees: no request has a child behind this node
             return tensor
         # What `see` gives goes back among the padding rows, because the next op expects all rows of the launch.
-        shown = self._see(place, tensor[self._rows])
-        whole = tensor.clone()
-        whole[self._rows] = shown
+        mask = self._masks[fits[0]]
+        shown, whole = self._see(place, tensor[mask]), tensor.clone()
+        whole[mask] = shown
         return whole
 
-    def _covered(self) -> int:
-        if self._count is None:
-            self._count = int(self._rows.sum())
-        return self._count
+    def _covered(self, number: int) -> int:
+        if self._counts is None:
+            self._counts = [int(mask.sum()) for mask in self._masks]
+        return self._counts[number]
