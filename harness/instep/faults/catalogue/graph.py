@@ -29,7 +29,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "pad-sentinel-slot-zero", "pad-sentinel", "Padding rows name slot 0 instead of no slot.",
         "vllm-ascend 7506",
-        (Edit(ROUND, "IDLE = Inputs(-1, -1, 0, 0, -1, 0, 0)", "IDLE = Inputs(0, -1, 0, 0, -1, 0, 0)"),),
+        (Edit(ROUND, "IDLE = Inputs(-1, -1, 0, 0, -1, 0, 0, -1, -1)", "IDLE = Inputs(0, -1, 0, 0, -1, 0, 0, -1, -1)"),),
         "graphs", LABELS, 0, SLOT_TABLE,
         "window slot 0 is new and not poison", ("poison", "bytes"),
     ),
