@@ -5,7 +5,9 @@ Leaves out: answers and times (`test_bench.py`), and files (`test_bench_kept.py`
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from instep.bench.clock import Rates
 from instep.bench.kinds import decoding, prefill, strategies
 from instep.bench.run import Asked, Bench, bench
 from instep_optimized.ops.plain import PLAIN
+from support.command import Runner, complaint
 
 GROUND = run.Ground(torch.device("cpu"), torch.float32, {}, Rates(1e10, 2e10, 1e11), 0)
 
@@ -78,3 +81,21 @@ def test_texts_say_why_no_vanilla_drafter_stands_beside_the_others() -> None:
     assert eagle.absent == {"vanilla": "it takes an MTP layer per draft, and the trained model has 1"}
     assert not ngram.absent and [arm.name for arm in ngram.arms] == [arm.name for arm in eagle.arms]
     assert [at["drafter"] for at in decoding.cells(GROUND, "default")] == ["eagle", "ngram"]
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("--kind", "pick", "--at", "rows=1", "--at", "rows=77"), "found rows=77, which no cell of this grid has, ex"),
+    (("--kind", "decode", "--kind", "pick", "--at", "rows=1", "--at", "batch=2"), "batch=2 rows=1, which no cell of"),
+    (("--kind", "attend", "--at", "kv=None"), "kv=None, which no cell of this grid has, expected"),
+    (("--kind", "attend", "--at", "rows=33", "--at", "tree=binary"), "at once"),
+])  # fmt: skip
+def test_a_value_that_no_cell_has_is_refused(words: tuple[str, ...], says: str, instep: Runner) -> None:
+    assert says in complaint(instep("bench", "--device", "cpu", *words))
+
+
+def test_a_kind_that_was_named_and_has_no_chosen_cell_is_told(tmp_path: Path, instep: Runner) -> None:
+    file, words = tmp_path / "found.json", ("bench", "--device", "cpu", "--at", "rows=1", "--json")
+    ran = instep(*words, file, "--kind", "pick", "--kind", "decode")
+    found = json.loads(file.read_text())
+    assert ran.code == 0 and "decode: 2 cells left out, none has rows=1" in ran.out
+    assert found["left_out"] == {"decode": 2} and [row["cell"] for row in found["rows"]] == [{"rows": 1}]

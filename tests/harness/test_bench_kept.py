@@ -1,12 +1,14 @@
 """Results of `instep bench` that go on: a full grid where its file stands, and calls that become one file.
 
-Leaves out: answers and times (`test_bench.py`).
+Leaves out: answers and times (`test_bench.py`), and files with wrong fields (`test_bench_read.py`).
 """
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +16,10 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
+from instep.bench import render
+from instep.bench.clock import Rates
 from instep.bench.kept import joined
 from instep.bench.kinds import pick
 from instep.bench.run import Asked, Bench, bench
@@ -23,6 +28,25 @@ from instep_reference.contract.errors import BadInput
 from support.command import Runner, complaint
 
 FP32 = torch.float32
+PICK = Asked({"it": PLAIN}, "cpu", FP32, ("pick",), "tiny", peers=False)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that nobody measures."""
+    monkeypatch.setattr("instep.bench.run.rates", lambda device, dtype: Rates(1e10, 2e10, 1e11))
+
+
+def text(found: Bench) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    render.show(found, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def edited(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data))
 
 
 @pytest.fixture
@@ -42,8 +66,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def full(file: Path, **more: Any) -> Bench:
-    asked: dict[str, Any] = {"sets": {"it": PLAIN}, "commit": "a1"} | more
-    asked |= {"device": "cpu", "dtype": FP32, "kinds": ("pick",), "size": "full", "peers": False}
+    asked: dict[str, Any] = {"sets": {"it": PLAIN}, "commit": "a1", "peers": False} | more
+    asked |= {"device": "cpu", "dtype": FP32, "kinds": ("pick",), "size": "full"}
     return bench(Asked(**asked), file, goes_on=True)
 
 
@@ -104,7 +128,7 @@ def test_what_was_begun_otherwise_does_not_go_on(
     file.write_text(json.dumps(data))
     with pytest.raises(BadInput, match=says.replace("commit b2", "commit")):
         full(file, **more)
-    for text, found in (("[]", "schema None"), ('{"schema": 99}', "a newer instep"), ('{"schema": 2}', "no result of")):
+    for text, found in (("[]", "schema None"), ('{"schema": 99}', "a newer instep"), ('{"schema": 2}', "a result of")):
         file.write_text(text)
         with pytest.raises(BadInput, match=found):
             full(file)
@@ -140,7 +164,7 @@ def test_results_of_several_calls_are_one_in_which_rows_keep_their_date(tmp_path
     for number in ({}, {"session": 9}):
         rows = [{"kind": row["kind"], "cell": row["cell"]} | number for row in other["rows"]]
         (tmp_path / "odd").write_text(json.dumps(other | {"rows": rows}))
-        assert "no result of" in complaint(instep("bench", "--json", tmp_path / "one", "--join", tmp_path / "odd"))
+        assert "rows[0]" in complaint(instep("bench", "--json", tmp_path / "one", "--join", tmp_path / "odd"))
     assert "no file" in complaint(instep("bench", "--json", tmp_path / "one", "--join", tmp_path / "none"))
     assert "--json" in complaint(instep("bench", "--join", tmp_path / "one"))
     for more in (("--kind", "pick"), ("--ops", "plain")):
@@ -162,6 +186,9 @@ def test_a_file_that_is_there_is_drawn_and_nothing_is_measured_or_written(
     refused = instep("bench", "--json", file, "--join", file, "--plots", tmp_path / "p")
     assert "a file of its own" in complaint(refused)
     assert "--plots or --html" in complaint(instep("bench", "--join", file))
+    for more in (("--minutes", "6"), ("--peers",), ("--at", "rows=1")):
+        refused = instep("bench", "--join", file, "--html", tmp_path / "page.html", *more)
+        assert "to join measures nothing" in complaint(refused)
 
 
 def test_a_call_of_chosen_cells_says_nothing_of_the_others(tmp_path: Path) -> None:
@@ -202,3 +229,67 @@ def test_a_file_that_was_joined_later_does_not_bring_older_rows_back(tmp_path: P
         file.write_text(json.dumps(data))
     for order in (files, files[::-1]):
         assert [session.commit for session in joined(order, None).sessions] == ["measured"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_changes_a_speed_and_was_not_the_same_is_said(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    bench(replace(PICK, at={"rows": ("1",)})).result().write(one)
+    bench(replace(PICK, at={"rows": ("3",)})).result().write(other)
+    assert "differ" not in text(joined([one, other], None))
+    for name, value in (("torch", "1.0"), ("kernels_syntax", "f" * 64)):
+        data = json.loads(other.read_text())
+        data["sessions"][0]["machine"][name] = value
+        other.write_text(json.dumps(data))
+        assert f"differ in {name}: " in text(joined([one, other], None))
+    assert "ffffffffffff in 1" in text(joined([one, other], None))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_full_grid_with_peers_does_not_go_on_without(made: list[Any], tmp_path: Path) -> None:
+    file = tmp_path / "full.json"
+    full(file)
+    assert json.loads(file.read_text())["setting"]["peers"] is False
+    with pytest.raises(BadInput, match="begun with peers left out, expected beside ours"):
+        full(file, peers=True)
+    edited(file, lambda data: (data["setting"].pop("peers"), data["sessions"][0].pop("peers")))  # as files were before
+    with pytest.raises(BadInput, match="begun with peers not known"):
+        full(file)
+    found = joined([file], None)
+    assert found.asked.peers is None and [session.peers for session in found.sessions] == [None]
+
+
+def test_a_call_that_measured_nothing_leaves_no_session_and_no_rates(
+    made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, speeds = tmp_path / "full.json", iter((1e10, 2e10, 3e10))
+    monkeypatch.setattr("instep.bench.run.rates", lambda device, dtype: Rates(next(speeds), 1e10, 1e11))
+    full(file)
+    found = full(file)
+    assert len(found.sessions) == 1 and found.rates.copy == found.result().found["rates"]["copy"] == 1e10
+    edited(file, lambda data: (data["rows"].pop(), data["sessions"][0].update(date="2020-01-01T00:00:00+00:00")))
+    found = full(file)
+    assert [row["session"] for row in found.rows] == [0, 0, 1] and found.rates.copy == 3e10
+    assert [session.rates.copy for session in found.sessions if session.rates] == [1e10, 3e10]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_join_keeps_which_cells_were_chosen(tmp_path: Path) -> None:
+    one, other, whole = (tmp_path / f"{name}.json" for name in ("one", "other", "whole"))
+    bench(replace(PICK, at={"rows": ("1",)}, kinds=("pick", "decode"))).result().write(one)
+    found = joined([one], None)
+    assert found.asked.at == {"rows": ("1",)} and found.left == {"decode": 2}
+    assert "pick: only cells with rows=1" in text(found) and "none with rows=1 was measured" in text(found)
+    bench(replace(PICK, at={"rows": ("3",)})).result().write(other)
+    found = joined([one, other], None)
+    assert not found.asked.at and not found.left and "pick: only cells with rows=1; rows=3" in text(found)
+    assert [session.at for session in found.sessions] == [{"rows": ("1",)}, {"rows": ("3",)}]
+    edited(one, lambda data: data["sessions"][0].pop("at"))  # as files were before
+    assert [session.at for session in joined([one, other], None).sessions] == [session.at for session in found.sessions]
+    # What was joined of chosen cells says as little of the others as each of them.
+    found.result().write(one)
+    edited(one, lambda data: data["rows"].pop())
+    bench(PICK).result().write(whole)
+    edited(whole, lambda data: (data["rows"].clear(), data.update(left_out={"pick": 2}, date="2020-01-01T00:00:00")))
+    found = joined([one, whole], None)
+    assert found.left == {"pick": 1} and [row["cell"]["rows"] for row in found.rows] == [1]

@@ -122,6 +122,32 @@ def test_a_file_that_is_replaced_keeps_its_mode_and_a_new_one_has_the_usual(tmp_
     assert secret.read_bytes() == b"after"
 
 
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("place", ["file/pictures", "file", "taken"])
+def test_pictures_that_cannot_be_drawn_are_refused_before_anything_is_measured(
+    instep, tmp_path, monkeypatch, place, joins
+):
+    kept, out = Path("fixtures/results/bench-native.json"), tmp_path / "out.json"
+    (tmp_path / "file").touch()
+    (tmp_path / "taken" / "pick.svg").mkdir(parents=True)
+    monkeypatch.setattr("instep.bench.run.rates", None)  # whoever measures falls
+    words = ("--join", kept) if joins else ("--device", "cpu", "--kind", "pick")
+    said = complaint(instep("bench", *words, "--plots", tmp_path / place, "--json", out))
+    assert str(tmp_path / place) in said and not out.exists()
+
+
+def test_pictures_that_fail_in_the_end_cost_no_table_and_no_file(instep, tmp_path, monkeypatch):
+    def full(found, folder):
+        raise BadInput(str(folder), found="No space left", expected="a place that can be written")
+
+    monkeypatch.setattr("instep.bench.plots.write", full)
+    files = {name: tmp_path / name for name in ("a.json", "a.html")}
+    ran = instep("bench", "--device", "cpu", "--kind", "pick", "--plots", tmp_path / "p", "--json", files["a.json"],
+                 "--html", files["a.html"])  # fmt: skip
+    assert "No space left" in complaint(ran) and "pick: the argmax" in ran.out
+    assert all(file.stat().st_size for file in files.values())
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
 def test_a_file_that_must_not_be_written_is_not_replaced(tmp_path):
     (tmp_path / "kept").write_bytes(b"before")

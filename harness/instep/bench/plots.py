@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as xml
 
-from ..atomic_write import write_atomically
+from ..atomic_write import folder_for, writable, write_atomically
 from . import kind
 from .base import key
 from .run import Bench, Row
@@ -23,10 +23,18 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 Points = list[tuple[float, float]]
 
 
+def ready(folder: Path, kinds: Sequence[str], *others: Path | None) -> None:
+    """Make the folder, or refuse it, before anything is measured. others: what the same command reads or writes."""
+    folder_for(folder, "--plots")
+    for name in kinds:
+        for file in {folder / f"{name}.svg", *folder.glob(f"{name}-*.svg")}:
+            writable(file, *others)
+
+
 def write(found: Bench, folder: Path) -> list[Path]:
     """One file for every plot -> their places."""
     drawn = dict(pictures(found.rows))
-    folder.mkdir(parents=True, exist_ok=True)
+    folder_for(folder, "--plots")
     files = {folder / f"{name}.svg": xml.tostring(picture) for name, picture in drawn.items()}
     if files:
         write_atomically(files)

@@ -5,7 +5,8 @@ Leaves out: measuring, and pictures (`plots.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -13,10 +14,11 @@ from rich.console import Console
 from ..report import tables
 from . import KINDS, kind
 from .base import key
-from .run import Bench, Row
+from .run import Bench, Row, Session, chosen
 from .work import gap
 
 LOUD = ("WRONG", "ABOVE")  # how notes begin that nobody may overlook
+DIGITS = 12  # of a digest
 ON_CPU = "on a CPU: `plain`, called eagerly, tiny shapes; for regressions only, not for speed"
 
 
@@ -26,12 +28,42 @@ def show(found: Bench, console: Console) -> None:
         tables.say(console, ON_CPU, style="yellow")
     moved = f"copies {rates.copy / 1e12:.3g} TB/s, reads {rates.read / 1e12:.3g} TB/s"
     tables.say(console, f"this machine {moved}, multiplies {rates.product / 1e12:.3g} TFLOP/s", style="dim")
+    for said in _differing(found.sessions):
+        tables.say(console, said, style="yellow")
     for name in asked.kinds:
         rows = [row for row in found.rows if row["kind"] == name]
         if rows:
             _table(name, rows, console)
-        if name in found.left:
-            tables.say(console, f"{name}: {found.left[name]} cells left out, for want of minutes", style="yellow")
+        for said in (_chosen(found, rows), _left(found, name, bool(rows))):
+            if said:
+                tables.say(console, f"{name}: {said}", style="yellow")
+
+
+def _differing(sessions: Sequence[Session]) -> Iterator[str]:
+    """What changes a speed and was not the same in all calls."""
+    for name in ("torch", "triton", "kernels_syntax"):
+        values = Counter((one.machine.get(name) or "none")[:DIGITS] for one in sessions)
+        if len(values) > 1:
+            told = ", ".join(f"{value} in {count}" for value, count in values.items())
+            yield f"{len(sessions)} calls measured these rows, which differ in {name}: {told}"
+
+
+def _chosen(found: Bench, rows: Sequence[Row]) -> str:
+    """Of a kind whose rows were all measured by calls that chose cells: which ones."""
+    told = dict.fromkeys(chosen(found.sessions[row["session"]].at) for row in rows)
+    return f"only cells with {'; '.join(told)} were asked for" if told and "" not in told else ""
+
+
+def _left(found: Bench, name: str, measured: bool) -> str:
+    if name not in found.left:
+        return ""
+    if name in found.unlike:
+        why = f"none has {chosen(found.asked.at)}"
+    elif found.asked.at and not measured:  # a file does not say which of the two it was
+        why = f"none with {chosen(found.asked.at)} was measured"
+    else:
+        why = "for want of minutes"
+    return f"{found.left[name]} cells left out, {why}"
 
 
 def _table(name: str, rows: list[Row], console: Console) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,17 @@ Row = dict[str, Any]
 
 
 class Session(Called):
-    """One call of the command, and the rates of its machine: the floors of its rows follow from them."""
+    """One call of the command, and the rates of its machine: the floors of its rows follow from them.
 
-    rates: dict[str, float] = msgspec.field(default_factory=dict)
+    at     the cells that it was asked for (`Asked.at`);  peers: whether it was asked for them, None: not known
+    """
+
+    rates: Rates | None = None
+    at: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    peers: bool | None = None
+
+    def __post_init__(self) -> None:
+        datetime.fromisoformat(self.date)  # the latest counts, so a date that is none would
 
 
 @dataclass
@@ -45,6 +54,7 @@ class Asked:
     """What is to be measured: kinds in their order, the size of the grid, the minutes (more than 0)
 
     at  axis -> values, as they are printed: only cells with one of these; of kinds without that axis none. Empty: all
+    peers  None: not known, of rows that were read from files
     """
 
     sets: Mapping[str, Ops]
@@ -53,7 +63,7 @@ class Asked:
     kinds: tuple[str, ...] = tuple(KINDS)
     size: Size = "default"
     minutes: float = 6.0
-    peers: bool = True
+    peers: bool | None = True
     commit: str | None = None
     at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -72,7 +82,12 @@ class Asked:
 
     def wants(self, at: At) -> bool:
         """Whether a cell is among those that are asked for."""
-        return all(str(at.get(axis)) in values for axis, values in self.at.items())
+        return all(axis in at and str(at[axis]) in values for axis, values in self.at.items())
+
+
+def chosen(at: Mapping[str, Sequence[str]]) -> str:
+    """In words, which cells are asked for; of all of them nothing."""
+    return " ".join(f"{axis}={value}" for axis, values in sorted(at.items()) for value in values)
 
 
 @dataclass
@@ -80,6 +95,7 @@ class Bench:
     """What was found: rows by cell, the rates of the machine, and how many cells of each kind were left out.
 
     sessions  of which rows are here: a row has the number of its own
+    unlike    kinds that were named and have no cell that was chosen; all of their cells are left out
     """
 
     asked: Asked
@@ -87,6 +103,7 @@ class Bench:
     rows: list[Row] = field(default_factory=list)
     left: dict[str, int] = field(default_factory=dict)
     sessions: list[Session] = field(default_factory=list)
+    unlike: tuple[str, ...] = ()
 
     @property
     def exit(self) -> Exit:
@@ -96,13 +113,22 @@ class Bench:
             return Exit.DIVERGED
         return Exit.AGREED if any("us" in arm for arm in ours) else Exit.INCONCLUSIVE
 
+    @property
+    def last(self) -> Session | None:
+        """The latest session."""
+        return max(self.sessions, key=lambda one: one.date, default=None)
+
+    def take_rates(self) -> None:
+        """The rates with which a session that has rows made their floors; files from before may not say."""
+        if self.last is not None and self.last.rates is not None:
+            self.rates = self.last.rates
+
     def result(self) -> Result:
         asked = self.asked
         setting = {"ops": list(asked.sets), "device": asked.device, "dtype": str(asked.dtype).removeprefix("torch."),
-                   "grid": asked.size, "minutes": asked.minutes}  # fmt: skip
+                   "grid": asked.size, "minutes": asked.minutes, "peers": asked.peers}  # fmt: skip
         setting |= {"at": {axis: list(values) for axis, values in asked.at.items()}} if asked.at else {}
-        last = max(self.sessions, key=lambda one: one.date, default=None)
-        machine = fingerprint(asked.device) if last is None else last.machine
+        machine = fingerprint(asked.device) if self.last is None else self.last.machine
         found = {"machine": machine, "setting": setting, "rates": asdict(self.rates),
                  "left_out": self.left, "sessions": msgspec.to_builtins(self.sessions), "rows": self.rows}  # fmt: skip
         return Result(self.exit, "cpu", found, asked.commit)  # the machine stands in `found`
@@ -125,13 +151,15 @@ def bench(
         found.rows, found.sessions, found.left = going_on(keep, asked)
     there, begun = {key(row) for row in found.rows}, time.monotonic()
     session = Session.now(asked.device, asked.commit)
-    session.machine, session.rates = fingerprint(asked.device), asdict(found.rates)
-    found.sessions.append(session)
-    ground = Ground(device, asked.dtype, asked.sets, found.rates, _past(device), asked.peers)
-    end, grid = time.monotonic() + 60 * asked.minutes, _grid(ground, asked)
+    session.machine, session.rates = fingerprint(asked.device), found.rates
+    session.at, session.peers = dict(asked.at), asked.peers
+    ground = Ground(device, asked.dtype, asked.sets, found.rates, _past(device), bool(asked.peers))
+    end, (grid, unlike) = time.monotonic() + 60 * asked.minutes, _grid(ground, asked)
     cells = [(name, at) for name, every in grid.items() for at in every]
     lacking = Counter({name: count for name, count in found.left.items() if name not in grid})
     lacking += Counter(name for name, at in cells if key({"kind": name, "cell": at}) not in there)
+    lacking |= Counter(unlike)
+    found.unlike = tuple(unlike)
     for number, (name, every) in enumerate((*grid.items(), *grid.items())):  # once more in what others left of theirs
         parts = max(1, len(grid) - number)
         until = time.monotonic() + (end - time.monotonic()) / parts
@@ -140,7 +168,10 @@ def bench(
                 continue
             there.add(key({"kind": name, "cell": at}))
             told(name, done, len(every))
-            found.rows.append(_row(name, ground, at) | {"session": len(found.sessions) - 1})
+            row = _row(name, ground, at)
+            if not found.sessions or found.sessions[-1] is not session:  # a session has rows
+                found.sessions.append(session)
+            found.rows.append(row | {"session": len(found.sessions) - 1})
             session.seconds = round(time.monotonic() - begun, 1)
             lacking[name] -= 1
             found.left = dict(+lacking)
@@ -150,23 +181,38 @@ def bench(
                 gc.collect()
                 torch.cuda.empty_cache()
     found.left = dict(+lacking)
+    found.take_rates()  # where nothing was measured, they are those of the file
     return found
 
 
-def _grid(ground: Ground, asked: Asked) -> dict[str, list[At]]:
-    """The cells that are asked for, by kind."""
+def _grid(ground: Ground, asked: Asked) -> tuple[dict[str, list[At]], dict[str, int]]:
+    """The cells that are asked for, by kind; and of kinds that were named and have none of these, how many they have.
+
+    Every value of `--at` must be that of a cell, or something that was asked for by name would be left out unsaid.
+    """
     whole = {name: list(kind(name).cells(ground, asked.size)) for name in asked.kinds}
     found = {name: [at for at in cells if asked.wants(at)] for name, cells in whole.items()}
-    found = {name: cells for name, cells in found.items() if cells}
-    if not found:
-        axes: dict[str, set[str]] = {}
-        for at in (at for cells in whole.values() for at in cells):
-            for axis, value in at.items():
-                axes.setdefault(axis, set()).add(str(value))
+    axes, taken = _values(whole), _values(found)
+    if none := _unmet(asked.at, axes) or _unmet(asked.at, taken):
         there = "; ".join(f"{axis} {', '.join(sorted(values))}" for axis, values in axes.items())
-        told = ", ".join(f"{axis}={value}" for axis, values in asked.at.items() for value in values)
-        raise BadInput("--at", found=f"{told}, which no cell of this grid has", expected=there)
+        how = "" if _unmet(asked.at, axes) else " at once" if none == chosen(asked.at) else " beside the rest"
+        raise BadInput("--at", found=f"{none}, which no cell of this grid has{how}", expected=there)
+    named = {name for name in asked.kinds if set(asked.kinds) != set(KINDS)}  # of all kinds nobody named one
+    return ({name: cells for name, cells in found.items() if cells},
+            {name: len(whole[name]) for name, cells in found.items() if name in named and not cells})
+
+
+def _values(grid: Mapping[str, list[At]]) -> dict[str, set[str]]:
+    """axis -> its values, as they are printed."""
+    found: dict[str, set[str]] = {}
+    for axis, value in (one for cells in grid.values() for at in cells for one in at.items()):
+        found.setdefault(axis, set()).add(str(value))
     return found
+
+
+def _unmet(at: Mapping[str, Sequence[str]], axes: Mapping[str, Collection[str]]) -> str:
+    """In words, what of `at` is not among the values."""
+    return chosen({axis: [value for value in values if value not in axes.get(axis, ())] for axis, values in at.items()})
 
 
 def key(row: Row) -> tuple[str, tuple[tuple[str, Any], ...]]:

@@ -6,13 +6,16 @@ Leaves out: how (`instep.bench`), and comparing two versions (`instep gate`).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from ..bench import KINDS
 from .finish import Commit, Html, Json, finish, must_be_free
 from .setting import Given, takes_setting
+
+if TYPE_CHECKING:
+    from ..bench.run import Bench
 
 CHOICES = ", ".join(KINDS)
 
@@ -30,8 +33,8 @@ def bench(
     kind: Annotated[list[str] | None, typer.Option(help=f"{CHOICES}; may be repeated. Left out: all.")] = None,
     grid: Annotated[str, typer.Option(help="default; or full, which goes on where its --json file stands. Both are "
                                            "kept there cell by cell. A CPU always gets tiny shapes.")] = "default",
-    minutes: Annotated[float, typer.Option(help="So long, divided among the kinds. What does not fit is left "
-                                                  "out, and named.")] = 6.0,
+    minutes: Annotated[float | None, typer.Option(help="So long, divided among the kinds; left out: 6. What does not "
+                                                       "fit is left out, and named.")] = None,
     at: Annotated[list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Only cells with this value, as batch=8 or "
                                                  "state=bfloat16; may be repeated. Left out: all.")] = None,
     peers: Annotated[bool | None, typer.Option("--peers/--no-peers", help="Kernels of other packages beside ours; left "
@@ -55,7 +58,6 @@ def bench(
 
     from ..atomic_write import is_replaced
     from ..bench import plots as pictures
-    from ..bench import render
     from ..bench.run import Asked
     from ..bench.run import bench as run
     from .progress import progress
@@ -64,11 +66,9 @@ def bench(
         raise BadInput("--grid", found=grid, expected="default or full")
     if grid == "full" and (json is None or not is_replaced(json)):
         raise BadInput("--grid", found="full without a file", expected="--json FILE beside it, which keeps every cell")
-    if plots is not None and plots.exists() and not plots.is_dir():
-        raise BadInput("--plots", found="a file", expected="a folder, or nothing yet")
     must_be_free((json, html), *join or ())
     if join:
-        if kind or given.named or grid != "default" or peers is not None or at:
+        if kind or given.named or grid != "default" or peers is not None or at or minutes is not None:
             raise BadInput("--join", found="what to measure, too", expected="one of them: to join measures nothing")
         _join(join, json, plots, html, commit)
     card = torch.cuda.is_available() and given.named.get("device", "cuda") != "cpu"
@@ -79,14 +79,14 @@ def bench(
     asked = Asked(
         {name: setting.op_set() for name, setting in settings.items()}, one.device, one.activation,
         tuple(dict.fromkeys(kind)) if kind else tuple(KINDS),
-        grid if one.device.startswith("cuda") else "tiny", minutes,  # type: ignore[arg-type]
-        card if peers is None else peers, commit, _axes(at or []),
+        grid if one.device.startswith("cuda") else "tiny",  # type: ignore[arg-type]
+        6.0 if minutes is None else minutes, card if peers is None else peers, commit, _axes(at or []),
     )
+    if plots is not None:
+        pictures.ready(plots, asked.kinds, json, html)
     with progress("bench") as told:
         found = run(asked, json if json is not None and is_replaced(json) else None, grid == "full", told)
-    if plots is not None:
-        pictures.write(found, plots)
-    finish(found.result(), json, lambda console: render.show(found, console), html=html)
+    _finish(found, json, plots, html)
 
 
 def _axes(told: list[str]) -> dict[str, tuple[str, ...]]:
@@ -108,12 +108,25 @@ def _join(
     """Nothing is measured: rows of files become one file, or are drawn as they are."""
     from instep_reference.contract.errors import BadInput
 
-    from ..bench import kept, render
+    from ..bench import kept
     from ..bench import plots as pictures
 
     if json is None and plots is None and html is None:
         raise BadInput("--join", found="no --json", expected="the file that takes the others in; or --plots or --html")
     found = kept.joined(([] if json is None or not json.is_file() else [json]) + others, commit)
     if plots is not None:
-        pictures.write(found, plots)
-    finish(found.result(), json, lambda console: render.show(found, console), html=html)
+        pictures.ready(plots, found.asked.kinds, json, html, *others)
+    _finish(found, json, plots, html)
+
+
+def _finish(found: Bench, json: Path | None, plots: Path | None, html: Path | None) -> NoReturn:
+    """Pictures come last: where one cannot be written, files and table are there all the same."""
+    from ..bench import plots as pictures
+    from ..bench import render
+
+    try:
+        finish(found.result(), json, lambda console: render.show(found, console), html=html)
+    except typer.Exit:
+        if plots is not None:
+            pictures.write(found, plots)
+        raise
