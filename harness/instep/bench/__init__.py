@@ -5,6 +5,7 @@
     base.py    what kinds and arms are, and the ground that they run on
     clock.py   interleaved times of captured graphs, or of calls on a CPU; the measured rates of the machine
     right.py   whether an answer is right
+    arms.py    the arms of a cell: judged, timed, judged again
     run.py     cells in their order, within the minutes
     kept.py    a grid that goes on where its file stands; results of several calls that become one
     render.py, plots.py  tables, the result file, SVG
