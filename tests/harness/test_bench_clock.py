@@ -1,22 +1,34 @@
-"""The clock of `instep bench`: whose turn it is, what is timed of a turn, and what floors are made of.
+"""The clock of `instep bench`: whose turn it is, what is timed of a turn, which periods work has, and what floors are.
 
 Leaves out: figures, which need a card.
 """
 
 from __future__ import annotations
 
+import random
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from itertools import count, pairwise
+from importlib import import_module
+from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 from instep.bench import clock
-from instep.bench.clock import SAMPLES, Times, less, timed
+from instep.bench.base import Ground
+from instep.bench.clock import SAMPLES, TRIES, Rates, Times, less, timed
+from instep.bench.kinds import strategies
+from instep.bench.peers import sglang
+from instep.bench.rows import Rows
+from instep_optimized.ops.plain import PLAIN
+from instep_reference.contract.errors import Unsupported
 
 CPU = torch.device("cpu")
 
@@ -66,18 +78,20 @@ class Held:
 def test_on_a_card_a_sample_stands_right_behind_the_same_work(said: list[str]) -> None:
     """The device does not begin before all is launched. Work that waits for the device would wait for itself then."""
     card: Any = Held(said)
-    assert clock._between_events(lambda: said.append("work"), card, 2) == 1e-3
+    assert clock._between_events(lambda: said.append("work"), card, 2) == 1e-3  # two turns before: three have no half
     assert said == ["idle", "hold", "work", "work", "event", "work", "event", "release", "wait"]
     said.clear()
     clock._between_events(lambda: said.append("work"), None, 1)
     assert said == ["work", "event", "work", "event", "wait"]
 
 
-@pytest.mark.parametrize(("late", "turns"), [(1, 2), (9, clock.TRIES)])
-def test_a_sample_for_which_the_host_was_late_is_taken_again(said: list[str], late: int, turns: int) -> None:
+@pytest.mark.parametrize(("late", "turns", "seconds"), [(1, 2, 1e-3), (TRIES, TRIES, None)])
+def test_a_sample_for_which_the_host_was_late_is_taken_again_or_left_out(
+    said: list[str], late: int, turns: int, seconds: float | None
+) -> None:
     card: Any = Held(said, late)
-    clock._between_events(lambda: said.append("work"), card, 1)
-    assert said.count("release") == turns and said[-1] == "wait"
+    assert clock._between_events(lambda: said.append("work"), card, 1) == seconds
+    assert said.count("release") == turns and (said[-1] == "wait") is (seconds is not None)
 
 
 @pytest.mark.parametrize(("waits", "how"), [(False, "graph"), (True, "launched")])
@@ -99,26 +113,148 @@ def test_work_that_waits_for_the_host_is_not_held_back(
     for name, fake in (("synchronize", lambda: None), ("CUDAGraph", Graph), ("graph", captured)):
         monkeypatch.setattr(torch.cuda, name, fake)
     card: Any = Held(said)
-    sample, told = clock._ready(lambda: said.append("work"), card)
+    sample, told, replay = clock._ready(lambda: said.append("work") or "left", card, 1)
     said.clear()
-    sample(1)
+    sample()
     assert told == how and ("hold" in said) is not waits and said.count("work" if waits else "replay") == 2
+    assert (replay and replay()) == (None if waits else "left")
 
 
-def on_a_card(work: Callable[[], object], card: object) -> tuple[Callable[[int], float], str]:
-    """Each sample says which of all turns of this work it was."""
-    turn = count()
-    return lambda before: float([next(turn) for _ in range(before + 1)][-1]), "graph"
+class Turns:
+    """Work that knows its turn, on a card for which the host is late as often as `late` says.
+
+    A sample is the turn that was timed: the last one when a hold is released.
+    """
+
+    def __init__(self, late: Callable[[], bool]) -> None:
+        self.turn, self.late, self.timed = 0, late, list[int]()
+
+    def work(self) -> None:
+        self.turn += 1
+
+    def wait(self) -> None:
+        pass
+
+    hold = wait
+
+    def release(self) -> float | None:
+        return None if self.late() else 1.0
+
+    def ready(self, work: Callable[[], object], card: object, period: int) -> tuple[Any, str, None]:
+        held: Any = self
+
+        def sample() -> float | None:
+            return None if clock._between_events(self.work, held, period) is None else float(self.turn)
+
+        return sample, "graph", None
 
 
-@pytest.mark.parametrize("every", [2, 3, 4, 5])
-def test_work_that_differs_every_few_turns_is_seen_at_each_alike(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `lazy_rerun` does, which stores its states every few rounds."""
-    monkeypatch.setattr(clock, "_ready", on_a_card)
-    turns = [int(turn) for turn in timed({"a": lambda: None}, CPU)["a"].samples]
-    seen = Counter(turn % every for turn in turns)
-    assert len(seen) == every and max(seen.values()) - min(seen.values()) <= 1
-    assert len(turns) == SAMPLES and all(after - turn > 1 for turn, after in pairwise(turns))
+@pytest.mark.parametrize("late", [0.0, 0.1, 0.5], ids=["never", "at times", "often"])
+@pytest.mark.parametrize("period", range(1, 31))
+def test_every_phase_of_a_period_is_timed_alike(
+    period: int, late: float, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often a sample is taken again or left out, and beside arms of other periods."""
+    draw = random.Random(period)
+    arms = {f"of {one}": (one, Turns(lambda: draw.random() < late)) for one in (period, 1, 13)}
+    monkeypatch.setattr(clock, "_ready", lambda work, card, period: work().ready(work, card, period))
+    works = {name: (lambda turns=turns: turns) for name, (_, turns) in arms.items()}
+    found = timed(works, CPU, periods={name: one for name, (one, _) in arms.items()})
+    for name, (one, _) in arms.items():
+        turns = [int(turn) for turn in found[name].samples]
+        due = -(-SAMPLES // one) * one
+        seen = Counter(turn % one for turn in turns)
+        assert len(seen) in (one, 0) and len(set(seen.values())) <= 1, (name, seen)
+        assert len(turns) + found[name].lacking == due and (late == 0.5 or len(turns) == due)
+        assert late or all(after - turn > 1 for turn, after in pairwise(turns))
+
+
+def test_samples_that_are_left_out_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "_ready", lambda work, card, period: (work, "graph", None))
+    turn = iter(range(1000))
+    found = timed({"never": lambda: None, "rarely": lambda: [None, 2.0][next(turn) % 6 == 0]}, CPU)
+    assert found["never"].data() == {"samples": 0, "how": "graph, 20 of 20 left out: the host was late"}
+    assert found["rarely"].data() == Times((2.0,) * 10, "graph, 10 of 20 left out: the host was late").data()
+    both = less(found["rarely"], found["never"], 1)
+    assert not both.samples and both.lacking == SAMPLES
+    monkeypatch.setattr(clock, "timed", lambda works, *_: {name: Times((), "graph", 5) for name in works})
+    with pytest.raises(Unsupported, match="the host was late"):
+        clock.rates(CPU, torch.float32)
+
+
+# Periods that arms declare
+
+AT = {"batch": 2, "heads": 4, "state": "float32"}
+
+
+def ground_of(**sets: Any) -> Ground:
+    return Ground(CPU, torch.float32, sets, Rates(1e10, 2e10, 1e11), 0, peers=False)
+
+
+def repeats(seen: list[Any]) -> int:
+    """After how many turns a list repeats itself."""
+    return next(turns for turns in range(1, len(seen)) if seen[turns:] == seen[:-turns])
+
+
+@pytest.mark.parametrize("window", range(1, 9))
+def test_a_strategy_stores_as_often_as_its_period_says(window: int) -> None:
+    stored = list[tuple[int, ...]]()
+
+    def gdn(*, parts: Any, **given: Any) -> torch.Tensor:
+        stored.extend(tuple(one.settled.units.tolist()) for one in parts if one.settled is not None)
+        return PLAIN.gdn(parts=parts, **given)
+
+    cell, due = strategies.make(ground_of(it=replace(PLAIN, gdn=gdn)), {**AT, "window": window}), dict[str, int]()
+    for arm in cell.arms:
+        assert arm.work is not None
+        stored.clear()
+        for _ in range(3 * arm.period):
+            arm.work()
+        rounds = stored[arm.period * arm.units :: arm.units]  # without the first period, in which a ring fills
+        due[arm.name] = arm.period
+        assert not rounds or len(rounds) == 2 * arm.period
+        assert not rounds or (repeats([*rounds, *rounds]) == arm.period and max(max(one) for one in rounds) > 0)
+    spare = max(16, 4 * window) - 2 * window
+    lazy = spare // strategies.accepted_of(window) + 1
+    assert due == {"snapshot": 1, "columns": 1, "rerun": 1, "lazy_rerun": lazy}
+    assert window not in (2, 4) or lazy == {2: 13, 4: 3}[window]
+
+
+def cursors(write_pos: Any, cache_base: Any, is_flush: Any, accepted: Any, index: Any, size: int, widest: int) -> None:
+    """ReplaySSM's rule, as SGLang 0.5.23 has it, for where SGLang is not installed."""
+    at = torch.where(is_flush[1:] != 0, accepted, write_pos[1:] + accepted)
+    write_pos[1:], is_flush[1:] = at, (at + 2 * widest > size).to(torch.int8)
+
+
+@pytest.mark.parametrize("window", range(1, 9))
+def test_replayssm_folds_as_often_as_its_period_says(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, folds = "sglang.kernels.ops.attention.linear.gdn_replayssm_spec_decode", list[list[int]]()
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            sglang._kernels()
+            module: Any = import_module(name)
+    except ImportError:
+        module = ModuleType(name)
+        module.commit_gdn_replayssm_spec = cursors
+        monkeypatch.setattr(sglang, "_kernels", lambda: None)
+        for depth in range(1, name.count(".") + 1):
+            monkeypatch.setitem(sys.modules, name.rsplit(".", depth)[0], ModuleType("package"))
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def decode(*, is_flush: torch.Tensor, out: torch.Tensor, **given: Any) -> torch.Tensor:
+        folds.append(is_flush[1:].tolist())
+        return out
+
+    monkeypatch.setattr(module, "gdn_replayssm_spec_decode", decode, raising=False)
+    at, ground = {**AT, "window": window}, ground_of()
+    config = ground.config(4, 1)
+    arm = sglang.replay(ground, at, "it", [Rows.drawn(ground, config, 2 * window)], config)
+    assert arm.work is not None
+    for _ in range(3 * arm.period):
+        arm.work()
+    rounds = folds[arm.period :]
+    assert repeats([*rounds, *rounds]) == arm.period and [1, 1] in rounds
+    assert window not in (2, 4) or arm.period == {2: 13, 4: 3}[window]
 
 
 def test_a_floor_is_made_of_the_fastest_reading(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
-"""Errors of prompts beside FLA's: every row keeps them, and where ours is above, the table says so in words.
+"""What `instep bench` says is wrong, and when: before, while and after it is timed; and errors of prompts beside FLA's.
 
-Leaves out: figures, and FLA's kernels themselves, which need a card.
+Every row keeps its errors, and where ours is above, the table says so in words. Leaves out: figures, and FLA's kernels
+themselves, which need a card.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,8 +19,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from instep.bench import kind, peers, render, run
-from instep.bench.base import Arm
+from instep.bench import clock, grid, kind, peers, render, run
+from instep.bench.arms import measured
+from instep.bench.base import Arm, Cell
 from instep.bench.clock import Rates
 from instep.bench.kept import joined
 from instep.bench.right import Judged, errors
@@ -26,7 +29,9 @@ from instep.bench.rows import on
 from instep.bench.run import Asked, Bench, bench
 from instep.page import bench as pages
 from instep.verdict import Exit
+from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
+from support.command import Runner
 
 FP32, TO = torch.float32, kind("prefill").bar
 Gdn = Callable[..., torch.Tensor]
@@ -124,3 +129,171 @@ def test_rows_without_errors_stand_beside_rows_with_them(beside: Callable[..., B
     found = joined(files, None)
     assert sorted("errors" in row["arms"]["it"] for row in found.rows) == [False, True]
     assert text(found).count("ABOVE") == 1
+
+
+# What is wrong, and when
+
+CPU, MACHINE = torch.device("cpu"), Rates(1e10, 2e10, 1e11)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "rates", lambda device, dtype: MACHINE)
+
+
+def ran(sets: dict[str, Ops], *kinds: str, dtype: torch.dtype = FP32, **at: str) -> Bench:
+    axes = {axis: (value,) for axis, value in at.items()}
+    return bench(Asked(sets, "cpu", dtype, kinds, "tiny", peers=False, at=axes))
+
+
+def picks(*, logits: torch.Tensor, to: Any) -> torch.Tensor:
+    return PLAIN.pick(logits=logits, to=to)
+
+
+def wrong_from(first: int, wrong: Callable[..., Any]) -> Ops:
+    """An op set whose picks are wrong from this call on."""
+    calls = count(1)
+    return replace(PLAIN, pick=lambda **given: (wrong if next(calls) >= first else picks)(**given))
+
+
+def falls(**given: Any) -> Any:
+    raise ValueError("planted")
+
+
+@pytest.mark.parametrize("state", ["float32", "bfloat16"])
+def test_beside_fp64_activations_windows_are_judged_in_fp64(
+    state: str, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`lazy_rerun` rounds a state where its ring is full: with states narrower than the arithmetic it is refused."""
+    monkeypatch.setitem(grid.STATES, "tiny", (state,))
+    found = ran({"it": PLAIN}, "strategies", dtype=torch.float64, batch="2")
+    assert found.exit is Exit.AGREED
+    for row in found.rows:
+        assert all(not arm["finding"] and arm["us"] for arm in row["arms"].values())
+        assert row["absent"] == {"lazy_rerun": "it stores no state narrower than float64"}
+
+    def narrow(*, parts: Any, **given: Any) -> torch.Tensor:
+        core = PLAIN.gdn(parts=parts, **given)
+        return core.float().double() if parts[0].most > 1 else core
+
+    wrong = ran({"it": replace(PLAIN, gdn=narrow)}, "strategies", dtype=torch.float64, batch="1")
+    assert all("the read-out of round 1" in arm["finding"] for arm in wrong.rows[0]["arms"].values())
+
+
+@pytest.mark.parametrize("first", [4, 10], ids=["when it is first called", "in a lap"])
+def test_what_raises_while_it_is_timed_is_a_finding_and_others_are_timed(first: int, quick: None) -> None:
+    """The check calls it once, and so does who looks whether it can be timed at all, in two layers."""
+    found = ran({"falls": wrong_from(first, falls), "it": PLAIN}, "pick", "conv")
+    row = found.rows[0]
+    assert found.exit is Exit.DIVERGED and [one["kind"] for one in found.rows].count("conv") > 1 and not found.left
+    assert row["arms"]["falls"] == {"peer": "", "finding": "ValueError: planted"}
+    assert row["arms"]["it"]["samples"] == clock.SAMPLES and not row["arms"]["it"]["finding"]
+    assert "ValueError: planted; no speed is shown" in text(found)
+
+
+def test_what_an_arm_raises_that_keeps_time_itself_is_a_finding() -> None:
+    def arm(name: str, samples: Any = lambda count: [1.0], more: Any = dict) -> Arm:
+        return Arm(name, None, lambda: "", samples=samples, more=more)
+
+    found = measured(Cell([arm("time", lambda count: falls()), arm("more", more=falls), arm("it")]), CPU)
+    assert [found[name].judged.finding for name in found] == ["ValueError: planted"] * 2 + [""]
+    assert [one.times is None for one in found.values()] == [True, True, False]
+
+
+def test_what_raises_while_a_cell_is_built_is_a_finding_and_the_others_are_in_it(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = ran({"falls": replace(PLAIN, gdn_inputs=falls), "it": PLAIN}, "decode")
+    for row in found.rows:
+        assert row["arms"]["falls"] == {"peer": "", "finding": "ValueError: planted"} and "us" in row["arms"]["it"]
+    assert found.exit is Exit.DIVERGED
+    assert ran({"falls": replace(PLAIN, gdn_inputs=falls)}, "decode").exit is Exit.DIVERGED
+    monkeypatch.setattr(run, "kind", lambda name: replace(kind(name), make=lambda *given: falls()))
+    with pytest.raises(ValueError, match="planted"):  # `plain` cannot be blamed
+        ran({"it": PLAIN}, "decode")
+
+
+def test_the_command_ends_with_1_where_an_op_raises_in_a_lap(
+    instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = ModuleType("made_up_ops")
+    module.OPS = wrong_from(10, falls)
+    monkeypatch.setitem(sys.modules, "made_up_ops", module)
+    file = tmp_path / "bench.json"
+    done = instep("bench", "--ops", "made_up_ops:OPS", "--kind", "pick", "--kind", "conv", "--json", str(file))
+    kept = json.loads(file.read_text())
+    assert done.code == kept["exit"] == 1 and "ValueError: planted" in done.out
+    assert {row["kind"] for row in kept["rows"]} == {"pick", "conv"} and not kept["left_out"]
+
+
+@pytest.mark.parametrize("calls", [2, 20], ids=["on its first call", "as long as it was timed first"])
+def test_what_is_right_once_and_then_wrong_has_no_time(calls: int, quick: None) -> None:
+    found = ran({"it": wrong_from(calls, lambda logits, to: picks(logits=-logits, to=to))}, "pick")
+    own = found.rows[0]["arms"]["it"]
+    assert found.exit is Exit.DIVERGED and "us" not in own
+    assert own["finding"].startswith("after it was timed: picks: ")
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], Any]], None]:
+    """Work is timed as a card does it: what is replayed is not what is called, but what `changed` makes of it."""
+
+    def as_on_a_card(changed: Callable[[Any], Any]) -> None:
+        monkeypatch.setattr(clock, "_ready", lambda work, card, period: (lambda: 1.0, "graph", changed(work)))
+
+    return as_on_a_card
+
+
+@pytest.mark.parametrize("name", ["strategies", "decode", "mixer", "conv", "prefill", "attend", "pick", "products"])
+def test_a_graph_that_computes_as_a_call_agrees_in_every_kind(
+    name: str, quick: None, graphs: Callable[[Callable[[Any], Any]], None]
+) -> None:
+    """So every kind gives both the same memory to begin with, whatever was done to it before."""
+    graphs(lambda work: work)
+    found = ran({"it": PLAIN}, name)
+    assert found.exit is Exit.AGREED and all(not arm["finding"] for row in found.rows for arm in row["arms"].values())
+
+
+def stale(work: Any) -> Any:
+    """What its first turn left, each time: it neither reads nor stores."""
+    left = [x.clone() for x in work()]
+    return lambda: left
+
+
+def lost(work: Any) -> Any:
+    return lambda: [x * torch.nan for x in work()]
+
+
+@pytest.mark.parametrize(("name", "changed", "says"), [
+    ("decode", stale, "have other bits"), ("mixer", stale, "have other bits"), ("strategies", stale, "have other bits"),
+    ("prefill", stale, "have other bits"), ("attend", lost, "is not finite"),
+    ("products", lambda work: lambda: [2 * x for x in work()], "have other bits"),
+    ("products", lambda work: falls, "ValueError: planted"),
+])  # fmt: skip
+def test_a_graph_that_computes_otherwise_than_a_call_has_no_time(
+    name: str, changed: Callable[[Any], Any], says: str, quick: None, graphs: Callable[[Callable[[Any], Any]], None]
+) -> None:
+    graphs(changed)
+    found = ran({"it": PLAIN}, name)
+    for arm in found.rows[-1]["arms"].values():
+        assert "us" not in arm and arm["finding"].startswith("after it was timed: "), arm
+        assert says in arm["finding"]
+    assert found.exit is Exit.DIVERGED
+
+
+def test_of_calls_that_differ_among_themselves_a_graph_is_not_asked_for_their_bits() -> None:
+    """As of kernels that sum by atomics. They are still judged as before, and a peer's time stands beside what is said.
+    """
+    turn = count(1.0)
+    drawn = Arm("drawn", lambda: torch.tensor(next(turn)), lambda: "")
+    assert measured_in_a_graph(drawn).judged.finding == ""
+    fixed = Arm("fixed", lambda: torch.ones(2), lambda: "", peer="made-up 1.0")
+    found = measured_in_a_graph(fixed)
+    assert "2 of 2 numbers have other bits" in found.judged.finding and found.times is not None
+    assert measured_in_a_graph(replace(fixed, peer="")).times is None
+
+
+def measured_in_a_graph(arm: Arm) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "_ready", lambda *given: (lambda: 1.0, "graph", lambda: torch.zeros(2)))
+        return measured(Cell([arm]), CPU)[arm.name]

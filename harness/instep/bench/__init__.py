@@ -1,11 +1,13 @@
-"""The benchmark: every kind of work in a table, each answer checked before it is timed, peers beside it.
+"""The benchmark: every kind of work in a table, each answer checked before and behind the timing, peers beside.
 
     kinds/     one file per kind of work: its grid, its arms, and how an answer is checked; `KINDS` below is their table
     peers/     kernels of other packages as further arms, where they are installed or unpacked
     base.py    what kinds and arms are, and the ground that they run on
     clock.py   interleaved times of captured graphs, or of calls on a CPU; the measured rates of the machine
     right.py   whether an answer is right
+    arms.py    the arms of a cell: judged, timed, judged again
     run.py     cells in their order, within the minutes
+    schema.py  what a file of the benchmark must look like
     kept.py    a grid that goes on where its file stands; results of several calls that become one
     render.py, plots.py  tables, the result file, SVG
 

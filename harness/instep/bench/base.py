@@ -76,8 +76,12 @@ class Ground:
 class Arm:
     """One contender of a cell.
 
-    work    what is timed: `units` times the same work.  less: what is subtracted, sample by sample; not part of it
-    check   what is wrong with its answers, in words; empty: they are right. It is called before anything is timed
+    work    what is timed: `units` times the same work -> its answers, if it shows them.  less: what is subtracted,
+            sample by sample; not part of it
+    check   what is wrong with its answers, in words; empty: they are right. It is called before anything is timed, and
+            behind `anew` once more when all is timed
+    period  turns of `work` after which it repeats what it does: it stores something only so often
+    anew    makes the memory that `work` and `check` change, and no other arm has, as it was, or alike each time
     peer    somebody else's, as "package version": its time is told beside what is wrong with it. Ours then has no time
     samples  an arm that keeps time itself: seconds of each of its units.  more: what else it tells, once it was timed
     """
@@ -87,6 +91,8 @@ class Arm:
     check: Callable[[], str | Judged]
     units: int = 1
     less: Callable[[], object] | None = None
+    period: int = 1
+    anew: Callable[[], object] = lambda: None
     peer: str = ""
     samples: Callable[[int], list[float]] | None = None
     more: Callable[[], dict[str, Any]] = dict
@@ -102,6 +108,7 @@ class Cell:
     """The arms of a cell, and the least that one unit of its work must move and multiply.
 
     read, written  bytes;  flops: of products.  absent: arm -> why it is not there
+    anew  as that of an arm, of the memory that arms share
     """
 
     arms: list[Arm]
@@ -109,6 +116,7 @@ class Cell:
     written: float = 0.0
     flops: float = 0.0
     absent: dict[str, str] = field(default_factory=dict)
+    anew: Callable[[], object] = lambda: None
 
 
 @dataclass(frozen=True)

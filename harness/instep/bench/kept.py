@@ -1,6 +1,6 @@
 """The file of a benchmark, read again: a grid that goes on, and results of several calls that become one.
 
-What is read is held to a schema, field by field, before anything uses it. Leaves out: measuring (`run.py`).
+Leaves out: what a file must look like (`schema.py`), and measuring (`run.py`).
 """
 
 from __future__ import annotations
@@ -8,161 +8,22 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any
 
 import msgspec
 import torch
-from msgspec import UNSET, UnsetType
 
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput
 
-from ..options import WIDTHS
 from ..perf.fingerprint import fingerprint
-from ..report.result import read
-from ..trace.file import decode
-from . import KINDS, kind
-from .base import Size
-from .clock import Rates
+from . import KINDS
 from .run import Asked, Bench, Row, Session, chosen, key
+from .schema import Kept, read_file
 
 LOAD = "load"  # of the fingerprint, what changes from minute to minute
-MOST = 2**63  # of a number on an axis
-WRITTEN = "a result of `instep bench`"
 PEERS = {True: "beside ours", False: "left out", None: "not known"}
-# Fields of an arm of which one says nothing without the others.
-TOGETHER = (("us", "lower", "upper", "mean"), ("tokens_per_s", "latency_s", "accepted", "distribution", "steps"),
-            ("work", "launches"))  # fmt: skip
-
-Some = float | UnsetType
-if TYPE_CHECKING:
-    Name: TypeAlias = str
-    Width: TypeAlias = str
-else:  # a checker does not follow values into a type
-    Name, Width = Literal[tuple(KINDS)], Literal[WIDTHS]
-
-
-class _Arm(msgspec.Struct):
-    """What is told of an arm and used by tables, pages or pictures. An arm may tell more."""
-
-    peer: str
-    finding: str
-    us: Some = UNSET
-    lower: Some = UNSET
-    upper: Some = UNSET
-    mean: Some = UNSET
-    of_floor: Some = UNSET
-    samples: int | UnsetType = UNSET
-    how: str | UnsetType = UNSET
-    above: str | UnsetType = UNSET
-    errors: dict[str, float] | UnsetType = UNSET
-    bytes: dict[str, float] | UnsetType = UNSET
-    tokens_per_s: Some = UNSET
-    latency_s: Some = UNSET
-    accepted: Some = UNSET
-    distribution: dict[str, int] | UnsetType = UNSET
-    steps: dict[str, int] | UnsetType = UNSET
-    work: dict[str, float] | UnsetType = UNSET
-    launches: int | UnsetType = UNSET
-    gap_us: Some = UNSET
-
-    def __post_init__(self) -> None:
-        for names in TOGETHER:
-            absent = [name for name in names if getattr(self, name) is UNSET]
-            if absent and len(absent) < len(names):
-                raise ValueError(f"no `{absent[0]}` beside `{next(name for name in names if name not in absent)}`")
-        if self.of_floor is not UNSET and self.us is UNSET:
-            raise ValueError("no `us` beside `of_floor`")
-
-
-class _Row(msgspec.Struct):
-    kind: Name
-    cell: dict[str, str | int | float]
-    floor_us: float | None
-    arms: dict[str, _Arm]
-    absent: dict[str, str]
-    session: int
-    bytes: Some = UNSET
-    flops: Some = UNSET
-    seconds: Some = UNSET
-
-    def __post_init__(self) -> None:
-        if self.session < 0:
-            raise ValueError(f"`session` {self.session}")
-        x = self.cell.get(kind(self.kind).x, 0)
-        if isinstance(x, str) or abs(x) > MOST:
-            raise ValueError(f"`cell.{kind(self.kind).x}` {str(x)[:20]!r}, which is no number that can be drawn")
-        if self.floor_us is None and any(arm.of_floor is not UNSET for arm in self.arms.values()):
-            raise ValueError("no `floor_us`, and an arm with `of_floor`")
-
-
-class _Setting(msgspec.Struct, forbid_unknown_fields=True):
-    """peers: None: not known, as in files from before it was written. minutes: None: no end"""
-
-    ops: list[str]
-    device: str
-    dtype: Width
-    grid: Size
-    minutes: float | None
-    at: dict[str, tuple[str, ...]] = {}
-    peers: bool | None = None
-
-    def __post_init__(self) -> None:
-        if not self.ops:
-            raise ValueError("no op set in `ops`")
-        if self.minutes is not None and self.minutes <= 0:
-            raise ValueError(f"`minutes` {self.minutes:g}, which are not more than 0")
-
-
-class _Kept(msgspec.Struct):
-    """A file. Its rows are held to `_Row` and stay as they stand there, with what else they tell."""
-
-    date: str
-    commit: str | None
-    machine: dict[str, str | None]
-    setting: _Setting
-    rates: Rates
-    left_out: dict[Name, int]
-    sessions: list[Session]
-    rows: list[Row]
-
-    def __post_init__(self) -> None:
-        try:
-            datetime.fromisoformat(self.date)
-        except ValueError:
-            raise ValueError(f"`date` {self.date!r}, which is none") from None
-        for name, count in self.left_out.items():
-            if count < 0:
-                raise ValueError(f"`left_out.{name}` {count}")
-        for name, machine in self.machines.items():
-            if machine.get("device_name") is None:
-                raise ValueError(f"no `{name}.device_name`")
-        for rates in filter(None, [self.rates, *(session.rates for session in self.sessions)]):
-            if min(asdict(rates).values()) <= 0:
-                raise ValueError(f"`rates` {asdict(rates)}, of which one is not above 0")
-
-    @property
-    def machines(self) -> dict[str, dict[str, str | None]]:
-        return {"machine": self.machine} | {
-            f"sessions[{number}].machine": session.machine for number, session in enumerate(self.sessions)}  # fmt: skip
-
-    @property
-    def begun(self) -> dict[str, object]:
-        """What rows of one file have in common."""
-        return {"op sets": self.setting.ops, "dtype": self.setting.dtype, "grid": self.setting.grid}
-
-    def apart(self, at: Mapping[str, Sequence[str]]) -> set[str]:
-        """The kinds of which it has only cells that were chosen otherwise than by `at`: of others it says nothing."""
-        if chosen(self.setting.at) != chosen(at):
-            return {row["kind"] for row in self.rows} | self.left_out.keys()
-        by = {row["kind"]: True for row in self.rows if row["kind"] not in self.left_out}
-        for row in self.rows:
-            if chosen(self.sessions[row["session"]].at) == chosen(at):
-                by[row["kind"]] = False
-        return {name for name, otherwise in by.items() if otherwise}
 
 
 def going_on(file: Path, asked: Asked) -> tuple[list[Row], list[Session], dict[str, int]]:
@@ -170,7 +31,7 @@ def going_on(file: Path, asked: Asked) -> tuple[list[Row], list[Session], dict[s
 
     With them come the calls that measured them, and how many cells of each kind it lacks.
     """
-    data = _read(file)
+    data = read_file(file)
     begun = {**data.begun, "--at": chosen(data.setting.at) or "all cells", "peers": PEERS[data.setting.peers],
              "commit": data.commit, "machine": _still(data.machine)}  # fmt: skip
     now = {"op sets": list(asked.sets), "dtype": str(asked.dtype).removeprefix("torch."), "grid": asked.size,
@@ -182,7 +43,7 @@ def going_on(file: Path, asked: Asked) -> tuple[list[Row], list[Session], dict[s
 
 def joined(files: Sequence[Path], commit: str | None) -> Bench:
     """All rows; of a cell that several files have, the latest. Op sets, dtype, grid and machine are the same in all."""
-    every = [_read(file) for file in files]
+    every = [read_file(file) for file in files]
     for file, data in zip(files, every, strict=True):
         for machine in data.machines.values():
             here, there = (one.begun | {"machine": _judged_by(one.setting.device, its)}
@@ -212,7 +73,7 @@ def joined(files: Sequence[Path], commit: str | None) -> Bench:
 
 
 def _left(
-    left: Mapping[str, int], data: _Kept, apart: set[str], new: Counter[str], stay: Counter[str]
+    left: Mapping[str, int], data: Kept, apart: set[str], new: Counter[str], stay: Counter[str]
 ) -> dict[str, int]:
     """How many cells are left out once a further file came in, by kind.
 
@@ -224,22 +85,6 @@ def _left(
     found = {name: count - new[name] for name, count in left.items() if name not in told}
     found |= {name: count - stay[name] for name, count in data.left_out.items() if name in told}
     return {name: count for name, count in found.items() if count > 0}
-
-
-def _read(file: Path) -> _Kept:
-    """A file as `instep bench` writes it, or a refusal that names the field."""
-    if not file.is_file():
-        raise BadInput("--join", found=f"no file {file}", expected="a file that `instep bench` wrote")
-    data: _Kept = decode(msgspec.json.encode(read(file)), _Kept, str(file), WRITTEN)
-    for number, row in enumerate(data.rows):
-        held: _Row = decode(msgspec.json.encode(row), _Row, f"{file}: rows[{number}]", WRITTEN)
-        if held.session >= len(data.sessions):
-            raise BadInput(f"{file}: rows[{number}]: session", found=held.session,
-                           expected=f"one of {len(data.sessions)} sessions, from 0")  # fmt: skip
-    for session in data.sessions:  # of files from before a session told it
-        session.at = session.at or data.setting.at
-        session.peers = data.setting.peers if session.peers is None else session.peers
-    return data
 
 
 def _judged_by(device: str, machine: Mapping[str, str | None]) -> dict[str, str | None]:

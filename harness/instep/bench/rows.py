@@ -91,6 +91,13 @@ def states(ground: Ground, config: ModelConfig, units: int, dtype: torch.dtype) 
     return ground.drawn(*shape, dtype=torch.float32).mul_(0.1).to(dtype).transpose(2, 3)
 
 
+def redrawn(*pools: torch.Tensor) -> None:
+    """Each time the same numbers, of the size of those of `states`, in the place of what the pools hold."""
+    generator = torch.Generator(pools[0].device).manual_seed(SEED)
+    for pool in pools:
+        pool.normal_(std=0.1, generator=generator)
+
+
 def part(
     ground: Ground, form: Literal["chunk", "window"], slots: list[int], count: int, pool: torch.Tensor,
     fresh: bool = False,

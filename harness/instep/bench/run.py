@@ -1,4 +1,4 @@
-"""Runs a grid: each cell is built, checked, timed and kept; within the minutes, or going on where a file stands.
+"""Runs a grid: each cell is built, measured (`arms.py`) and kept; within the minutes, or going on where a file stands.
 
 A cell whose answers are wrong has no time. The minutes are divided among the kinds that are left, and what a kind does
 not need goes to the next; what is left of them in the end goes to cells that found no time before. What was left out
@@ -11,8 +11,8 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,17 @@ import msgspec
 import torch
 
 from instep_optimized.ops.base import Ops
-from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupported
+from instep_optimized.ops.plain import PLAIN
+from instep_reference.contract.errors import BadInput, InstepError, OutOfCapacity, Unsupported
 
 from ..perf.fingerprint import fingerprint
 from ..report.result import Result
 from ..report.session import Session as Called
 from ..verdict import Exit
 from . import KINDS, kind
-from .base import SEED, Arm, At, Cell, Ground, Size
-from .clock import SAMPLES, Rates, Times, less, of_one, rates, timed
+from .arms import measured
+from .base import SEED, At, Cell, Ground, Size
+from .clock import Rates, rates
 from .right import Judged, fallen
 
 Row = dict[str, Any]
@@ -224,66 +226,50 @@ def _row(name: str, ground: Ground, at: At) -> Row:
     begun = time.monotonic()
     row: Row = {"kind": name, "cell": dict(at), "floor_us": None, "arms": {}, "absent": {}}
     try:
-        cell = kind(name).make(ground, at)
+        cell, fell = _built(name, ground, at)
     except (Unsupported, OutOfCapacity, torch.OutOfMemoryError) as refused:
         return row | {"absent": dict.fromkeys(ground.sets, " ".join(str(refused).split()))}
     floor = ground.rates.floor(cell.read, cell.written, cell.flops)
     row |= {"floor_us": 1e6 * floor, "bytes": cell.read + cell.written, "flops": cell.flops, "absent": cell.absent}
-    judged = {arm.name: _judged(arm) for arm in cell.arms}
-    times, late = _times(cell, {name: one.finding for name, one in judged.items()}, ground)
+    arms = measured(cell, ground.device)
+    bar = arms[kind(name).bar].judged if kind(name).bar in arms else Judged("")
     for arm in cell.arms:
-        own = judged[arm.name]
-        told: dict[str, Any] = {"peer": arm.peer, "finding": own.finding or late.get(arm.name, "")}
-        told |= {"errors": dict(own.errors)} if own.errors else {}
-        if not arm.peer and (above := own.above(judged.get(kind(name).bar, Judged("")))):
+        own = arms[arm.name]
+        told: dict[str, Any] = {"peer": arm.peer, "finding": own.judged.finding}
+        told |= {"errors": dict(own.judged.errors)} if own.judged.errors else {}
+        if not arm.peer and (above := own.judged.above(bar)):
             told["above"] = f"errs more than {kind(name).bar}: {above}"
-        if arm.name in times:
-            data = times[arm.name].data()
-            told |= data | {"of_floor": float(str(data["mean"])) / row["floor_us"]} if floor else data
-            told |= arm.more()
+        if own.times is not None:
+            data = own.times.data()
+            told |= data | {"of_floor": float(str(data["mean"])) / row["floor_us"]} if floor and "us" in data else data
+            told |= own.more
         row["arms"][arm.name] = told
+    row["arms"] |= {one: {"peer": "", "finding": said} for one, said in fell.items()}
     return row | {"seconds": time.monotonic() - begun}
 
 
-def _judged(arm: Arm) -> Judged:
-    """What is wrong with its answers. Foreign code may raise anything; what ours raises is a finding, too."""
+def _built(name: str, ground: Ground, at: At) -> tuple[Cell, dict[str, str]]:
+    """The cell, and of op sets that are not in it what they raised while it was built.
+
+    What `plain` raises there, too, is the harness's own.
+    """
+    make = kind(name).make
     try:
-        return arm.judged()
+        return make(ground, at), {}
+    except (InstepError, torch.OutOfMemoryError):
+        raise
     except Exception as raised:
-        return Judged(fallen(raised))
-
-
-def _times(cell: Cell, findings: Mapping[str, str], ground: Ground) -> tuple[dict[str, Times], dict[str, str]]:
-    """Of all arms that may have one; a wrong peer has one, a wrong arm of ours has none. And what failed meanwhile."""
-    chosen = [arm for arm in cell.arms if not findings[arm.name] or (arm.peer and arm.work is not None)]
-    found, late = dict[str, Times](), dict[str, str]()
-    for arm in chosen:
-        if arm.samples is not None:
-            found[arm.name] = Times(tuple(arm.samples(SAMPLES)), "rounds")
-    works = dict(_works([arm for arm in chosen if arm.work is not None]))
-    for name in list(works):  # a work that raises is taken out before others are timed beside it
-        try:
-            works[name]()
-            if ground.card:
-                torch.cuda.synchronize()
-        except Exception as raised:
-            late[name.partition("\n")[0]] = fallen(raised)
-    works = {name: work for name, work in works.items() if name.partition("\n")[0] not in late}
-    every = timed(works, ground.device) if works else {}
-    for arm in chosen:
-        if arm.name in every:
-            spare = every.get(f"{arm.name}\nless")
-            found[arm.name] = of_one(every[arm.name], arm.units) if spare is None else less(
-                every[arm.name], spare, arm.units)  # fmt: skip
-    return found, late
-
-
-def _works(arms: Collection[Arm]) -> Iterator[tuple[str, Callable[[], object]]]:
-    for arm in arms:
-        assert arm.work is not None
-        yield arm.name, arm.work
-        if arm.less is not None:
-            yield f"{arm.name}\nless", arm.less
+        make(replace(ground, sets={PLAIN.name: PLAIN}, peers=False), at)
+        fell = dict[str, str]()
+        for one, ops in ground.sets.items():
+            try:
+                make(replace(ground, sets={one: ops}, peers=False), at)
+            except Exception as own:
+                fell[one] = fallen(own)
+        rest = {one: ops for one, ops in ground.sets.items() if one not in fell}
+        if not fell:
+            raise raised from None
+        return make(replace(ground, sets=rest), at) if rest else Cell([]), fell
 
 
 def _past(device: torch.device) -> int:

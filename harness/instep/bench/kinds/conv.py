@@ -17,7 +17,7 @@ from ..base import TO, Arm, At, Cell, Ground, Kind, Size
 from ..grid import BATCHES, HEADS
 from ..peers import arms as peers
 from ..right import first, off
-from ..rows import WIDE, channels_of, on, part
+from ..rows import WIDE, channels_of, on, part, redrawn
 
 WIDTH = 4
 ROWS = {"tiny": (1, 4), "default": (1, 4), "full": (1, 2, 3, 4, 5, 6, 7, 8)}
@@ -59,7 +59,8 @@ def make(ground: Ground, at: At) -> Cell:
         return Arm(name, lambda: [run(*one) for one in zip(inputs, parts, strict=True)],
                    lambda: judge(lambda pool: run(x, on(parts[0], pool))), copies)  # fmt: skip
 
-    cell = Cell([arm(name, ops) for name, ops in ground.sets.items()], read=moved, written=moved)
+    cell = Cell([arm(name, ops) for name, ops in ground.sets.items()], read=moved, written=moved,
+                anew=lambda: redrawn(*pools))  # fmt: skip
     return peers("conv", ground, at, cell, inputs=inputs, weight=weight, pools=pools, judge=judge)
 
 

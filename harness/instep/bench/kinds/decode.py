@@ -16,7 +16,7 @@ from instep_optimized.ops.plain import PLAIN
 from ..base import TO, TOO, Arm, At, Cell, Ground, Kind, Size
 from ..grid import batches_and_heads, state_dtype
 from ..peers import arms as peers
-from ..rows import Rows, off_from_plain, on, part, states
+from ..rows import Rows, off_from_plain, on, part, redrawn, states
 
 
 def cells(ground: Ground, size: Size) -> Iterator[At]:
@@ -30,7 +30,7 @@ def make(ground: Ground, at: At) -> Cell:
     pools = [states(ground, config, at["batch"] + 1, stored) for _ in range(layers)]
     parts = [part(ground, "window", list(range(at["batch"], 0, -1)), 1, pool) for pool in pools]
     rows = Rows.drawn(ground, config, at["batch"])
-    cell = Cell([], read=at["batch"] * state, written=at["batch"] * state)
+    cell = Cell([], read=at["batch"] * state, written=at["batch"] * state, anew=lambda: redrawn(*pools))
     for name, ops in ground.sets.items():
         cell.arms += _arms(name, ops, rows, parts, ground)
     return peers("decode", ground, at, cell, rows=rows, parts=parts)

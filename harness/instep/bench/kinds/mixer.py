@@ -20,7 +20,7 @@ from ..base import TO, Arm, At, Cell, Ground, Kind, Size
 from ..grid import batches_and_heads, state_dtype
 from ..peers import arms as peers
 from ..right import first, off, same
-from ..rows import WIDE, Rows, channels_of, like, on, part, states
+from ..rows import WIDE, Rows, channels_of, like, on, part, redrawn, states
 from .conv import WIDTH
 
 
@@ -90,7 +90,8 @@ def make(ground: Ground, at: At) -> Cell:
         return Arm(name, lambda: [run(ops, one, ground.dtype) for one in layers],
                    lambda: judge(lambda one: run(ops, one, ground.dtype)), len(layers))  # fmt: skip
 
-    cell = Cell([arm(name, ops) for name, ops in ground.sets.items()], read=moved, written=moved)
+    cell = Cell([arm(name, ops) for name, ops in ground.sets.items()], read=moved, written=moved,
+                anew=lambda: redrawn(*(pool for one in layers for pool in (one.windows, one.states))))  # fmt: skip
     return peers("mixer", ground, at, cell, rows=rows, layers=layers, judge=judge)
 
 

@@ -21,7 +21,7 @@ from ..base import TO, Arm, At, Cell, Ground, Kind, Size
 from ..grid import HEADS
 from ..peers import arms as peers
 from ..right import Judged, errors, first, off
-from ..rows import Blocks, Rows, handed_over, in_blocks, on, part, states, true_rows
+from ..rows import Blocks, Rows, handed_over, in_blocks, on, part, redrawn, states, true_rows
 
 SEQUENCES = {
     "tiny": ((1, 70), (2, 33)), "default": ((1, 2048), (1, 8192), (8, 2048), (1, 32768)),
@@ -51,7 +51,7 @@ def make(ground: Ground, at: At) -> Cell:
     state = 4.0 * at["sequences"] * at["heads"] * config.key_dim * config.value_dim
     core = count * at["heads"] * config.value_dim * ground.dtype.itemsize
     read = state + sum(x.numel() for x in (given.q, given.k, given.v)) * ground.dtype.itemsize
-    cell = Cell([], read=read, written=state + core)
+    cell = Cell([], read=read, written=state + core, anew=lambda: redrawn(*(one.read.pool for one in parts)))
     truth = _Truth(given, parts[0])
 
     def arm(name: str, ops: Ops) -> Arm:

@@ -3,15 +3,15 @@
 Kernels of peers compute norms and gates inside and move cursors. So beside them every strategy has a second arm, which
 makes its inputs in every layer of every round and from which nothing is taken off.
 
-Checked first, over rounds in which every request accepts another number of drafts: the read-outs of all rows and the
-states are bit by bit those of the one-token kernel. Leaves out: conv windows (`conv.py`), the rest of a model.
+Checked before and behind the timing, over rounds in which every request accepts another number of drafts: the read-outs
+of all rows and the states are bit by bit those of the one-token kernel. Leaves out: conv windows (`conv.py`), the rest
+of a model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -19,9 +19,11 @@ from instep_optimized import commit as strategies
 from instep_optimized.batch import Who, windows
 from instep_optimized.commit.base import AcceptedWindows
 from instep_optimized.commit.pair import CommitPair
+from instep_optimized.commit.rerun import Rerun
 from instep_optimized.layout import Address, Part
 from instep_optimized.memory import Memory
 from instep_optimized.memory.budget import Sizes, bytes_per, demands
+from instep_optimized.memory.pool import Demand
 from instep_optimized.memory.units import shown
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
@@ -50,6 +52,18 @@ def accepted_of(window: int) -> int:
     return max(1, 3 * window // 4)
 
 
+def period_of(strategy: str, window: int, ops: Ops) -> int:
+    """Rounds after which a strategy stores again, while `accepted_of` tokens are committed in each.
+
+    A strategy with a ring stores states when more tokens are pending than the ring can spare. Of one that an op set
+    brings, and that is none of these, 1 is taken.
+    """
+    made = strategies.known("state", ops)[strategy].make
+    if not (isinstance(made, type) and issubclass(made, Rerun)):
+        return 1
+    return made.spare(made.ring_size(window), window, window) // accepted_of(window) + 1
+
+
 @dataclass(frozen=True)
 class Course:
     """A batch of windows under one strategy, and what its rows consume: inputs, or `rows` that make them in a layer."""
@@ -62,6 +76,7 @@ class Course:
     window: int
     inputs: list[GdnInputs]
     layers: int
+    kept: tuple[str, ...]
     rows: list[Rows] | None = None
 
     @classmethod
@@ -72,8 +87,8 @@ class Course:
         """within: inputs are made in every layer, too."""
         batch, window = at["batch"], at["window"]
         room = Capacity(tuple(range(1, batch + 1)), tuple(range(1, batch + 1)), PAGE, batch * window)
-        wanted, sizes = _pools(ground, ops, config, strategy, room, at)
-        memory = Memory(wanted, room, guarded=False, poison=None, device=ground.device)
+        wanted, kept, sizes = _pools(ground, ops, config, strategy, room, at)
+        memory = Memory(wanted + kept, room, guarded=False, poison=None, device=ground.device)
         commit = strategies.make(config, sizes, memory, window, strategy, "windows", ops)
         for number in range(batch):
             memory.claim(str(number))
@@ -83,7 +98,16 @@ class Course:
         who = Who(ground.ints(memory.slots.of(str(n)) for n in each), ground.ints(each),
                   ground.ints(n * window for n in each), ground.ints([window] * batch))  # fmt: skip
         return cls(ops, ground.dtype, memory, commit, who, window, [one.inputs(ops) for one in rows],
-                   len(config.layer_kinds), rows if within else None)  # fmt: skip
+                   len(config.layer_kinds), tuple(one.name for one in kept), rows if within else None)  # fmt: skip
+
+    def anew(self) -> None:
+        """As if nothing had been served: every request has no tokens, and its memory is zeros."""
+        for pool in (self.memory[name] for name in self.kept):
+            for layer in pool.demand.layers:
+                pool.units(layer).zero_()
+        self.memory.slot_table.length.zero_()
+        for slot in self.who.slots.tolist():
+            self.commit.claim(slot)
 
     def round(self, lens: torch.Tensor, layers: int | None = None) -> list[torch.Tensor]:
         """Verify in so many layers, left out: all; then commit -> the read-outs. With no layer the index ops alone."""
@@ -108,8 +132,9 @@ class Course:
     def check(self, stored: torch.dtype) -> str:
         """What differs from the one-token kernel, whose state is rounded where a window's is: once a round.
 
-        The kernel computes in fp32. Where states are stored in fp32 as well, its bits are the truth. Else it would be
-        compiled for another pool, whose loads may lie otherwise: then truth and yardstick are those of `plain`.
+        The kernel computes in fp32, and beside fp64 activations in fp64. Where states are stored in fp32, its bits are
+        the truth. Else it would be compiled for another pool, whose loads may lie otherwise: then truth and yardstick
+        are those of `plain`.
         """
         exact = stored is torch.float32
         judges = [(self.ops, stored)] if exact else [(PLAIN, WIDE), (PLAIN, stored)]
@@ -146,9 +171,9 @@ class Course:
     ) -> torch.Tensor:
         """The read-outs of a window's rows, one token a launch; `state` becomes that after the accepted ones, rounded.
 
-        The width of `state` is that in which is computed, fp32 at least.
+        The width of `state` or that of activations is the one in which is computed, fp32 at least.
         """
-        units, wide = torch.arange(len(lens), device=lens.device), state.dtype is WIDE
+        units, wide = torch.arange(len(lens), device=lens.device), WIDE in (state.dtype, self.dtype)
         running = state.mT.to(WIDE if wide else torch.float32, copy=True).mT
         fresh, ones = torch.zeros(len(lens), dtype=torch.bool, device=lens.device), torch.ones_like(units)
         cores = []
@@ -165,10 +190,11 @@ class Course:
 
 def _pools(
     ground: Ground, ops: Ops, config: ModelConfig, strategy: str, room: Capacity, at: At
-) -> tuple[Any, Sizes]:
+) -> tuple[tuple[Demand, ...], tuple[Demand, ...], Sizes]:
+    """The pools of every engine, and those of its strategies."""
     sizes = Sizes(ops.types(ground.dtype, state_dtype(at)), "VK", room, at["window"], keeps=ops.keeps)
     kept = strategies.demands(config, sizes, strategy, "windows", ops)
-    return demands(config, sizes) + kept, sizes
+    return demands(config, sizes), kept, sizes
 
 
 def beside(ground: Ground, ops: Ops, config: ModelConfig, strategy: str, at: At) -> dict[str, int]:
@@ -188,8 +214,9 @@ def make(ground: Ground, at: At) -> Cell:
     for name, ops in ground.sets.items():
         for strategy in strategies.known("state", ops):
             told = strategy if len(ground.sets) == 1 else f"{name} {strategy}"
-            if strategy == "lazy_rerun" and state_dtype(at).itemsize < 4:
-                cell.absent[told] = "it stores no state narrower than float32"
+            computed = WIDE if ground.dtype is WIDE else torch.float32
+            if strategy == "lazy_rerun" and state_dtype(at).itemsize < computed.itemsize:
+                cell.absent[told] = f"it stores no state narrower than {str(computed).removeprefix('torch.')}"
                 continue
             try:
                 cell.arms += [_arm(told, ground, ops, config, strategy, at, rows, within)
@@ -210,6 +237,7 @@ def _arm(
     return Arm(
         told + TOO * within, lambda: course.round(lens), lambda: course.check(state_dtype(at)), len(config.layer_kinds),
         less=None if apart is None else lambda: apart.round(lens, 0),
+        period=period_of(strategy, at["window"], ops), anew=course.anew,
         more=lambda: {"bytes": beside(ground, ops, config, strategy, at)},
     )
 

