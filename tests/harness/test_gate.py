@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +20,14 @@ from instep.faults.plant import planted
 from instep.perf import render
 from instep.perf.arm import Source
 from instep.perf.clock import CLOCKS
-from instep.perf.gate import ARMS, ORDERS, gate, judge
+from instep.perf.gate import ARMS, ORDERS, checked, gate, judge
 from instep.perf.pairs import FEWEST_PAIRS, Say
+from instep.perf.power import Power
 from instep.perf.question import SAMPLES, Question, Report
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput, InstepError
 from support.checkpoints import write
-from support.command import Runner
+from support.command import Runner, complaint
 
 TOP = Path(__file__).resolve().parents[2]
 ALLOWED = 0.1
@@ -153,6 +155,77 @@ def test_what_cannot_be_timed_is_bad_input(name: str) -> None:
         Source.of(name, "plain")
     with pytest.raises(InstepError, match=name):
         Source.of(str(TOP), name)
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["/no/tree", "plain"], "BEFORE /no/tree: found '/no/tree' (no such name); no such folder, expected a source tree"),
+    (["plain", "/dev/null"], "AFTER /dev/null: found '/dev/null' (no such name); that is no folder"),
+    (["plain", "plain", "--ops", "nope"], "--ops: found nope, and no source tree"),
+    (["plain", "plain", "--seed", "-1"], "--seed: found -1"),
+    (["plain", "plain", "--patience", "inf"], "--patience: found inf"),
+    (["plain", "plain", "--patience", "nan"], "--patience: found nan"),
+    (["plain", "plain", "--keep", "/proc/x"], "--keep: found /proc/x"),
+    (["plain", "plain", "--keep", "/dev/null"], "--keep: found /dev/null: File exists"),
+    (["plain", "plain", "--keep", "/proc"], "/proc/course."),
+    (["plain", "plain", "--model", "nowhere"], "nowhere: found no such directory"),
+    (["plain", "plain", "--baselines", "nowhere"], "--baselines: found nowhere: no such folder"),
+])  # fmt: skip
+def test_what_cannot_be_timed_is_told_in_a_line(instep: Runner, words: list[str], says: str) -> None:
+    assert says in complaint(instep("gate", *words, "--batch", "1", "--rounds", "1", "--num-steps", "1"))
+
+
+def test_an_op_set_that_is_timed_may_be_named_twice(
+    instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a result has the op set of BEFORE, and the revision."""
+    asked = list[Question]()
+
+    def answer(question: Question, *_: object) -> Report:
+        asked.append(question)
+        return Report(question, refused="so it is")
+
+    monkeypatch.setattr("instep.perf.gate.gate", answer)
+    for words in (["--ops", "invariant"], []):
+        instep("gate", "invariant", "plain", "--commit", "abc", "--json", file := tmp_path / "gate.json", *words)
+        told = json.loads(file.read_text())
+        assert (told["commit"], told["setting"]["ops"], len(asked)) == ("abc", "invariant", 1)
+        asked.clear()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+def test_a_batch_that_is_too_small_to_judge_is_inconclusive(tmp_path: Path, instep: Runner) -> None:
+    """A right engine with states in fp8, of one request: most wrong states cannot be told from right ones."""
+    file, small = tmp_path / "gate.json", ["--batch", "1", "--num-steps", "2", "--rounds", "1"]
+    done = instep("gate", "plain", "plain", *small, "--state-dtype", "float8_e4m3fn", "--json", file)
+    told = json.loads(file.read_text())
+    assert done.code == told["exit"] == Exit.INCONCLUSIVE and told["judged"] == [] and told["says"] == {}
+    assert "INCONCLUSIVE  before (plain) cannot be judged" in done.out and "a larger --batch" in done.out
+    assert "DIVERGED" not in done.out and "could not be told from the right one" in told["refused"]
+
+
+def test_what_is_wrong_comes_before_what_could_not_be_judged() -> None:
+    class Answers:
+        source = Source("plain", "plain", (), frozenset())
+
+        def __init__(self, exit: Exit, undecided: bool) -> None:
+            message = "DIVERGED  gate\n  event 1: so\n  instep replay gate"
+            self.answer = {"exit": int(exit), "message": message, "undecided": undecided}
+
+        def tell(self, do: str) -> None: ...
+
+        def hear(self) -> dict[str, object]:
+            return self.answer
+
+    report = Report(Question("plain", "plain", Path("model")))
+    arms: dict[str, Any] = {"before": Answers(Exit.DIVERGED, True), "after": Answers(Exit.DIVERGED, False)}
+    report.refused = checked(arms, report)
+    assert report.refused == "after (plain) does not pass\nDIVERGED  gate\n  event 1: so"
+    assert not report.unjudged and report.exit is Exit.DIVERGED
+    arms["after"] = Answers(Exit.AGREED, False)
+    report.refused = checked(arms, report)
+    assert report.refused.startswith("before (plain) cannot be judged\n  event 1: so\n  nothing wrong was found")
+    assert report.unjudged and report.exit is Exit.INCONCLUSIVE is Power(report).exit
 
 
 def test_a_checkout_and_a_flat_copy_are_source_trees() -> None:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from math import isnan
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from instep.carried import model
 from instep.faults.base import Edit
 from instep.page.family import page_of
 from instep.perf import power, question
@@ -36,7 +36,7 @@ from support.planting import planted_here
 from support.simulated import Machine
 
 PIECES, HOST, DEVICE = 4, 1e-4, 5e-5  # of one piece of work, in seconds
-QUESTION = Question("plain", "plain", Path("model"), ("commit",))
+QUESTION = Question("plain", "plain", model(), ("commit",))
 
 
 @pytest.fixture
@@ -233,6 +233,27 @@ def test_nothing_is_held_by_a_clock_where_the_change_took_another_one_away() -> 
     samples["after"][..., 2] = np.nan
     report = reported(samples)
     assert report.says("commit") is Say.NOISY and "device never read" in printed(show, report)
+
+
+@pytest.mark.usefixtures("on_a_card")
+def test_a_clock_that_leaves_it_open_is_not_outvoted() -> None:
+    """Wall resolves 3% in A/A and shows a change that may be more; the device alone shows none."""
+    samples = drawn(np.random.default_rng(0), FEWEST_PAIRS)
+    for arm in ("after", "again"):
+        samples[arm][:, 0, :2] = samples["before"][:, 0, :2]
+    samples["after"][::2, 0, 0] *= 1.05
+    report = reported(samples)
+    assert [one.says for one in report.judged] == [Say.NOISY, Say.HELD, Say.HELD]
+    assert report.says("commit") is Say.NOISY and "after / before is wall 1.000-1.050" in printed(show, report)
+
+
+def test_too_few_pairs_are_the_reason_that_is_told() -> None:
+    samples = {arm: one[:48, :, :] for arm, one in drawn(np.random.default_rng(0)).items()}
+    for arm in ("after", "again"):
+        samples[arm] = samples["before"] * 1.0001
+    told = printed(show, reported(samples))
+    assert "commit: inconclusive: of 48 pairs, and 60 are the fewest; --pairs 60 would take them" in told
+    assert "cannot be seen here" not in told
 
 
 def test_what_was_not_read_passes_between_processes() -> None:

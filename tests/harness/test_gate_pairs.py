@@ -90,7 +90,10 @@ def quiet(low: float = 0.99, high: float = 1.01, pairs: int = FEWEST_PAIRS) -> R
     ("change", "same", "expected"),
     [
         (quiet(), quiet(), Say.HELD),
-        (quiet(1.02, 1.09), quiet(), Say.HELD),  # the bound does not exceed what is allowed
+        (quiet(1.02, 1.09), quiet(), Say.NOISY),  # what is allowed lies inside: neither is shown
+        (quiet(1.029, 1.4), quiet(), Say.NOISY),
+        (quiet(0.9, 1.031), quiet(), Say.NOISY),
+        (quiet(0.9, 1.029), quiet(), Say.HELD),
         (quiet(1.05, 1.09), quiet(), Say.SLOWER),
         (quiet(0.8, 0.9), quiet(), Say.HELD),  # faster
         (quiet(), quiet(0.95, 1.05), Say.NOISY),  # A/A is too wide

@@ -131,7 +131,7 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Mapping[st
 @pytest.fixture(scope="module")
 def made(spoilt: tuple[Result, Mapping[str, Any]]) -> Made:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gate, "known", lambda question: power().data())
+        patch.setattr(gate, "known", lambda *asked: power().data())
         slower = of_gate(("verify", "wall", Say.SLOWER), ("verify", "cpu", Say.HELD), ("commit", "wall", Say.NOISY))
         refused = of_gate()
     return {

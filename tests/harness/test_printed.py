@@ -94,14 +94,15 @@ def test_gate(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
                   "independent": 200}  # fmt: skip
     before = {name: value for name, value in calibrated.items() if name != "independent"}
     kept = iter([calibrated, None, before | {"pairs": 129, "setting": {"pairs": 60}}])
-    monkeypatch.setattr(gate, "known", lambda question: next(kept))
-    spread, same = Spread(0.0125, 0.012, 0.013), Ratio(1.0, 0.99, 1.01, 120)
+    monkeypatch.setattr(gate, "known", lambda *asked: next(kept))
+    spread, same, wide = Spread(0.0125, 0.012, 0.013), Ratio(1.0, 0.99, 1.01, 120), Ratio(1.0, 0.9, 1.1, 120)
 
     def report(*says: tuple[str, str, Say]) -> Report:
         change = {Say.HELD: Ratio(1.01, 1.0, 1.02, 120), Say.SLOWER: Ratio(1.2, 1.1, 1.3, 120), Say.NOISY: same}
         return Report(
             Question("plain", "triton", Path("model")), elements=12_345, reference_acceptance=1.5,
-            judged=[Clocked(case, clock, spread, spread, change[said], same, said) for case, clock, said in says],
+            judged=[Clocked(case, clock, spread, spread, change[said], wide if said is Say.NOISY else same, said)
+                    for case, clock, said in says],
             acceptance={"before": 1.5, "after": 1.25},
         )
 

@@ -5,6 +5,7 @@ Leaves out: how (`instep.perf`).
 
 from __future__ import annotations
 
+import math
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ from typing import Annotated
 import typer
 
 from ..options import DRAFTER
-from .finish import Html, Json, finish, must_be_free
+from .finish import Commit, Html, Json, finish, must_be_free
 from .setting import Given, takes_setting
 
 
@@ -37,16 +38,21 @@ def gate(
     calibrate: Annotated[bool, typer.Option("--calibrate", help="No AFTER: how often is the gate wrong here? Trials "
                                                                "of A/A, and of one slowed by some 8%.")] = False,
     minutes: Annotated[float, typer.Option(help="Of --calibrate: so long it samples.")] = 10.0,
-    baselines: Annotated[Path | None, typer.Option(help="Of --calibrate: a folder for this machine's file.")] = None,
-    commit: Annotated[str | None, typer.Option(help="Revision of the source, for that file.")] = None,
+    baselines: Annotated[Path | None, typer.Option(
+        help="The folder of calibrations: --calibrate writes this machine's file there, other runs read it. Left out: "
+             "instep's own, which are only read.")] = None,
+    commit: Commit = None,
     html: Html = None,
     json: Json = None,
 ) -> None:
     """Time two arms in interleaved pairs; exit 0: held, 1: slower or refused, 3: too noisy to tell."""
+    from instep_reference.contract.checkpoint import OnDisk
     from instep_reference.contract.errors import BadInput
 
+    from ..atomic_write import folder_for
     from ..carried import model
     from ..perf import baseline, render
+    from ..perf.arm import Source
     from ..perf.gate import gate as run
     from ..perf.power import measure
     from ..perf.question import Question
@@ -55,22 +61,33 @@ def gate(
     if calibrate is (after is not None):
         found = "AFTER beside --calibrate" if calibrate else "no AFTER"
         raise BadInput("gate", found=found, expected="BEFORE AFTER, or BEFORE --calibrate")
-    if minutes <= 0:
-        raise BadInput("--minutes", found=minutes, expected="more than 0")
+    if not 0 < minutes < math.inf:
+        raise BadInput("--minutes", found=minutes, expected="a number above 0")
     cases = tuple(dict.fromkeys(case)) if case else ("verify", "commit")
     question = Question(
-        before, after or before, checkpoint or model(), cases, pairs, allowed, given.setting(), batch, rounds,
-        num_steps, seed, patience, tuple(dict.fromkeys(clock or ())),
+        before, before if after is None else after, checkpoint or model(), cases, pairs, allowed, given.setting(),
+        batch, rounds, num_steps, seed, patience, tuple(dict.fromkeys(clock or ())),
     )
-    must_be_free((json, html, baselines and baseline.file_of(question, baselines)))
+    named = {"BEFORE": question.before, "AFTER": question.after}
+    arms = [Source.of(said, question.setting.ops, name) for name, said in named.items()]
+    ops = given.named.get("ops")
+    if ops is not None and ops not in (before, after) and not any(arm.roots for arm in arms):
+        expected = "a source tree that runs it; BEFORE and AFTER name op sets themselves"
+        raise BadInput("--ops", found=f"{ops}, and no source tree", expected=expected)
+    OnDisk.open(question.checkpoint)
+    kept = baselines and calibrate and baseline.file_of(question, baselines)
+    must_be_free((json, html, kept or None))
+    if baselines is not None and not baselines.is_dir():
+        raise BadInput("--baselines", found=f"{baselines}: no such folder", expected="a folder of calibrations")
     with tempfile.TemporaryDirectory(prefix="instep-gate-") as aside, progress("gate") as said:
         folder = keep or Path(aside)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder_for(folder, "--keep")
         if calibrate:
             power = measure(question, folder, minutes, said)
             told = baseline.result(power, commit)
-            if baselines is not None and not power.report.refused:
-                told.write(baseline.file_of(question, baselines))
+            if kept and not power.report.refused:
+                told.write(kept)
             finish(told, json, lambda console: render.show_power(power, console), html=html)
         report = run(question, folder, said)
-    finish(render.of(report), json, lambda console: render.show(report, console), html=html)
+    told = render.of(report, baselines, commit)
+    finish(told, json, lambda console: render.show(report, console, baselines), html=html)

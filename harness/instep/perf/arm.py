@@ -53,11 +53,21 @@ class Source:
     packages: frozenset[str]
 
     @classmethod
-    def of(cls, said: str, ops: str) -> Source:
-        """An op set of ours comes before a folder of the same name. What cannot be timed is refused here."""
+    def of(cls, said: str, ops: str, arm: str = "arm") -> Source:
+        """An op set of ours comes before a folder of the same name. What cannot be timed is refused here.
+
+        arm: what an error calls it
+        """
         folder = Path(said).resolve()
         tree = said not in BY_NAME and folder.is_dir()
-        _computes(ops if tree else said)
+        try:
+            _computes(ops if tree else said)
+        except BadInput as error:
+            if tree or ":" in said:
+                raise
+            there = "that is no folder" if folder.exists() else "no such folder"
+            raise BadInput(f"{arm} {said}", found=f"{error.found}; {there}",
+                           expected=f"a source tree, {error.expected}", hint=error.hint) from None  # fmt: skip
         if not tree:
             return cls(said, said, (), frozenset())
         homes = {

@@ -1,5 +1,7 @@
 """What is known of the gate: one file per fingerprint, op set and setting, with false alarms, power and times.
 
+Model and cases are in a file's name where they are not the usual ones, so no other calibration takes its place.
+
 A machine is everything that changes a speed but how busy it is (`fingerprint.py`). Times of another day decide nothing:
 they are told beside new ones. Leaves out: measuring (`power.py`).
 """
@@ -10,13 +12,17 @@ import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from ..carried import fixtures
-from ..report.result import Result
+from instep_reference.contract.errors import BadInput
+
+from ..carried import fixtures, model
+from ..report.result import Result, read
+from ..trace.header import config_digest
 from .arm import Source
+from .cases import CASES
 from .fingerprint import fingerprint
 from .power import Power
 from .question import Question
@@ -25,15 +31,59 @@ LOAD = "load"  # of a fingerprint, what is no part of the machine
 NOT_THE_MACHINE = (LOAD, "instep", "kernels_syntax")
 
 
-def setting(question: Question) -> dict[str, Any]:
-    """How BEFORE was set up and what it played: all that the gate's rates hang on, but for machine and model.
+Count = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 
-    Clocks are named only where some are left out, so files of all clocks keep their names.
+
+class _Says(msgspec.Struct):
+    same: dict[str, dict[str, Count]] = msgspec.field(name="A/A")
+    slowed: dict[str, dict[str, Count]]
+
+
+class _Setting(msgspec.Struct):
+    pairs: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class _Kept(msgspec.Struct):
+    """What a run reads of a file; other fields may be missing, as in files of earlier forms."""
+
+    date: str
+    setting: _Setting
+    trials: Count
+    pairs: Annotated[int, msgspec.Meta(ge=0)]
+    says: _Says
+    ratio: dict[str, dict[str, float]]
+    independent: Count = 0
+
+
+def setting(question: Question) -> dict[str, Any]:
+    """How BEFORE was set up and what it played: all that the gate's rates hang on, but for the machine.
+
+    Clocks and cases are named only where some are left out, and a model only where its configuration is not that of
+    instep's own. So files of what is usual keep their names.
     """
-    ops = Source.of(question.before, question.setting.ops).ops
-    return {"pairs": question.pairs, "allowed": question.allowed, "batch": question.batch, "rounds": question.rounds,
-            "num_steps": question.num_steps, **question.setting.data(), "ops": ops,
-            **({"clocks": list(question.clocks)} if question.clocks else {})}  # fmt: skip
+    asked = {"pairs": question.pairs, "allowed": question.allowed, "batch": question.batch, "rounds": question.rounds,
+             "num_steps": question.num_steps, **question.setting.data(), "ops": ops_of(question)}  # fmt: skip
+    for name, value, usual in (
+        ("clocks", list(question.clocks), []),
+        ("cases", [case for case in CASES if case in question.cases], list(CASES)),
+        ("model", _digest(question.checkpoint), _digest(model())),
+    ):
+        if value != usual:
+            asked[name] = value
+    return asked
+
+
+def _digest(checkpoint: Path) -> str | None:
+    """Of a model that has gone since it was timed it is None, and the result is told all the same."""
+    try:
+        return config_digest(checkpoint)
+    except OSError:
+        return None
+
+
+def ops_of(question: Question) -> str:
+    """The op set that BEFORE runs."""
+    return Source.of(question.before, question.setting.ops, "BEFORE").ops
 
 
 def file_of(question: Question, folder: Path | None = None) -> Path:
@@ -52,12 +102,16 @@ def named(machine: Mapping[str, str | None], asked: Mapping[str, Any]) -> str:
 
 
 def known(question: Question, folder: Path | None = None) -> dict[str, Any] | None:
-    """What stands there; None: the gate was never calibrated on this machine."""
-    try:
-        found: dict[str, Any] = msgspec.json.decode(file_of(question, folder).read_bytes())
-        return found if isinstance(found, dict) and {"says", "ratio"} <= found.keys() else None
-    except (OSError, msgspec.DecodeError):
+    """What stands there; None: the gate was never calibrated on this machine. What is no calibration is refused."""
+    file = file_of(question, folder)
+    if not file.exists():
         return None
+    found = read(file)
+    try:
+        msgspec.convert(found, _Kept)
+    except msgspec.ValidationError as error:
+        raise BadInput(str(file), found=str(error), expected="a calibration, as --baselines keeps it") from None
+    return found
 
 
 def result(found: Power, commit: str | None = None) -> Result:

@@ -15,13 +15,14 @@ too little could pass as fit. Leaves out: which trials there are (`power.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil, comb, log
+from math import ceil, comb, exp, lgamma, log, log1p
 from typing import Any
 
 SURE = 0.95  # of a bound
 MOST_ALARMS, LEAST_POWER = 0.02, 0.87  # with these the gate is fit for the machine
 FEWEST_TRIALS = ceil(log(1 - SURE) / log(LEAST_POWER))  # 22
 STEPS = 60  # of a bisection: to the last digit
+LARGEST = 1000  # with more trials a binomial coefficient may be larger than any float
 
 
 def highest(seen: int, trials: int) -> float:
@@ -31,9 +32,17 @@ def highest(seen: int, trials: int) -> float:
     low, high = seen / trials, 1.0
     for _ in range(STEPS):
         middle = (low + high) / 2
-        some = sum(comb(trials, one) * middle**one * (1 - middle) ** (trials - one) for one in range(seen + 1))
+        some = sum(_chance(one, trials, middle) for one in range(seen + 1))
         low, high = (middle, high) if some > 1 - SURE else (low, middle)
     return high
+
+
+def _chance(seen: int, trials: int, rate: float) -> float:
+    """How probable exactly `seen` of so many trials are."""
+    if trials <= LARGEST:
+        return comb(trials, seen) * rate**seen * (1 - rate) ** (trials - seen)
+    ways = lgamma(trials + 1) - lgamma(seen + 1) - lgamma(trials - seen + 1)
+    return exp(ways + seen * log(rate) + (trials - seen) * log1p(-rate))
 
 
 def lowest(seen: int, trials: int) -> float:

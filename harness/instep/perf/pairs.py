@@ -89,6 +89,9 @@ def resolves(same: Ratio, allowed: float) -> bool:
 def say(change: Ratio, same: Ratio, allowed: float) -> Say:
     """Slower only if the change's lower bound lies above the allowed slow-down, and above all that A/A shows.
 
+    Held only if A/A resolves what is allowed, and the change's upper bound lies within it. Each bound is wrong in one
+    run of a hundred, so a slow-down beyond what is allowed is called held no oftener than that, in one look at the
+    pairs. An interval that has the allowed slow-down inside says neither.
     What A/A shows in one direction, other processes may show in the other. Where it is resolved, this asks no more.
     So noise cannot fail a change; it can only leave it undecided. And a change that is larger than the noise is seen on
     a busy machine too. With a NaN on either side the answer is undecided.
@@ -97,7 +100,7 @@ def say(change: Ratio, same: Ratio, allowed: float) -> Say:
         return Say.NOISY
     if change.low > 1 + allowed and change.low > same.high and change.low * same.low > 1:
         return Say.SLOWER
-    return Say.HELD if resolves(same, allowed) and change.low <= 1 + allowed else Say.NOISY
+    return Say.HELD if resolves(same, allowed) and change.high <= 1 + allowed else Say.NOISY
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 Four processes of one source take turns, as in the gate: before, after, `again`, and `slowed`, which goes on computing
 after each event, so long that it takes 8% longer by each clock. How much slower that made it is measured, and stands in
 the result (`ratio`).
-A trial is a run of the gate from its first pair to its last, with more pairs while A/A does not resolve what is
-allowed. The pairs are judged twice, with `after` and with `slowed` in its place. Every trial has pairs of its own, so
-what disturbs a pair is in one trial only, and trials are independent. What lasts longer than a trial they still share:
-the four processes, which are started once, and how busy the machine is. Processes of one source differ by a little, so
-which of them has which part is drawn anew for every trial. The trial at whose end the minutes are over is the last. It
-is not cut off, as those that take longest are the noisiest.
+A trial is a run of the gate up to where *slower* is decided, with more pairs while A/A does not resolve what is
+allowed. The pairs that a run takes behind these only tell held from inconclusive, so they say nothing of false alarms
+and power; and of runs fewer are inconclusive than of trials. The pairs are judged twice, with `after` and with `slowed`
+in its place. Every trial has pairs of its own, so what disturbs a pair is in one trial only, and trials are
+independent. What lasts longer than a trial they still share: the four processes, which are started once, and how busy
+the machine is. Processes of one source differ by a little, so which of them has which part is drawn anew for every
+trial. The trial at whose end the minutes are over is the last. It is not cut off, as those that take longest are the
+noisiest.
 Leaves out: the gate's own run, and what counts of trials say of a rate (`bounds.py`).
 """
 
@@ -69,7 +71,7 @@ class Power:
     @property
     def exit(self) -> Exit:
         if self.report.refused:
-            return Exit.DIVERGED
+            return self.report.exit
         cases = self.report.question.cases
         fit = self.trials >= FEWEST_TRIALS and all(
             self.part("A/A", case, Say.SLOWER) <= MOST_ALARMS and self.part("slowed", case, Say.SLOWER) >= LEAST_POWER
@@ -97,14 +99,14 @@ def measure(
 ) -> Power:
     """Check the arms, let them take turns for so many minutes, then judge the trials."""
     found = Power(Report(question))
-    sources = {name: Source.of(question.before, question.setting.ops) for name in ARMS}
+    sources = {name: Source.of(question.before, question.setting.ops, "BEFORE") for name in ARMS}
     progress("checking", 0, 0)
     course = lay(question.checkpoint, folder / "course.jsonl", batch=question.batch, rounds=question.rounds,
                  num_steps=question.num_steps)  # fmt: skip
     with ExitStack() as stack:
         arms = started(stack, sources, course, found.report, folder)
         yardsticks = yardsticks_of(question, course, sources)
-        found.report.refused = checked(arms) or agree_at_the_end(arms, yardsticks, folder, found.report)
+        found.report.refused = checked(arms, found.report) or agree_at_the_end(arms, yardsticks, folder, found.report)
         if found.report.refused:
             return found
         begun, trials = time.monotonic(), list[Trial]()

@@ -14,10 +14,11 @@ from ..replay.setting import Setting
 from ..verdict import Exit
 from .cases import CASES
 from .clock import judged
-from .pairs import FEWEST_PAIRS, Ratio, Say, Spread
+from .pairs import FEWEST_PAIRS, Ratio, Say, Spread, resolves, say
 
 PLAIN = Setting()
 SAMPLES = 100
+MOST_PATIENCE_S = 1e9  # thirty years; the system cannot wait much longer
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class Question:
             ("--allowed", self.allowed, 0 < self.allowed < 1, "a part between 0 and 1, as 0.03"),
             ("--batch", self.batch, self.batch > 0, "at least 1"),
             ("--rounds", self.rounds, self.rounds > 0, "at least 1"),
-            ("--patience", self.patience_s, self.patience_s > 0, "some seconds"),
+            ("--seed", self.seed, self.seed >= 0, "at least 0"),
+            ("--patience", self.patience_s, 0 < self.patience_s <= MOST_PATIENCE_S,
+             f"some seconds, at most {MOST_PATIENCE_S:g}"),
         ):
             if not right:
                 raise BadInput(name, found=found, expected=expected)
@@ -88,6 +91,8 @@ class Judged:
 class Report:
     """The answer of the gate. `refused`: why an arm was not timed; then no arm was.
 
+    unjudged    it was refused because its checks could tell too little apart, and found nothing wrong
+    decided     pairs on which *slower* was decided; those behind them only tell *held* from *inconclusive*
     served      arm -> package -> digest of the source that served
     acceptance  arm -> its own count of accepted drafts a window
     elements    numbers compared with the gate's own reference, before and after timing
@@ -102,9 +107,11 @@ class Report:
     reference_acceptance: float = 0.0
     elements: int = 0
     laps: int = 0
+    unjudged: bool = False
+    decided: int = 0
 
     def says(self, case: str) -> Say:
-        """Slower if any clock says so. Held if none does, and one that resolves the allowed slow-down says held.
+        """Slower if any clock says so. Held if none does, one says held, and none leaves it open.
 
         So a clock that is too noisy takes nothing back. What only it would have seen is not known to be held. Nothing
         is held where a clock reads what was before, and never what comes after: the change took the clock away.
@@ -114,11 +121,28 @@ class Report:
         if Say.SLOWER in found:
             return Say.SLOWER
         lost = any(one.same.pairs and not one.change.pairs for one in judged)
-        return Say.HELD if Say.HELD in found and not lost else Say.NOISY
+        return Say.HELD if Say.HELD in found and not lost and not self.open(case) else Say.NOISY
+
+    def open(self, case: str) -> list[Judged]:
+        """The clocks that could tell, as A/A resolves what is allowed or the change stands out of it, and do not.
+
+        Such a clock shows a change that may be slower than is allowed. It is not noise, so no other clock outvotes it.
+        """
+        noisy = [one for one in self.judged if one.case == case and one.says is Say.NOISY]
+        return [
+            one for one in noisy if self.late(one)
+            or (one.change.pairs >= FEWEST_PAIRS and resolves(one.same, self.question.allowed))
+        ]
+
+    def late(self, one: Judged) -> bool:
+        """Whether a clock says slower only with pairs behind those on which it is decided."""
+        return one.says is Say.NOISY and say(one.change, one.same, self.question.allowed) is Say.SLOWER
 
     @property
     def exit(self) -> Exit:
         found = {self.says(case) for case in self.question.cases}
+        if self.unjudged:
+            return Exit.INCONCLUSIVE
         if self.refused or Say.SLOWER in found:
             return Exit.DIVERGED
         return Exit.INCONCLUSIVE if Say.NOISY in found else Exit.AGREED

@@ -5,33 +5,36 @@ Leaves out: the judgement (`gate.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from instep_reference.contract.errors import BadInput
+
 from ..report import tables
 from ..report.data import number
 from ..report.result import Result
-from .baseline import known
+from .baseline import known, ops_of
 from .bounds import FEWEST_TRIALS, SURE, bounds, independent
 from .fingerprint import fingerprint
-from .pairs import Ratio, Say, Spread
+from .gate import MOST_TIMES
+from .pairs import FEWEST_PAIRS, Ratio, Say, Spread
 from .power import SLOWED, Power
 from .question import Judged, Question, Report
 
 STYLES = {Say.HELD: "green", Say.SLOWER: "red", Say.NOISY: "yellow"}
 
 
-def show(report: Report, console: Console) -> None:
-    """Print everything. After a refusal no figure is printed."""
+def show(report: Report, console: Console, baselines: Path | None = None) -> None:
+    """Print everything. After a refusal no figure is printed. baselines: where calibrations are, None: instep's own."""
     question = report.question
     if report.refused:
-        after = "  nothing is timed of what does not pass; --keep FOLDER keeps the trace"
-        tables.say(console, f"REFUSED  {report.refused}", after)
+        tables.say(console, *_refused(report, "; --keep FOLDER keeps the trace"))
         return
     tables.show(_table(report), console)
     for case in question.cases:
@@ -42,26 +45,40 @@ def show(report: Report, console: Console) -> None:
         f"accepted drafts a window: {accepted}, reference {report.reference_acceptance:.2f}",
         f"states compared before and after timing: {report.elements:,} numbers",
     )
-    tables.say(console, _calibrated(question), style="dim")
+    tables.say(console, _calibrated(question, baselines), style="dim")
     found = ", ".join(f"{name} {value}" for name, value in fingerprint(question.setting.device).items() if value)
     tables.say(console, found, style="dim")
 
 
-def of(report: Report) -> Result:
+def of(report: Report, baselines: Path | None = None, commit: str | None = None) -> Result:
     """What the gate found, as data. The machine's load is part of it."""
     question = report.question
     setting = asdict(question) | {"checkpoint": str(question.checkpoint)} | question.setting.data()
+    setting["ops"] = ops_of(question)
     del setting["setting"]  # its fields stand beside the others
     found = {
         "refused": report.refused or None, "setting": setting,
-        "calibrated": None if report.refused else known(question),
+        "calibrated": None if report.refused else _known(question, baselines)[0],
         "says": {} if report.refused else {case: report.says(case).value for case in question.cases},
         "judged": [_judged(one) for one in report.judged],
-        "laps": report.laps, "served": report.served, "acceptance": report.acceptance,
+        "laps": report.laps, "decided": report.decided, "served": report.served, "acceptance": report.acceptance,
         "reference_acceptance": report.reference_acceptance, "elements": report.elements,
         "machine": fingerprint(report.question.setting.device),
     }
-    return Result(report.exit, report.question.setting.device, found)
+    return Result(report.exit, report.question.setting.device, found, commit)
+
+
+def _refused(report: Report, more: str = "") -> tuple[str, str]:
+    word = "INCONCLUSIVE" if report.unjudged else "REFUSED"
+    return f"{word}  {report.refused}", f"  nothing is timed of what does not pass{more}"
+
+
+def _known(question: Question, baselines: Path | None) -> tuple[dict[str, Any] | None, str]:
+    """This machine's calibration; or none, and why its file cannot be used. The verdict does not hang on it."""
+    try:
+        return known(question, baselines), ""
+    except BadInput as error:
+        return None, str(error)
 
 
 def _judged(one: Judged) -> dict[str, Any]:
@@ -76,10 +93,10 @@ def show_power(found: Power, console: Console) -> None:
     """How often the gate was wrong, by case."""
     question = found.report.question
     if found.report.refused:
-        tables.say(console, f"REFUSED  {found.report.refused}", "  nothing is timed of what does not pass")
+        tables.say(console, *_refused(found.report))
         return
-    title = (f"{question.before}: {found.trials} trials each, which share no pair; {found.pairs} pairs, "
-             f"{question.pairs} and more a trial")  # fmt: skip
+    trials = "1 trial each" if found.trials == 1 else f"{found.trials} trials each, which share no pair"
+    title = f"{question.before}: {trials}; {found.pairs} pairs, {question.pairs} and more a trial"
     first, *others = question.judged_by
     made = tables.table(title, {
         "case": "word", "arm": "word", **{say.value: "number" for say in Say}, f"took longer by, {first}": "number",
@@ -96,8 +113,9 @@ def show_power(found: Power, console: Console) -> None:
     tables.say(console, *(_fit(found, case, bound) for case in question.cases))
     tables.say(console, f"at most, at least: {SURE:.0%} sure, as no two trials share a pair; they share four processes")
     if found.wanted:
-        tables.say(console, f"inconclusive: {found.trials} independent trials say too little, {FEWEST_TRIALS} are the "
-                            f"fewest; --minutes {found.wanted} would do", style=STYLES[Say.NOISY])  # fmt: skip
+        few = "1 trial says" if found.trials == 1 else f"{found.trials} independent trials say"
+        tables.say(console, f"inconclusive: {few} too little, {FEWEST_TRIALS} are the fewest; "
+                            f"--minutes {found.wanted} would do", style=STYLES[Say.NOISY])  # fmt: skip
 
 
 def _fit(found: Power, case: str, bound: Mapping[str, Mapping[str, float]]) -> str:
@@ -113,27 +131,32 @@ def _slowed(ratio: Mapping[str, float]) -> str:
     return "a true " + ", ".join(f"{value - 1:.1%} ({clock})" for clock, value in ratio.items())
 
 
-def _calibrated(question: Question) -> str:
+def _calibrated(question: Question, baselines: Path | None) -> str:
     """What the gate is known to do on this machine."""
-    told, said = known(question), list[str]()
+    (told, wrong), said = _known(question, baselines), list[str]()
+    if wrong:
+        return f"this machine's calibration cannot be used: {wrong}; instep gate BEFORE --calibrate makes another"
     bound = bounds(told) if told is not None else {}
     for case in question.cases:
         if told is not None and (slowed := told["ratio"].get(case)):
             found = {which: told["says"][which].get(case, {}).get(Say.SLOWER.value, 0) for which in ("A/A", "slowed")}
             alarms, power = bound["A/A"].get(case, 1.0), bound["slowed"].get(case, 0.0)
-            said.append(f"{case} {found['A/A']} false alarms (at most {alarms:.0%}), {_slowed(slowed)} found "
-                        f"{found['slowed']} times (at least {power:.0%})")  # fmt: skip
+            alarmed, right = (f"{times} {word}{'s' * (times != 1)}" for times, word in
+                              ((found["A/A"], "false alarm"), (found["slowed"], "time")))  # fmt: skip
+            said.append(f"{case} {alarmed} (at most {alarms:.0%}), {_slowed(slowed)} found {right} (at least "
+                        f"{power:.0%})")  # fmt: skip
     if told is None or not said:
         return ("not calibrated on this machine with this setting; instep gate BEFORE --calibrate says how often the "
                 "gate is wrong here")  # fmt: skip
     trials, alone = told["trials"], independent(told)
     apart = "" if alone == trials else f", no more than {alone} of them independent"
     few = "; too few to tell" if alone < FEWEST_TRIALS else ""
-    return f"this machine, of {trials} trials each{apart} ({told['date'][:10]}): {'; '.join(said)}{few}"
+    each = f"{trials} trial{'s' * (trials != 1)} each{apart} ({told['date'][:10]})"
+    return f"this machine, of {each}: {'; '.join(said)}{few}"
 
 
 def _table(report: Report) -> Table:
-    """Medians with their interquartile range, and ratios with their interval."""
+    """Medians with half of their interquartile range, and ratios with their interval."""
     setting, pairs = report.question, report.judged[0].change.pairs
     work = f"batch {setting.batch}, window {setting.num_steps + 1}, {pairs} pairs"
     title = f"{setting.after} against {setting.before}: {work}"
@@ -156,16 +179,44 @@ def _sentence(report: Report, case: str) -> str:
             f"{case}: SLOWER by {worst.change.value - 1:.1%}, at least {worst.change.low - 1:.1%} "
             f"({worst.clock}); {allowed} is allowed"
         )
-    noisy = [one for one in clocks if one.says is Say.NOISY]
-    apart = ", ".join(f"{one.clock} {_interval(one.same) if one.change.pairs else 'never read'}" for one in noisy)
     if says is Say.NOISY:
-        return f"{case}: inconclusive: before against itself gives {apart}; {allowed} cannot be seen here"
+        return f"{case}: inconclusive: {'; '.join(_undecided(report, case, clocks))}"
+    noisy = [one for one in clocks if one.says is Say.NOISY]
+    apart = ", ".join(map(_same, noisy))
     waits = f"; too noisy to tell by the other clock{'s' * (len(noisy) > 1)} ({apart})" if noisy else ""
     return f"{case}: no slow-down beyond {allowed}{waits}"
 
 
+def _undecided(report: Report, case: str, clocks: list[Judged]) -> Iterator[str]:
+    """Why a case is neither slower nor held, and what may be done about it: a sentence for each reason."""
+    allowed, pairs = f"{report.question.allowed:.0%}", max(min(one.change.pairs, one.same.pairs) for one in clocks)
+    if 0 < pairs < FEWEST_PAIRS:
+        yield f"of {pairs} pairs, and {FEWEST_PAIRS} are the fewest; --pairs {FEWEST_PAIRS} would take them"
+        return
+    late = [one for one in clocks if report.late(one)]
+    if late:
+        shown = ", ".join(f"{one.clock} {_interval(one.change)}" for one in late)
+        yield (f"after / before is {shown}, but {report.decided} pairs did not show more than {allowed}, and those "
+               f"behind them are not asked for it; --pairs {max(one.change.pairs for one in late)} asks anew")
+    open_ = [one for one in report.open(case) if one not in late]
+    if open_:
+        shown = ", ".join(f"{one.clock} {_interval(one.change)}" for one in open_)
+        more = MOST_TIMES * report.question.pairs
+        yield f"after / before is {shown}, so it may be more than {allowed} or less; --pairs {more} would narrow it"
+    noisy = [one for one in clocks if one.says is Say.NOISY and one not in late and one not in open_]
+    if noisy:
+        yield f"before against itself gives {', '.join(map(_same, noisy))}; {allowed} cannot be seen here"
+
+
+def _same(one: Judged) -> str:
+    pairs = min(one.change.pairs, one.same.pairs)
+    read = _interval(one.same) if pairs >= FEWEST_PAIRS else f"read in {pairs} pairs alone" if pairs else "never read"
+    return f"{one.clock} {read}"
+
+
 def _spread(spread: Spread) -> str:
-    return f"{spread.median * 1e3:.3g} ±{(spread.upper - spread.lower) * 1e3:.2g}"
+    """A median and half of the range between the quartiles, as everywhere here."""
+    return f"{spread.median * 1e3:.3g} ±{(spread.upper - spread.lower) / 2 * 1e3:.2g}"
 
 
 def _interval(found: Ratio) -> str:

@@ -71,7 +71,9 @@ class Worker:
         outcome = self.replay.run()
         verdict = outcome.verdict
         message = divergence(outcome) if verdict.exit is Exit.DIVERGED else ""
-        return {"exit": int(verdict.exit), "elements": verdict.elements, "message": message}
+        # A check that could not decide says so as a finding. Where there is no other, nothing wrong was found.
+        undecided = bool(verdict.findings) and all(one.check == "undecidable" for one in verdict.findings)
+        return {"exit": int(verdict.exit), "elements": verdict.elements, "message": message, "undecided": undecided}
 
     def show(self, file: str) -> dict[str, Any]:
         """Walk through the course once and write the states; `arm.states` has the names."""
