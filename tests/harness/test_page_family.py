@@ -169,6 +169,13 @@ def test_without_javascript_the_verdict_the_numbers_and_the_command_are_read(mad
     assert ALONE not in page and page.encode(), "the half of a pair is written as its number"
 
 
+def test_a_gate_that_could_not_judge_an_arm_does_not_say_that_it_was_refused() -> None:
+    told = gate.of(Report(Question("plain", "plain", Path("m"), ("verify",)), "before cannot be judged", unjudged=True))
+    found = Read(page_of(told.data()).decode())
+    assert found.texts["span"] == ["INCONCLUSIVE"]
+    assert any("INCONCLUSIVE  before" in text for text in found.texts["pre"])
+
+
 def test_numbers_that_are_none_have_a_page() -> None:
     """A ratio of nothing, a time of no length, a part of an allowance without end."""
     nothing = Ratio(math.nan, math.nan, math.inf, 0)

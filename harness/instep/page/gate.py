@@ -28,13 +28,16 @@ def page(found: Data) -> Page:
              f"{short(found['elements'])} numbers compared before and after timing"] * bool(judged)  # fmt: skip
     known = found.get("calibrated")
     plots = [_plot(setting, judged)] if judged else []
-    refused = [f"REFUSED  {found['refused']}\n  nothing is timed of what does not pass"] if found["refused"] else []
+    word = {Exit.DIVERGED: "SLOWER", Exit.AGREED: "held"}.get(Exit(found["exit"]), "")
+    if found["refused"]:
+        word = "INCONCLUSIVE" if Exit(found["exit"]) is Exit.INCONCLUSIVE else "REFUSED"
+    refused = [f"{word}  {found['refused']}\n  nothing is timed of what does not pass"] if found["refused"] else []
     return Page(
         f"{setting['after']} against {setting['before']}", Exit(found["exit"]), said,
         f"No case is slower by more than {setting['allowed']:.0%}, in {judged[0]['change']['pairs'] if judged else 0} "
         f"interleaved pairs; batch {setting['batch']}, window {setting['num_steps'] + 1}.", refused, [_table(judged)],
         {"plots": [*plots, *(bars(known) if known else [])]},
-        word="REFUSED" if refused else {Exit.DIVERGED: "SLOWER", Exit.AGREED: "held"}.get(Exit(found["exit"]), ""),
+        word=word,
     )
 
 

@@ -18,7 +18,8 @@ from .parts import Data
 def page(found: Data) -> Page:
     setting = found["setting"]
     refused = [f"REFUSED  {found['refused']}"] if found.get("refused") else []
-    said = [f"{found['trials']} trials of each, {independent(found)} of them independent, of {found['pairs']} pairs; "
+    trials = f"{found['trials']} trial{'s' * (found['trials'] != 1)}"
+    said = [f"{trials} of each, {independent(found)} of them independent, of {found['pairs']} pairs; "
             f"{setting['pairs']} and more a trial, {setting['allowed']:.0%} is allowed"]  # fmt: skip
     bound = bounds(found)
     said += [f"{case}: at most {highest:.1%} of A/A are called slower, at least {bound['slowed'][case]:.1%} of slowed "
