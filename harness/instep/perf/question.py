@@ -57,7 +57,7 @@ class Question:
             ("--rounds", self.rounds, self.rounds > 0, "at least 1"),
             ("--seed", self.seed, self.seed >= 0, "at least 0"),
             ("--patience", self.patience_s, 0 < self.patience_s <= MOST_PATIENCE_S,
-             f"some seconds, at most {MOST_PATIENCE_S:g}"),
+             f"more than 0 seconds, at most {MOST_PATIENCE_S:g}"),
         ):
             if not right:
                 raise BadInput(name, found=found, expected=expected)

@@ -100,7 +100,7 @@ FAULTS: tuple[Fault, ...] = (
         "",
         (Edit(ROUND, f"            for step, draft in enumerate(drafts):\n{NOTE}",
               f"            for step, draft in enumerate(drafts[:-1]):\n{NOTE}"),),
-        "handed", Setting(ops="ledger"), 8, Place("trunk", STAGE_LEVEL, "embedding"), "tokens run from 1 to",
+        "handed", Setting(ops="ledger"), 8, Place("trunk", STAGE_LEVEL, "embedding"), "tokens run from 0 to",
         ("labels", "contracts"),
     ),
 )
