@@ -27,6 +27,7 @@ from instep_optimized.graphs import Runner
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.sampling import Sampling
 from support.checkpoints import write
+from support.covering import WHOLE
 from support.mixed import CANDIDATES, ROOM, TWO_LAYERS, in_turns
 
 pytestmark = pytest.mark.slow
@@ -63,10 +64,12 @@ def replayed(model: Path, **more: Any) -> Outcome:
 
 
 @pytest.mark.parametrize("more", [
-    {"strategy": "snapshot", "order": "dbca"}, {"strategy": "columns", "conv": "widened"}, {"dtype": "bfloat16"},
-    {"strategy": "lazy_rerun", "sampling": Sampling(0.8, top_k=9)}, {"ops": "ledger", "num_steps": 7},
-    {"drafter": "external", "overlap": True}, {"tree": (0, 0, 1, 2)},
+    {"strategy": "columns", "conv": "widened"}, {"strategy": "lazy_rerun", "sampling": Sampling(0.8, top_k=9)},
+    {"ops": "ledger", "num_steps": 7}, {"drafter": "external", "overlap": True, "strategy": "snapshot"},
     {"tree": (0, 0), "sampling": Sampling(0.8, top_k=9)}, {"ops": "triton", "num_steps": 1, "order": "dcba"},
+    *(pytest.param(more, marks=WHOLE) for more in (
+        {"strategy": "snapshot", "order": "dbca"}, {"dtype": "bfloat16"}, {"tree": (0, 0, 1, 2)},
+    )),
 ], ids=str)  # fmt: skip
 def test_every_check_agrees(model: Path, more: dict[str, Any]) -> None:
     """That one graph was replayed, for all requests and each as its own kind, is among them."""
