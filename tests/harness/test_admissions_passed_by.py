@@ -40,6 +40,7 @@ def served() -> Callable[..., Outcome]:
     return run
 
 
+@pytest.mark.slow
 def test_nobody_is_asked_for_states_between_admissions_and_all_behind_them(
     served: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +60,7 @@ def test_nobody_is_asked_for_states_between_admissions_and_all_behind_them(
     assert 0 < found.verdict.elements < whole.verdict.elements
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("admissions", [True, False])
 def test_what_is_wrong_behind_admissions_is_found_all_the_same(
     admissions: bool, served: Callable[..., Outcome]

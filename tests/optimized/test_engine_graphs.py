@@ -117,6 +117,7 @@ def test_layouts_with_equally_many_rows_are_kept_apart(checkpoint: Checkpoint, o
     assert both.compared > 100_000
 
 
+@pytest.mark.slow
 def test_every_batch_runs_in_the_graphs_that_are_asked_for(checkpoint: Checkpoint) -> None:
     chosen = Options(graphs=True, batches=(4,))
     subject = OptimizedEngine(checkpoint, load("ledger"), chosen, FOUR, num_steps=3, adaptive=CANDIDATES)
