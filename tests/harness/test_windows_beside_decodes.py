@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from instep.localise.confirm import locate
 from instep.relations import held, relations
 from instep.relations.case import Case
 from instep.replay.replay import Outcome, Replay
@@ -125,6 +126,13 @@ def test_a_replay_too_many_is_told(model: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Runner, "run", twice)
     found = replayed(model, drafter="external").verdict.findings
     assert any(one.check == "graphs" and "2 graphs were replayed" in one.diagnosis for one in found), found
+
+
+def test_an_op_that_is_wrong_in_such_a_launch_alone_is_no_fault_of_its_graph(model: Path) -> None:
+    """Without graphs the launch is the same."""
+    wrong = replay(model, ops="support.wrong_ops:LOUDER_BESIDE")
+    found = locate(wrong, wrong.run())
+    assert (found.cause, found.op) == ("op", "gdn"), found.says
 
 
 def told(monkeypatch: pytest.MonkeyPatch, change: Callable[[round.Inputs], round.Inputs]) -> None:

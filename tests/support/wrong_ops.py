@@ -44,6 +44,13 @@ def _louder(name: str) -> Any:
     return lambda **given: 1.01 * getattr(PLAIN, name)(**given)
 
 
+def _louder_beside(**given: Any) -> torch.Tensor:
+    """Where a decode stands beside windows, in the rows of one."""
+    used = sum(int(part.count.sum()) for part in given["parts"])
+    beside = len(given["parts"]) == 2 and used < len(given["inputs"].v)
+    return (1.01 if beside else 1.0) * PLAIN.gdn(**given)
+
+
 def _labels_swapped(**given: Any) -> None:
     rows = given["rows"]
     LEDGER.store_rows(**{**given, "rows": rows.roll(1, 0) if rows.dim() > 1 else rows})
@@ -106,6 +113,7 @@ SWAPPED = replace(PLAIN, name="swapped", store_rows=_swapped)
 IN_FOUR_PARTS = replace(PLAIN, name="in four parts", linear=_in_four_parts)
 ONE_ON = replace(PLAIN, name="one on", place_rows=_one_on)
 LOUDER_TWICE = replace(PLAIN, name="louder twice", gated_norm=_louder("gated_norm"), output_gate=_louder("output_gate"))
+LOUDER_BESIDE = replace(PLAIN, name="louder beside", gdn=_louder_beside)
 LABELS_SWAPPED = replace(LEDGER, name="labels swapped", store_rows=_labels_swapped)
 DOUBLED = replace(PLAIN, name="doubled", gated_norm=_doubled)
 SHORT = replace(PLAIN, name="short", gated_norm=_short)

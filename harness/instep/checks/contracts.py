@@ -68,8 +68,8 @@ class Contracts:
                 continue
             due = _due(context, place)
             op = "fused_gdn" if op == "gdn" and context.shown.inside else op
-            rows = sorted(found.get((op, place), []), key=lambda served: served.begin)
             if due:
+                rows = sorted(found.get((op, place), []), key=lambda served: served.begin)
                 yield from self._matched(context, op, place, due, rows)
 
     def _matched(

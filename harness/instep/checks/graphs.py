@@ -69,7 +69,7 @@ def due(
         return None, ()
     kinds = {row.kind for row in event.rows} if isinstance(event, Forward) else {kind_of(event)}
     # No graph holds a prompt, or what runs beside one.
-    kind = "prefill" if not kinds or "prefill" in kinds else " and ".join(sorted(kinds, reverse=True))
+    kind = " and ".join(KINDS) if kinds == set(KINDS) else kinds.pop() if len(kinds) == 1 else "prefill"
     held = kind != "prefill" and bool(named(event)) and (num_steps > 0 or kind != "draft")
     if isinstance(event, Forward) and any(row.uniforms for row in event.rows):
         kind = f"sampled {kind}"  # a graph of its own: all other batches run no op more
