@@ -9,6 +9,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -89,7 +90,10 @@ def test_texts_say_why_no_vanilla_drafter_stands_beside_the_others() -> None:
     (("--kind", "attend", "--at", "kv=None"), "kv=None, which no cell of this grid has, expected"),
     (("--kind", "attend", "--at", "rows=33", "--at", "tree=binary"), "at once"),
 ])  # fmt: skip
-def test_a_value_that_no_cell_has_is_refused(words: tuple[str, ...], says: str, instep: Runner) -> None:
+def test_a_value_that_no_cell_has_is_refused_at_once(
+    words: tuple[str, ...], says: str, instep: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "rates", Mock(side_effect=AssertionError("the machine was measured first")))
     assert says in complaint(instep("bench", "--device", "cpu", *words))
 
 

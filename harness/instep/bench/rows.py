@@ -28,6 +28,7 @@ from .base import SEED, TO, Ground
 from .right import first, off
 
 WIDE = torch.float64
+STATE = 0.1  # the size of a state's numbers
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,14 @@ def handed_over(ops: Ops, inputs: GdnInputs, parts: tuple[Part, ...], dtype: tor
 def states(ground: Ground, config: ModelConfig, units: int, dtype: torch.dtype) -> torch.Tensor:
     """A pool [units, HV, K, V] in the order VK: it holds [HV, V, K]."""
     shape = units, config.value_heads, config.value_dim, config.key_dim
-    return ground.drawn(*shape, dtype=torch.float32).mul_(0.1).to(dtype).transpose(2, 3)
+    return ground.drawn(*shape, dtype=torch.float32).mul_(STATE).to(dtype).transpose(2, 3)
 
 
-def redrawn(*pools: torch.Tensor) -> None:
-    """Each time the same numbers, of the size of those of `states`, in the place of what the pools hold."""
+def redrawn(*pools: torch.Tensor, std: float = STATE) -> None:
+    """Each time the same numbers in the place of what the pools hold. std: their size, as it was first drawn."""
     generator = torch.Generator(pools[0].device).manual_seed(SEED)
     for pool in pools:
-        pool.normal_(std=0.1, generator=generator)
+        pool.normal_(std=std, generator=generator)
 
 
 def part(

@@ -9,6 +9,7 @@ Leaves out: words and pictures (`render.py`, `plots.py`).
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,6 +36,7 @@ from .clock import Rates, rates
 from .right import Judged, fallen
 
 Row = dict[str, Any]
+UNKNOWN = Rates(math.nan, math.nan, math.nan)  # until they are measured
 
 
 class Session(Called):
@@ -145,18 +147,21 @@ def bench(
     """keep: a file that is written after every cell; goes_on: and is read first. It names what is not measured yet."""
     device = torch.device(asked.device)
     torch.manual_seed(SEED)
-    told("measuring the machine", 0, None)
-    found = Bench(asked, rates(device, asked.dtype))
+    ground = Ground(device, asked.dtype, asked.sets, UNKNOWN, _past(device), bool(asked.peers))
+    grid, unlike = _grid(ground, asked)  # what is refused, is refused before anything is measured
+    found = Bench(asked, UNKNOWN)
     if goes_on and keep is not None and keep.exists():
         from .kept import going_on  # which reads what is written here
 
         found.rows, found.sessions, found.left = going_on(keep, asked)
+    told("measuring the machine", 0, None)
+    found.rates = rates(device, asked.dtype)
+    ground = replace(ground, rates=found.rates)
     there, begun = {key(row) for row in found.rows}, time.monotonic()
     session = Session.now(asked.device, asked.commit)
     session.machine, session.rates = fingerprint(asked.device), found.rates
     session.at, session.peers = dict(asked.at), asked.peers
-    ground = Ground(device, asked.dtype, asked.sets, found.rates, _past(device), bool(asked.peers))
-    end, (grid, unlike) = time.monotonic() + 60 * asked.minutes, _grid(ground, asked)
+    end = time.monotonic() + 60 * asked.minutes
     cells = [(name, at) for name, every in grid.items() for at in every]
     lacking = Counter({name: count for name, count in found.left.items() if name not in grid})
     lacking += Counter(name for name, at in cells if key({"kind": name, "cell": at}) not in there)

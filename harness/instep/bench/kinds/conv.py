@@ -60,7 +60,7 @@ def make(ground: Ground, at: At) -> Cell:
                    lambda: judge(lambda pool: run(x, on(parts[0], pool))), copies)  # fmt: skip
 
     cell = Cell([arm(name, ops) for name, ops in ground.sets.items()], read=moved, written=moved,
-                anew=lambda: redrawn(*pools))  # fmt: skip
+                anew=lambda: redrawn(*pools, std=1.0))  # fmt: skip
     return peers("conv", ground, at, cell, inputs=inputs, weight=weight, pools=pools, judge=judge)
 
 

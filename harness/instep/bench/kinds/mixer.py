@@ -90,8 +90,11 @@ def make(ground: Ground, at: At) -> Cell:
         return Arm(name, lambda: [run(ops, one, ground.dtype) for one in layers],
                    lambda: judge(lambda one: run(ops, one, ground.dtype)), len(layers))  # fmt: skip
 
-    cell = Cell([arm(name, ops) for name, ops in ground.sets.items()], read=moved, written=moved,
-                anew=lambda: redrawn(*(pool for one in layers for pool in (one.windows, one.states))))  # fmt: skip
+    def anew() -> None:
+        redrawn(*(one.states for one in layers))
+        redrawn(*(one.windows for one in layers), std=1.0)
+
+    cell = Cell([arm(name, ops) for name, ops in ground.sets.items()], read=moved, written=moved, anew=anew)
     return peers("mixer", ground, at, cell, rows=rows, layers=layers, judge=judge)
 
 

@@ -29,6 +29,7 @@ TOP = 2
 ROWS: dict[Size, tuple[int, ...]] = {"tiny": (1, 3), "default": (4, 32, 1, 128, 2048),
                                      "full": (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)}  # fmt: skip
 Inputs = dict[str, Any]
+Run = Callable[..., torch.Tensor]  # called as an op is
 
 
 def _cases(ground: Ground) -> dict[str, tuple[str, int, Callable[[], Inputs]]]:
@@ -100,15 +101,16 @@ def make(ground: Ground, at: At) -> Cell:
     every = [first, *(drawn() for _ in range(ground.layers(size, least=1, most=16) - 1))]
     truth = getattr(PLAIN, op)(x=x.to(WIDE), **_widened(first, WIDE), to=TO)
 
-    def arm(name: str, ops: Ops) -> Arm:
-        run, plain = getattr(ops, op), _drawn(op, x, first, ground, ops)
+    def arm(name: str, run: Run, ops: Ops = PLAIN, peer: str = "") -> Arm:
+        plain = _drawn(op, x, first, ground, ops)
         return Arm(name, lambda: [run(x=x, **given, to=TO) for given in every],
-                   lambda: off(at["op"], run(x=x, **first, to=TO), truth, plain), len(every))  # fmt: skip
+                   lambda: off(at["op"], run(x=x, **first, to=TO), truth, plain), len(every), peer=peer)  # fmt: skip
 
     flops = 2.0 * at["rows"] * size / ground.dtype.itemsize * (1 if op != "moe" else 0.0)  # of experts rows choose few
-    cell = Cell([arm(name, ops) for name, ops in ground.sets.items()], read=chosen + x.numel() * x.element_size(),
+    cell = Cell([arm(name, getattr(ops, op), ops) for name, ops in ground.sets.items()],
+                read=chosen + x.numel() * x.element_size(),
                 written=truth.numel() * (4.0 if op == "lm_head" else ground.dtype.itemsize), flops=flops)  # fmt: skip
-    return peers("products", ground, at, cell)
+    return peers("products", ground, at, cell, op=op, arm=arm)
 
 
 KIND = Kind("a call", cells, make, x="rows")

@@ -45,6 +45,7 @@ PEERS: dict[str, dict[str, str]] = {
         "flashinfer, FA3": "instep.bench.peers.flashinfer:attend_3",
     },
     "pick": {"torch argmax": "instep.bench.peers.torch_own:pick"},
+    "products": {"torch": "instep.bench.peers.torch_own:products"},
 }
 
 

@@ -1,0 +1,86 @@
+"""Cells of `instep bench`: memory that a turn changes comes back as it was drawn, and torch's own products are right.
+
+Leaves out: what is wrong when, and words (`test_bench_errors.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from instep.bench import kind, peers, run
+from instep.bench.base import Cell, Ground
+from instep.bench.clock import Rates
+from instep.bench.peers import torch_own
+from instep_optimized.ops.plain import PLAIN
+from instep_reference.contract.errors import Unsupported
+
+
+def ground(dtype: torch.dtype = torch.float32) -> Ground:
+    return run.Ground(torch.device("cpu"), dtype, {"it": PLAIN}, Rates(1e10, 2e10, 1e11), 0)
+
+
+def made(name: str, on: Ground, cell: int = 0) -> Cell:
+    return kind(name).make(on, list(kind(name).cells(on, "tiny"))[cell])
+
+
+POOLS: dict[str, Callable[[Any], list[torch.Tensor]]] = {
+    "decode": lambda drawn: [one.read.pool for one in drawn["parts"]],
+    "prefill": lambda drawn: [one.read.pool for one in drawn["parts"]],
+    "conv": lambda drawn: drawn["pools"],
+    "mixer": lambda drawn: [pool for one in drawn["layers"] for pool in (one.windows, one.states)],
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_memory_is_drawn_anew_in_the_size_in_which_it_was_drawn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conv whose window is a tenth of its row hangs on one tap alone, and errs otherwise than one of four."""
+    module: Any = ModuleType("made_up_peer")
+    seen: dict[str, Any] = {}
+
+    def maker(*given: Any, **drawn: Any) -> None:
+        seen.update(drawn)
+        raise Unsupported("looking on")
+
+    module.maker = maker
+    monkeypatch.setitem(sys.modules, "made_up_peer", module)
+    monkeypatch.setitem(peers.PEERS, name, {"made up": "made_up_peer:maker"})
+    cell = made(name, ground())
+    pools = POOLS[name](seen)
+    sizes = [pool.std() for pool in pools]
+    for pool in pools:
+        pool.fill_(7.0)
+    cell.anew()
+    first = [pool.clone() for pool in pools]
+    assert pools and all(0.8 < pool.std() / size < 1.25 for pool, size in zip(pools, sizes, strict=True))
+    cell.arms[0].work()  # type: ignore[misc]
+    assert not all(map(torch.equal, pools, first))
+    cell.anew()
+    assert all(map(torch.equal, pools, first))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", ["qkv", "out", "gates", "mlp", "lm_head", "moe"])
+def test_products_of_torch_are_ours(op: str, dtype: torch.dtype) -> None:
+    found = 0
+    for number, at in enumerate(kind("products").cells(ground(dtype), "tiny")):
+        if at["op"] == op:
+            arm = made("products", ground(dtype), number).arms[-1]
+            assert arm.peer.startswith("torch ") and arm.name == "torch" and arm.judged().finding == ""
+            found += 1
+    assert found == 2
+
+
+@pytest.mark.parametrize(("op", "name", "wrong"), [
+    ("mlp", "silu", torch.relu), ("moe", "silu", torch.relu), ("qkv", "linear", lambda x, w: 1.01 * (x @ w.T)),
+    ("moe", "_mlp", lambda x, *weights: torch.zeros_like(x)), ("moe", "_gated", lambda both: both.chunk(2, dim=-1)[0]),
+])  # fmt: skip
+def test_a_wrong_product_of_torch_is_told(op: str, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_own, name, wrong)
+    number = [at["op"] for at in kind("products").cells(ground(), "tiny")].index(op)
+    assert "is off by" in made("products", ground(), number).arms[-1].judged().finding
