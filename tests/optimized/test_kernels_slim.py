@@ -110,13 +110,18 @@ MANY = ((128, 12300, 520), (100, 12300, 200), (65, 12288, 1024), (128, 20000, 10
 
 
 @pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
-@pytest.mark.parametrize(("sizes", "gated"), [(FEW, False), (FEW, True), (MANY, False), (MANY, True)],
-                         ids=["in pairs", "gated", "many", "many, gated"])  # fmt: skip
+@pytest.mark.parametrize(("sizes", "gated", "wide"), [
+    (FEW, False, None), (FEW, True, None), (MANY, False, None), (MANY, True, None), (MANY, False, torch.float32),
+], ids=["in pairs", "gated", "many", "many, gated", "many, logits"])  # fmt: skip
 @pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
 def test_explicit_layouts_give_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: tuple[tuple[int, int, int], ...], gated: bool
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: tuple[tuple[int, int, int], ...], gated: bool,
+    wide: torch.dtype | None,
 ) -> None:
-    """Also where no tile is whole, and where rows and weights stand within what is NaN otherwise; again and again."""
+    """Also where no tile is whole, and where rows and weights stand within what is NaN otherwise; again and again.
+
+    wide: of fp32 results, the largest of a row is the one of which no logit was stored.
+    """
     taken: list[int] = []
     staged: Any = slim.staged
     real = staged.product
@@ -130,12 +135,14 @@ def test_explicit_layouts_give_the_same_bits(
 
     for number, (rows, columns, depth) in enumerate(sizes):
         x, weight = view(rows, depth), view(columns * (1 + gated), depth)
-        found = [product(x, weight, gated) for _ in range(4)]
+        found = [product(x, weight, gated, wide) for _ in range(4)]
         assert len(taken) == 4 * (number + 1), "explicit layouts serve"
         with monkeypatch.context() as patch:
             patch.setattr(slim, "staged", None)
             patch.setattr(slim, "shape_for", lambda *_: slim.LONG)
-            twin = product(x, weight, gated)
+            twin = product(x, weight, gated, wide)
+        if wide is not None:
+            assert torch.equal(slim.largest(x, weight)[0].amax(1), twin.amax(1))
         assert twin.isfinite().all() and all(torch.equal(one, twin) for one in found), (rows, columns, depth)
 
 
@@ -257,7 +264,7 @@ def test_a_fault_of_a_pair_changes_bits(fault: str, tmp_path: Path, monkeypatch:
 
 # Of gated products, which have no pairs: in which file, what stands there and what the fault is. The product of 128
 # rows has a file of its own. It gets 100 rows, in memory of 128.
-PARTS_ASK, PARTS_ROWS = "step, steps, columns, P, KT, STEPS, ALONE)", "(m < rows) & (n < columns)"
+PARTS_ASK, INSIDE = "step, steps, columns, P, KT, STEPS, ALONE)", "(m < rows) & (n < columns)"
 FIRST_ROWS = "_ask_rows(x, given.index(step), full.index(step), at, work, KT)\n        at = _behind(at, work)\n"
 GATED_FAULTS = {
     "nothing of 8 rows": ("slim_staged", ()),
@@ -271,8 +278,34 @@ GATED_FAULTS = {
     "128 rows wait for what is asked for at once alone": ("slim_parts", (("if at < STEPS:", "if at < AT_ONCE:"),)),
     "weights of a first step of 128 rows again": ("slim_parts", ((PARTS_ASK, f"step - 1, {PARTS_ASK[6:]}"),)),
     "a gate in the place of up": ("slim_parts", (("[column + P + columns, k]", "[column + P, k]"),)),
-    "rows behind the last one": ("slim_parts", ((PARTS_ROWS, "n < columns"),)),
+    "rows behind the last one": ("slim_parts", ((INSIDE, "n < columns"),)),
 }  # fmt: skip
+
+
+LOGITS_FAULTS = {  # what stands there, and the fault
+    "nothing": (),
+    "rows behind the last one": ((INSIDE, "n < columns"),),
+    "a column too far": ((INSIDE, "(m < rows) & (n <= columns)"),),
+    "rounded to 16 bits": (("            found = total\n", "            found = total.to(gl.bfloat16).to(DTYPE)\n"),),
+}
+
+
+@pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
+@pytest.mark.parametrize("fault", LOGITS_FAULTS)
+def test_a_fault_of_logits_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, columns, rows = Draw(13, HERE), 20001, 100
+    x, weight = (draw.normal(n, 1024, dtype=BF16, scale=1024**-0.25) for n in (rows, columns))
+    shape = slim.STAGED[128, False][0][1] | {"MT": 128, "cut": 0}
+    other = planted_kernels("products.slim_staged", LOGITS_FAULTS[fault], tmp_path, monkeypatch)
+
+    def served(by: Any) -> torch.Tensor:
+        out = torch.full((128, columns), torch.nan, device=HERE)
+        by.product(x, weight, False, out[:rows], shape)
+        return out.nan_to_num(7.0)
+
+    right = served(slim.staged)
+    torch.testing.assert_close(right[:rows], x.float() @ weight.float().T, rtol=2**-10, atol=2**-10)
+    assert torch.equal(served(other), right) is (fault == "nothing")
 
 
 @pytest.mark.skipif(not NATIVE, reason="no CUDA device here")

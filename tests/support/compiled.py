@@ -205,13 +205,15 @@ def prompt(dtype: torch.dtype, most: int, group: int = 2, **how: Any) -> None:
 
 
 def products() -> None:
-    """Every shape of products of few rows, with columns and K that are no whole tiles."""
+    """Every shape of products of few rows, with columns and K that are no whole tiles; and with fp32 results, where it
+    has such."""
     slim_file.staged.launch = compiled
     for (rows, gated), known in slim_file.STAGED.items():
         for _, shape in known:
             x, weight = (torch.zeros(n, 520, dtype=torch.bfloat16) for n in (rows, 1000 * (1 + gated)))
             whole = shape | {"MT": rows, "cut": 2 * shape["pair"]}
-            slim_file.staged.product(x, weight, gated, x.new_empty(rows, 1000), whole)
+            for to in (x.dtype, *[torch.float32] * (not gated and not shape["pair"])):
+                slim_file.staged.product(x, weight, gated, x.new_empty(rows, 1000, dtype=to), whole)
 
 
 def windows() -> None:

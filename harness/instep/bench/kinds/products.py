@@ -101,7 +101,7 @@ def make(ground: Ground, at: At) -> Cell:
     every = [first, *(drawn() for _ in range(ground.layers(size, least=1, most=16) - 1))]
     truth = getattr(PLAIN, op)(x=x.to(WIDE), **_widened(first, WIDE), to=TO)
 
-    def arm(name: str, run: Run, ops: Ops = PLAIN, peer: str = "") -> Arm:
+    def arm(name: str, run: Run, ops: Ops, peer: str = "") -> Arm:
         plain = _drawn(op, x, first, ground, ops)
         return Arm(name, lambda: [run(x=x, **given, to=TO) for given in every],
                    lambda: off(at["op"], run(x=x, **first, to=TO), truth, plain), len(every), peer=peer)  # fmt: skip

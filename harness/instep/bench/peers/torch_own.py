@@ -43,9 +43,10 @@ def pick(ground: Ground, at: At, name: str, logits: list[torch.Tensor]) -> Arm:
 
 
 def products(ground: Ground, at: At, name: str, op: str, arm: Callable[..., Arm]) -> Arm:
+    """Judged as our first op set is: sums on the same tensor cores."""
     runs = {"linear": lambda x, weight, **_: linear(x, weight), "mlp": lambda x, to, **weights: _mlp(x, **weights),
             "lm_head": lambda x, weight, **_: _head(x, weight), "moe": lambda x, to, **given: _moe(x, **given)}
-    return arm(name, runs[op], peer=f"torch {torch.__version__}")
+    return arm(name, runs[op], next(iter(ground.sets.values())), peer=f"torch {torch.__version__}")
 
 
 def _mlp(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
@@ -58,12 +59,13 @@ def _gated(both: torch.Tensor) -> torch.Tensor:
 
 
 def _head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Logits in fp32, as ours are. On a CPU torch has no such product of 16-bit rows."""
-    return torch.mm(x, weight.T, out_dtype=torch.float32) if x.is_cuda else linear(x.float(), weight.float())
+    """Results in fp32, as our logits are. On a CPU torch has no such product of 16-bit rows."""
+    narrow = x.is_cuda and x.dtype.itemsize == 2
+    return torch.mm(x, weight.T, out_dtype=torch.float32) if narrow else linear(x.float(), weight.float())
 
 
 def _moe(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool) -> torch.Tensor:
-    share, chosen = linear(x, weights.router).float().softmax(-1).topk(top_k)
+    share, chosen = _head(x, weights.router).softmax(-1).topk(top_k)  # of scores in 16 bits others are the largest
     if norm_topk:
         share = share / share.sum(-1, keepdim=True)
     order = chosen.flatten().argsort()

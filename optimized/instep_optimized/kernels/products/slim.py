@@ -35,7 +35,7 @@ SHAPES: dict[tuple[int, bool], tuple[tuple[int, Shape], ...]] = {
     (32, False): ((65536, TALL), (10240, LONG | {"stages": 3})), (32, True): ((0, TALL),),
     (128, False): ((10240, MANY),), (128, True): ((0, {"NT": 32, "KT": 128, "warps": 8, "stages": 4}),),
 }  # fmt: skip
-# With explicit layouts, likewise (`slim_staged.product`), where results are not wider than operands.
+# With explicit layouts, likewise (`slim_staged.product`); fp32 results are not those of a pair.
 ALONE: Shape = {"NT": 64, "KT": 128, "STEPS": 9, "warps": 4, "registers": 64, "programs": 132, "pair": 0}
 PAIRS: Shape = ALONE | {"programs": 66, "pair": 1}  # two programs that have half of K each
 TILE: Shape = {"NT": 128, "KT": 64, "warps": 8, "programs": 132, "pair": 0}
@@ -78,10 +78,10 @@ def fits(x: torch.Tensor, weight: torch.Tensor, gated: bool = False, head: bool 
     return shape_for(len(x), columns, gated) is not None or (not head and _ahead(x, weight, gated) is not None)
 
 
-def _ahead(x: torch.Tensor, weight: torch.Tensor, gated: bool) -> Shape | None:
-    """The shape of a launch with explicit layouts; None where it does not fit."""
+def _ahead(x: torch.Tensor, weight: torch.Tensor, gated: bool, wide: bool = False) -> Shape | None:
+    """The shape of a launch with explicit layouts; None where it does not fit. wide: with fp32 results, of one sum"""
     (rows, depth), columns = x.shape, len(weight) // (1 + gated)
-    shape, cut = shape_for(rows, columns, gated, STAGED), depth if gated else halved(rows, columns, depth)
+    shape, cut = shape_for(rows, columns, gated, STAGED), depth if gated or wide else halved(rows, columns, depth)
     if shape is None or staged is None or not staged.fits(x, weight) or (shape["pair"] and cut == depth):
         return None
     return shape | {"MT": _tall(rows, STAGED), "cut": cut // shape["KT"] if shape["pair"] else 0}
@@ -94,7 +94,7 @@ def product(
     second, silu(a) * b [M, N/2], a and b as they are summed."""
     (rows, depth), columns = x.shape, len(weight) // (1 + gated)
     out = x.new_empty(rows, columns, dtype=dtype or x.dtype)
-    ahead = _ahead(x, weight, gated) if dtype is None else None
+    ahead = _ahead(x, weight, gated, wide=dtype is not None)
     if ahead is not None:
         staged.product(x, weight, gated, out, ahead)
     else:

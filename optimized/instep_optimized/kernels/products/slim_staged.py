@@ -52,7 +52,7 @@ def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, gated: bool, out: torch.Tensor, shape: dict[str, int]) -> None:
-    """`product` of `slim.py` into `out`.
+    """`product` of `slim.py` into `out`, whose numbers have 16 bits, or 32 where it is not gated.
 
     shape: MT rows, NT columns and KT of K are a step; STEPS of them are copied ahead; at most so many programs, or
     pairs, whose second program begins at the step `cut`
@@ -263,6 +263,8 @@ def _sum_few(
     ALL: gl.constexpr = weights.shape[1]
     SUMS: gl.constexpr = _sums(W, MT, PAIR)
     STORED: gl.constexpr = _stored(W, PAIR)
+    WIDE: gl.constexpr = DTYPE.primitive_bitwidth > 8 * BYTES and not GATED
+    FOUND: gl.constexpr = SUMS if WIDE else STORED  # 8 lanes have 32 bytes of a row; other layouts need shared memory
     at, begin, steps = 0, work[3], work[4] - work[3]
     message = 0
     if PAIR:
@@ -285,9 +287,11 @@ def _sum_few(
             barrier()
             gate, up = halves.slice(0, NT).load(STORED), halves.slice(NT, NT).load(STORED)
             found = (gate / (1.0 + gl.exp(-gate)) * up).to(DTYPE)
+        elif WIDE:
+            found = total
         else:
             found = gl.convert_layout(total.to(DTYPE), STORED)
-        n, m = tile * NT + along(0, NT, STORED), along(1, MT, STORED)
+        n, m = tile * NT + along(0, NT, FOUND), along(1, MT, FOUND)
         inside = (m < rows) & (n < columns)
         if PAIR:
             inside &= begin == 0
@@ -301,7 +305,7 @@ def _linear_staged(
     PAIR: gl.constexpr, COPIER_REGISTERS: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """All rows, and NT columns at a time. Grid: any. PAIR: of programs; `cut` is the step where the second begins."""
-    places = _places(out.dtype.element_ty, 2 * NT if GATED else NT, MT, KT, STEPS, PAIR)
+    places = _places(x.dtype, 2 * NT if GATED else NT, MT, KT, STEPS, PAIR)
     work = _work(steps, tiles, columns, cut, PAIR)
     _ask_first(weight, places, work, NT, KT, STEPS, GATED, EARLY)
     turns = (tiles - work[0] + work[2] - 1) // work[2]
