@@ -13,16 +13,19 @@ from typing import Any
 import pytest
 import torch
 
-from instep.bench import kind, peers, run
-from instep.bench.base import Cell, Ground
+from instep.bench import kind, peers
+from instep.bench.base import SEED, TO, Cell, Ground
 from instep.bench.clock import Rates
+from instep.bench.kinds import mixer
 from instep.bench.peers import torch_own
+from instep.bench.rows import redrawn
+from instep_optimized.ops.base import ExpertWeights
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import Unsupported
 
 
 def ground(dtype: torch.dtype = torch.float32) -> Ground:
-    return run.Ground(torch.device("cpu"), dtype, {"it": PLAIN}, Rates(1e10, 2e10, 1e11), 0)
+    return Ground(torch.device("cpu"), dtype, {"it": PLAIN}, Rates(1e10, 2e10, 1e11), 0)
 
 
 def made(name: str, on: Ground, cell: int = 0) -> Cell:
@@ -64,6 +67,43 @@ def test_memory_is_drawn_anew_in_the_size_in_which_it_was_drawn(name: str, monke
     assert all(map(torch.equal, pools, first))
 
 
+def test_windows_and_states_are_not_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where both are drawn anew."""
+    drawn: list[tuple[int, ...]] = []
+    monkeypatch.setattr(mixer, "redrawn", lambda *pools, seed=SEED, **_: drawn.append((seed, len(pools))))
+    made("mixer", ground()).anew()
+    assert len(drawn) == len({seed for seed, _ in drawn}) == 2 and all(count for _, count in drawn)
+    one, other, again = torch.zeros(3, 64)
+    redrawn(one)
+    redrawn(other, seed=SEED + 1)
+    redrawn(again)
+    assert torch.equal(one, again) and abs(float(torch.corrcoef(torch.stack((one, other)))[0, 1])) < 0.5
+
+
+needs_groups = pytest.mark.skipif(not hasattr(torch.nn.functional, "grouped_mm"), reason="torch has it since 2.10")
+
+
+def test_experts_need_grouped_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.nn.functional, "grouped_mm", raising=False)
+    number = [at["op"] for at in kind("products").cells(ground(), "tiny")].index("moe")
+    cell = made("products", ground(), number)
+    assert cell.absent == {"torch": "torch has grouped products since 2.10"} and len(cell.arms) == 1
+
+
+@needs_groups
+def test_experts_are_chosen_by_scores_that_are_not_rounded() -> None:
+    """The last expert's score is the largest, by less than bf16 tells from 1."""
+    x, router = torch.ones(1, 8, dtype=torch.bfloat16), torch.zeros(8, 8, dtype=torch.bfloat16)
+    router[:, 0], router[7, 1] = 1.0, 2.0**-9
+    gate_up, down = torch.ones(8, 16, 8).bfloat16(), torch.ones(8, 8, 8).bfloat16()
+    down[7] = 3.0
+    weights = ExpertWeights(router, gate_up, down, None, None, None)
+    found = torch_own._moe(x, weights, 1, True)
+    assert torch.equal(found, PLAIN.moe(x=x, weights=weights, top_k=1, norm_topk=True, to=TO))
+    assert found.amin() > 3 * 8 * 60  # no other expert gives so much
+
+
+@needs_groups
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("op", ["qkv", "out", "gates", "mlp", "lm_head", "moe"])
 def test_products_of_torch_are_ours(op: str, dtype: torch.dtype) -> None:
@@ -76,6 +116,7 @@ def test_products_of_torch_are_ours(op: str, dtype: torch.dtype) -> None:
     assert found == 2
 
 
+@needs_groups
 @pytest.mark.parametrize(("op", "name", "wrong"), [
     ("mlp", "silu", torch.relu), ("moe", "silu", torch.relu), ("qkv", "linear", lambda x, w: 1.01 * (x @ w.T)),
     ("moe", "_mlp", lambda x, *weights: torch.zeros_like(x)), ("moe", "_gated", lambda both: both.chunk(2, dim=-1)[0]),

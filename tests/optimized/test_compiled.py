@@ -164,6 +164,8 @@ def test_products_of_few_rows_spill_nothing(taken: Mapping[str, list[Taken]]) ->
     both = [(form, twice) for form, known in slim.STAGED.items() for _, shape in known
             for twice in range(1 + (not form[1] and not shape["pair"]))]  # with fp32 results, too
     assert [one.kernel for one in told] == [forms[form] for form, _ in both]
+    narrow, wide = (one for one, (form, _) in zip(told, both, strict=True) if form == (128, False))
+    assert narrow.shared > wide.shared, "fp32 results are stored as the sums lie, others change their layout first"
     assert all(one.stack == 0 and one.shared <= SHARED for one in told), told
 
 

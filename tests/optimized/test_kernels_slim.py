@@ -120,7 +120,8 @@ def test_explicit_layouts_give_the_same_bits(
 ) -> None:
     """Also where no tile is whole, and where rows and weights stand within what is NaN otherwise; again and again.
 
-    wide: of fp32 results, the largest of a row is the one of which no logit was stored.
+    wide: fp32 results, of which `head_pick`, which stores none, must pick as `pick` does. Two columns are equal, one in
+    the first tile and one in the last, and the largest of the first row.
     """
     taken: list[int] = []
     staged: Any = slim.staged
@@ -135,6 +136,7 @@ def test_explicit_layouts_give_the_same_bits(
 
     for number, (rows, columns, depth) in enumerate(sizes):
         x, weight = view(rows, depth), view(columns * (1 + gated), depth)
+        weight[5] = weight[columns - 1] = 4 * x[0]
         found = [product(x, weight, gated, wide) for _ in range(4)]
         assert len(taken) == 4 * (number + 1), "explicit layouts serve"
         with monkeypatch.context() as patch:
@@ -142,7 +144,8 @@ def test_explicit_layouts_give_the_same_bits(
             patch.setattr(slim, "shape_for", lambda *_: slim.LONG)
             twin = product(x, weight, gated, wide)
         if wide is not None:
-            assert torch.equal(slim.largest(x, weight)[0].amax(1), twin.amax(1))
+            picked = linear.head_pick(x=x, weight=weight, to=(at("logits"), at("pick")))
+            assert torch.equal(picked, pick(logits=found[0], to=at("pick"))) and int(picked[0]) == 5
         assert twin.isfinite().all() and all(torch.equal(one, twin) for one in found), (rows, columns, depth)
 
 
@@ -343,6 +346,11 @@ def test_explicit_layouts_are_for_some_sizes(monkeypatch: pytest.MonkeyPatch) ->
     assert slim._ahead(weight[:4], weight, False) is not None and slim._ahead(weight[:4], weight, True) is None
     assert slim._ahead(weight[:33], weight, False) is None and slim._ahead(weight[:0], weight, False) is None
     assert slim._ahead(weight[:4, :256], weight[:, :256], False) is None, "there is no second half"
+    many = torch.zeros(20480, 512, dtype=BF16)
+    served = {(rows, gated, wide): slim._ahead(many[:rows], many, gated, wide) is not None
+              for rows in (4, 128) for gated in (False, True) for wide in (False, True)}  # fmt: skip
+    assert [form for form, here in served.items() if not here] == [
+        (4, False, True), (4, True, True), (128, True, True)], "fp32 results are of one sum that is not gated"
 
 
 class _Hopper:

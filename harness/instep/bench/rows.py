@@ -92,9 +92,12 @@ def states(ground: Ground, config: ModelConfig, units: int, dtype: torch.dtype) 
     return ground.drawn(*shape, dtype=torch.float32).mul_(STATE).to(dtype).transpose(2, 3)
 
 
-def redrawn(*pools: torch.Tensor, std: float = STATE) -> None:
-    """Each time the same numbers in the place of what the pools hold. std: their size, as it was first drawn."""
-    generator = torch.Generator(pools[0].device).manual_seed(SEED)
+def redrawn(*pools: torch.Tensor, std: float = STATE, seed: int = SEED) -> None:
+    """Each time the same numbers in the place of what the pools hold. std: their size, as it was first drawn.
+
+    Pools of two calls with one seed are alike.
+    """
+    generator = torch.Generator(pools[0].device).manual_seed(seed)
     for pool in pools:
         pool.normal_(std=std, generator=generator)
 

@@ -16,7 +16,7 @@ from instep_optimized.ops.base import Ops
 from instep_optimized.ops.fused import prefill_gdn
 from instep_optimized.ops.plain import PLAIN
 
-from ..base import TO, Arm, At, Cell, Ground, Kind, Size
+from ..base import SEED, TO, Arm, At, Cell, Ground, Kind, Size
 from ..grid import batches_and_heads, state_dtype
 from ..peers import arms as peers
 from ..right import first, off, same
@@ -92,7 +92,7 @@ def make(ground: Ground, at: At) -> Cell:
 
     def anew() -> None:
         redrawn(*(one.states for one in layers))
-        redrawn(*(one.windows for one in layers), std=1.0)
+        redrawn(*(one.windows for one in layers), std=1.0, seed=SEED + 1)
 
     cell = Cell([arm(name, ops) for name, ops in ground.sets.items()], read=moved, written=moved, anew=anew)
     return peers("mixer", ground, at, cell, rows=rows, layers=layers, judge=judge)

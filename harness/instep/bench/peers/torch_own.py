@@ -44,6 +44,8 @@ def pick(ground: Ground, at: At, name: str, logits: list[torch.Tensor]) -> Arm:
 
 def products(ground: Ground, at: At, name: str, op: str, arm: Callable[..., Arm]) -> Arm:
     """Judged as our first op set is: sums on the same tensor cores."""
+    if op == "moe" and not hasattr(torch.nn.functional, "grouped_mm"):
+        raise Unsupported("torch has grouped products since 2.10")
     runs = {"linear": lambda x, weight, **_: linear(x, weight), "mlp": lambda x, to, **weights: _mlp(x, **weights),
             "lm_head": lambda x, weight, **_: _head(x, weight), "moe": lambda x, to, **given: _moe(x, **given)}
     return arm(name, runs[op], next(iter(ground.sets.values())), peer=f"torch {torch.__version__}")
@@ -65,7 +67,8 @@ def _head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _moe(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool) -> torch.Tensor:
-    share, chosen = _head(x, weights.router).softmax(-1).topk(top_k)  # of scores in 16 bits others are the largest
+    # Rounded to 16 bits, other scores may be the largest.
+    share, chosen = _head(x, weights.router).softmax(-1).topk(top_k)
     if norm_topk:
         share = share / share.sum(-1, keepdim=True)
     order = chosen.flatten().argsort()

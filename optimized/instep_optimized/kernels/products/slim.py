@@ -35,7 +35,8 @@ SHAPES: dict[tuple[int, bool], tuple[tuple[int, Shape], ...]] = {
     (32, False): ((65536, TALL), (10240, LONG | {"stages": 3})), (32, True): ((0, TALL),),
     (128, False): ((10240, MANY),), (128, True): ((0, {"NT": 32, "KT": 128, "warps": 8, "stages": 4}),),
 }  # fmt: skip
-# With explicit layouts, likewise (`slim_staged.product`); fp32 results are not those of a pair.
+# With explicit layouts, likewise (`slim_staged.product`). Fp32 results never come from a pair: they are declared as one
+# sum.
 ALONE: Shape = {"NT": 64, "KT": 128, "STEPS": 9, "warps": 4, "registers": 64, "programs": 132, "pair": 0}
 PAIRS: Shape = ALONE | {"programs": 66, "pair": 1}  # two programs that have half of K each
 TILE: Shape = {"NT": 128, "KT": 64, "warps": 8, "programs": 132, "pair": 0}
@@ -80,6 +81,8 @@ def fits(x: torch.Tensor, weight: torch.Tensor, gated: bool = False, head: bool 
 
 def _ahead(x: torch.Tensor, weight: torch.Tensor, gated: bool, wide: bool = False) -> Shape | None:
     """The shape of a launch with explicit layouts; None where it does not fit. wide: with fp32 results, of one sum"""
+    if gated and wide:
+        return None
     (rows, depth), columns = x.shape, len(weight) // (1 + gated)
     shape, cut = shape_for(rows, columns, gated, STAGED), depth if gated or wide else halved(rows, columns, depth)
     if shape is None or staged is None or not staged.fits(x, weight) or (shape["pair"] and cut == depth):

@@ -38,7 +38,7 @@ from .slim_parts import AT_ONCE as PARTS_AT_ONCE
 from .slim_parts import _linear_parts
 
 ALIGNED = 16  # bytes: where boxes begin, and rows
-BYTES = gl.constexpr(2)  # of a number
+BYTES = gl.constexpr(2)  # of a number of x and weight
 TALL = 128  # rows of a gated product that are those of the tile (`slim_parts.py`)
 AT_ONCE = gl.constexpr(3)  # of the first steps, so many are asked for before one of them has come
 COPIER_REGISTERS = 40  # of a thread that copies
@@ -57,6 +57,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, gated: bool, out: torch.Tenso
     shape: MT rows, NT columns and KT of K are a step; STEPS of them are copied ahead; at most so many programs, or
     pairs, whose second program begins at the step `cut`
     """
+    assert not gated or out.dtype == x.dtype, "fp32 results are of one product"
     (rows, depth), columns = x.shape, out.shape[1]
     tall, wide, deep, cut = shape["MT"], shape["NT"], shape["KT"], shape["cut"]
     tiles, steps, pair = ceil_div(columns, wide), ceil_div(depth, deep), cut > 0
