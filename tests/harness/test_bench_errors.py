@@ -19,7 +19,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from instep.bench import clock, grid, kind, peers, render, run
+from instep.bench import arms, clock, grid, kind, peers, render, run
 from instep.bench.arms import measured
 from instep.bench.base import Arm, Cell
 from instep.bench.clock import Rates
@@ -189,6 +189,57 @@ def test_what_raises_while_it_is_timed_is_a_finding_and_others_are_timed(first: 
     assert row["arms"]["falls"] == {"peer": "", "finding": "ValueError: planted"}
     assert row["arms"]["it"]["samples"] == clock.SAMPLES and not row["arms"]["it"]["finding"]
     assert "ValueError: planted; no speed is shown" in text(found)
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """An op that kills the device when it is called for the n-th time; every launch behind that raises."""
+    dead = list[bool]()
+    for place in (arms, run):
+        monkeypatch.setattr(place, "gone", lambda device: bool(dead))
+
+    def made(op: Callable[..., Any], at: int) -> Callable[..., Any]:
+        calls = count(1)
+
+        def call(*given: Any, **named: Any) -> Any:
+            if next(calls) == at:
+                dead.append(True)
+            if dead:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            return op(*given, **named)
+
+        return call
+
+    return made
+
+
+@pytest.mark.parametrize("at", [1, 2, 30], ids=["in its check", "when it is first called", "in a lap"])
+def test_who_kills_the_device_is_told_and_nobody_else_is_blamed(
+    at: int, quick: None, killed: Callable[..., Any]
+) -> None:
+    sets = {"it": replace(PLAIN, pick=killed(picks, 10**6)), "kills": replace(PLAIN, pick=killed(picks, at))}
+    found = ran(sets, "pick", "conv")
+    (row,), said = found.rows, text(found)
+    finding = "it has killed the device: RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert row["arms"] == {"kills": {"peer": "", "finding": finding}}
+    assert row["absent"] == {"it": "kills has killed the device"} and found.exit is Exit.DIVERGED
+    assert found.left.keys() == {"pick", "conv"} and "cells left out, since the device works no longer" in said
+    assert "for want of minutes" not in said
+
+
+def test_a_device_that_is_killed_while_a_cell_is_built_is_told(
+    quick: None, killed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a peer that tries itself out."""
+    made: Any = ModuleType("made_up_peer")
+    made.maker = killed(picks, 1)
+    monkeypatch.setitem(sys.modules, "made_up_peer", made)
+    monkeypatch.setitem(peers.PEERS, "pick", {"made up": "made_up_peer:maker"})
+    found = bench(Asked({"it": PLAIN}, "cpu", FP32, ("pick",), "tiny", peers=True))
+    (row,) = found.rows
+    assert row["arms"] == {} and found.exit is Exit.INCONCLUSIVE and found.left == {"pick": 1}
+    assert row["absent"].keys() == {"it", "made up"} and "illegal memory access" in row["absent"]["made up"]
+    assert row["absent"]["it"] == "the device was killed while the cell was built"
 
 
 def test_what_an_arm_raises_that_keeps_time_itself_is_a_finding() -> None:

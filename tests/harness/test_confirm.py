@@ -82,6 +82,15 @@ def test_an_op_far_from_the_place_is_found_by_halving(trace):
     assert found.finding.place.component in ("query", "keys")
 
 
+def test_an_index_outside_of_its_memory_ends_the_event_and_not_the_process(trace):
+    """Triton's interpreter would follow it."""
+    outcome = Replay(trace, Setting(ops="support.wrong_ops:FAR_OFF")).run(explain=False)
+    first, last, *_ = outcome.verdict.findings
+    assert outcome.verdict.exit is Exit.DIVERGED and first.check == "contracts" and last.check == "serves"
+    assert "locations run from" in first.diagnosis and first.place.component == "keys"
+    assert "raised NotRun (not run: an index leads outside of its memory)" in last.diagnosis
+
+
 def test_two_wrong_ops_are_named_together(trace):
     _, found = located(trace, ops="support.wrong_ops:LOUDER_TWICE")
     assert (found.cause, found.op) == ("op", "gated_norm, output_gate")

@@ -106,6 +106,13 @@ def _narrow_beta_of_windows(**given: Any) -> torch.Tensor:
     return TRITON.gdn(**given)
 
 
+def _far_off(**given: Any) -> Any:
+    """Rows of the KV a gigabyte behind the pages."""
+    placed = TRITON.place_rows(**given)
+    return placed._replace(locations=placed.locations + 2**26)
+
+
+FAR_OFF = replace(TRITON, name="far off", place_rows=_far_off)
 NARROW_BETA_OF_WINDOWS = replace(TRITON, name="narrow beta", gdn=_narrow_beta_of_windows)
 UPDATES_LOUDER = replace(PLAIN, name="updates louder", gdn=_updates_louder)
 UNMOVED = replace(PLAIN, name="unmoved", move=_stay)

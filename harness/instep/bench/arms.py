@@ -2,7 +2,7 @@
 
 What is timed on a card is a captured graph, and not the call that was judged. So behind the timing the graph and the
 call begin at the same memory, and must leave the same bits; and the call is judged again. What raises is a finding of
-its arm, and the others are timed anew without it.
+its arm, and the others are timed anew without it. What kills the device ends the cell, or all others would be blamed.
 Leaves out: arms that keep time themselves, which compare what they timed on the way (`kinds/rounds.py`, `forced.py`).
 """
 
@@ -17,11 +17,25 @@ import torch
 
 from instep_optimized.ops.around import tensors_of
 
+from ..observe.to_host import alive
 from .base import Arm, Cell
 from .clock import SAMPLES, Fell, Times, Work, less, of_one, timed
 from .right import Judged, fallen, first, same
 
 LESS = "\nless"  # ends the name of what is taken off an arm
+
+
+class Lost(Exception):
+    """An arm has killed the device: no launch of this process works any more."""
+
+    def __init__(self, arm: str, finding: str) -> None:
+        super().__init__(arm, finding)
+        self.arm, self.finding = arm, finding
+
+
+def gone(device: torch.device) -> bool:
+    """Whether the device works no longer."""
+    return device.type == "cuda" and not alive(str(device))
 
 
 @dataclass
@@ -39,40 +53,49 @@ class Measured:
 
 
 def measured(cell: Cell, device: torch.device) -> dict[str, Measured]:
-    """Of every arm. A wrong peer is timed all the same, a wrong arm of ours is not."""
-    found = {arm.name: Measured(_judged(arm)) for arm in cell.arms}
+    """Of every arm. A wrong peer is timed all the same, a wrong arm of ours is not. Raises `Lost`."""
+    found = {arm.name: Measured(_judged(arm, device)) for arm in cell.arms}
     chosen = [arm for arm in cell.arms if not found[arm.name].judged.finding or (arm.peer and arm.work is not None)]
     for arm in chosen:
-        if arm.samples is not None and (taken := _or_finding(found[arm.name], partial(arm.samples, SAMPLES))):
-            found[arm.name].times = Times(tuple(taken), "rounds")
+        own = found[arm.name]
+        if arm.samples is not None and (taken := _or_finding(arm, own, partial(arm.samples, SAMPLES), device)):
+            own.times = Times(tuple(taken), "rounds")
     _time([arm for arm in chosen if arm.work is not None], found, device)
     for arm in chosen:
         own = found[arm.name]
-        if own.times is not None and not own.judged.finding and (said := _again(cell, arm, own.times)):
+        if own.times is not None and not own.judged.finding and (said := _again(cell, arm, own.times, device)):
             own.fell(said, timed=bool(arm.peer))
     for arm in chosen:
         own = found[arm.name]
         if own.times is not None:
             own.times = replace(own.times, replay=None)
-            own.more = _or_finding(own, arm.more) or {}
+            own.more = _or_finding(arm, own, arm.more, device) or {}
     return found
 
 
-def _or_finding(own: Measured, ask: Callable[[], Any]) -> Any:
+def _said(arm: str, raised: Exception, device: torch.device) -> str:
+    """What it raised, in words; or the end of the cell."""
+    said = fallen(raised)
+    if gone(device):
+        raise Lost(arm, said) from raised
+    return said
+
+
+def _or_finding(arm: Arm, own: Measured, ask: Callable[[], Any], device: torch.device) -> Any:
     """None: it raised, which is a finding."""
     try:
         return ask()
     except Exception as raised:
-        own.fell(fallen(raised))
+        own.fell(_said(arm.name, raised, device))
         return None
 
 
-def _judged(arm: Arm) -> Judged:
+def _judged(arm: Arm, device: torch.device) -> Judged:
     """What is wrong with its answers. Foreign code may raise anything; what ours raises is a finding, too."""
     try:
         return arm.judged()
     except Exception as raised:
-        return Judged(fallen(raised))
+        return Judged(_said(arm.name, raised, device))
 
 
 def _time(arms: Sequence[Arm], found: Mapping[str, Measured], device: torch.device) -> None:
@@ -84,7 +107,7 @@ def _time(arms: Sequence[Arm], found: Mapping[str, Measured], device: torch.devi
                           periods={name: arm.period for arm in left for name, _ in _works(arm)})  # fmt: skip
         except Fell as fell:
             name = fell.name.removesuffix(LESS)
-            found[name].fell(fallen(fell.raised))
+            found[name].fell(_said(name, fell.raised, device))
             left = [arm for arm in left if arm.name != name]
             continue
         for arm in left:
@@ -101,7 +124,7 @@ def _called(arm: Arm, own: Measured, device: torch.device) -> bool:
         if device.type == "cuda":
             torch.cuda.synchronize()
     except Exception as raised:
-        own.fell(fallen(raised))
+        own.fell(_said(arm.name, raised, device))
         return False
     return True
 
@@ -111,7 +134,7 @@ def _works(arm: Arm) -> list[tuple[str, Work]]:
     return [(arm.name, arm.work), *([] if arm.less is None else [(arm.name + LESS, arm.less)])]
 
 
-def _again(cell: Cell, arm: Arm, times: Times) -> str:
+def _again(cell: Cell, arm: Arm, times: Times, device: torch.device) -> str:
     """What is wrong behind the timing: with the graph that was timed, or with the answers of a call."""
     if arm.work is None:
         return ""
@@ -121,7 +144,7 @@ def _again(cell: Cell, arm: Arm, times: Times) -> str:
             _anew(cell, arm)
             said = arm.judged().finding
     except Exception as raised:
-        said = fallen(raised)
+        said = _said(arm.name, raised, device)
     return f"after it was timed: {said}" if said else ""
 
 

@@ -57,7 +57,9 @@ def _chosen(found: Bench, rows: Sequence[Row]) -> str:
 def _left(found: Bench, name: str, measured: bool) -> str:
     if name not in found.left:
         return ""
-    if name in found.unlike:
+    if found.lost and name not in found.unlike:
+        why = "since the device works no longer"
+    elif name in found.unlike:
         why = f"none has {chosen(found.asked.at)}"
     elif found.asked.at and not measured:  # a file does not say which of the two it was
         why = f"none with {chosen(found.asked.at)} was measured"

@@ -30,7 +30,7 @@ from ..report.result import Result
 from ..report.session import Session as Called
 from ..verdict import Exit
 from . import KINDS, kind
-from .arms import measured
+from .arms import Lost, gone, measured
 from .base import SEED, At, Cell, Ground, Size
 from .clock import Rates, rates
 from .right import Judged, fallen
@@ -100,6 +100,7 @@ class Bench:
 
     sessions  of which rows are here: a row has the number of its own
     unlike    kinds that were named and have no cell that was chosen; all of their cells are left out
+    lost      whether an arm has killed the device; then nothing was measured behind it
     """
 
     asked: Asked
@@ -108,6 +109,7 @@ class Bench:
     left: dict[str, int] = field(default_factory=dict)
     sessions: list[Session] = field(default_factory=list)
     unlike: tuple[str, ...] = ()
+    lost: bool = False
 
     @property
     def exit(self) -> Exit:
@@ -171,7 +173,7 @@ def bench(
         parts = max(1, len(grid) - number)
         until = time.monotonic() + (end - time.monotonic()) / parts
         for done, at in enumerate(every):
-            if key({"kind": name, "cell": at}) in there or time.monotonic() > until:
+            if found.lost or key({"kind": name, "cell": at}) in there or time.monotonic() > until:
                 continue
             there.add(key({"kind": name, "cell": at}))
             told(name, done, len(every))
@@ -184,7 +186,8 @@ def bench(
             found.left = dict(+lacking)
             if keep is not None:
                 found.result().write(keep)
-            if ground.card:  # its memory is short, and the next cell asks for all of it
+            found.lost = gone(device)
+            if ground.card and not found.lost:  # its memory is short, and the next cell asks for all of it
                 gc.collect()
                 torch.cuda.empty_cache()
     found.left = dict(+lacking)
@@ -234,9 +237,19 @@ def _row(name: str, ground: Ground, at: At) -> Row:
         cell, fell = _built(name, ground, at)
     except (Unsupported, OutOfCapacity, torch.OutOfMemoryError) as refused:
         return row | {"absent": dict.fromkeys(ground.sets, " ".join(str(refused).split()))}
+    if gone(ground.device):  # nobody knows by whom
+        others = dict.fromkeys((arm.name for arm in cell.arms), "the device was killed while the cell was built")
+        return row | {"absent": cell.absent | others, "arms": _fallen(fell)}
     floor = ground.rates.floor(cell.read, cell.written, cell.flops)
     row |= {"floor_us": 1e6 * floor, "bytes": cell.read + cell.written, "flops": cell.flops, "absent": cell.absent}
-    arms = measured(cell, ground.device)
+    try:
+        arms = measured(cell, ground.device)
+    except Lost as lost:
+        rest = [arm.name for arm in cell.arms if arm.name != lost.arm]
+        peer = next(arm.peer for arm in cell.arms if arm.name == lost.arm)
+        said = f"it has killed the device: {lost.finding}"
+        return row | {"arms": {lost.arm: {"peer": peer, "finding": said}},
+                      "absent": cell.absent | dict.fromkeys(rest, f"{lost.arm} has killed the device")}  # fmt: skip
     bar = arms[kind(name).bar].judged if kind(name).bar in arms else Judged("")
     for arm in cell.arms:
         own = arms[arm.name]
@@ -249,8 +262,13 @@ def _row(name: str, ground: Ground, at: At) -> Row:
             told |= data | {"of_floor": float(str(data["mean"])) / row["floor_us"]} if floor and "us" in data else data
             told |= own.more
         row["arms"][arm.name] = told
-    row["arms"] |= {one: {"peer": "", "finding": said} for one, said in fell.items()}
+    row["arms"] |= _fallen(fell)
     return row | {"seconds": time.monotonic() - begun}
+
+
+def _fallen(fell: Mapping[str, str]) -> dict[str, Any]:
+    """Op sets that are not in the cell: what they raised while it was built."""
+    return {one: {"peer": "", "finding": said} for one, said in fell.items()}
 
 
 def _built(name: str, ground: Ground, at: At) -> tuple[Cell, dict[str, str]]:

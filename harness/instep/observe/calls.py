@@ -18,6 +18,7 @@ import torch
 from instep_optimized.layout import Address, Pages, Part
 from instep_optimized.ops.around import OPS, Op, tensors_of
 from instep_optimized.ops.contracts import after, before
+from instep_optimized.ops.index_contracts import Outside
 from instep_reference.contract.engine import Region
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Blocked, Storage
@@ -31,6 +32,10 @@ from .told import Told
 
 SCALES = " scales"  # behind the name of their pool
 OURS = "instep_optimized"  # the package whose own ops need no count
+
+
+class NotRun(RuntimeError):
+    """In place of a call that an interpreter would follow into memory of others. It ends the event, not the process."""
 
 
 @dataclass
@@ -102,6 +107,8 @@ class Calls:
                 judged = _judged(name, self._place(given), told, ours)
                 judged.further += _broken(name, judged.place, self._views(name, given))
                 self._judged.append(judged)
+                if self._captures and not self._reads.cuda:  # its kernels are interpreted
+                    self._stop(judged)
                 result = None if self._captures else self._run(name, op, given)
             if self._captures:
                 with self._reads.inside(name):
@@ -123,6 +130,13 @@ class Calls:
         except BaseException as error:
             self._failed_op = FailedOp(name, self._place(given), error)
             raise
+
+    def _stop(self, judged: _Judged) -> None:
+        """Raise where an index leads outside. On a card the driver says so, and torch's own ops raise."""
+        if any(isinstance(one.clause, Outside) for one in judged.broken):
+            error = NotRun("not run: an index leads outside of its memory")
+            self._failed_op = FailedOp(judged.name, judged.place, error)
+            raise error
 
     def _settled(self) -> list[_Judged]:
         """All calls of the event; those that were given other indices than were known then, judged by these."""

@@ -14,6 +14,10 @@ from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.sampling import UNIFORM
 
 
+class Outside(str):
+    """A clause about an index that leads outside of its memory. A kernel that follows it may end the process."""
+
+
 def _place_rows(given: dict[str, Any]) -> Iterator[str]:
     """Slots have one owner each, rows of requests do not overlap, and no row stands before position 0."""
     slots, length, table = given["slots"], given["length"], given["table"]
@@ -213,7 +217,7 @@ def spans(begin: torch.Tensor, count: torch.Tensor, most: int, rows: int) -> Ite
         yield f"most is {most}, the largest count is {int(count.max())}"
     covered = [row for b, c in zip(begin.tolist(), count.tolist(), strict=True) for row in range(b, b + c)]
     if covered and (min(covered) < 0 or max(covered) >= rows):
-        yield f"rows {min(covered)} to {max(covered)} of {rows} are named"
+        yield Outside(f"rows {min(covered)} to {max(covered)} of {rows} are named")
     if len(set(covered)) < len(covered):
         yield "two requests share a row"
 
@@ -223,7 +227,7 @@ def within(name: str, index: torch.Tensor, size: int, lowest: int = -1) -> Itera
     if index.dtype is not torch.int64:
         yield f"{name} are {index.dtype}, not int64"
     if index.numel() and not (int(index.min()) >= lowest and int(index.max()) < size):
-        yield f"{name} run from {int(index.min())} to {int(index.max())}, there are {size}"
+        yield Outside(f"{name} run from {int(index.min())} to {int(index.max())}, there are {size}")
 
 
 def distinct(name: str, index: torch.Tensor) -> Iterator[str]:
