@@ -352,6 +352,13 @@ def test_a_round_by_kind_of_work_is_drawn() -> None:
     ElementTree.fromstring(ElementTree.tostring(svg))
 
 
+def test_rounds_stand_in_the_order_of_their_batches_whichever_was_measured_first() -> None:
+    """As in a file that was joined of several calls."""
+    rows: list[run.Row] = [{"kind": "rounds", "cell": {"batch": batch}, "arms": {"it": {"work": {"states": 1.0}}}}
+                           for batch in (32, 8, 1)]  # fmt: skip
+    assert [row["cell"]["batch"] for row, _ in plots.works(rows)] == [1, 8, 32]
+
+
 # The command
 
 

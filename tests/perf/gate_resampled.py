@@ -11,7 +11,6 @@ not show what one process differs by from the next, nor what lasts longer than a
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -25,7 +24,9 @@ import numpy as np
 from instep.perf import gate
 from instep.perf.clock import CLOCKS
 from instep.perf.question import Question, Report
+from instep.report.result import read
 from instep.verdict import Exit
+from instep_reference.contract.errors import BadInput
 
 WORDS = {Exit.AGREED: "held", Exit.DIVERGED: "slower", Exit.INCONCLUSIVE: "inconclusive"}
 SLOWED = (0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.08)
@@ -57,6 +58,8 @@ class Drawn:
 
 def measured(found: Mapping[str, Any]) -> tuple[Question, dict[str, np.ndarray]]:
     """-> the question, and arm -> pairs, cases, clocks, without what arms differ by in the median."""
+    if not found.get("judged"):
+        raise SystemExit("a file without pairs; expected one that `instep gate plain plain --json` wrote")
     if found["setting"]["device"] != "cpu":
         raise SystemExit(f"a file of {found['setting']['device']}; expected one of a CPU")
     judged = {(one["case"], one["clock"]): np.array(one["samples"]) for one in found["judged"]}
@@ -90,7 +93,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--slowed", type=float, nargs="*", default=SLOWED, help="0.05 is 5%%")
     told = parser.parse_args(argv)
-    question, samples = measured(json.loads(told.file.read_text()))
+    try:
+        question, samples = measured(read(told.file))
+    except BadInput as error:
+        raise SystemExit(str(error)) from None
     print(f"{told.runs} runs each, {len(samples['before'])} pairs measured; allowed {question.allowed:.0%}")
     for slowed in told.slowed:
         found = [run(question, samples, slowed, seed) for seed in range(told.runs)]

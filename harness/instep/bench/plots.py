@@ -60,8 +60,8 @@ def pictures(rows: Sequence[Row]) -> Iterator[tuple[str, xml.Element]]:
 
 
 def works(rows: Sequence[Row]) -> Iterator[tuple[Row, dict[str, dict[str, float]]]]:
-    """Rows whose arms tell their kinds of work: arm -> kind of work -> us."""
-    for row in rows:
+    """Rows whose arms tell their kinds of work, in the order of the plotted axis: arm -> kind of work -> us."""
+    for row in sorted(rows, key=lambda row: float(row["cell"].get(kind(row["kind"]).x, 0))):
         if work := {name: arm["work"] for name, arm in row["arms"].items() if "work" in arm}:
             yield row, work
 

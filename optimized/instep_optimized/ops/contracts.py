@@ -18,7 +18,7 @@ from instep_reference.contract.place import Place
 from ..layout import Address, Pages, Part, Ring
 from .around import OPS, Op, Wrapper, memory_of, tensors_of
 from .fused import FUSIONS
-from .index_contracts import RULES, distinct, owned, spans, within
+from .index_contracts import RULES, Outside, distinct, owned, spans, within
 from .kinds import only_writes, unlike
 from .shapes import misfits, shapes
 
@@ -158,7 +158,7 @@ def _part(part: Part, rows: int) -> Iterator[str]:
         yield from _address("per_row", part.per_row)
         yield from distinct("per_row", part.per_row.units)
         if part.most > part.per_row.pool.shape[1]:
-            yield f"per_row: {part.most} positions do not fit in {part.per_row.pool.shape[1]} columns"
+            yield Outside(f"per_row: {part.most} positions do not fit in {part.per_row.pool.shape[1]} columns")
     if part.ring is not None:
         yield from _ring(part, part.ring)
     if part.parents is not None and len(part.parents) == rows:

@@ -15,7 +15,7 @@ from instep_reference.contract.sampling import UNIFORM
 
 
 class Outside(str):
-    """A clause about an index that leads outside of its memory. A kernel that follows it may end the process."""
+    """A clause about an index that leads outside of its memory. An interpreter that follows it may end the process."""
 
 
 def _place_rows(given: dict[str, Any]) -> Iterator[str]:

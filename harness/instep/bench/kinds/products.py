@@ -72,7 +72,7 @@ def _widened(given: Inputs, dtype: torch.dtype) -> Inputs:
     return {name: wide(value) for name, value in given.items()}
 
 
-def _drawn(op: str, x: torch.Tensor, given: Inputs, ground: Ground, ops: Ops = PLAIN) -> torch.Tensor:
+def _drawn(op: str, x: torch.Tensor, given: Inputs, ground: Ground, ops: Ops) -> torch.Tensor:
     """The yardstick: plain. Logits are not rounded behind their sum, so they are summed as `ops` declares."""
     if op != "lm_head":
         found: torch.Tensor = getattr(PLAIN, op)(x=x, **given, to=TO)

@@ -1,4 +1,4 @@
-"""The script that draws pairs anew and asks the gate's own loop (`tests/perf/gate_resampled.py`).
+"""What `gate_resampled.py` counts over made-up pairs.
 
 Leaves out: figures of a machine.
 """
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from instep.perf import pairs
+from instep.report.result import SCHEMA
 from perf import gate_resampled
 
 SETTING = {"device": "cpu", "pairs": 60, "allowed": 0.03, "seed": 0}
@@ -31,7 +32,7 @@ def file(tmp_path: Path) -> Callable[[float], Path]:
                 samples = 1e-3 * np.exp(noise * generator.standard_normal((100, 3))) * np.array([1, 1.02, 1])
                 judged.append({"case": case, "clock": clock, "samples": samples.tolist()})
         found = tmp_path / "gate.json"
-        found.write_text(json.dumps({"judged": judged, "setting": SETTING}))
+        found.write_text(json.dumps({"schema": SCHEMA, "judged": judged, "setting": SETTING}))
         return found
 
     return written
@@ -62,6 +63,7 @@ def test_further_pairs_hold_what_the_first_leave_open(
 
 
 @pytest.mark.parametrize(("change", "says"), [
+    ({"judged": []}, "a file without pairs"), ({"schema": None}, "found schema None"),
     ({"setting": SETTING | {"device": "cuda"}}, "a file of cuda; expected one of a CPU"),
     ({"judged": [{"case": "verify", "clock": clock, "samples": [[1.0] * 3] * count} for clock, count in
                  (("wall", 60), ("cpu", 59))]}, "clocks that read different pairs"),
