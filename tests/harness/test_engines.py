@@ -9,14 +9,17 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from instep.checks.played import NOT_OFFERED
 from instep.engines.asked import Asked
 from instep.engines.derived import DerivedEngine
+from instep.localise import locate
 from instep.replay.replay import Outcome, Replay
 from instep.replay.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Exit, Tier
+from instep_reference.contract import answers
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Capacity, Commit, Draft, Finish, Forward, Refused, Row
 from instep_reference.contract.engine import Path as Path_
@@ -76,6 +79,31 @@ def test_what_is_wrong_is_named_where_it_is_made(name, event, kind, place, says)
     findings = replayed(name).verdict.findings
     assert (findings[0].event, findings[0].kind) == (event, kind)
     assert any(str(found.place) == place and found.diagnosis.startswith(says) for found in findings), findings[:3]
+
+
+HIDDEN = "were not compared, so an earlier event may have left them wrong"
+TOO = "its memory too: what this event computed from it is wrong"
+
+
+@pytest.mark.parametrize(("name", "event", "says"), [
+    ("hidden_kv", 8, f"; keys and values {HIDDEN}"),
+    ("hidden_rollback", 8, f"; conv windows, states, keys and values {HIDDEN}"),
+    ("slightly_keeping", 5, TOO),
+])  # fmt: skip
+def test_memory_that_was_not_compared_is_not_called_right(name, event, says) -> None:
+    replay = Replay(few_channels("kept", 2), Setting(engine=f"support.by_verbs:{name}"))
+    outcome = replay.run(until=event)
+    located = locate(replay, outcome)
+    assert (located.finding.event, str(located.finding.place)) == (event, "trunk final")
+    assert located.says.endswith(says)
+
+
+def test_memory_added_to_the_contract_later_is_not_called_right(monkeypatch) -> None:
+    replay = Replay(few_channels("kept", 2), Setting(engine="support.by_verbs:slightly_keeping"))
+    outcome = replay.run(until=5)
+    monkeypatch.setattr(answers, "MEMORY", (*answers.MEMORY, "ring"))
+    monkeypatch.setattr(answers.RequestState, "ring", {0: torch.ones(1)}, raising=False)
+    assert locate(replay, outcome).says.endswith(f"; ring {HIDDEN}")
 
 
 @pytest.mark.slow

@@ -245,6 +245,21 @@ class HiddenRollback(NoRollback):
     state = None  # type: ignore[assignment]
 
 
+class HiddenKv(Right):
+    """It shows no KV, and its first commit of a window doubles the last key row of every attention layer."""
+
+    damaged = False
+
+    def keep(self, request: str, length: int) -> None:
+        super().keep(request, length)
+        if not self.damaged:
+            self.damaged = True
+            self.memory[request] = tuple(
+                one if isinstance(one, GdnMemory) else replace(one, keys=torch.cat([one.keys[:-1], 2 * one.keys[-1:]]))
+                for one in self.memory[request]
+            )
+
+
 class Mute(Right):
     """It shows neither logits nor final rows nor states."""
 
@@ -266,9 +281,10 @@ watching, layered, drafting = map(made, (Watching, Layered, Drafting))
 slipping = made(type("Slipping", (Drafting,), {"slip": 1}))
 keeping, no_rollback, one_more, of_another = map(made, (Keeping, NoRollback, OneMore, OfAnother))
 stale_logits, aliasing, no_drop, shifted_window = map(made, (StaleLogits, Aliasing, NoDrop, ShiftedWindow))
-stale_tile, neighbour, slightly, hidden_rollback, mute = map(
-    made, (StaleTile, Neighbour, Slightly, HiddenRollback, Mute)
+stale_tile, neighbour, slightly, hidden_rollback, hidden_kv, mute = map(
+    made, (StaleTile, Neighbour, Slightly, HiddenRollback, HiddenKv, Mute)
 )
+slightly_keeping = made(type("SlightlyKeeping", (Slightly, Keeping), {}))
 
 
 # Makers and verbs that are none
@@ -333,8 +349,7 @@ misspells = _with(declares={"products": {"conv": "bfloat"}})
 products_5, rounds_3 = _with(declares={"products": 5}), _with(declares={"rounds": 3})
 shows_5, shows_lists = _with(declares={"shows": 5}), _with(declares={"shows": [["logits"]]})
 order_no, kv_raises = _with(declares={"order": "no"}), _with(kv=property(_raises))
-declares_raises = _with(declares=property(_raises))
-no_pages = _with(pages=lambda self: {})
+declares_raises, no_pages = _with(declares=property(_raises)), _with(pages=lambda self: {})
 
 
 class _Junk(Right):

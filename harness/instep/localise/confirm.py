@@ -27,7 +27,7 @@ from ..replay.replay import Outcome, Replay
 from ..replay.setting import moves_labels
 from ..replay.variant import Patch, Variant, in_memory, spelled
 from ..verdict import Cause, Comparison, Located, Tier
-from .order import READERS, also_writes, ops_of, siblings
+from .order import READERS, also_writes, memory_name, ops_of, siblings
 
 BEYOND = 6  # events that may read what an event wrote: two rounds
 # Checks that look at no result.
@@ -50,7 +50,7 @@ class _Climb:
 
     def __init__(self, replay: Replay, outcome: Outcome, layers: Collection[int] | None) -> None:
         self.replay, self.layers, self.tiers = replay, layers, outcome.tiers
-        self.found = outcome.verdict.findings
+        self.found, self.compared = outcome.verdict.findings, outcome.verdict.compared
         self.first = self.found[0]
         self.event, self.at = self.first.event, self.first.place
         self.last = outcome.last if outcome.last is not None and outcome.last.index == self.event else None
@@ -82,16 +82,31 @@ class _Climb:
         return self._is("place", op, "seen in the call itself: no tensor in its place would mend it")
 
     def led(self) -> Located | None:
-        """Nothing can be put into an engine that is led by verbs; but what it showed until here says something."""
+        """Report an engine that is driven through verbs: no tensor can be put into it, but what it showed is known."""
         if not self.replay.plan.setting.led:
             return None
-        shown = None if self.last is None else self.last.shown
-        before = "all that it showed before this event agrees" if self.event else "it is the first event"
-        if shown is not None and "state" not in shown.feeds and not in_memory(self.at):
-            before += "; it shows no states, so an earlier event may have left a wrong one"
-        elif not in_memory(self.at):
-            before += ", its states too: what this event computed from them is wrong"
-        return self._is("unconfirmed", None, f"not confirmed: nothing of the reference can stand in it; {before}")
+        before = "everything compared before this event agrees" if self.event else "it is the first event"
+        if missing := self._memory_not_compared():
+            names = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
+            before += f"; {names} were not compared, so an earlier event may have left them wrong"
+        elif self.last is not None and self.event and not in_memory(self.at):
+            before += ", its memory too: what this event computed from it is wrong"
+        says = f"not confirmed: the reference's tensors cannot be put into this engine; {before}"
+        return self._is("unconfirmed", None, says)
+
+    def _memory_not_compared(self) -> list[str]:
+        """Kinds of memory that this event may have read wrong: no comparison with the reference covers them before it.
+
+        Which kinds there are is read from the reference's requests, field by field of `answers.MEMORY`. The target
+        reads none of the draft head's memory.
+        """
+        if self.last is None or not self.event:
+            return []
+        compared = {each.place for each in self.compared if each.event < self.event and each.tier is not Tier.BITWISE}
+        return list(dict.fromkeys(
+            memory_name(place) for state in self.last.truth.after.values() for place, tensor in state.parts()
+            if tensor.numel() and place not in compared and (place.stage == "trunk" or self.at.stage != "trunk")
+        ))
 
     def op(self) -> Located | None:
         twin, other = self._others()

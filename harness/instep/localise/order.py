@@ -44,6 +44,9 @@ WRITERS: dict[str, tuple[str, ...]] = {
     "tail": ("store_rows", "place_rows"),
 }
 
+# Component of memory -> its name in sentences, if that is another one.
+NAMES = {"conv": "conv windows", "state": "states"}
+
 
 def ops_of(place: Place) -> tuple[str, ...]:
     """The ops that may have made what stands there, the likeliest first."""
@@ -63,3 +66,9 @@ def also_writes(place: Place, memory: Place) -> bool:
     """Whether the op that hands on `place` is one that writes this memory, of the same layer."""
     same = (place.stage, place.layer) == (memory.stage, memory.layer)
     return same and bool(set(WRITERS.get(memory.component, ())) & set(ops_of(place)))
+
+
+def memory_name(place: Place) -> str:
+    """conv windows, states, keys, draft keys"""
+    name = NAMES.get(place.component, place.component)
+    return name if place.stage == "trunk" else f"draft {name}"
