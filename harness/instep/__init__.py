@@ -1,6 +1,6 @@
-"""instep: is a fast engine for hybrid gated-delta-net models with speculation still computing the model?
+"""instep: check that a fast engine for gated-delta-net hybrids with speculation still computes the model.
 
-The public face, lazy: importing it loads neither torch nor triton. Leaves out everything but the names.
+This module resolves the public names lazily, so that importing it loads neither torch nor triton.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Where a command's files go: a regular file is written whole or not at all; anything else is opened and written to.
+"""Write a command's files: a regular file is written whole or not at all, anything else is opened and written to.
 
-Leaves out: what stands in the files, and whether one that is there may be lost (`trace/file.py` asks that).
+Leaves out: the contents, and whether an existing file may be replaced (`trace/file.py` decides that).
 
-    -                       stdout; what the command prints otherwise then goes to stderr (`cli/ending.py`)
+    -                       stdout; the command's other output then goes to stderr (`cli/ending.py`)
     a symbolic link         is followed: its target is replaced, the link stays
     device, pipe, terminal  is opened and written to, and stays what it is
 """
@@ -21,18 +21,18 @@ from instep_reference.contract.errors import BadInput
 STDOUT = Path("-")
 STDOUT_FD = 1
 NAMES_OF_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
-# A name of an open file: replacing what it leads to would take the file away from the process that has it open.
+# Names of open files. Replacing the target of such a name would take it from the process that has it open.
 OPEN_FILES = ("/dev/fd/", "/dev/stderr", "/proc/")
 
 
 class ReaderGone(BrokenPipeError):
-    """Nobody reads the pipe any more that a file's content was written to."""
+    """The reader of the pipe that a file's content is written to has gone."""
 
 
 def write_atomically(files: Mapping[Path, bytes]) -> None:
-    """Put every content in its place. A regular file is replaced in one step, when all contents are on the disk.
+    """Write all files. Regular files are replaced in one step each, after all contents are on the disk.
 
-    What is no regular file is written first, so that no file is replaced when that fails.
+    Devices and pipes are written first, so that no file is replaced if that fails.
     """
     for path in files:
         writable(path)
@@ -43,7 +43,7 @@ def write_atomically(files: Mapping[Path, bytes]) -> None:
         written: list[tuple[Path, Path]] = []
         for path, target in replaced.items():
             with _refused(path):
-                # Beside the target: a file is moved in one step only within a file system.
+                # In the target's folder, because a move is atomic only within one file system.
                 aside = stack.enter_context(tempfile.TemporaryDirectory(dir=target.parent, prefix=".whole-"))
                 temporary = Path(aside, "content")
                 temporary.write_bytes(files[path])
@@ -55,16 +55,16 @@ def write_atomically(files: Mapping[Path, bytes]) -> None:
 
 
 def writable(path: Path, *others: Path | None) -> None:
-    """Refuse a place where nothing can be put: asked before work is done, and again before it is written.
+    """Refuse a path that cannot be written. Called before the work starts, and again before writing.
 
-    others: what the same command reads, or writes elsewhere; of a trace, the file of its tensors is meant, too.
+    others: other files that the command reads or writes; for a trace, its tensor file is included
     """
-    with _refused(path):  # a link to itself, a name that is too long
+    with _refused(path):  # for example a link to itself, or a name that is too long
         _writable(path, *others)
 
 
 def folder_for(path: Path, field: str) -> None:
-    """Make a folder for files, or refuse its place."""
+    """Make a folder for files, or refuse its path."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -75,7 +75,8 @@ def _writable(path: Path, *others: Path | None) -> None:
     for other in filter(None, others):
         for taken in (other, other.parent / f"{other.name.removesuffix('.jsonl')}.safetensors"):
             if _same(path, taken):
-                raise BadInput(str(path), found="a file that this command uses otherwise", expected="a file of its own")
+                raise BadInput(str(path), found="a file that this command also uses for something else",
+                               expected="another file")  # fmt: skip
     if is_stdout(path):
         return
     there = _there(path)
@@ -92,7 +93,7 @@ def _writable(path: Path, *others: Path | None) -> None:
 
 
 def _there(path: Path) -> os.stat_result | None:
-    """What stands at the end of the path, links followed; None when nothing does."""
+    """The status of the path's target, following links; None if it does not exist."""
     try:
         return path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -115,7 +116,7 @@ def is_stdout(path: Path) -> bool:
 
 
 def is_replaced(path: Path) -> bool:
-    """Whether there is a regular file, or none, under a name of its own."""
+    """Whether writing replaces the path: it is a regular file or does not exist, and is no name of an open file."""
     if is_stdout(path) or os.path.abspath(path).startswith(OPEN_FILES):
         return False
     there = _there(path)
@@ -123,7 +124,7 @@ def is_replaced(path: Path) -> bool:
 
 
 def _write_into(path: Path, content: bytes) -> None:
-    """Open and write; the buffer of `sys.stdout` is not used, so nothing is left in it when the write fails."""
+    """Open and write. This bypasses the buffer of `sys.stdout`, so nothing is left in it if the write fails."""
     ours = is_stdout(path)
     with _refused(path):
         try:
@@ -135,7 +136,7 @@ def _write_into(path: Path, content: bytes) -> None:
 
 
 def _same_owner_and_mode(temporary: Path, target: Path) -> None:
-    """A file that is replaced keeps its mode, and its owner as far as that is allowed."""
+    """Give the new file the mode of the old one, and its owner if that is permitted."""
     there = _there(target)
     if there is None:
         return
@@ -146,7 +147,7 @@ def _same_owner_and_mode(temporary: Path, target: Path) -> None:
 
 @contextmanager
 def _refused(path: Path) -> Iterator[None]:
-    """What the system refuses is bad input that names the path."""
+    """Turn an OSError into a BadInput that names the path."""
     try:
         yield
     except ReaderGone:

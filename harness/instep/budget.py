@@ -1,6 +1,6 @@
-"""What a request costs in memory, pool by pool, under every commit strategy; and how many fit.
+"""The memory that a request takes, pool by pool, under every commit strategy, and how many requests fit.
 
-Leaves out: allocation. The figures come from the very demands that the engine's pools are made from.
+The figures come from the same `Demand` values from which the engine allocates its pools. Leaves out: allocation.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from instep_reference.contract.shapes import FUSED, expected_shapes
 from .replay.guard import MAKES, calling
 
 PAGE_SIZE = 16
-ONE = Capacity(slots=(1,), pages=(1,), page_size=PAGE_SIZE, max_tokens=1)  # of it, a unit costs what max_positions says
+ONE = Capacity(slots=(1,), pages=(1,), page_size=PAGE_SIZE, max_tokens=1)  # a unit depends on max_positions alone
 
 
 @dataclass(frozen=True)
 class Need:
-    """One strategy with one form of conv windows, for requests of at most `tokens` tokens, prompt and text.
+    """Memory of one strategy with one form of conv windows, for requests of at most `tokens` tokens.
 
-    pools  name -> bytes per request, over all layers, of every pool of the strategy
-    prefix bytes of a tracked prefix of `tokens` tokens; tracked: so many are on the device
-    slot_table  bytes of the lines that every engine keeps per request: length, page table, window, rows in flight
-    page   bytes of a KV page of PAGE_SIZE tokens, target and draft layers
+    pools       name -> bytes per request, over all layers, for every pool of the strategy
+    prefix      bytes of a tracked prefix of `tokens` tokens
+    tracked     number of tracked prefixes on the device
+    slot_table  bytes per request that every engine keeps: length, page table, window, rows in flight
+    page        bytes of a KV page of PAGE_SIZE tokens, target and draft layers
     """
 
     strategy: str
@@ -65,7 +66,7 @@ class Need:
 
     @property
     def beside(self) -> int:
-        """Snapshots, rings, marks: what is neither a state nor a conv window in its slot."""
+        """Bytes of snapshots, rings and marks: everything but states and conv windows."""
         return sum(size for name, size in self.pools.items() if name not in ("state", "state" + SCALES, "conv"))
 
     @property
@@ -74,12 +75,12 @@ class Need:
         return self.fixed + -(-self.tokens // PAGE_SIZE) * self.page
 
     def allocation(self, requests: int) -> int:
-        """Bytes of all pools of an engine with room for so many requests, and of its tracked prefixes."""
+        """Bytes of all pools of an engine with room for `requests` requests, and of its tracked prefixes."""
         pools = bytes_of(requests, self.tokens, PAGE_SIZE, self.wanted, guarded=self.guarded)
         return pools + self.tracked * self.prefix
 
     def fit(self, total: int) -> int:
-        """How many requests fit in `total` bytes of pools, tracked prefixes, and what ops take while they run."""
+        """How many requests fit in `total` bytes of pools, tracked prefixes and scratch memory of ops."""
         room, requests = total - self.tracked * self.prefix, -1
         while room > 0:
             found = requests_that_fit(room, self.tokens, PAGE_SIZE, self.wanted, guarded=self.guarded)
@@ -93,7 +94,7 @@ def needs(
     config: ModelConfig, options: Options, widest: int, tokens: int, ops: Ops | None = None,
     strategies: Collection[str] = (), forms: Collection[str] = (), nodes: int | None = None, tracked: int = 0,
 ) -> Iterator[Need]:
-    """Each of these strategies with each of these forms, left out: all, as far as the engine would serve them."""
+    """Yield the need of each strategy with each form that the engine supports; by default, of all of them."""
     ops = ops or load("plain")
     for strategy in strategies or known("state", ops):
         for conv in forms or known("conv", ops):
@@ -109,10 +110,10 @@ def need(
     config: ModelConfig, options: Options, widest: int, tokens: int, ops: Ops | None = None, nodes: int | None = None,
     tracked: int = 0,
 ) -> Need:
-    """The pair of strategies of these options, for chains of at most `widest` tokens and trees of at most `nodes`.
+    """The need of these options, for chains of at most `widest` tokens and trees of at most `nodes`.
 
-    tokens: the most of a request; the page table is as wide as they need (`Capacity.max_positions`).
-    tracked: how many prefixes of so many tokens are on the device (`Capacity.tracked`); 0: none is tracked
+    tokens: maximum length of a request, which sets the width of the page table (`Capacity.max_positions`)
+    tracked: number of prefixes of `tokens` tokens on the device (`Capacity.tracked`); 0 means none
     """
     ops, config = ops or load("plain"), in_use(config, options.drafter)
     room = replace(ONE, max_positions=tokens, num_draft_tokens=nodes, track_interval=1 if tracked else None)
@@ -135,12 +136,12 @@ def need(
 
 
 def weights_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """All tensors of the model in one width."""
+    """Bytes of all tensors of the model in one dtype."""
     return sum(math.prod(size) for size in expected_shapes(config, FUSED).values()) * dtype.itemsize
 
 
 def spelled(count: float) -> str:
-    """1.50 MiB: two decimals, in the largest unit that leaves a whole number before them."""
+    """Format bytes as in 1.50 MiB: two decimals, in the largest unit of which there is at least one."""
     for size, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if count >= size:
             return f"{count / size:.2f} {unit}"

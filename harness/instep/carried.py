@@ -1,29 +1,30 @@
-"""The fixtures that come with instep: a trained model, traces, an example suite; in a checkout and in a wheel alike.
+"""Find the fixtures that instep ships, in a checkout or a wheel: a trained model, traces, an example suite.
 
-Leaves out: writing them somewhere (`cli/fixtures.py`), and torch: the plugin asks for them before anything is loaded.
+This file does not import torch, because the plugin uses it before anything is loaded. Leaves out: copying the fixtures
+(`cli/fixtures.py`).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-# What a wheel carries of the folder `fixtures` (`pyproject.toml` says it to the build); a test compares the two.
+# The part of the folder `fixtures` that a wheel contains. A test compares it with `pyproject.toml`.
 CARRIED = ("tiny/config.json", "tiny/model.safetensors", "tiny/prompts.json", "tiny/README.md", "experts/config.json",
            "experts/model.safetensors", "traces", "example")  # fmt: skip
 
 
 def fixtures() -> Path:
-    """The folder with `tiny`, `traces` and `example` in it: inside an installed package, else in the checkout."""
+    """The folder that contains `tiny`, `traces` and `example`: in the installed package, or in the checkout."""
     package = Path(__file__).resolve().parent
     installed = package / "fixtures"
     return installed if installed.is_dir() else package.parents[1] / "fixtures"
 
 
 def model() -> Path:
-    """The trained model: what a command runs when none is named."""
+    """The trained model, which commands use by default."""
     return fixtures() / "tiny"
 
 
 def trace() -> Path:
-    """The main trace: what `instep replay` replays when none is named."""
+    """The main trace, which `instep replay` uses by default."""
     return fixtures() / "traces" / "adaptive.jsonl"

@@ -1,10 +1,10 @@
-"""One engine that serves events, and the observers that look on: the only loop over an engine.
+"""The only loop over an engine: serve events to it, with observers called around each event.
 
     player = Player("plain", engine, [States(engine), OnHost()])
     side = player.serve(event)
 
-Without observers `serve` does `event.on(engine)` and asks the engine nothing else, so what is timed is the engine.
-Leaves out: which event is legal (`trace/event_rules.py`), and the observers that there are (`observe/`).
+Without observers `serve` calls `event.on(engine)` and nothing else, so a timer measures the engine alone.
+Leaves out: which event is legal (`trace/event_rules.py`), and the observers (`observe/`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Places = Mapping[Place, torch.Tensor]
 
 @dataclass(frozen=True)
 class Side:
-    """What one engine said to one event, and what its observers saw; what nobody looked at is empty.
+    """One engine's answer to one event, and what the observers recorded. Fields without an observer are empty.
 
     answer          as the engine gave it, or on the host (`OnHost`)
     places          named tensors, rows packed in batch order (`Activations`)
     before, after   request -> logical state of every live request (`States`)
-    tracked         name -> prefix that this event tracked, by the engine's own answer, or moved (`States`)
+    tracked         name -> prefix that this event tracked, according to the engine's answer, or moved (`States`)
     wanted_num_steps  `next_num_steps()` (`States`)
-    instead         whether the recorded drafts are the window instead of the engine's own
+    instead         whether the window has the recorded drafts instead of the engine's own
     """
 
     name: str
@@ -43,31 +43,32 @@ class Side:
 
 
 class Observer:
-    """Looks on while a player serves an event. Every hook does nothing unless a subclass says otherwise."""
+    """Called around each event that a player serves. Subclasses override the hooks that they need."""
 
     def before(self, event: Event) -> None:
-        """The event is about to be served."""
+        """Called before the event is served."""
 
     def after(self, event: Event, side: Side) -> Side:
-        """The event was served; returns the side with what this observer saw added to it."""
+        """Called after the event was served; returns the side with this observer's records added."""
         return side
 
     def failed(self, event: Event, error: BaseException) -> None:
-        """The engine raised, or an observer closer to it: `after` is not called for this event."""
+        """Called instead of `after` when the engine raised, or an observer closer to it."""
 
 
 class Player:
-    """Serves events to one engine. The first observer is the outermost, the last stands closest to the engine."""
+    """Serves events to one engine. The first observer is the outermost, the last is closest to the engine."""
 
-    proposes = True  # whether the engine has a drafter of its own
+    proposes = True  # whether the engine drafts itself
 
     def __init__(self, name: str, engine: Engine, observers: Sequence[Observer] = ()) -> None:
         self.name, self.engine, self.observers = name, engine, tuple(observers)
 
     def serve(self, event: Event) -> Side:
-        """The event on the engine, between the hooks of the observers.
+        """Serve the event on the engine, between the hooks of the observers.
 
-        A draft of the engine's own is asked for without the recorded one, and served again with it if that is another.
+        A draft event marked `own` is served without the recorded drafts first. If the engine drafts other tokens, the
+        event is served again with the recorded ones.
         """
         if isinstance(event, Draft) and event.own and self.proposes:
             side = self._served(Draft(event.requests))
@@ -77,7 +78,7 @@ class Player:
         return self._served(event)
 
     def _served(self, event: Event) -> Side:
-        """Whoever raises, the engine or an observer: every observer that has begun hears of one end."""
+        """Serve once. If anything raises, `failed` is called for every observer whose `before` has returned."""
         begun: list[Observer] = []
         try:
             for observer in self.observers:

@@ -1,8 +1,8 @@
-"""Who proposes drafts where an engine is handed them (`--drafter`): an n-gram look-up that ships, or any callable.
+"""Proposers of external drafts (`--drafter`): the built-in n-gram look-up, or any callable.
 
-A proposer runs on the host, between the rounds, on all tokens that the request has so far: it is not a round late, and
-whoever leads the engine waits for the tokens of the round before. Where rounds overlap nobody waits, and it is one
-round late: it is asked for what follows if all drafts in flight are accepted. Leaves out: what an engine does with it.
+A proposer runs on the host between rounds, on all tokens of the request, so the driver waits for the tokens of the
+round before. With overlapped rounds the driver does not wait, and the proposer is one round late: it continues the text
+as if all drafts in flight were accepted. Leaves out: how an engine uses the drafts.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from instep_reference.contract.errors import BadInput
 from .adapters import named
 from .trace.tree_picks import followers
 
-# (all tokens of a request, its root last; how many drafts) -> so many drafts, or none: then it decodes without drafts
+# (all tokens of a request, its root last; number of drafts) -> that number of drafts, or none to decode without drafts
 Propose = Callable[[Sequence[int], int], Sequence[int]]
 
-GROUP = "instep.proposers"  # the entry point group under which a package offers one
-LONGEST = 3  # tokens that are looked up; where they did not occur before, one less, but never less than two
+GROUP = "instep.proposers"  # entry point group of proposers in other packages
+LONGEST = 3  # tokens that are looked up; if they did not occur before, two are
 
 
 def ngram(text: Sequence[int], count: int) -> list[int]:
-    """What followed the last tokens earlier in the text, which grows by each draft; nothing where they are new."""
+    """Draft the tokens that followed the last ones earlier in the text; without an earlier occurrence, draft none."""
     drafts = list[int]()
     for _ in range(count):
         so_far = (*text, *drafts)
@@ -35,11 +35,11 @@ def ngram(text: Sequence[int], count: int) -> list[int]:
 
 
 OURS: dict[str, Propose] = {"ngram": ngram}
-NAMES = (*MODES, *OURS)  # that `--drafter` knows
+NAMES = (*MODES, *OURS)  # the names that `--drafter` accepts
 
 
 def proposer(name: str) -> Propose | None:
-    """Who is asked for drafts under this name; None: the engine's own head, or nobody."""
+    """The proposer with this name; None if the engine drafts itself or drafts are supplied."""
     if name in MODES:
         return None
     found = OURS[name] if name in OURS else named(name, field="--drafter", group=GROUP, known=NAMES)
@@ -48,7 +48,7 @@ def proposer(name: str) -> Propose | None:
         raise BadInput("--drafter", found=f"{name}, a {type(found).__name__}", expected=expected)
 
     def asked(text: Sequence[int], count: int) -> tuple[int, ...]:
-        """As many as were asked for, or none."""
+        """Call the proposer and require `count` drafts or none."""
         try:
             drafts = tuple(int(token) for token in found(text, count))
         except Exception as error:  # foreign code may raise anything
@@ -62,5 +62,5 @@ def proposer(name: str) -> Propose | None:
 
 
 def mode_of(name: str) -> str:
-    """How the engine drafts: by a mode of its own, or handed what somebody proposes."""
+    """The engine's draft mode: its own, or external for a proposer."""
     return name if name in MODES else EXTERNAL

@@ -1,6 +1,6 @@
-"""What is computed once and then read: values by key, as many as their tensors leave room for.
+"""A cache with least-recently-used eviction, limited by the bytes of the tensors in its values.
 
-Leaves out: what is kept, and what its key must say (`replay/reuse.py`, `observe/same_piece.py`).
+Leaves out: what is cached and how keys are made (`replay/reuse.py`, `observe/same_piece.py`).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from instep_optimized.ops.around import tensors_of
 
 T = TypeVar("T")
 
-BESIDE = 1 << 10  # bytes that a tensor takes beside its numbers; most tensors are smaller than that
+BESIDE = 1 << 10  # bytes of a tensor object in addition to its data; most tensors have less data than that
 
 
 class Shelf(Generic[T]):
-    """The values used last whose tensors fit into `most` bytes.
+    """The most recently used values whose tensors fit into `most` bytes.
 
-    size: bytes of all tensors that they hold. Memory that several of them hold counts once, until the last one goes.
+    size: bytes of all cached tensors. Memory that several values share counts once, until the last of them is dropped.
     """
 
     def __init__(self, most: int) -> None:
         self.most, self.size = most, 0
-        self._kept: OrderedDict[bytes, tuple[T, Mapping[int, int]]] = OrderedDict()  # the last used one stands last
+        self._kept: OrderedDict[bytes, tuple[T, Mapping[int, int]]] = OrderedDict()  # the most recently used is last
         self._holders: Counter[int] = Counter()  # memory -> values that hold it
 
     def get(self, key: bytes) -> T | None:
@@ -35,7 +35,7 @@ class Shelf(Generic[T]):
         return self._kept[key][0]
 
     def put(self, key: bytes, value: T, before: Collection[bytes] = ()) -> None:
-        """What was not used for longest makes room, but nothing of `before`: where that is oldest, nothing is kept."""
+        """Add a value and evict the least recently used ones. If one of `before` would be evicted, do not add it."""
         if not self.most:
             return
         held = memory(value)
@@ -66,14 +66,14 @@ class Shelf(Generic[T]):
                 self.size -= size
 
 
-EVENTS: Shelf[Any] = Shelf(512 << 20)  # of runs of the reference
-WEIGHTS: Shelf[Any] = Shelf(256 << 20)  # of the reference, by model and width
-LAYERS: Shelf[Any] = Shelf(256 << 20)  # that were computed again: one run has many, and a next one few of the same
+EVENTS: Shelf[Any] = Shelf(512 << 20)  # events of reference runs
+WEIGHTS: Shelf[Any] = Shelf(256 << 20)  # reference weights, by model and width
+LAYERS: Shelf[Any] = Shelf(256 << 20)  # recomputed layers: a run has many, and shares few with the next run
 
 
 @contextmanager
 def closed(*shelves: Shelf[Any]) -> Iterator[None]:
-    """Nothing is put there: for whoever computes nothing twice. What is there can be taken."""
+    """Stop adding to these caches, for code that computes nothing twice. Cached values can still be read."""
     before = [shelf.most for shelf in shelves]
     for shelf in shelves:
         shelf.most = 0
@@ -85,14 +85,14 @@ def closed(*shelves: Shelf[Any]) -> Iterator[None]:
 
 
 def forget() -> None:
-    """For whoever changes the reference itself, or how a layer is computed."""
+    """Empty all caches. Call this after changing the reference, or how a layer is computed."""
     EVENTS.clear()
     WEIGHTS.clear()
     LAYERS.clear()
 
 
 def memory(value: object) -> dict[int, int]:
-    """All memory of the tensors inside a value: address -> bytes."""
+    """Map the address of each tensor's memory in a value to its bytes."""
     found = dict[int, int]()
     for tensor in tensors_of(value):
         storage = tensor.untyped_storage()

@@ -1,6 +1,6 @@
-"""How many threads torch uses on a CPU: one where tensors are small, since a second costs more than it brings.
+"""Set the number of torch's CPU threads: one for small models, for which a second thread makes everything slower.
 
-Leaves out: the command line, which says it before torch is loaded (`cli/__init__.py`).
+Leaves out: the command line, which sets the number before torch is loaded (`cli/__init__.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ SMALL = 1024  # hidden width; below it a second thread makes the replay of the t
 
 @contextmanager
 def threads_for(hidden: int) -> Iterator[None]:
-    """One thread for a model of this hidden width if it is small; nothing if the user has chosen a number.
+    """Use one thread for a model with a small hidden width, unless the user has set OMP_NUM_THREADS.
 
-    The number from before is put back: pytest sessions and notebooks go on with it.
+    The previous number is restored, so that pytest sessions and notebooks keep theirs.
     """
     if hidden >= SMALL or os.environ.get("OMP_NUM_THREADS"):
         yield

@@ -1,6 +1,7 @@
-"""Usage errors of the pytest plugin: a tier, an op set, a setting or a model that there is not.
+"""Usage errors of the pytest plugin: an unknown tier, op set, setting or model.
 
-Leaves out: which options there are, and what the session collects (`plugin.py`). Loads torch only when it is asked.
+Functions import torch when they are called, not earlier. Leaves out: the options, and what the session collects
+(`plugin.py`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import pytest
 
 from .options import tiers_named
 
-PLAN = "plan"  # name of the item that runs what the trace's own header plans
+PLAN = "plan"  # name of the item that runs the setting from the trace's header
 
 
 def must_be_there(named: Iterable[str], engine: str | None, typed: dict[str, Any], checkpoint: Path | None) -> None:
-    """An op set, a setting or a model that there is not is one usage error, before anything runs.
+    """Raise one usage error for an unknown op set, setting or model, before anything runs.
 
-    named: who serves, as items are called; engine: the one of them that is led by verbs; typed: what all items share
+    named: names of the op sets and engines, as in test items
+    engine: the one of them that is driven through callbacks
+    typed: the setting that all items share
     """
     from instep_reference.contract.checkpoint import OnDisk
     from instep_reference.contract.errors import InstepError
@@ -32,7 +35,7 @@ def must_be_there(named: Iterable[str], engine: str | None, typed: dict[str, Any
     try:
         for name in dict.fromkeys(named):
             given, option = dict(typed), "engine" if name == engine else "ops"
-            if name == PLAN:  # which strategies its op sets bring is not known before
+            if name == PLAN:  # the strategies of its op sets are not known yet
                 given = {field: value for field, value in typed.items() if field not in ("strategy", "conv")}
             else:
                 (find_engine if name == engine else find)(name)
@@ -58,11 +61,11 @@ def must_be_tiers(words: list[str]) -> None:
 
 
 def missing(device: str) -> str:
-    """Why this device cannot be had on this machine; a name that is none is another matter."""
+    """Why this machine lacks the device; empty if it is there, or if the name is no device."""
     import torch
 
     kind, _, number = device.partition(":")
     if kind != "cuda" or (number and not number.isdecimal()):
         return ""
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return "" if int(number or 0) < there else f"no CUDA device {number or 0} is here: there are {there}"
+    return "" if int(number or 0) < there else f"this machine has no CUDA device {number or 0}: it has {there}"

@@ -184,7 +184,7 @@ def test_a_file_that_is_there_is_drawn_and_nothing_is_measured_or_written(
     assert [one.name for one in (tmp_path / "p").iterdir()] == ["pick.svg"]
     assert '"title":"pick"' in (tmp_path / "page.html").read_text() and file.read_text() == before
     refused = instep("bench", "--json", file, "--join", file, "--plots", tmp_path / "p")
-    assert "a file of its own" in complaint(refused)
+    assert "another file" in complaint(refused)
     assert "--plots or --html" in complaint(instep("bench", "--join", file))
     for more in (("--minutes", "6"), ("--peers",), ("--at", "rows=1")):
         refused = instep("bench", "--join", file, "--html", tmp_path / "page.html", *more)

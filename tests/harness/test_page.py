@@ -158,9 +158,9 @@ def test_the_charts_library_goes_with_its_licences_and_the_way_it_is_made():
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (("--html", "-", "--json", "-"), "a file of its own"), (("--html", "."), "found a folder"),
-    (("--trail", "t", "--html", "t"), "a file of its own"), (("--html", "none/page.html"), "no such folder"),
-    (("--html", TRACES / "ragged.jsonl"), "a file of its own"),
+    (("--html", "-", "--json", "-"), "another file"), (("--html", "."), "found a folder"),
+    (("--trail", "t", "--html", "t"), "another file"), (("--html", "none/page.html"), "no such folder"),
+    (("--html", TRACES / "ragged.jsonl"), "another file"),
 ])  # fmt: skip
 def test_a_page_takes_the_place_of_nothing_else(
     instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[object, ...], said: str

@@ -228,7 +228,7 @@ def test_what_no_page_can_be_made_of_is_refused(made: Made, instep: Runner, tmp_
         file.write_text(json.dumps(content))
         assert said in complaint(instep("page", file, "--html", tmp_path / "p.html"))
     file.write_text(json.dumps({**of_bench().data(), "machine": None}))
-    assert "a file of its own" in complaint(instep("page", file, "--html", file)) and not (tmp_path / "p.html").exists()
+    assert "another file" in complaint(instep("page", file, "--html", file)) and not (tmp_path / "p.html").exists()
 
 
 @pytest.mark.parametrize(("work", "words"), [

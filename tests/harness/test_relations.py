@@ -85,7 +85,7 @@ def hold(name: str, trace: Trace, ops: str, **given: Any) -> Held:
 @pytest.mark.parametrize(("ops", "until"), [
     ("plain", SECOND_COMMIT), pytest.param("plain", None, marks=WHOLE), pytest.param("ledger", None, marks=WHOLE),
 ])  # fmt: skip
-def test_all_relations_agree_where_nothing_is_wrong(trace: Trace, ops: str, until: int | None) -> None:
+def test_all_relations_agree_for_a_correct_engine(trace: Trace, ops: str, until: int | None) -> None:
     found = held(case(trace, ops, until=until), relations())
     assert worst(found) is Exit.AGREED, [one.verdict.findings[:1] for one in found]
     without = {one.relation.name for one in found if one.lacks is not None}
@@ -103,7 +103,7 @@ def test_all_relations_agree_where_nothing_is_wrong(trace: Trace, ops: str, unti
     pytest.param({"dtype": "float64", "drafter": None}, ("draft_layout",), marks=WHOLE),
     ({"state_dtype": FP8, "state_rounding": "stochastic:3"}, ("split", "schedule")),  # states are stored elsewhere
 ])  # fmt: skip
-def test_they_agree_in_other_settings(narrow: Trace, plan: dict[str, Any], names: tuple[str, ...]) -> None:
+def test_relations_agree_in_other_settings(narrow: Trace, plan: dict[str, Any], names: tuple[str, ...]) -> None:
     for one in held(case(narrow, "plain", until=SECOND_COMMIT, **{**GIVEN, **plan}), relations(names)):
         assert one.verdict.exit is Exit.AGREED, one.verdict.findings[:1]
 
@@ -116,7 +116,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """As little as the interpreter can be asked for: prompts of one token, a few rounds, weights stored in bf16."""
+    """The smallest useful trace for the interpreter: prompts of one token, a few rounds, weights stored in bf16."""
     arrivals = (Arrival("a", "one", max_new=3), Arrival("b", "one", arrive=1, max_new=2))
     told = policy(deeds=(), arrivals=arrivals, adaptive={"candidate_steps": [1]}, steps=(), accept=(1, 0))
     small = {"hidden_size": 16, "intermediate_size": 16, "linear_num_value_heads": 2, "num_attention_heads": 2}
@@ -127,7 +127,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     ("triton", ("rejected_is_plain", "fused"), "float32"), pytest.param("triton", ("slots",), "float32", marks=WHOLE),
     ("triton", ("fused", "unseen"), "bfloat16"), ("invariant", ("alone",), "float32"),
 ])  # fmt: skip
-def test_kernels_agree_on_a_tiny_trace(tiny: Trace, ops: str, names: tuple[str, ...], dtype: str) -> None:
+def test_relations_agree_for_kernels_on_a_tiny_trace(tiny: Trace, ops: str, names: tuple[str, ...], dtype: str) -> None:
     until = None if dtype == "bfloat16" else 6  # in fp32 as long as there are two requests
     for one in held(case(tiny, ops, until=until, dtype=dtype, **GIVEN), relations(names)):
         assert one.verdict.exit is Exit.AGREED, one.verdict.findings[:1]
@@ -154,12 +154,12 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("name", "fault", "plan", "component"), FAULTS, ids=[name for name, *_ in FAULTS])
-def test_a_relation_meets_the_fault_that_it_exists_for(
+def test_relation_detects_its_planted_fault(
     request: pytest.FixtureRequest, name: str, fault: str, plan: dict[str, Any], component: str
 ) -> None:
     few_rounds = name not in ("split", "schedule") or bool(plan)
     trace = request.getfixturevalue("trace" if few_rounds else "whole")
-    until = 10 if fault == "FORGETFUL" else FIRST_COMMIT  # 10: behind it more inputs wait than are run again
+    until = 10 if fault == "FORGETFUL" else FIRST_COMMIT  # from 10 on the ring holds more than is rerun
     given = GIVEN if name not in ("draft_layout", "speculation_off") else {}
     found = hold(name, trace, f"support.parting:{fault}", until=until, **given, **plan)
     assert found.verdict.exit is Exit.DIVERGED
@@ -179,7 +179,7 @@ def test_a_relation_meets_the_fault_that_it_exists_for(
     ("rejected_is_plain", "NARROW_MOVE", "snapshot", "float32", FIRST_COMMIT),
     pytest.param("alone", "OTHER_ORDER_OF_MANY", "rerun", "float32", FIRST_COMMIT, marks=WHOLE),
 ])  # fmt: skip
-def test_what_no_tolerance_sees_is_found_by_its_bits(
+def test_bits_reveal_a_fault_below_every_tolerance(
     request: pytest.FixtureRequest, name: str, fault: str, strategy: str, dtype: str, until: int
 ) -> None:
     trace = request.getfixturevalue("trace" if dtype == "float32" else "narrow")
@@ -189,7 +189,7 @@ def test_what_no_tolerance_sees_is_found_by_its_bits(
     assert len(by_bits) == len(found.findings) or (fault, dtype) == ("NARROW_MOVE", "float32")
 
 
-def test_a_maker_may_declare_that_its_rows_are_invariant(trace: Trace) -> None:
+def test_maker_may_declare_invariant_rows(trace: Trace) -> None:
     told = case(trace, "support.parting:shy")
     assert not told.rows_are_invariant and told.row_by_row is None
     maker = partial(told.found)
@@ -197,13 +197,13 @@ def test_a_maker_may_declare_that_its_rows_are_invariant(trace: Trace) -> None:
     assert replace(told, found=maker).rows_are_invariant
 
 
-def test_a_graph_that_kept_what_was_re_assigned_is_no_eager_run(trace: Trace, plant: Callable[..., None]) -> None:
+def test_graph_is_eager_detects_a_graph_with_stale_memory(trace: Trace, plant: Callable[..., None]) -> None:
     plant(*by_id()["frozen-capture-table"].edits)
     found = hold("graph_is_eager", trace, "plain").verdict
     assert found.exit is Exit.DIVERGED and '"eager" and "replayed"' in found.findings[0].diagnosis
 
 
-def test_a_count_that_is_taken_one_round_late_is_no_waiting_run(whole: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlapped_detects_a_count_one_round_late(whole: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine whose rounds overlap adds the counts of the round before to a length; one that waits does not."""
     commit, before = OptimizedEngine.commit, dict[int, HostCopy]()
 
@@ -230,7 +230,7 @@ def test_a_count_that_is_taken_one_round_late_is_no_waiting_run(whole: Trace, mo
 
 
 @pytest.mark.parametrize(("field", "says"), [("roots", "the answer's roots of"), ("bonus", "the answer's bonus parts")])
-def test_an_answer_that_parts_only_where_rounds_overlap_is_found(
+def test_overlapped_detects_a_wrong_answer(
     trace: Trace, monkeypatch: pytest.MonkeyPatch, field: str, says: str
 ) -> None:
     method = "forward" if field == "roots" else "commit"
@@ -248,7 +248,7 @@ def test_an_answer_that_parts_only_where_rounds_overlap_is_found(
     assert says in found.verdict.findings[0].diagnosis
 
 
-def test_a_byte_of_a_pool_that_parts_only_where_rounds_overlap_is_found(
+def test_overlapped_detects_a_wrong_pool_byte(
     trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a red zone, which no logical state shows."""
@@ -262,13 +262,13 @@ def test_a_byte_of_a_pool_that_parts_only_where_rounds_overlap_is_found(
 
     monkeypatch.setattr(OptimizedEngine, "commit", beside)
     found = hold("overlapped", trace, "plain")
-    assert "red zone 0 parts" in found.verdict.findings[0].diagnosis
+    assert "red zone 0 differs" in found.verdict.findings[0].diagnosis
 
 
-def test_pages_for_a_length_that_is_a_round_old_are_no_waiting_run(
+def test_overlapped_detects_pages_for_a_stale_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pages are asked for by what is known, not by the most that there can be: keys behind them are lost."""
+    """Pages are reserved for the last known length, not for the maximum, so later keys are lost."""
     small = msgspec.structs.replace(policy().capacity, pages=tuple(range(1, 60)), page_size=2)
     trace = recorded(tmp_path, policy(capacity=small))
     assert hold("overlapped", trace, "plain").verdict.exit is Exit.AGREED
@@ -286,7 +286,7 @@ def test_pages_for_a_length_that_is_a_round_old_are_no_waiting_run(
     assert found.verdict.findings[0].diagnosis.startswith("overlapping: raised ")
 
 
-def test_what_hangs_on_sums_since_the_beginning_drifts(trace: Trace) -> None:
+def test_drift_detects_decays_from_sums_since_the_start(trace: Trace) -> None:
     found = hold("drift", trace, "support.parting:SINCE_THE_BEGINNING", tokens=256)
     assert found.verdict.exit is Exit.DIVERGED
     first = found.verdict.findings[0]
@@ -295,8 +295,8 @@ def test_what_hangs_on_sums_since_the_beginning_drifts(trace: Trace) -> None:
 
 
 @pytest.mark.parametrize(("reference", "grows"), [(1.0, True), (2.5, False)])
-def test_an_error_may_grow_as_that_of_the_rounded_reference_does(reference: float, grows: bool) -> None:
-    """Both stand far within the allowance; the engine's error is 2.5 times as large behind the middle."""
+def test_drift_allows_the_growth_of_the_rounded_reference(reference: float, grows: bool) -> None:
+    """Both errors are far below the allowance; the engine's error is 2.5 times as large in the second half."""
     late = torch.arange(64)[:, None] >= 32
 
     def course(factor: float) -> torch.Tensor:
@@ -307,21 +307,21 @@ def test_an_error_may_grow_as_that_of_the_rounded_reference_does(reference: floa
     assert [each.diagnosis.split(":")[0] for each in found] == ["the error grows"] * grows
 
 
-def test_a_course_that_breaks_off_is_a_finding(trace: Trace) -> None:
+def test_drift_reports_a_run_that_stops_early(trace: Trace) -> None:
     found = hold("drift", trace, "support.parting:STUCK", tokens=128)
     said = [each.diagnosis for each in found.verdict.findings]
     assert "windows of the op: raised RuntimeError (too far) after 0 tokens" in said
     assert any(each.startswith("a long request: raised RuntimeError (too far)") for each in said) and len(said) == 3
 
 
-def test_rows_that_are_not_shown_are_a_finding(trace: Trace) -> None:
+def test_drift_reports_rows_that_are_not_shown(trace: Trace) -> None:
     told = case(trace, "plain", tokens=128)
     told.recorded("a long request", lambda: long_request(told)).rows.clear()
     found = held(told, relations(["drift"]))[0].verdict
     assert found.exit is Exit.DIVERGED and found.findings[0].diagnosis.startswith("a long request: 0 of ")
 
 
-def test_where_a_quarter_has_too_few_launches_growth_is_not_compared(trace: Trace) -> None:
+def test_drift_skips_growth_when_a_quarter_has_few_launches(trace: Trace) -> None:
     found = hold("drift", trace, "plain", tokens=128)
     assert found.verdict.exit is Exit.AGREED
     assert any("chunks of the op, whether the error grows" in each.reason for each in found.verdict.skipped)
@@ -335,31 +335,31 @@ def test_ties_are_capped(trace: Trace) -> None:
     assert found[0].check == "alone" and found[0].diagnosis.endswith("choices so far were ties: too many")
 
 
-def test_where_nothing_is_computed_nothing_agrees(trace: Trace) -> None:
+def test_relation_is_inconclusive_when_nothing_is_computed(trace: Trace) -> None:
     assert not isinstance(trace.events[0], Forward)
     admissions = Case.of(trace, Replay(trace, Setting("plain")).plan, until=0)
     found = held(admissions, relations(["unseen"]))[0].verdict
     assert found.elements and found.exit is Exit.INCONCLUSIVE
 
 
-def test_a_run_that_raises_is_where_two_runs_part(trace: Trace) -> None:
+def test_relation_reports_a_run_that_raises(trace: Trace) -> None:
     found = hold("slots", trace, "support.subjects:refusing")
     assert found.verdict.exit is Exit.DIVERGED
     assert "raised IndexError (row 3 of 2); the event is legal" in found.verdict.findings[0].diagnosis
 
 
-def test_bitwise_holds_what_an_op_set_s_name_does_not_promise(trace: Trace) -> None:
+def test_bitwise_requires_bits_that_no_op_set_promised(trace: Trace) -> None:
     assert {c.tier for c in hold("alone", trace, "plain", bitwise=True).verdict.compared} == {Tier.BITWISE}
 
 
-# ---- what is told again
+# ---- rewritten timelines
 
 
 @pytest.mark.parametrize("rewrite", [
     lambda timeline: timeline, decoded, rejected((1, 3), 64), rescheduled((0, 1, 3, 1), 64), exact_windows, chunked(()),
     chunked((1, 2, 3)),
 ], ids=["as it was", "decoded", "rejected", "rescheduled", "exact windows", "whole", "small chunks"])  # fmt: skip
-def test_a_course_told_otherwise_is_legal_and_says_the_same(whole: Trace, rewrite: Any) -> None:
+def test_rewritten_timeline_is_legal_and_has_the_same_tokens(whole: Trace, rewrite: Any) -> None:
     said = {}
     for told in (alone(whole), alone(whole, rewrite)):
         rules, texts = EventRules(told.header), {}
@@ -371,7 +371,7 @@ def test_a_course_told_otherwise_is_legal_and_says_the_same(whole: Trace, rewrit
             assert text[:shorter] == said[name][:shorter] and (shorter > 1 or name == "d")
 
 
-def test_every_request_has_a_course_of_its_own(whole: Trace) -> None:
+def test_every_request_has_its_own_timeline(whole: Trace) -> None:
     told = {timeline.request: timeline for timeline in timelines_of(whole)}
     assert set(told) == {"a", "b", "c", "d"}
     loads = [index for index, event in enumerate(whole.events) if isinstance(event, Load)]
@@ -386,7 +386,7 @@ def test_every_request_has_a_course_of_its_own(whole: Trace) -> None:
     assert as_traced(whole).events == whole.events
 
 
-def test_the_table_is_complete() -> None:
+def test_relation_table_is_complete() -> None:
     assert [relation.name for relation in relations()] == list(NAMES)
     files = Path(str(table.__file__)).parent.glob("*.py")
     alone = {file.stem for file in files if "\nRELATION = " in file.read_text()}
@@ -395,6 +395,6 @@ def test_the_table_is_complete() -> None:
     assert all(relation.says and relation.catches and relation.tiers for relation in relations())
 
 
-def test_a_wrong_engine_is_planted_for_every_relation() -> None:
+def test_every_relation_has_a_planted_wrong_engine() -> None:
     planted = {name for name, *_ in FAULTS} | {"graph_is_eager", "overlapped", "drift"}
     assert planted == set(NAMES), "a relation that is never seen to find anything"

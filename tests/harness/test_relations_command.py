@@ -32,7 +32,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("relations"), policy(deeds=()))
 
 
-def test_a_table_of_what_holds_and_what_has_no_meaning(
+def test_table_shows_verdicts_and_relations_that_do_not_apply(
     instep: Runner, trace: Trace, tmp_path: Path, golden: Golden
 ) -> None:
     words = ("slots", "later-rows", "drift", "--ops", "ledger", "--json", tmp_path / "r.json")
@@ -45,14 +45,14 @@ def test_a_table_of_what_holds_and_what_has_no_meaning(
     assert runs[0]["elements"] > 0 and len(runs[0]["served"]["instep_optimized"]) == 64
 
 
-def test_a_divergence_is_told_with_the_command_that_shows_it(instep: Runner, trace: Trace, tmp_path: Path) -> None:
+def test_divergence_prints_the_command_that_reproduces_it(instep: Runner, trace: Trace, tmp_path: Path) -> None:
     ran = instep(
         "relations", trace.path, "poison", "--ops", "support.parting:NEVER_FRESH", "--json", tmp_path / "r.json",
         "--html", tmp_path / "page.html",
     )  # fmt: skip
     assert ran.code == 1
     message = ran.out[ran.out.index("DIVERGED  small") :].splitlines()
-    assert message[0].endswith("no output hangs on what free memory holds")
+    assert message[0].endswith("no output depends on the contents of free memory")
     assert message[1].startswith('  event 2 forward, request "') and "layer 0 conv output" in message[1]
     assert '"poisoned with NaN" and "poisoned with 12288"' in message[2]
     words = message[-1].split()
@@ -68,11 +68,13 @@ def test_a_divergence_is_told_with_the_command_that_shows_it(instep: Runner, tra
 
 
 @pytest.mark.parametrize("words", [("schedule", "--until", "1"), ("drift", "--ops", "ledger")])
-def test_what_compared_nothing_is_inconclusive(instep: Runner, trace: Trace, words: tuple[str, ...]) -> None:
+def test_relation_is_inconclusive_when_nothing_is_compared(
+    instep: Runner, trace: Trace, words: tuple[str, ...]
+) -> None:
     assert instep("relations", trace.path, *words).code == 3
 
 
-def test_rows_are_served_one_by_one_where_the_op_set_does_not_declare_them_invariant() -> None:
+def test_row_by_row_splits_only_undeclared_ops() -> None:
     """As many calls as rows, the same numbers; what is declared is called as it was."""
     counted = Counter[str]()
 

@@ -17,7 +17,7 @@ from instep.verdict import Exit
 from support.command import complaint
 from support.few_channels import few_channels
 
-RESUMED = 16  # an event: behind a save, a load and a preemption; what follows is like what was before
+RESUMED = 16  # an event after a save, a load and a preemption; later events add nothing new
 
 
 def case(name: str, layers: int = 2) -> Case:
@@ -27,7 +27,7 @@ def case(name: str, layers: int = 2) -> Case:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["by_verbs:right", "by_verbs:keeping", "by_verbs:watching"])
-def test_a_right_engine_agrees_in_every_relation_that_has_a_meaning(name):
+def test_correct_engine_agrees_in_every_relation_that_applies(name):
     found = {one.relation.name: one for one in held(case(name), relations())}
     meant = {relation: one.verdict for relation, one in found.items() if one.lacks is None}
     assert set(meant) == {
@@ -47,29 +47,29 @@ def test_a_right_engine_agrees_in_every_relation_that_has_a_meaning(name):
     ("alone", "by_two_runs:in_a_batch", "final"), ("schedule", "by_verbs:one_more", "conv"),
     ("rejected_is_plain", "by_verbs:no_rollback", "conv"), ("split", "by_two_runs:chunks_alone", "conv"),
 ])  # fmt: skip
-def test_each_finds_the_engine_that_is_wrong_in_it(relation, name, component):
-    layers = 4 if name.endswith("chunks_alone") else 2  # its windows are wrong behind a layer that is
+def test_relation_detects_its_wrong_engine(relation, name, component):
+    layers = 4 if name.endswith("chunks_alone") else 2  # its windows are wrong only after a wrong layer
     found, = held(case(name, layers), relations([relation]))
     assert found.verdict.exit is Exit.DIVERGED
     assert component in {one.place.component for one in found.verdict.findings}, found.verdict.findings[:2]
 
 
 @pytest.mark.slow
-def test_an_engine_that_shows_nothing_is_inconclusive(instep):
+def test_engine_that_shows_nothing_is_inconclusive(instep):
     ran = instep("relations", few_channels("kept", 2).path, "later-rows", "unseen", "--engine", "support.by_verbs:mute")
-    assert ran.code == 3 and "shows nothing of what it computed" in ran.out
+    assert ran.code == 3 and "shows none of its components" in ran.out
 
 
 @pytest.mark.slow
-def test_the_table_says_what_was_compared_and_what_was_played_otherwise(instep, tmp_path):
+def test_table_lists_compared_components_and_replaced_events(instep, tmp_path):
     file, trace = tmp_path / "r.json", few_channels("kept", 2).path
     ran = instep("relations", trace, "slots", "later-rows", "--engine", "support.by_verbs:no_rollback", "--json", file)
     out = " ".join(ran.out.split())
     assert ran.code == 1 and "kept [support.by_verbs:no_rollback, float32]" in out
-    assert "slots has no meaning here: this engine chooses slots and pages itself" in out
+    assert "slots does not apply: this engine chooses slots and pages itself" in out
     assert "2 times without save and load: drop, then a step over the tokens again" in out
-    assert "compared of it: conv, final, logits, pick, state; what it does not show was not compared" in out
-    assert "DIVERGED kept, engine[support.by_verbs:no_rollback]: row i of a verify is the same" in out
+    assert "components compared: conv, final, logits, pick, state; this engine shows no others" in out
+    assert "DIVERGED kept, engine[support.by_verbs:no_rollback]: row i of a verify does not depend on" in out
     runs = json.loads(file.read_text())["runs"]
     assert [run["engine"] for run in runs] == ["support.by_verbs:no_rollback"] * 2
     assert [run["components"] for run in runs] == [[], ["conv", "final", "logits", "pick", "state"]]
@@ -82,7 +82,7 @@ def test_the_table_says_what_was_compared_and_what_was_played_otherwise(instep, 
     ("raises_step", 1, "the trace: step raised LookupError (nobody is at home); the event is legal"),
     ("raises_state", 1, "asked for state, the engine raised LookupError"),
 ])  # fmt: skip
-def test_what_a_verb_raises_is_the_engines_finding(name, code, says, instep):
+def test_exception_in_a_callback_is_the_engines_finding(name, code, says, instep):
     ran = instep("relations", few_channels("kept", 2).path, "later-rows", "--engine", f"support.by_verbs:{name}")
     assert ran.code == code and says in " ".join(ran.out.split()), ran
 
@@ -93,5 +93,5 @@ def test_what_a_verb_raises_is_the_engines_finding(name, code, says, instep):
     (("--engine", "support.by_verbs:right", "--graphs"), "--graphs: found"),
     (("--engine", "support.by_verbs:right", "--strategy", "mine:it"), "--strategy: found"),
 ])
-def test_what_is_no_engine_is_one_line(words, says, instep):
+def test_bad_engine_is_refused_in_one_line(words, says, instep):
     assert says in complaint(instep("relations", few_channels("kept", 2).path, "alone", *words))

@@ -69,7 +69,7 @@ def test_two_sessions_make_one_sum(instep: Runner, model: Path, tmp_path: Path) 
     file.write_text("{}")
     assert "a file that `instep soak` wrote" in complaint(instep(*told, "--rounds", 5))
     assert "to join serves nothing" in complaint(instep("soak", "--json", file, "--join", other, "--minutes", 1))
-    assert "a file of its own" in complaint(instep("soak", "--json", other, "--join", other))
+    assert "another file" in complaint(instep("soak", "--json", other, "--join", other))
     for bad in (("--json", other, "--join", file), ("--json", other, "--join", tmp_path), ("--join", other)):
         assert "soak` wrote" in (said := complaint(instep("soak", *bad))) or "takes the others in" in said
 

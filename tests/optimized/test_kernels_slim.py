@@ -266,7 +266,7 @@ def test_a_fault_of_a_pair_changes_bits(fault: str, tmp_path: Path, monkeypatch:
 
 
 # Of gated products, which have no pairs: in which file, what stands there and what the fault is. The product of 128
-# rows has a file of its own. It gets 100 rows, in memory of 128.
+# rows has another file. It gets 100 rows, in memory of 128.
 PARTS_ASK, INSIDE = "step, steps, columns, P, KT, STEPS, ALONE)", "(m < rows) & (n < columns)"
 FIRST_ROWS = "_ask_rows(x, given.index(step), full.index(step), at, work, KT)\n        at = _behind(at, work)\n"
 GATED_FAULTS = {

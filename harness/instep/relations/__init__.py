@@ -1,6 +1,7 @@
-"""Table of contents of the relations: a row in `pairwise.py` or `rewritten.py`, or a file of its own; `held` runs them.
+"""The table of relations, and `held`, which runs them.
 
-Leaves out: checks, which look at one event of one run (`instep.checks`).
+A relation is a row in `pairwise.py` or `rewritten.py`, or a separate file. Leaves out: checks, which look at one event
+of one run (`instep.checks`).
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from .overlapped import RELATION as OVERLAPPED
 from .pairwise import PAIRWISE
 from .rewritten import REWRITTEN
 
-# Cheap and exact ones first; what shares runs stands together.
+# Cheap and exact relations come first; relations that share runs are neighbours.
 RELATIONS: tuple[Relation, ...] = (*PAIRWISE, OVERLAPPED, *REWRITTEN, DRIFT)
 NAMES = tuple(relation.name for relation in RELATIONS)
 
 
 @dataclass(frozen=True)
 class Held:
-    """What came of one relation; lacks: why it has no meaning here, None where it has."""
+    """The result of one relation.
+
+    lacks  why the relation does not apply to this case; None: it applies
+    """
 
     relation: Relation
     verdict: Verdict
@@ -35,7 +39,7 @@ class Held:
 
 
 def relations(names: Iterable[str] = ()) -> tuple[Relation, ...]:
-    """Those of these names, in the order of the table; none: all of them."""
+    """The relations with these names, in table order; without names, all of them."""
     names = tuple(name.replace("-", "_") for name in names)
     for name in names:
         if name not in NAMES:
@@ -46,7 +50,7 @@ def relations(names: Iterable[str] = ()) -> tuple[Relation, ...]:
 def held(
     case: Case, chosen: Sequence[Relation], before: Callable[[Relation], None] = lambda relation: None
 ) -> list[Held]:
-    """Every relation on this case; `before`: told which one begins."""
+    """Run the chosen relations on a case; `before` is called with each relation before it starts."""
     found = []
     for relation in chosen:
         before(relation)
@@ -62,5 +66,5 @@ def held(
 
 
 def worst(found: Sequence[Held]) -> Exit:
-    """Relations without a meaning count only where there is no other."""
+    """The worst exit code of the relations that apply; inconclusive if none applies."""
     return Exit.worst(one.verdict.exit for one in found if one.lacks is None)

@@ -1,6 +1,7 @@
-"""Two engines on the same events, in step: whatever they say and hold must be the same bytes, event by event.
+"""Run two engines on the same events in lock step: answers and memory must have equal bytes after every event.
 
-Leaves out: why it must be, and runs that bring the same tokens by other events (`by_position.py`).
+Leaves out: why they must be equal (`pairwise.py`), and runs that bring the same tokens through other events
+(`by_position.py`).
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from .timeline import RewrittenTrace
 
 @dataclass
 class Arm:
-    """One of the two: its name in a sentence, the engine, and the events that it gets.
+    """One of the two engines, with its name for messages and its events.
 
-    watched  whether its places are seen and compared;  player: who serves the events, None: one of its own
+    watched  whether its places are observed and compared
+    player   the player that serves the events; None: a new one
     """
 
     name: str
@@ -51,15 +53,15 @@ class Arm:
 
     @property
     def last(self) -> Place | None:
-        """The place that was seen last: where it stood when it failed."""
+        """The last place that was observed: how far the engine got before it failed."""
         return self.player.activations.last if isinstance(self.player, Participant) else None
 
 
 @dataclass
 class ABRun:
-    """`run` stops at the first event at which the two part: what follows from it is no news.
+    """Compare two engines up to the first event at which they differ; later differences follow from it.
 
-    pools  whether every byte of every pool must be the same, too
+    pools  whether every byte of every pool must be equal as well
     """
 
     relation: str
@@ -82,7 +84,7 @@ class ABRun:
                 contexts.append(arm.server(event, origin))
             except Unsupported:
                 raise
-            except Exception as error:  # whatever it is: the engine may be anybody's
+            except Exception as error:  # an external engine may raise anything
                 stop = stopped(origin, event, error, arm.last)
                 yield unserved(self.relation, stop, arm.name)
                 return
@@ -99,7 +101,7 @@ class ABRun:
         if self.one.watched and self.other.watched:
             for place in sorted(mine.keys() | theirs.keys(), key=Place.order):
                 if place.component == UPDATE and not (place in mine and place in theirs):
-                    continue  # only one of them keeps it
+                    continue  # only one of the two keeps updates
                 elements, wrong = different(mine.get(place), theirs.get(place))
                 request, rows = (None, "") if not wrong else self._whose(one, place, mine.get(place), theirs.get(place))
                 yield self._comparison(one, place, elements, wrong, request, rows)
@@ -107,25 +109,25 @@ class ABRun:
     def _whose(
         self, context: EventContext, place: Place, mine: torch.Tensor | None, theirs: torch.Tensor | None
     ) -> tuple[str | None, str]:
-        """The first request whose rows part, and which of its rows."""
+        """The first request whose rows differ, and the number of the row."""
         if mine is None or theirs is None or mine.shape != theirs.shape:
-            return None, "has other rows"
+            return None, "the rows have different shapes"
         for span in row_spans(context, place.stage):
             begin, count = span.at(place)
             for row in range(begin, begin + count):
                 if different(mine[row], theirs[row])[1]:
-                    return span.request, f"row {row - begin} of {count} parts"
-        return None, "parts in rows of nobody"
+                    return span.request, f"row {row - begin} of {count} differs"
+        return None, "rows that belong to no request differ"
 
     def _answers(self, one: EventContext, other: EventContext) -> Iterator[Comparison]:
         if not one.shown.has("draft" if isinstance(one.event, Draft) else "logits"):
-            return  # the harness answered
+            return  # the harness derived the answer
         mine, theirs = (own_say(context.event, context.subject.answer) for context in (one, other))
         if mine is not None or theirs is not None:
             stage = "chain.1" if isinstance(one.event, Draft) else "trunk"
             elements, wrong = different(mine, theirs)
             place = Place(stage, AFTER_LAYERS, "pick")
-            yield self._comparison(one, place, elements, wrong, None, "its own choices part")
+            yield self._comparison(one, place, elements, wrong, None, "the engines' own choices differ")
 
     def _states(self, one: EventContext, other: EventContext) -> Iterator[Comparison]:
         for name, standing in self.one.server.rules.table.live.items():
@@ -134,9 +136,9 @@ class ABRun:
             mine, theirs = (state_of(arm.engine, name) for arm in (self.one, self.other))
             for place, left, right in parts(mine, theirs, one.shown.whole):
                 if standing.phase is Phase.VERIFIED and place.component in ("conv", "state"):
-                    continue  # nobody's until the commit
+                    continue  # undefined until the commit
                 elements, wrong = different(left, right)
-                yield self._comparison(one, place, elements, wrong, name, "its logical state parts")
+                yield self._comparison(one, place, elements, wrong, name, "the logical state differs")
 
     def _pools(self, one: EventContext) -> Iterator[Comparison]:
         for place, mine, theirs, says in pools(self.one.engine.regions(), self.other.engine.regions()):
@@ -155,7 +157,7 @@ class ABRun:
 
 
 def _touched(context: EventContext, name: str) -> bool:
-    """Whether the event named the request; what it does to others shows when they are named next."""
+    """Whether the event names the request. Damage to other requests shows when they are named next."""
     event = context.event
     if isinstance(event, Forward):
         return any(row.request == name for row in event.rows)

@@ -1,7 +1,7 @@
-"""What a relation is: it varies a run and says what must then be equal.
+"""The type of a relation: a claim that something stays equal when a run is varied.
 
-Leaves out: the relations themselves (`pairwise.py`, `rewritten.py`, and a file for each that has more to it); what they
-are given (`case.py`); how two runs are compared (`compare.py`, `ab_run.py`).
+Leaves out: the relations themselves (`pairwise.py`, `rewritten.py`, and one file for each larger relation), their input
+(`case.py`), and how two runs are compared (`compare.py`, `ab_run.py`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ class Relation:
     """One claim about two runs of a trace.
 
     says     the claim, in one sentence
-    catches  a wrong engine that it exists for; a test plants one
-    tiers    in which it is compared: the first where it is exact, the last where it is not
-    hold     the comparisons; `lacks`: why it has no meaning for this case, None where it has
-    of_the_trace  whether its events are the trace's, so that a shorter trace shows the same
+    catches  an example of a wrong engine that the relation detects; a test plants one
+    tiers    the first tier is used when the case is exact, the last when it is not
+    hold     yields the comparisons
+    lacks    returns why the relation does not apply to a case; None: it applies
+    of_the_trace  whether the relation replays the trace's own events, so that a shorter trace shows the same finding
     """
 
     name: str
@@ -38,10 +39,10 @@ class Relation:
 
 
 def our_own(what: str) -> Callable[[Case], str | None]:
-    """Has a meaning only for an engine of ours; `what`: why an engine of somebody else cannot be asked."""
+    """Apply only to instep's engine; `what` is the reason printed for any other engine."""
     return lambda case: what if case.ops is None else None
 
 
 def not_by_verbs(what: str) -> Callable[[Case], str | None]:
-    """Has no meaning for an engine that is led by verbs; `what`: which of them would have to be there."""
+    """Do not apply to engines driven through callbacks; `what` is the callback that they would need."""
     return lambda case: what if case.led is not None else None

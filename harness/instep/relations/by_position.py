@@ -1,8 +1,8 @@
-"""A run recorded by positions: for every request, what each named place held at each of its tokens, and its states.
+"""Record a run by position: for every request, the rows of each named place at each of its tokens, and its states.
 
-Two runs that bring the same tokens in other steps have the same record, so records are what most relations compare.
-Leaves out: comparing them (`compare.py`). Rows of rejected drafts belong to no position and are left out; rows of the
-draft chain stand at the length they started from, together with the drafts that led to them.
+Two runs that bring the same tokens in different steps have equal records, so most relations compare records. Rows of
+rejected drafts have no position and are not recorded. A row of the draft chain is recorded under the length that the
+chain started from and the drafts before the row. Leaves out: comparing records (`compare.py`).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from ..trace.event_rules import EventRules
 from ..trace.header import Header
 from .timeline import RewrittenTrace
 
-Key = int | tuple[int, ...]  # a position; of a draft chain: the length it started from, and the drafts so far
+Key = int | tuple[int, ...]  # a position; for a draft chain, the length it started from and the drafts so far
 
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of one place that one event computed for one request, and where each of them stands."""
+    """Rows of one place that one event computed for one request, with the key of each row."""
 
     event: int
     kind: str
@@ -57,7 +57,7 @@ class Block:
 class Standing:
     """A request's logical state between rounds, after an event.
 
-    rebuilt: its tokens were stepped over again, so that it is as near as a run of its own, not the same bits
+    rebuilt: the harness stepped over the tokens again, so the state is within rounding, but its bits may differ
     """
 
     event: int
@@ -79,7 +79,7 @@ class Stopped:
 
 @dataclass
 class PositionRecord:
-    """blocks, standings: in the order in which they came about; rows, states: the same by position and by length."""
+    """One run: `blocks` and `standings` in order of creation; `rows` and `states` index them by position and length."""
 
     name: str
     blocks: list[Block] = field(default_factory=list)
@@ -87,9 +87,9 @@ class PositionRecord:
     rows: dict[tuple[str, Place, Key], torch.Tensor] = field(default_factory=dict)
     states: dict[tuple[str, int], e.RequestState] = field(default_factory=dict)
     stopped: Stopped | None = None
-    whole: bool = True  # whether lengths and roots are the engine's own words
-    said: list[tuple[int, str]] = field(default_factory=list)  # event -> how it was served otherwise than it stands
-    errors: dict[tuple[str, bool], dict[Key, float]] = field(default_factory=dict)  # of a yardstick (`compare.py`)
+    whole: bool = True  # whether the engine itself reports lengths and roots
+    said: list[tuple[int, str]] = field(default_factory=list)  # event -> how its serving differed from the trace
+    errors: dict[tuple[str, bool], dict[Key, float]] = field(default_factory=dict)  # cache of a yardstick
 
     def add(self, block: Block) -> None:
         self.blocks.append(block)
@@ -102,23 +102,23 @@ class PositionRecord:
 
 
 class PositionRecorder:
-    """Has events served by one participant and records it by position."""
+    """Serve events with one participant and record them by position."""
 
     def __init__(self, name: str, participant: Participant, trace: RewrittenTrace) -> None:
         self.record, self.participant, self.trace = PositionRecord(name), participant, trace
         self.server = Server(trace.header, participant, participant.engine)
         self.admitted = Counter[str]()
-        self.flying: dict[str, list[Block]] = {}  # verified windows until it is known what is accepted
+        self.flying: dict[str, list[Block]] = {}  # verified windows that are not yet committed
 
     def run(self) -> PositionRecord:
-        """Up to the end, or to the first event that the engine does not serve."""
+        """Serve up to the end, or up to the first event that the engine does not serve."""
         for index, event in enumerate(self.trace.events):
             origin = self.trace.origins[index]
             try:
                 context = self.server(event, origin)
             except Unsupported:
                 raise
-            except Exception as error:  # whatever it is: the engine may be anybody's
+            except Exception as error:  # an external engine may raise anything
                 self.record.stopped = stopped(origin, event, error, self.participant.activations.last)
                 return self.record
             if isinstance(event, e.Admit):
@@ -130,12 +130,12 @@ class PositionRecorder:
         return self.record
 
     def named(self, request: str) -> str:
-        """Whoever takes a name again after its end is another request."""
+        """The request's name in the record: a name that is admitted again is another request."""
         return request if self.admitted[request] <= 1 else f"{request}/{self.admitted[request]}"
 
     def _rows(self, context: EventContext) -> None:
         if isinstance(context.event, e.Forward):
-            self.flying = {}  # of the round before: what is left was aborted
+            self.flying = {}  # windows left from the round before were aborted
         if isinstance(context.event, e.Commit):
             for span in row_spans(context, "extend"):
                 for block in self.flying.pop(span.request, []):
@@ -151,7 +151,7 @@ class PositionRecorder:
         for place, tensor in context.subject.places.items():
             for span in row_spans(context, place.stage) if shown.place(place) else ():
                 if span.request in shown.gone or (place.component == UPDATE and span.kind != "verify"):
-                    continue  # an update is kept of no other rows
+                    continue  # only verify rows keep an update
                 begin, count = span.at(place)
                 rows = tensor[begin : begin + count]
                 if count and len(rows) == count:
@@ -167,23 +167,23 @@ class PositionRecorder:
 
 
 def state_of(engine: Any, name: str) -> e.RequestState:
-    """A logical state, on the host. What the engine raises when it is asked is its own finding."""
+    """Read a request's logical state and copy it to the host. An exception of the engine becomes its finding."""
     with calling("state"):
         found: e.RequestState = on_host(engine.state(name))
         return found
 
 
 class Server:
-    """One event after the other by one player, with what the rules say about it."""
+    """Serve events with one player, and check each against the trace rules."""
 
     def __init__(self, header: Header, player: Player, engine: object) -> None:
         self.rules, self.player, self.engine = EventRules(header), player, engine
         heads = {layer: torch.empty(0) for layer in range(header.heads)}
-        # Of a state only the number of MTP layers is looked at, to know whose rows are whose.
+        # Row spans need only the number of MTP layers of a state.
         self.unasked = e.RequestState(0, None, None, None, {}, {}, {}, {}, heads, heads)
 
     def __call__(self, event: e.AnyEvent, origin: int) -> EventContext:
-        """As the trace's event `origin`."""
+        """Serve the event as number `origin` of the trace."""
         table = self.rules.table
         before = table.as_it_stands()
         self.rules.apply(event, f"event {origin}")
@@ -193,13 +193,13 @@ class Server:
 
 
 def stopped(origin: int, event: e.Event, error: Exception, last: Place | None) -> Stopped:
-    """What is known of an event that raised."""
+    """Describe an event in which the engine raised an exception."""
     place = last or Place("trunk", STAGE_LEVEL, "embedding")
     return Stopped(origin, kind_of(event), place, raised(error))
 
 
 def raised(error: BaseException) -> str:
-    """What it was, in a line; of a verb, which one."""
+    """The exception in one line, with the callback that raised it."""
     if isinstance(error, SubjectFailed):
         return f"{error.question} " * (error.question in VERBS) + raised(error.error)
     said = str(error).splitlines()[0] if str(error) else "no message"
@@ -207,7 +207,7 @@ def raised(error: BaseException) -> str:
 
 
 def committed(context: EventContext) -> Sequence[str]:
-    """The requests whose committed state this event made."""
+    """The requests whose committed state this event wrote."""
     match context.event:
         case e.Forward(rows=rows):
             return [row.request for row in rows if row.kind != "verify"]
@@ -219,7 +219,7 @@ def committed(context: EventContext) -> Sequence[str]:
 
 
 def _keys(context: EventContext, stage: str, span: RowSpan) -> tuple[Key, ...]:
-    """Positions of consecutive rows; nodes of a window until its commit says which of them stay."""
+    """The key of each row: a position, or for draft rows the start length and the drafts before the row."""
     if not isinstance(context.event, e.Draft):
         return tuple(range(span.start, span.start + span.count))
     step = int(stage.partition(".")[2])
@@ -232,8 +232,8 @@ def _keys(context: EventContext, stage: str, span: RowSpan) -> tuple[Key, ...]:
 
 
 def _accepted(block: Block, nodes: tuple[int, ...]) -> Block:
-    """The rows of the nodes on the accepted path, each at its depth; windows are verified from their root on."""
+    """The rows of the nodes on the accepted path, each with the position of its depth in the tree."""
     start = block.keys[0]
-    assert isinstance(start, int), "a window stands at positions"
+    assert isinstance(start, int), "window rows have positions as keys"
     keys = tuple(range(start, start + len(nodes)))
     return replace(block, keys=keys, rows=block.rows[list(nodes)])

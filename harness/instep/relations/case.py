@@ -1,4 +1,4 @@
-"""What a relation is given: a trace, a model, who serves it, and the runs of it that were made so far.
+"""The input of a relation: a trace, a model, the engine under test, and a cache of its runs.
 
 Leaves out: which runs a relation compares, and how.
 """
@@ -37,11 +37,11 @@ Through = Callable[[Subject], Subject]
 
 @dataclass
 class Case:
-    """A trace, the model, and who serves it; runs are made once and kept under their name.
+    """A trace, the model and the engine under test. Each run is made once and cached under its name.
 
-    bitwise  hold bit by bit whatever an op set with invariant rows promises, whatever this one declares
-    tokens   how long the drift is watched
-    by_rows  the op set serves rows one by one (`row_by_row.py`); the names of its runs say so
+    bitwise  require equal bits as if the op set had declared all rows invariant
+    tokens   length of the drift run, in tokens
+    by_rows  whether the op set serves rows one by one (`row_by_row.py`); the names of its runs then say so
     """
 
     trace: Trace
@@ -51,13 +51,13 @@ class Case:
     tokens: int = 2048
     by_rows: bool = False
     _records: dict[str, PositionRecord] = field(default_factory=dict)
-    _events: dict[str, RewrittenTrace] = field(default_factory=dict)  # of these records
+    _events: dict[str, RewrittenTrace] = field(default_factory=dict)  # the events of each record
 
     @classmethod
     def of(
         cls, trace: Trace, plan: Plan, *, until: int | None = None, bitwise: bool = False, tokens: int = 2048
     ) -> Case:
-        """From a plan; `until`: the trace up to this event."""
+        """Build a case from a plan; with `until`, the trace ends at this event."""
         cut = trace if until is None else replace(trace, events=trace.events[: until + 1])
         recording = with_fields(cut.header.recording, drafter=plan.setting.mode)
         cut = replace(cut, header=with_fields(cut.header, recording=recording))
@@ -71,12 +71,12 @@ class Case:
 
     @property
     def ops(self) -> Ops | None:
-        """The op set under test; None: an engine of somebody else."""
+        """The op set under test; None for an external engine."""
         return self.found if isinstance(self.found, Ops) else None
 
     @cached_property
     def led(self) -> DerivedEngine | None:
-        """An engine that is led by verbs, for what it declares: nothing is known of it before it was made."""
+        """An engine driven through callbacks, built to read its declarations; None for any other engine."""
         made = bare(self.plan) if isinstance(self.found, ByVerbs) else None
         return made if isinstance(made, DerivedEngine) else None
 
@@ -86,7 +86,7 @@ class Case:
 
     @property
     def rows_are_invariant(self) -> bool:
-        """Whether a row's bits hang on no other row: labels' do not; an op set or a maker of engines may declare it."""
+        """Whether a row's bits depend on no other row: true for labels, and if an op set or a maker declares it."""
         if self.bitwise or self.labels:
             return True
         if self.ops is None:
@@ -95,20 +95,20 @@ class Case:
 
     @cached_property
     def row_by_row(self) -> Case | None:
-        """The same, with an op set that serves rows one by one; None: somebody else's engine takes no op set."""
+        """The same case with an op set that serves rows one by one; None for an external engine."""
         if self.ops is None:
             return None
-        # No graph holds such an op: how many rows there are is read on the host.
+        # Such an op reads the number of rows on the host, so it cannot be captured in a graph.
         plan = replace(self.plan, setting=replace(self.plan.setting, graphs=False))
         return replace(self, plan=plan, found=row_by_row(self.ops), by_rows=True, _records={})
 
     def engine(self, header: Header, ops: Ops | None = None, **options: Any) -> Subject:
-        """A new engine with the room and the step counts of a header; `options`: fields of `Options` that differ."""
+        """Build an engine with the capacity and step counts of a header; `options` overrides fields of `Options`."""
         plan, setting, found = self.plan, self.plan.setting, ops or self.found
         room, adaptive = header.room(), self._adaptive(header)
         if not isinstance(found, Ops):
             if options.keys() - {"layout"}:
-                raise Unsupported("an engine of somebody else has no such options")
+                raise Unsupported("an external engine has no such options")
             setting, steps = replace(setting, **options), header.num_steps
             return bare(replace(plan, setting=setting, capacity=room, num_steps=steps, adaptive=adaptive))
         with calling(MAKES), enough_memory(room):
@@ -120,7 +120,7 @@ class Case:
         self, name: str, recorded: Callable[[], RewrittenTrace], through: Through = lambda engine: engine,
         options: Mapping[str, Any] | None = None,
     ) -> PositionRecord:
-        """What the subject says to these events; `through`: what stands between the events and the engine."""
+        """Record the subject on these events; `through` wraps the engine before it serves them."""
         name += ", row by row" * self.by_rows
         if name not in self._records:
             events = self._events[name] = recorded()
@@ -129,18 +129,18 @@ class Case:
         return self._records[name]
 
     def traced(self) -> PositionRecord:
-        """The trace as it is."""
+        """Record the subject on the unchanged trace."""
         return self.recorded("the trace", lambda: as_traced(self.trace))
 
     def truth(self) -> PositionRecord:
-        """The reference in fp64, on the trace."""
+        """Record the fp64 reference on the trace."""
         if "truth" not in self._records:
             truth = truth_participant(self.plan, asked=False)
             self._records["truth"] = PositionRecorder("truth", truth, as_traced(self.trace)).run()
         return self._records["truth"]
 
     def rounded(self, draw: int = 0, of: str | None = None) -> PositionRecord:
-        """A draw of the reference in the declared width (`replay/participants.py`). of: on the events of that record"""
+        """Record one draw of the rounded reference (`replay/participants.py`), on the events of the record `of`."""
         name = f"rounded {draw}{'' if of is None else f' of {of}'}"
         if name not in self._records:
             events, plan = as_traced(self.trace) if of is None else self._events[of], self.plan
@@ -154,7 +154,7 @@ class Case:
 
     @cached_property
     def stores_narrow(self) -> bool:
-        """Whether states lose bits where they are stored: then they hang on where rounds and chunks end."""
+        """Whether storing a state loses bits, so that bits depend on where rounds and chunks end."""
         declared = declares(self.plan, self.led or self.found)
         return not self.labels and "state" in declared.narrow(self.plan.setting.width)
 

@@ -1,6 +1,6 @@
-"""Two records side by side, bit by bit.
+"""Compare two records bit by bit.
 
-Leaves out: making them (`by_position.py`), which two are compared (a relation's business), and those whose bits may
+Leaves out: recording (`by_position.py`), the choice of the two records (each relation), and records whose bits may
 differ (`tolerance.py`).
 """
 
@@ -19,7 +19,7 @@ from ..observe.pools import NO_LAYER, stands
 from ..verdict import Comparison, Skipped, Tier
 from .by_position import Block, Key, PositionRecord, Stopped
 
-# Of a logical state, what belongs to no layer, and where it is made.
+# The fields of a logical state that belong to no layer, and the place that computes each.
 SINGLE = {
     "length": Place("trunk", AFTER_LAYERS, "length"),
     "root": Place("trunk", AFTER_LAYERS, "root"), "proposal": Place("extend", AFTER_LAYERS, "pick"),
@@ -28,7 +28,7 @@ SINGLE = {
 
 
 def same(name: str, one: PositionRecord, other: PositionRecord) -> Iterator[Comparison | Skipped]:
-    """Every place at every position, and every state at every length, that both runs have: the same bytes."""
+    """Require equal bytes for every place, position and state that both runs have."""
     yield from stops(name, one, other)
     for block in one.blocks:
         matched, theirs = _theirs(block, other)
@@ -43,9 +43,9 @@ def same(name: str, one: PositionRecord, other: PositionRecord) -> Iterator[Comp
 
 
 def parts(one: RequestState, other: RequestState, whole: bool = True) -> Iterator[tuple[Place, Any, Any]]:
-    """The components of two states by their places, as far as there are any; what one of them lacks is None.
+    """The components of two states by place. A component that one state lacks is None.
 
-    whole: whether what belongs to no layer is the engine's own word.
+    whole: whether the engine itself reports the fields that belong to no layer
     """
     for name, place in SINGLE.items() if whole else ():
         if getattr(one, name) is not None or getattr(other, name) is not None:
@@ -58,7 +58,7 @@ def parts(one: RequestState, other: RequestState, whole: bool = True) -> Iterato
 
 
 def different(one: Any, other: Any) -> tuple[int, int]:
-    """How many numbers there are, and how many bytes of them differ; a whole number or None counts as one."""
+    """Count the compared numbers and the bytes that differ; an integer or None counts as one number."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape:
         if one.dtype != other.dtype:
             return one.numel(), one.numel() * one.element_size()
@@ -80,7 +80,7 @@ def _mine(block: Block, matched: Sequence[Key]) -> torch.Tensor:
 
 
 def _theirs(block: Block, other: PositionRecord) -> tuple[tuple[Key, ...], torch.Tensor]:
-    """The positions that the other run has, too, and its rows there."""
+    """The positions of the block that the other run has as well, and its rows there."""
     found = [(key, other.rows.get((block.request, block.place, key))) for key in block.keys]
     rows = [row for _, row in found if row is not None]
     matched = tuple(key for key, row in found if row is not None)
@@ -90,7 +90,7 @@ def _theirs(block: Block, other: PositionRecord) -> tuple[tuple[Key, ...], torch
 def in_bytes(
     name: str, at: Block, mine: Any, theirs: Any, keys: Sequence[Key], one: PositionRecord, other: PositionRecord
 ) -> Comparison:
-    """One comparison of two tensors, whole numbers, or nothing."""
+    """Compare two tensors, integers or None."""
     elements, wrong = different(mine, theirs)
     return Comparison(
         name, Tier.BITWISE, at.event, at.kind, at.place, elements=elements, worst=float(wrong), allowed=0.0,
@@ -99,7 +99,7 @@ def in_bytes(
 
 
 def _apart(mine: Any, theirs: Any, keys: Sequence[Key], one: PositionRecord, other: PositionRecord) -> str:
-    """Where rows part: which positions, and the largest difference; of whole numbers, both."""
+    """The positions at which two tensors differ and the largest difference; for integers, both values."""
     between = f'"{other.name}" and "{one.name}"'
     if not (isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor) and mine.shape == theirs.shape):
         return f"is {_spelled(theirs)} in {other.name}, {_spelled(mine)} in {one.name}"
@@ -109,11 +109,11 @@ def _apart(mine: Any, theirs: Any, keys: Sequence[Key], one: PositionRecord, oth
                 if different(*pair)[1]]
         at = f"at position {rows[0]}" + (f" and {len(rows) - 1} further" if rows[1:] else "")
     most = float((mine.double() - theirs.double()).abs().nan_to_num(torch.inf).max())
-    return f"{at} {between} part, by {most:.3g} at most"
+    return f"{at} {between} differ, by at most {most:.3g}"
 
 
 def position(key: Key) -> str:
-    """Of a row; of a draft chain: the one that it drafts from."""
+    """The position of a key; for a draft row, the position that it drafts from."""
     return str(key) if isinstance(key, int) else f"{key[0] + len(key) - 2}"
 
 
@@ -122,7 +122,7 @@ def _spelled(value: Any) -> str:
 
 
 def stops(name: str, one: PositionRecord, other: PositionRecord) -> Iterator[Comparison | Skipped]:
-    """Whichever of the two did not come to its end; and what of it was served otherwise than it stands."""
+    """Report runs that stopped early, and events that were served differently from the trace."""
     for record in (one, other):
         yield from (Skipped("played", event, said) for event, said in record.said)
         if record.stopped is not None:
@@ -130,8 +130,7 @@ def stops(name: str, one: PositionRecord, other: PositionRecord) -> Iterator[Com
 
 
 def unserved(relation: str, stop: Stopped, run: str = "") -> Comparison:
-    """A finding of its own: what should have been compared was never made; `run`: the name of a run that stopped at a
-    legal event."""
+    """A finding about an event that was not served; `run` names a run that stopped at a legal event."""
     return Comparison(
         relation, Tier.IDENTITY, stop.event, stop.kind, stop.place, elements=1, worst=1.0, allowed=0.0,
         diagnosis=f"{run}: {stop.why}; the event is legal" if run else stop.why,
@@ -139,15 +138,15 @@ def unserved(relation: str, stop: Stopped, run: str = "") -> Comparison:
 
 
 def pools(one: Sequence[Region], other: Sequence[Region]) -> Iterator[tuple[Place, torch.Tensor, torch.Tensor, str]]:
-    """Every pool and red zone of two engines: its place, what both hold there, and the sentence if that parts."""
+    """Yield each pool and red zone: its place, the contents in both engines, and the message if they differ."""
     for left, right in zip(one, other, strict=True):
         for mine, theirs, what in ((left.units, right.units, left.by), (left.gaps, right.gaps, "red zone")):
             if mine is not None and theirs is not None and mine.numel():
                 place = stands(left).place
-                if place == NO_LAYER:  # what belongs to no layer follows from the layers: it is told behind them
+                if place == NO_LAYER:  # such pools follow from the layers, so they are reported after them
                     place = Place("trunk", AFTER_LAYERS, "root")
                 unit = "" if mine.shape != theirs.shape else _first_unit(mine, theirs)
-                yield place, mine, theirs, f"pool {left.name}, {what} {unit} parts"
+                yield place, mine, theirs, f"pool {left.name}, {what} {unit} differs"
 
 
 def _first_unit(mine: torch.Tensor, theirs: torch.Tensor) -> str:

@@ -1,8 +1,7 @@
-"""Drift: over thousands of tokens the error of every head's state against fp64 stays flat, by the op and in the layers.
+"""Drift: the error of every head's state against fp64 stays flat over thousands of tokens.
 
-Leaves out: the runs (`long_runs.py`). The delta rule is contractive: every write along a key takes with it what had
-gathered there, errors included. So a correct engine's error settles within a few K / beta tokens, and growth is a
-fault.
+The delta rule is contractive: every write along a key replaces what the state held there, errors included. So the error
+of a correct engine settles within a few K / beta tokens, and growth is a fault. Leaves out: the runs (`long_runs.py`).
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from .by_position import Stopped
 from .compare import unserved
 from .long_runs import LongRun, by_the_op, through_the_layers
 
-SPANS = 8  # parts of a course that are judged one by one
+SPANS = 8  # parts of a run that are judged separately
 
-# The median error of a head in the last quarter may be so many times that in the second quarter. Errors that nothing
-# takes away add up as the square root of the tokens, at the worst: from the middle of the one to that of the other by
-# sqrt(7 / 3) = 1.53. One that grows with the tokens grows by 7 / 3 = 2.33; a median of 8 launches
-# scatters by some 15%. A head may remember longer than a quarter, and a text may change on its way: then the error of a
-# correct engine grows too. So the limit rises with the growth of the rounded reference, on the same rows.
+# Limit for (median error of a head in the last quarter) / (the same in the second quarter). Independent errors that
+# never decay add up as the square root of the number of tokens: by sqrt(7 / 3) = 1.53 between the middles of the two
+# quarters. An error that grows linearly grows by 7 / 3 = 2.33. A median of 8 launches scatters by about 15%. A head may
+# remember longer than a quarter, and the text may change: then the error of a correct engine grows as well. So the
+# limit is multiplied by the growth of the rounded reference on the same rows.
 GROWTH = 2.0
-FEWEST = 8  # launches in a quarter, for a median to be one
+FEWEST = 8  # launches in a quarter that a median needs
 
 
 def hold(case: Case) -> Results:
@@ -40,7 +39,7 @@ def hold(case: Case) -> Results:
 
 
 def judged(course: LongRun | Stopped) -> Results:
-    """Within the allowance in every span, by the largest error of the yardstick so far; and flat."""
+    """Require every span to be within the allowance of the yardstick's largest error so far, and no growth."""
     if isinstance(course, Stopped):
         yield unserved("drift", course)
         return
@@ -73,7 +72,7 @@ def judged(course: LongRun | Stopped) -> Results:
 def _comparison(
     course: LongRun, launch: int, error: torch.Tensor, limit: torch.Tensor, says: str, beside: torch.Tensor
 ) -> Comparison:
-    """The head that stands nearest to its limit, or beyond."""
+    """The comparison for the head with the largest ratio of error to limit."""
     head = int((error / limit).argmax())  # a NaN counts as the largest
     worst, most = float(error[head]), float(limit[head])
     return Comparison(
@@ -85,7 +84,7 @@ def _comparison(
 
 def lacks(case: Case) -> str | None:
     if case.ops is None:
-        return "an engine of somebody else has no op to run by itself"
+        return "an external engine has no op that can be run alone"
     if case.labels:
         return "labels have no error"
     if "gdn" not in case.plan.checkpoint.config.layer_kinds:

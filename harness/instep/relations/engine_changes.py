@@ -1,6 +1,6 @@
-"""What relations need of our own engine that no event says: windows of the root alone, and graphs that are none.
+"""Modify instep's engine in two ways that no event can ask for: windows of one token, and graphs that run eagerly.
 
-Leaves out: engines of somebody else, which have neither. The only place where a relation reaches into an engine.
+This is the only place where a relation reaches into an engine. Leaves out: external engines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class _RootAlone(Round):
-    """A round without drafts that has a window nevertheless: of the root alone."""
+    """A round without drafts that still has a window: the root alone."""
 
     @property
     def bodies(self) -> dict[str, Body]:
@@ -35,7 +35,7 @@ class WindowsOfOne:
     def __init__(self, engine: Subject) -> None:
         assert isinstance(engine, OptimizedEngine), "asked before"
         self._engine = engine
-        # No event says that a window has a root alone, so the engine would refuse it.
+        # The engine refuses a window of one token, because no event asks for it.
         engine._refusals = cast(Any, _NothingRefused())
         at = engine._rounds[0]
         engine._rounds[0] = _RootAlone(0, at.strategy, at.model)
@@ -44,7 +44,7 @@ class WindowsOfOne:
         return getattr(self._engine, name)
 
     def forward(self, rows: tuple[Row, ...]) -> Forwarded:
-        """Decode rows come alone, and while no drafts are made: whoever writes the events sees to that."""
+        """Serve decode rows as windows. The rewritten events never mix them with other rows or with drafts."""
         if not all(row.kind == "decode" for row in rows):
             return self._engine.forward(rows)
         self._engine.set_num_steps(0)
@@ -56,14 +56,14 @@ class WindowsOfOne:
 
 
 class _NothingRefused:
-    """Every event may come."""
+    """Accepts every event."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *given, **named: None
 
 
 def eager_graphs(engine: Subject) -> Subject:
-    """The same buckets and padding, but every replay runs its body anew."""
+    """Keep buckets and padding, but run the body again at every replay."""
     assert isinstance(engine, OptimizedEngine), "asked before"
     engine._graphs = prepared(engine._base, engine._rounds.values(), engine._device, eagerly)
     return engine
@@ -71,7 +71,7 @@ def eager_graphs(engine: Subject) -> Subject:
 
 @dataclass
 class Again:
-    """A recording that is none: the body runs anew on the same inputs, and its answers go where they stood."""
+    """Stands for a captured graph: runs the body again and copies the results into the captured outputs."""
 
     body: Callable[[], Any]
     outputs: Any
@@ -82,6 +82,6 @@ class Again:
 
 
 def eagerly(ops: Ops, body: Callable[[Ops], T]) -> tuple[Again, T]:
-    """A recorder of nothing."""
+    """Replace graph capture: run the body once and return its outputs."""
     outputs = body(ops)
     return Again(lambda: body(ops), outputs), outputs

@@ -1,8 +1,8 @@
-"""What hangs on where chunks and rounds ended, beside on the tokens: what MTP layers behind the first read and keep.
+"""Rows of later MTP layers, which depend on where chunks and rounds ended and not on the tokens alone.
 
-Layer i pairs a row with a token i places further on. What is not known yet is guessed by the layers before, and the row
-is never made again; which rows a layer reads hangs on the step count, too. So two runs that bring the same tokens in
-other steps may differ there, and rightly. Leaves out: everything else, of which that is not so.
+MTP layer i pairs a row with the token i positions later. A token that is not known yet is guessed by the layers before,
+and the row is never recomputed. The step count also decides which rows a layer reads. So two runs that bring the same
+tokens in different steps may rightly differ there, and relations leave these rows out.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from instep_reference.contract.place import Place, draft_stage
 
 from .by_position import PositionRecord
 
-WHY = "what MTP layers behind the first keep hangs on where chunks and rounds ended: it is not compared"
+WHY = "rows of MTP layers after the first depend on where chunks and rounds ended: not compared"
 FIRST = draft_stage(0)
 
 
 def guessing(place: Place) -> bool:
-    """Whether a later MTP layer of a draft extend makes it."""
+    """Whether a later MTP layer of a draft extend computes this place."""
     return place.stage.startswith(f"{FIRST}.")
 
 
 def without_guesses(record: PositionRecord) -> PositionRecord:
-    """The record as far as it hangs on the tokens alone; the very same where there are no later layers."""
+    """Drop everything that depends on more than the tokens. A record without later MTP layers is returned as it is."""
     if not any(map(guessing, {place for _, place, _ in record.rows})):
         return record
     return replace(

@@ -1,7 +1,7 @@
-"""Long runs of the delta rule beside fp64: how far every head's state is off after each launch.
+"""Long runs of the delta rule next to fp64: the error of every head's state after each launch.
 
-Leaves out: what is made of it (`drift.py`). One run is of the op by itself, on drawn tokens with the gates of a layer
-of the model; the other goes through the engine's layers, from the bits that each of them was really given.
+One run calls the op alone, on random tokens with the gates of a layer of the model. The other goes through the engine's
+layers and starts from the input bits that each layer really got. Leaves out: judging the errors (`drift.py`).
 """
 
 from __future__ import annotations
@@ -34,16 +34,20 @@ from .by_position import Stopped, raised
 from .case import Case
 from .timeline import RewrittenTrace, Timeline, TimelineStep, chain, in_turn
 
-CHUNK = 64  # tokens that a prefill takes at a time
+CHUNK = 64  # tokens per prefill chunk
 NAME = "long"
-INVERSES = (False, True)  # a draw of each: whether it inverts a block by substitution alone (`observe/products.py`)
+INVERSES = (False, True)  # one draw for each: whether a block is inverted by substitution alone (`observe/products.py`)
 
 
 @dataclass(frozen=True)
 class LongRun:
-    """what       "windows", "chunks", "the engine";  layer: whose gates or whose state
-    tokens        after how many of them each launch left the state
-    errors        [launches, heads]: |x - o| / |o| per head;  yardstick: the same of the rounded reference
+    """Errors of one long run.
+
+    what       "windows", "chunks" or "the engine"
+    layer      the layer that supplies the gates or the state
+    tokens     number of tokens after each launch
+    errors     [launches, heads]: |x - o| / |o| per head
+    yardstick  the same error of the rounded reference
     """
 
     what: str
@@ -56,7 +60,7 @@ class LongRun:
 
 
 def by_the_op(case: Case, ops: Ops, layer: int, form: str) -> LongRun | Stopped:
-    """One request, one head after another's gates, launch after launch; every launch starts from what it left."""
+    """Run the op alone on one request; every launch starts from the state that the last one left."""
     types, state = ops.types(case.plan.setting.activation, case.plan.setting.state), case.plan.setting.width
     mixer = _mixer(Weights.of(case.plan.checkpoint, torch.float64), layer)
     inputs = sampled(case, mixer, types.consumed)
@@ -172,7 +176,8 @@ def _layered(
     weights: Weights, layer: int, rows: torch.Tensor, lengths: Sequence[int], see: See, stored: Storage | None,
     operands: Operands | None = None,
 ) -> Iterator[torch.Tensor]:
-    """The state of a layer after so many of these rows; prompts come in chunks of one size, no window is as long."""
+    """Yield the state of a layer after each of these lengths. A step of CHUNK rows is a prefill chunk; windows are
+    shorter."""
     config, mine, like = weights.config, weights.layers[layer], weights.embedding
     memory, begin = gdn.empty(config, like.dtype, like.device), 0
     rule: InChunks | None = None

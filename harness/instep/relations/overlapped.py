@@ -1,10 +1,9 @@
-"""Overlapped is waiting: rounds that are launched before the counts of the round before are known say and leave the
-same.
+"""Overlapped rounds, launched before the counts of the round before are known, must equal rounds that wait.
 
-Nothing is asked of either engine while it runs, since whoever asks waits. Answers are kept as they were given and read
-once the last event was served; a state is read when its request ends, or then. Overlapping rounds take pages earlier,
-for the worst case, so which page is whose differs by right. Therefore the trace runs twice: in its own pages, and in
-pages that hold a whole request, where every byte of every pool must be the same.
+Reading from an engine makes it wait, so nothing is read while the engine runs. Answers are kept unread until the last
+event was served; a state is read when its request ends, or after the last event. Overlapping rounds reserve pages
+earlier, for the worst case, so page ownership may rightly differ. Therefore the trace runs twice: with its own pages,
+and with pages that hold a whole request, where every byte of every pool must be equal.
 Leaves out: what a round may know of the round before (`trace/event_rules.py`).
 """
 
@@ -34,13 +33,16 @@ from .timeline import RewrittenTrace, as_traced
 NAME = "overlapped"
 WAITING, OVERLAPPING = "waiting", "overlapping"
 WANTED = Place("trunk", AFTER_LAYERS, "length")
-# Answers by the field that they stand in, and where they are made; all others at the pick.
+# The stage that computes each field of an answer; fields that are not listed are at the pick.
 STAGE = {"drafts": "chain.1", "own": "trunk", "roots": "trunk"}
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What one engine said and left. states: (event before which it was read, request) -> its logical state."""
+    """The answers and memory of one engine.
+
+    states: (event before which it was read, request) -> the request's logical state
+    """
 
     answers: Sequence[e.Answer | None]
     states: Mapping[tuple[int, str], e.RequestState]
@@ -49,7 +51,7 @@ class Ran:
 
 
 class _Ends(Observer):
-    """Reads a state when its request ends, unless a window of it is in flight: then it belongs to nobody."""
+    """Reads a state when its request ends, unless a window is in flight: then the state is undefined."""
 
     def __init__(self, engine: e.Engine) -> None:
         self._engine, self._index = engine, 0

@@ -1,7 +1,7 @@
-"""Relations of two engines that are given the same events: whatever they say and hold is the same, byte by byte.
+"""Relations between two engines on the same events: their answers and memory must be equal, byte by byte.
 
-A row is the name, the claim, the two engines, and a wrong engine that the row exists for. Leaves out: how two engines
-are compared (`ab_run.py`), and the same tokens brought by other events (`rewritten.py`).
+A row has the name, the claim, the two engines, and an example of a wrong engine that it detects. Leaves out: how two
+engines are compared (`ab_run.py`), and relations that bring the same tokens through other events (`rewritten.py`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .rewrites import moved
 from .timeline import RewrittenTrace, as_traced
 
 Arms = Callable[[Case], Iterable[tuple[Arm, Arm]]]
-FINITE = 12288.0  # exact in every float, and large beside whatever a model holds
+FINITE = 12288.0  # exact in every float dtype, and larger than any value in a model
 
 
 def pairwise(
     name: str, says: str, arms: Arms, catches: str, *, pools: bool = False,
     lacks: Callable[[Case], str | None] = lambda case: None,
 ) -> Relation:
-    """A row of the table; `pools`: every byte of every pool is compared, too."""
+    """A row of the table; with `pools`, every byte of every pool is compared as well."""
 
     def hold(case: Case) -> Results:
         for one, other in arms(case):
@@ -54,7 +54,7 @@ def with_options(*named: tuple[str, dict[str, Any]]) -> Arms:
 
 
 def with_events(*named: tuple[str, Callable[[Trace], RewrittenTrace]]) -> Arms:
-    """Two engines, each with its own room, on events that differ in nothing else."""
+    """Two engines with different capacities, on events that are otherwise the same."""
 
     def arms(case: Case) -> Iterator[tuple[Arm, Arm]]:
         rewritten = [(name, rewrite(case.trace)) for name, rewrite in named]
@@ -65,7 +65,7 @@ def with_events(*named: tuple[str, Callable[[Trace], RewrittenTrace]]) -> Arms:
 
 
 def watched_and_not(case: Case) -> Iterator[tuple[Arm, Arm]]:
-    """One engine stands where a replay's subject does, with every probe on it; the other is left to itself."""
+    """One engine with every probe of a replay attached, and one without any."""
     rewritten, participants = as_traced(case.trace), participants_of(case.plan)
     subject = participants.subject
     looked_at = Player("watched", subject.engine, [Watching(participants.watch), *subject.observers])
@@ -74,7 +74,10 @@ def watched_and_not(case: Case) -> Iterator[tuple[Arm, Arm]]:
 
 
 def fused_and_apart(case: Case) -> Iterator[tuple[Arm, Arm]]:
-    """With the exact fusions of the op set, and with their parts. Nobody watches, or the parts would serve in both."""
+    """The op set with its exact fusions, and with their parts.
+
+    No observer is installed: an observed engine runs the parts in both cases.
+    """
     rewritten, ops = as_traced(case.trace), case.ops
     assert ops is not None, "asked before"
     named = ("fused", ops), ("in parts", in_parts(ops))
@@ -84,19 +87,22 @@ def fused_and_apart(case: Case) -> Iterator[tuple[Arm, Arm]]:
 
 def without_fusions(case: Case) -> str | None:
     if case.ops is None:
-        return "an engine of somebody else has no op set"
+        return "an external engine has no op set"
     return None if exact_of(case.ops) else "this op set has no fusion that promises the bits of its parts"
 
 
 def replayed_and_eager(case: Case) -> Iterator[tuple[Arm, Arm]]:
-    """The same buckets and padding. On a CPU the emulator records, and poisons between replays."""
+    """A graph replay and an eager run with the same buckets and padding.
+
+    On a CPU the graph emulator records the body, and poisons memory between replays.
+    """
     rewritten = as_traced(case.trace)
     eager = eager_graphs(case.engine(rewritten.header, graphs=False))
     yield Arm("eager", eager, rewritten), Arm("replayed", case.engine(rewritten.header, graphs=True), rewritten)
 
 
 def other_strategies(case: Case) -> Iterator[tuple[Arm, Arm]]:
-    """That of the setting, and every other one that this engine serves: states and conv windows in turn."""
+    """The commit strategy of the setting against every other one that this engine supports; then the conv forms."""
     rewritten, setting = as_traced(case.trace), case.plan.setting
     named = {"strategy": setting.strategy, "conv": setting.conv}
     others: list[dict[str, Any]] = [{option: name} for option in OPTIONS for name in setting.strategies(option)]
@@ -125,17 +131,17 @@ PAIRWISE: tuple[Relation, ...] = (
         lacks=without_fusions,
     ),
     pairwise(
-        "poison", "no output hangs on what free memory holds",
+        "poison", "no output depends on the contents of free memory",
         with_options(("poisoned with NaN", {"poison": math.nan}), (f"poisoned with {FINITE:g}", {"poison": FINITE})),
-        "a fresh request that reads the window of whoever had its slot",
-        lacks=our_own("an engine of somebody else fills its own memory"),
+        "a fresh request that reads the conv window of the slot's previous owner",
+        lacks=our_own("an external engine fills its memory itself"),
     ),
-    # Pitches that are not aligned are left out: with them a compiler may choose another order of summation.
+    # Unaligned pitches are excluded: for these a compiler may choose another order of summation.
     pairwise(
         "pitch", "pools of another aligned pitch give the same bits",
         with_options(("guarded pools", {"guarded": True}), ("packed pools", {"guarded": False})),
         "a kernel that computes a stride instead of reading it",
-        lacks=our_own("an engine of somebody else sets its own pitches"),
+        lacks=our_own("an external engine sets its pitches itself"),
     ),
     pairwise(
         "slots", "slots and pages in another order give the same bits",
@@ -145,12 +151,12 @@ PAIRWISE: tuple[Relation, ...] = (
     pairwise(
         "strategies", "every way to commit leaves the same bits", other_strategies,
         "a strategy that keeps its copy of a state in a narrower dtype",
-        lacks=our_own("an engine of somebody else commits in a way of its own"),
+        lacks=our_own("an external engine has only its own commit strategy"),
     ),
-    # Prompts, and what runs beside them, are held by no graph.
+    # No graph covers prompts, or the rows that share a forward with a prompt.
     pairwise(
         "graph_is_eager", "a graph's replay is its body, run eagerly", replayed_and_eager,
-        "a graph that holds on to memory that was assigned anew", pools=True,
-        lacks=our_own("an engine of somebody else holds its own graphs"),
+        "a graph that keeps the address of memory that was reallocated", pools=True,
+        lacks=our_own("an external engine captures its graphs itself"),
     ),
 )

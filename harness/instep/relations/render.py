@@ -1,6 +1,7 @@
-"""What `instep relations` says: a table of the relations, and for each that does not hold where the two runs part.
+"""Print the result of `instep relations`: a table, and for each failed relation where the two runs differ.
 
-Leaves out: holding them. The file has the fields of a replay's (`report/data.py`), a run for every relation.
+The result file has the fields of a replay's (`report/data.py`), with one run for every relation. Leaves out: running
+the relations.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ from ..verdict import Comparison, Tier
 from . import Held, worst
 from .case import Case
 
-# Two runs of the subject are compared: a number says how far apart they are, not how wrong one is.
+# Two runs of the subject are compared, so a number is the difference between them, not the error of one.
 MEASURES = OF_A_REPLAY | dict.fromkeys((Tier.DERIVED, Tier.DIRECTED, Tier.PROPAGATED), "difference")
 
 
 @dataclass(frozen=True)
 class Run:
-    """What was held on which case; elsewhere: the model, when it is not where the trace says."""
+    """The results of all relations on one case.
+
+    elsewhere  the model's folder, if it is not the one that the trace names
+    """
 
     trace: Path
     elsewhere: Path | None
@@ -44,7 +48,7 @@ class Run:
 
 
 def show(run: Run, console: Console) -> None:
-    """A line for every relation; then what does not hold, and why something was not compared."""
+    """Print a line for every relation, the reasons why something was not compared, and the failures."""
     how = run.case.plan.setting
     ours = [how.layout, how.strategy, how.conv, *(["graphs"] * how.graphs)]
     setting = ", ".join([how.name, how.dtype, *(ours if not how.led else [])])
@@ -56,7 +60,7 @@ def show(run: Run, console: Console) -> None:
         made.add_row(*_cells(held))
     tables.show(made, console)
     for held in run.held:
-        why = "has no meaning here" if held.lacks is not None else "did not compare"
+        why = "does not apply" if held.lacks is not None else "did not compare"
         reasons = {f"{skip.check} {why}: {skip.reason}" for skip in held.verdict.skipped if skip.check != "played"}
         for reason in sorted(reasons):
             tables.say(console, reason, style="dim")
@@ -68,7 +72,7 @@ def show(run: Run, console: Console) -> None:
 
 
 def divergence(run: Run, held: Held) -> str:
-    """All that is known about the first finding of one relation."""
+    """The full message about the first finding of one relation."""
     findings = held.verdict.findings
     setting = run.case.plan.setting
     served = f"{'engine' if setting.led else 'optimized'}[{setting.name}]"
@@ -77,14 +81,14 @@ def divergence(run: Run, held: Held) -> str:
 
 
 def _of_an_engine(run: Run) -> Iterator[str]:
-    """Of one that is led by verbs: how often it was served otherwise than it stands, and what of it was compared."""
+    """Lines about an engine driven through callbacks: events served differently, and which components it shows."""
     skipped = (skip.reason for held in run.held for skip in held.verdict.skipped if skip.check == "played")
     for reason, count in Counter(skipped).items():
         yield f"{count} times {reason}"
     if seen := _components(run.held):
-        yield f"compared of it: {', '.join(seen)}; what it does not show was not compared"
+        yield f"components compared: {', '.join(seen)}; this engine shows no others"
     else:
-        yield f"nothing was compared: {run.case.plan.setting.name} shows nothing of what it computed"
+        yield f"nothing was compared: {run.case.plan.setting.name} shows none of its components"
 
 
 def _components(several: Sequence[Held]) -> list[str]:
@@ -92,7 +96,7 @@ def _components(several: Sequence[Held]) -> list[str]:
 
 
 def command(run: Run, held: Held) -> str:
-    """What to type to see it again: this relation alone, and of the trace no more than is needed."""
+    """The command that reproduces the finding: this relation alone, on the shortest part of the trace."""
     setting, first = run.case.plan.setting, held.verdict.findings[0]
     words: list[object] = ["instep", "relations", near(run.trace), held.relation.name, *setting.words()[:2]]
     last = len(run.case.trace.events) - 1
@@ -103,7 +107,7 @@ def command(run: Run, held: Held) -> str:
 
 
 def of(run: Run, commit: str | None = None) -> Result:
-    """What was found, a run for every relation."""
+    """The result of the command, with one run for every relation."""
     found = {"trace": run.trace.name, "runs": [_run(run, held) for held in run.held]}
     return Result(worst(run.held), run.case.plan.setting.device, found, commit)
 
@@ -125,7 +129,7 @@ def _run(run: Run, held: Held) -> dict[str, Any]:
 
 
 def _places(run: Run, held: Held) -> list[dict[str, Any]]:
-    """How much was compared in every layer and step of a draft."""
+    """Counts of what was compared, for every layer and draft step."""
     kinds, places = run.case.plan.checkpoint.config.layer_kinds, defaultdict[Row, list[Comparison]](list)
     for one in held.verdict.compared:
         places[Row.of(one.place)].append(one)
@@ -139,7 +143,7 @@ def _places(run: Run, held: Held) -> list[dict[str, Any]]:
 
 def _cells(held: Held) -> tuple[str | Text, ...]:
     if held.lacks is not None:
-        return held.relation.name, Text("no meaning", style="dim"), "", "", "", ""
+        return held.relation.name, Text("not applicable", style="dim"), "", "", "", ""
     compared = held.verdict.compared
     return (
         held.relation.name, Text(*VERDICTS[held.verdict.exit]), " ".join(tier.value for tier in _tiers(held)),

@@ -1,4 +1,4 @@
-"""A whole trace with one thing about it changed: other slots, other rejected drafts, no speculation, longer pages.
+"""Rewrite a whole trace in one respect: other slots, other rejected drafts, no speculation, longer pages.
 
 Leaves out: a request's own timeline rewritten into other steps (`timeline.py`).
 """
@@ -19,20 +19,20 @@ from .timeline import RewrittenTrace, as_traced
 
 
 def moved(trace: Trace) -> RewrittenTrace:
-    """Slots and pages the other way round, one further up: the same number of each, none at its place."""
+    """Reverse the order of slots and pages and shift both by one, so that none stays in place."""
     room = trace.header.capacity
     slots, pages = (tuple(unit + 1 for unit in reversed(units)) for units in (room.slots, room.pages))
     return _roomed(trace, slots=slots, pages=pages)
 
 
 def in_one_page(trace: Trace) -> RewrittenTrace:
-    """Every request in one page, however long it becomes: which page it has then hangs on no reservation."""
+    """Give every request one page that holds it whole, so that page ownership depends on no reservation."""
     rules, longest = EventRules(trace.header), 0
     for event in trace.events:
         rules.apply(event)
         longest = max((longest, *(len(standing.prompt) + len(standing.said) for standing in rules.table.live.values())))
     widest = max((trace.header.num_steps, *trace.header.candidates)) + 1
-    # Two windows more: one whose count is not known yet, and the next.
+    # Room for two more windows: one whose count is not known yet, and the next one.
     return _roomed(trace, pages=trace.header.capacity.slots, page_size=longest + 2 * widest)
 
 
@@ -42,7 +42,7 @@ def without_speculation(rewritten: RewrittenTrace) -> RewrittenTrace:
 
 
 def undrawn(trace: Trace) -> Trace:
-    """The same tokens for requests that take the argmax: beside other drafts, or none, a draw would be another one."""
+    """Replace sampling by argmax with the same tokens: with other drafts, a draw would give other tokens."""
     return replace(trace, events=tuple(_undrawn(event) for event in trace.events))
 
 
@@ -55,7 +55,7 @@ def _undrawn(event: AnyEvent) -> AnyEvent:
 
 
 def with_other_drafts(trace: Trace) -> RewrittenTrace:
-    """The same events, with other tokens wherever a draft was rejected."""
+    """Replace every rejected draft by another token."""
     return replace(as_traced(trace), events=tuple(_altered(trace)))
 
 
@@ -80,7 +80,7 @@ def _altered(trace: Trace) -> Iterator[AnyEvent]:
 
 
 def _accepted(trace: Trace) -> dict[tuple[int, str], tuple[int, ...]]:
-    """(event of the draft, request) -> which of its drafts were accepted."""
+    """Map (event of the draft, request) to the accepted drafts."""
     drafted: dict[str, int] = {}
     found = {}
     for index, event in enumerate(trace.events):

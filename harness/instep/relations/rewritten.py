@@ -1,9 +1,10 @@
-"""Relations of two runs that bring the same tokens by other events: whatever both compute is the same.
+"""Relations between two runs that bring the same tokens through different events: both compute the same values.
 
-A row is the name, the claim, the runs, when they are compared bit by bit, and a wrong engine that the row exists for.
-Where bits may differ, both are held to the allowance of two right runs (`tolerance.py`). Where only the number of rows
-can make them differ, the runs are made again row by row (`row_by_row.py`) and held to bits. Leaves out: how runs are
-recorded and compared (`timeline.py`, `compare.py`), and two engines on the same events (`pairwise.py`).
+A row has the name, the claim, the runs, the condition under which they are compared bit by bit, and an example of a
+wrong engine that it detects. If bits may differ, the difference must be within the allowance of two correct runs
+(`tolerance.py`). If only the number of rows can make bits differ, the runs are repeated row by row (`row_by_row.py`)
+and compared bit by bit. Leaves out: how runs are recorded and compared (`timeline.py`, `compare.py`), and two engines
+on the same events (`pairwise.py`).
 """
 
 from __future__ import annotations
@@ -52,23 +53,27 @@ def where_rows_are_invariant(case: Case) -> bool:
 
 
 def where_experts_are_apart(case: Case) -> bool:
-    """Other rows beside one change no product over as many rows. But an expert has as many rows as choose it."""
+    """Whether other rows in the batch leave a row's bits alone.
+
+    A product over the same number of rows does not depend on their contents. But an expert's product has as many rows
+    as chose that expert.
+    """
     apart = case.ops is not None and "moe" in case.ops.row_invariant
     return case.labels or apart or not case.plan.checkpoint.config.experts or where_rows_are_invariant(case)
 
 
 def where_prefixes_are_prefilled_alike(case: Case) -> bool:
-    """A request that shares a prefix with others, and brings it itself in the other run."""
+    """Whether a request that loads a shared prefix gets the bits of prefilling it itself, as the other run does."""
     return where_rows_are_invariant(case) and (case.labels or not brought_anew(case))
 
 
 def brought_anew(case: Case) -> bool:
-    """Whether some prefix is brought in other chunks than its donor's: products over them are summed otherwise."""
+    """Whether some prefix is prefilled in chunks other than its donor's, which changes the order of sums."""
     return any(step.anew for timeline in timelines_of(case.trace) for step in timeline.steps)
 
 
 def for_labels(case: Case) -> bool:
-    """Products over a chunk are summed in another order than those over two: only labels are exact."""
+    """One chunk and two chunks are summed in different orders, so only labels are exact."""
     return case.labels
 
 
@@ -76,9 +81,10 @@ def rewritten(
     name: str, says: str, runs: Callable[[Case], Pairs], catches: str, *, exact: Exact = where_rows_are_invariant,
     lacks: Callable[[Case], str | None] = lambda case: None, elsewhere: bool = False,
 ) -> Relation:
-    """A row of the table; `exact`: whether this case is compared bit by bit.
+    """A row of the table.
 
-    elsewhere: the runs end rounds or chunks after other tokens, and so store states elsewhere
+    exact      whether a case is compared bit by bit
+    elsewhere  whether the runs end rounds or chunks after different tokens, and so store states at different positions
     """
 
     def hold(case: Case) -> Results:
@@ -105,15 +111,15 @@ def rewritten(
 
 
 def _own_rounded(case: Case, runs: tuple[str, ...], draw: int) -> PositionRecord:
-    """Draws of the runs in turn."""
+    """Draws of the rounded reference, taking turns between the runs."""
     return case.rounded(draw // len(runs), runs[draw % len(runs)])
 
 
-ELSEWHERE = "states are stored narrower than they run: bits hang on where rounds and chunks end, and are not compared"
+ELSEWHERE = "states are stored narrower than computed, so bits depend on where rounds and chunks end: not compared"
 BY_ROWS = (where_rows_are_invariant, where_prefixes_are_prefilled_alike, where_experts_are_apart)
 
 
-# What has no meaning
+# Why a relation does not apply
 
 
 def nobody_decodes(case: Case) -> str | None:
@@ -132,25 +138,25 @@ def nothing_rejected(case: Case) -> str | None:
 
 
 def no_windows_of_one(case: Case) -> str | None:
-    """No event says this, so our own engine is asked."""
-    return "only our own engine serves a window of one token" if case.ops is None else None
+    """No event asks for a window of one token, so only instep's engine can serve it."""
+    return "only instep's own engine serves a window of one token" if case.ops is None else None
 
 
-# The runs. Those that several rows share are made once (`Case.recorded`).
+# The runs. A run that several rows share is made once (`Case.recorded`).
 
 
 def by_itself(case: Case) -> PositionRecord:
-    """Every request alone in the engine, in the steps of the trace."""
+    """Run every request alone in the engine, with the steps of the trace."""
     return case.recorded("alone", lambda: alone(undrawn(case.trace)))
 
 
 def _alone(case: Case) -> Pairs:
-    """The one relation in which requests that sample go on to: with the same drafts they draw the same."""
+    """The only relation that keeps sampling on: a request with the same drafts draws the same tokens."""
     yield case.traced(), case.recorded("alone, as drawn", lambda: alone(case.trace)) if case.drawn else by_itself(case)
 
 
 def token_by_token(case: Case) -> PositionRecord:
-    """Every request alone, decoded without drafts."""
+    """Run every request alone, decoded without drafts."""
     return case.recorded("plain decoding", lambda: alone(undrawn(case.trace), decoded))
 
 
@@ -165,9 +171,12 @@ def _other_drafts(case: Case) -> Pairs:
 
 
 def _with_and_without(case: Case) -> Pairs:
-    """Without speculation the pools are as narrow as can be, and no controller is there; in both layouts of a state."""
+    """Prompts with speculation enabled and disabled, in both state layouts.
+
+    Without speculation the pools have the smallest width and there is no controller.
+    """
     prompts = alone(undrawn(case.trace), prompt_only)
-    for layout in LAYOUTS if case.led is None else ("",):  # nobody tells a layout to an engine that is led by verbs
+    for layout in LAYOUTS if case.led is None else ("",):  # an engine driven through callbacks has its own layout
         options, which = ({"layout": layout}, f", {layout}") if layout else ({}, "")
         yield (
             case.recorded(f"speculation{which}", lambda: prompts, options=options),
@@ -212,9 +221,9 @@ def _split(case: Case) -> Pairs:
 
 
 REWRITTEN: tuple[Relation, ...] = (
-    # Rows behind the last accepted one are left out: nobody keeps them.
+    # Rows after the last accepted one are not compared: no engine keeps them.
     rewritten(
-        "later_rows", "row i of a verify is the same whatever tokens stand behind it", _other_drafts,
+        "later_rows", "row i of a verify does not depend on the tokens after it", _other_drafts,
         "a product whose rows share one scale", exact=where_experts_are_apart, lacks=nothing_rejected,
     ),
     rewritten(
@@ -227,7 +236,7 @@ REWRITTEN: tuple[Relation, ...] = (
     ),
     rewritten(
         "draft_layout", "draft extend over a window's rows is draft extend over its accepted rows alone",
-        _exact_windows, "a draft that goes on from the last row of the window", lacks=nobody_drafts,
+        _exact_windows, "a draft that continues from the last row of the window", lacks=nobody_drafts,
     ),
     rewritten(
         "schedule", "any schedule of step counts is plain decoding", _schedules,

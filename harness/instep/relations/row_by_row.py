@@ -1,10 +1,10 @@
-"""An op set in which every row is served by itself, wherever its bits may depend on the rows beside it.
+"""Wrap an op set so that each row is computed alone, for every op whose bits may depend on other rows.
 
-Matrix products, for one, change bits with the number of rows. Two runs that bring the same tokens in other windows or
-batches then part everywhere, and what was promised to be exact, the memory ops and how they are called, cannot be told
-from that. Served row by row, these ops give equal bits for equal rows, so that two runs must be the same bit by bit.
-Leaves out: what the op set promises itself (`Ops.row_invariant`), and whether the ops are right: the same kernels are
-held to a tolerance as they are, too.
+The bits of a matrix product, for example, depend on the number of rows. Two runs that bring the same tokens in
+different windows or batches then differ everywhere, which hides errors in the memory ops and their calls. Row by row,
+equal rows give equal bits, so the two runs must be equal bit by bit.
+Leaves out: the op set's own promise (`Ops.row_invariant`), and whether the ops are right, which the tolerance of the
+unwrapped run decides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from instep_optimized.ops.fused import wholes
 
 
 def row_by_row(ops: Ops) -> Ops:
-    """`ops`, with every op that does not declare that its rows are invariant called once per row."""
+    """Call every op that does not declare invariant rows once per row."""
     apart: dict[str, Any] = {
         name: _attended(ops.attend) if name == "attend" else _apart(getattr(ops, name), rows)
         for name, rows in BY_ROW.items() if name not in ops.row_invariant
@@ -36,7 +36,7 @@ def _apart(op: Op, rows: tuple[str, ...]) -> Op:
         count = len(given[rows[0]])
         if not count:
             return op(**given)
-        # A copy begins where memory is aligned, as a row of its own would.
+        # A clone is aligned, as a separate row would be.
         made = [op(**given | {name: given[name][row : row + 1].clone() for name in rows}) for row in range(count)]
         if isinstance(made[0], torch.Tensor):
             return torch.cat(made)
@@ -46,7 +46,7 @@ def _apart(op: Op, rows: tuple[str, ...]) -> Op:
 
 
 def _attended(op: Op) -> Op:
-    """One query row of one request at a time, on the pages as they are; a row that nobody covers is zeros."""
+    """Attend with one query row at a time, on the pages as they are; rows that belong to no request are zero."""
 
     def call(**given: Any) -> Any:
         query, pages = given["query"], given["pages"]
@@ -73,7 +73,7 @@ def _alone(pages: Pages, request: int, row: int) -> Pages:
 
 
 def _side_by_side(pages: Pages, request: int, bits: int) -> Pages:
-    """Copies of what a node sees, without gaps: a sum over gaps has other bits than that over the path as a chain."""
+    """Copy the entries that a tree node sees without gaps, so that the sum has the bits of a chain."""
     before, size, table = int(pages.before[request]), pages.keys.shape[1], pages.table
     seen = torch.tensor([*range(before), *(before + n for n in range(bits.bit_length()) if bits >> n & 1)])
     seen = seen.to(table.device)

@@ -1,8 +1,8 @@
-"""The same tokens by other events: the timeline of each request out of a trace, and events that repeat it.
+"""Extract the timeline of each request from a trace, and turn timelines back into other events with the same tokens.
 
-Leaves out: running them (`by_position.py`). Everything that a request chose is kept: whatever the batch, the windows or
-the chunks are, the same tokens stand at the same positions afterwards. A state that was loaded becomes the course that
-led to it, so every request can be served alone.
+A rewrite keeps every choice of a request: with any batch, windows or chunks, the same tokens end up at the same
+positions. A load is replaced by the steps that led to the loaded state, so every request can be served alone.
+Leaves out: running the events (`by_position.py`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from instep_reference.contract.sampling import Sampling
 from ..trace.file import Trace
 from ..trace.header import Header
 
-TOKENS = 24  # of a request behind its prompt that are decoded one by one
+TOKENS = 24  # tokens after a request's prompt that are decoded one by one
 
 
 @dataclass(frozen=True)
 class RewrittenTrace:
-    """Events with the number of the trace's event that each stands for, and the header that they assume."""
+    """Rewritten events, for each the number of its event in the trace, and the header that they need."""
 
     header: Header
     events: tuple[e.AnyEvent, ...]
@@ -34,14 +34,13 @@ class RewrittenTrace:
 
 @dataclass(frozen=True)
 class TimelineStep:
-    """One thing that happened to one request.
+    """One step of one request.
 
-    chunk    `tokens` of the prompt; root: what follows the last of them, None: the prompt goes on
-    decode   the root was committed and `root` follows
-    round    `drafts` were verified, those at `nodes` are right, and `root` follows. parents: of the drafts of a tree;
-             None: a chain
-    origins  the trace's events: of a round its draft, verify and commit, else one
-    anew     a chunk that stands for a prefix which was not prefilled like that: of it other bits are right, too
+    kind     chunk: a prefill of `tokens` prompt tokens; decode: one token; round: draft, verify and commit
+    root     the token that follows the step; None: the prompt continues
+    drafts   verified drafts of a round; nodes: the accepted ones; parents: those of a tree, None: a chain
+    origins  numbers of the trace's events: draft, verify and commit for a round, otherwise one
+    anew     whether the chunk replaces a prefix that was prefilled differently, so that its bits may differ
     """
 
     kind: Literal["chunk", "decode", "round", "preempt", "resume"]
@@ -62,7 +61,7 @@ class TimelineStep:
 
 @dataclass
 class Timeline:
-    """A request from its admission on."""
+    """The steps of one request since its admission."""
 
     request: str
     prompt: tuple[int, ...]
@@ -80,7 +79,7 @@ def as_traced(trace: Trace) -> RewrittenTrace:
 
 
 def timelines_of(trace: Trace) -> list[Timeline]:
-    """Every request's own timeline, in order of admission; a round that was never committed is no part of it.
+    """The timeline of every request, in order of admission, without rounds that were never committed.
 
     A name that is admitted again after its end is another request: it is called "name/2".
     """
@@ -113,7 +112,7 @@ def timelines_of(trace: Trace) -> list[Timeline]:
                     step = TimelineStep("round", (begun, ran, index), 0, path.bonus, drafts, path.nodes, shape, drawn)
                     live[name].steps.append(step)
                 for name, kept in zip(names, track, strict=False):
-                    saved[kept] = _prefix(live[name].steps, trace.header)  # if it reached none, nobody loads it
+                    saved[kept] = _prefix(live[name].steps, trace.header)  # an empty prefix is never loaded
             case e.Save(request=name, name=kept):
                 saved[kept] = tuple(live[name].steps)
             case e.Load(request=name, name=kept):
@@ -126,7 +125,7 @@ def timelines_of(trace: Trace) -> list[Timeline]:
 
 
 def _prefix(steps: Sequence[TimelineStep], header: Header) -> tuple[TimelineStep, ...]:
-    """The chunks that bring the tracked tokens of a request: its own, where they end there; else one."""
+    """The chunks that bring a request's tracked tokens: its own chunks if one ends there, otherwise one chunk."""
     said = [step for step in steps if step.kind in ("chunk", "decode", "round")]
     tokens = sum(step.tokens if step.kind == "chunk" else len(step.nodes) + 1 for step in said)
     count = tokens - tokens % (header.capacity.track_interval or 1)
@@ -146,7 +145,7 @@ def _new(name: str, found: Sequence[Timeline]) -> str:
 
 
 def decoded(timeline: Timeline) -> Timeline:
-    """Token by token, without drafts, up to TOKENS behind the prompt: as many steps show what every step does."""
+    """Decode token by token without drafts, for at most TOKENS tokens after the prompt, which is enough."""
     steps: list[TimelineStep] = []
     left = TOKENS
     for step in timeline.steps:
@@ -162,7 +161,7 @@ def decoded(timeline: Timeline) -> Timeline:
 
 
 def rejected(widths: Sequence[int], vocab: int) -> Rewrite:
-    """Every token by a round whose drafts are all wrong, so many of them in turn."""
+    """Bring every token by a round whose drafts are all rejected; the rounds' widths take turns."""
 
     def rewrite(timeline: Timeline) -> Timeline:
         turn = cycle(widths)
@@ -176,7 +175,7 @@ def rejected(widths: Sequence[int], vocab: int) -> Rewrite:
 
 
 def rescheduled(counts: Sequence[int], vocab: int) -> Rewrite:
-    """Rounds of these step counts in turn; of their drafts all are right, then all but one, and so on around."""
+    """Use these step counts in turn; first all drafts of a round are right, then all but one, and so on."""
 
     def rewrite(timeline: Timeline) -> Timeline:
         turns, steps, waiting = cycle(enumerate(counts)), list[TimelineStep](), list[TimelineStep]()
@@ -212,12 +211,12 @@ def _round(taken: Sequence[TimelineStep], width: int, vocab: int) -> TimelineSte
 
 
 def chain(count: int) -> tuple[int, ...]:
-    """The nodes of so many accepted drafts of a chain."""
+    """The node ids of a chain with `count` accepted drafts."""
     return tuple(range(1, count + 1))
 
 
 def exact_windows(timeline: Timeline) -> Timeline:
-    """Rounds without a rejected draft: every window is its accepted path, as a chain."""
+    """Reduce every window to its accepted path, as a chain, so that no draft is rejected."""
     return replace(timeline, steps=[
         step if step.kind != "round"
         else replace(step, drafts=step.right, nodes=chain(len(step.nodes)), parents=None) if step.nodes
@@ -227,7 +226,7 @@ def exact_windows(timeline: Timeline) -> Timeline:
 
 
 def chunked(sizes: Sequence[int]) -> Rewrite:
-    """Prompts split at these sizes in turn; none: whole, as far as nothing else happened within them."""
+    """Split prompts into chunks of these sizes in turn; without sizes, merge adjacent chunks."""
 
     def rewrite(timeline: Timeline) -> Timeline:
         steps: list[TimelineStep] = []
@@ -252,7 +251,7 @@ def _cut(step: TimelineStep, sizes: Iterator[int]) -> Iterator[TimelineStep]:
 
 
 def just_begun(timeline: Timeline) -> Timeline:
-    """The prompt, and the first step behind it."""
+    """The prompt, and the first step after it."""
     steps: list[TimelineStep] = []
     for step in timeline.steps:
         steps.append(step)
@@ -262,12 +261,12 @@ def just_begun(timeline: Timeline) -> Timeline:
 
 
 def prompt_only(timeline: Timeline) -> Timeline:
-    """The prompt's chunks and nothing else."""
+    """The prompt's chunks alone."""
     return replace(timeline, steps=[step for step in timeline.steps if step.kind == "chunk"])
 
 
 def _wrong(right: int | None, count: int, vocab: int) -> tuple[int, ...]:
-    """Drafts of which the first is not the token that follows."""
+    """Wrong drafts: the first one differs from the token that follows."""
     return tuple(((right or 0) + 1 + number) % vocab for number in range(count))
 
 
@@ -275,12 +274,12 @@ def _wrong(right: int | None, count: int, vocab: int) -> tuple[int, ...]:
 
 
 def alone(trace: Trace, rewrite: Rewrite = lambda timeline: timeline) -> RewrittenTrace:
-    """One request after the other, each alone in the engine and rewritten; there is room for a whole prompt."""
+    """Rewrite every request and serve one after the other, each alone, with room for a whole prompt."""
     return in_turn([rewrite(timeline) for timeline in timelines_of(trace)], trace.header)
 
 
 def in_turn(timelines: Sequence[Timeline], written: Header) -> RewrittenTrace:
-    """These timelines, one after the other."""
+    """The events of these timelines, one after the other."""
     steps = [step for timeline in timelines for step in timeline.steps]
     widths = {len(step.drafts) for step in steps if step.kind == "round" and step.parents is None}
     trees = any(step.parents is not None for step in steps)
@@ -290,9 +289,10 @@ def in_turn(timelines: Sequence[Timeline], written: Header) -> RewrittenTrace:
 
 
 def _header(header: Header, widths: Iterable[int], most: int, *, trees: bool) -> Header:
-    """The same slots and pages for the same widest window; further step counts are candidates (nobody asks a wish).
+    """Keep slots, pages and the widest window, and add the step counts in use to the candidates.
 
-    Where windows are trees the step count stays as it is; where none is any more, there need be no room for one.
+    With tree windows the step count stays unchanged. Without any, the room for trees is dropped. No run reads the
+    controller's wish.
     """
     if trees:
         room = msgspec.structs.replace(header.capacity, max_tokens=max(header.capacity.max_tokens, most))

@@ -1,6 +1,6 @@
-"""Two records whose bits may differ: within what two correct runs may be apart.
+"""Compare two records whose bits may differ, with the allowance for the difference of two correct runs.
 
-Leaves out: records that must be the same bits (`compare.py`), and every constant (`checks/allowance.py`).
+Leaves out: records that must have equal bits (`compare.py`), and all other constants (`checks/allowance.py`).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from ..verdict import Comparison, Skipped, Tier
 from .by_position import Block, Key, PositionRecord, Standing
 from .compare import in_bytes, parts, position, stops
 
-# What is compared: what has come of all errors so far; beside it, whatever memory holds.
-ARMS = 2.0  # two runs, each of which may be off by T3's allowance
-DRAWS = 3  # of the rounded run; fewer than T3's, because correct pairs of runs use up a fifth of what they are allowed
+# Places with propagated errors are compared, and all memory.
+ARMS = 2.0  # each of the two runs may be off by T3's allowance
+DRAWS = 3  # draws of the rounded run; fewer than T3's, because correct pairs use only a fifth of the allowance
 
 
 @dataclass
 class Yardstick:
-    """What two correct runs may differ by: ARMS times T3's allowance, by the rounded reference's own error.
+    """The allowed difference of two correct runs: ARMS times T3's allowance for the rounded reference's error.
 
-    runs: how many runs take turns in `rounded`. Two, where states are stored narrower than they run, and the one run
-    stores them after other tokens than the other: then each run x is held to the error e of the rounded reference on
-    its own events, |x - o| <= 3 e + 4 ulp, so that both are apart by the sum of these; the larger one counts twice.
-    A state that is rounded after every token errs more than one that is rounded after every round.
+    runs: number of runs that take turns in `rounded`. It is 2 if states are stored narrower than they are computed and
+    the two runs store them after different tokens: a state that is rounded after every token has a larger error than
+    one that is rounded after every round. Each run x then obeys |x - o| <= 3 e + 4 ulp with the error e of the rounded
+    reference on its own events, so the two may differ by the sum; the larger error counts twice.
 
-    At one place its error may be small by luck; so what counts is the largest that it makes in hidden rows, final rows
-    and logits at the same positions, for memory at any position up to there (memory sums up all of them). Before
-    anything is called wrong the rounded run is drawn again, as in T3.
+    The rounded reference's error at a single place may be small by luck. So the yardstick is its largest error in
+    hidden rows, final rows and logits at the same positions; for memory, at all positions up to there, because memory
+    accumulates them. Before a difference is reported the rounded run is drawn again, as in T3.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Yardstick:
     one: PositionRecord
     other: PositionRecord
     runs: int = field(default=1, kw_only=True)
-    drawn: frozenset[str] = frozenset()  # whose choices hang on more than a margin (`checks/draws.py` has them)
+    drawn: frozenset[str] = frozenset()  # requests that sample: `checks/draws.py` judges their choices
     ties: Ties = field(default_factory=Ties)
     _noise: dict[tuple[int, str, bool, tuple[Key, ...]], float] = field(default_factory=dict)
 
     def compare(self) -> Iterator[Comparison | Skipped]:
-        """Wherever both runs and the truth are at the same tokens."""
+        """Compare every place at which both runs and the truth have the same tokens."""
         yield from stops(self.name, self.one, self.other)
         for block in self.one.blocks:
             picks = block.place.component == "pick" and not (
@@ -97,7 +97,7 @@ class Yardstick:
         self, at: Block, mine: torch.Tensor, theirs: Any, right: torch.Tensor,
         sampled: Callable[[int], tuple[torch.Tensor, float]], keys: Sequence[Key],
     ) -> Comparison:
-        """|x - y| / |o| <= 2 (3 e_r + 4 ulp), per head where there are heads, by the norm and the largest element."""
+        """Require |x - y| / |o| <= 2 (3 e_r + 4 ulp) for every head, in the norm and the largest element."""
         if not isinstance(theirs, torch.Tensor) or theirs.shape != mine.shape:
             return in_bytes(self.name, at, mine, theirs, keys, self.one, self.other)
         x, y, o = (tensor.to("cpu", torch.float64) for tensor in (mine, theirs, right))
@@ -110,14 +110,14 @@ class Yardstick:
         return replace(result, diagnosis=self._sentence(x, y, o, keys))
 
     def _sentence(self, x: torch.Tensor, y: torch.Tensor, o: torch.Tensor, keys: Sequence[Key]) -> str:
-        """Which of the two is further from the truth."""
+        """A sentence that names the run that is further from the truth."""
         far = {record.name: float(relative_error(run, o).max()) for record, run in ((self.one, x), (self.other, y))}
         wrong = max(far, key=lambda name: (far[name] != far[name], far[name]))
         apart = ", ".join(f"{name} {error:.1e}" for name, error in far.items())
         return f"up to position {position(keys[-1])} {wrong} is further from the truth ({apart})"
 
     def _choices(self, at: Block, keys: tuple[Key, ...], mine: torch.Tensor, theirs: torch.Tensor) -> Comparison:
-        """Own choices may differ where the truth's margin is under what the logits of two runs may be off by."""
+        """Let choices differ if the truth's margin is smaller than the allowed difference of the two runs' logits."""
         score = at.place._replace(component="logits")
         logits = torch.stack([self.truth.rows[at.request, score, key] for key in keys])
         stored = self.one.rows[at.request, score, keys[0]].dtype
@@ -137,7 +137,7 @@ class Yardstick:
         return torch.stack([record.rows[block.request, block.place, key] for key in keys])
 
     def _carried(self, draw: int, at: Block, keys: tuple[Key, ...]) -> float:
-        """The largest error of the rounded run at these positions, in the target or in its head; of all in turn."""
+        """The rounded runs' largest error at these positions, in the target or in the draft head."""
         trunk, first = at.place.stage == "trunk", draw - draw % self.runs
         known = first, at.request, trunk, keys
         if known not in self._noise:
@@ -146,7 +146,7 @@ class Yardstick:
         return max(self._noise[known], TRUTH_ERROR)
 
     def _errors(self, draw: int) -> dict[tuple[str, bool], dict[Key, float]]:
-        """Request and side -> position -> the rounded run's largest error there; kept with the run."""
+        """Map (request, target or head) and position to the rounded run's largest error; cached in the record."""
         record = self.rounded(draw)
         if not record.errors:
             for (request, place, key), row in record.rows.items():
