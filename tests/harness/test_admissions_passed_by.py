@@ -41,7 +41,7 @@ def served() -> Callable[..., Outcome]:
 
 
 @pytest.mark.slow
-def test_nobody_is_asked_for_states_between_admissions_and_all_behind_them(
+def test_states_are_read_once_after_a_run_of_admissions(
     served: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, real = list[str](), OptimizedEngine.state
@@ -62,7 +62,7 @@ def test_nobody_is_asked_for_states_between_admissions_and_all_behind_them(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("admissions", [True, False])
-def test_what_is_wrong_behind_admissions_is_found_all_the_same(
+def test_fault_after_admissions_is_found(
     admissions: bool, served: Callable[..., Outcome]
 ) -> None:
     def gdn(*, inputs: Any, **given: Any) -> torch.Tensor:
@@ -73,7 +73,7 @@ def test_what_is_wrong_behind_admissions_is_found_all_the_same(
     assert found.verdict.exit == 1 and first.event == REQUESTS
 
 
-def test_an_engine_that_falls_while_nobody_looks_is_a_finding(
+def test_engine_that_raises_between_reads_is_a_finding(
     served: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = OptimizedEngine.admit
@@ -90,7 +90,7 @@ def test_an_engine_that_falls_while_nobody_looks_is_a_finding(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_a_sum_overlooks_no_poison(dtype: torch.dtype) -> None:
+def test_sum_of_poisoned_memory_shows_the_poison(dtype: torch.dtype) -> None:
     right = torch.full((64, 64), torch.finfo(dtype).max, dtype=dtype)  # the sum is infinite
     one, mixed = right.clone(), right * torch.tensor([torch.inf, -torch.inf]).repeat(32).to(dtype)
     one[3, 5] = torch.nan

@@ -83,7 +83,7 @@ def test_a_small_error_is_found_where_it_is_made(error, component):
     assert derived and findings[0].place.component == derived[0].place.component == component
 
 
-def test_an_unlucky_draw_of_the_whole_run_is_drawn_again_and_an_error_is_not_excused(tmp_path):
+def test_unlucky_draw_is_repeated_and_an_error_is_not_excused(tmp_path):
     trace = recorded(tmp_path)
     lockstep = Lockstep(trace, participants_of(Replay(trace, Setting("plain")).plan))
     context = next(m for m in (lockstep.step() for _ in trace.events) if isinstance(m.event, Commit))
@@ -123,7 +123,7 @@ def test_draws_of_the_whole_run_share_no_declared_rounding(setting: Setting, pla
     assert 1 < sum(others) / len(others) / nearest < 2, "sqrt(2), as it is derived"
 
 
-def test_right_engines_of_16_bits_agree_where_every_error_hangs_on_one_number() -> None:
+def test_correct_16_bit_engine_agrees_when_one_number_decides_errors() -> None:
     """As draws of the rounded run: they err more than a right engine does. Without redraws some of them are wrong."""
     trace = few_channels("short")
     lockstep = Lockstep(trace, participants_of(Replay(trace, Setting("plain", dtype="bfloat16")).plan))
@@ -172,7 +172,7 @@ def test_every_kind_of_sum_is_moved_and_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["dense", "next", "moe"])
-def test_the_reference_calls_nothing_of_which_it_is_not_known_how_it_errs(family, tmp_path):
+def test_reference_calls_only_ops_with_a_known_error(family, tmp_path):
     opened = Checkpoint.open(write_checkpoint(tmp_path, family))
     weights, called = Weights.of(opened, torch.float32), set()
 
@@ -189,7 +189,7 @@ def test_the_reference_calls_nothing_of_which_it_is_not_known_how_it_errs(family
 
 
 @pytest.mark.parametrize("products", [{}, {"moe": Product("tf32")}, {"moe": Product("bf16")}], ids=str)
-def test_draws_in_which_rows_choose_experts_err_alike_together_and_one_by_one(products, tmp_path, monkeypatch):
+def test_expert_draws_err_alike_together_and_row_by_row(products, tmp_path, monkeypatch):
     opened = Checkpoint.open(write_checkpoint(tmp_path, "moe"))
     runner = Runner(Weights.of(opened, torch.float64), Weights.of(opened, torch.float32), {}, products)
     x = torch.randn(6, opened.config.hidden, generator=torch.Generator().manual_seed(0))

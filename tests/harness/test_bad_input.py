@@ -103,7 +103,7 @@ def test_folders_and_nothing_where_files_should_be(instep, trace):
     assert "the tensors of the trace beside it" in replayed(instep, trace)
 
 
-def test_a_trace_of_the_first_schema_is_read_and_its_drafter_is_the_recordings(trace):
+def test_schema_1_trace_takes_its_drafter_from_the_recording(trace):
     header, *lines = trace.path.read_bytes().splitlines()[:-1]
     first = json.loads(header) | {"schema": 1, "replay": [{"ops": "plain", "until": 3, "drafter": "vanilla"}]}
     del first["recording"]
@@ -143,7 +143,7 @@ def test_a_result_that_cannot_be_written(instep, trace):
 
 
 @pytest.mark.parametrize("command", [("relations", "slots"), ("faults",)])
-def test_a_result_takes_the_place_of_nothing_that_the_command_needs(instep, trace, command):
+def test_result_file_never_replaces_an_input_of_the_command(instep, trace, command):
     name, *words = command
     given, outputs = [(trace.path, *words), (trace.path, beside(trace.path))] if name == "relations" else [(), ()]
     link = trace.path.with_name("link.json")
@@ -300,7 +300,7 @@ COMMANDS = {
 
 
 @pytest.mark.slow
-def test_words_that_make_no_command(instep: Runner, trace: Trace, golden: Golden) -> None:
+def test_unknown_commands_are_refused(instep: Runner, trace: Trace, golden: Golden) -> None:
     """A line for each, whatever the command."""
     said = {
         f"instep {command} {words}":

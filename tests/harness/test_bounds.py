@@ -43,7 +43,7 @@ def first_of(trace: Trace, kind: type[e.Event]) -> int:
     return next(index for index, event in enumerate(trace.events) if isinstance(event, kind))
 
 
-def test_a_table_that_names_every_unit_is_a_finding_at_the_first_event(trace):
+def test_write_table_that_names_every_unit_is_a_finding(trace):
     found = replayed(trace, "EVERYTHING").verdict
     assert found.exit is Exit.DIVERGED and found.events == 1
     said = {finding.diagnosis for finding in found.findings if finding.check == "bounds"}
@@ -53,7 +53,7 @@ def test_a_table_that_names_every_unit_is_a_finding_at_the_first_event(trace):
     assert any("state_ends" in one for one in said), "red zones are nobody's"
 
 
-def test_what_it_names_and_may_not_is_guarded_all_the_same(trace):
+def test_units_wrongly_named_in_a_write_table_stay_guarded(trace):
     """The reserved slot, and a free one: the table does not excuse the write."""
     lockstep = Lockstep(trace, participants_of(Replay(trace, Setting("support.wide:EVERYTHING")).plan))
     contexts = [lockstep.step() for _ in range(first_of(trace, e.Commit) + 1)]
@@ -62,7 +62,7 @@ def test_what_it_names_and_may_not_is_guarded_all_the_same(trace):
     assert stray == {("state", unit) for unit in {0} | free} and free
 
 
-def test_a_write_behind_a_right_table_is_found(trace):
+def test_write_outside_a_correct_table_is_found(trace):
     found = replayed(trace, "BEHIND_THE_TABLE").verdict.findings
     assert {finding.check for finding in found} == {"bytes"}
     assert "changed in state slot 0, which this event may not write" in found[0].diagnosis
@@ -72,7 +72,7 @@ def test_a_write_behind_a_right_table_is_found(trace):
 @pytest.mark.parametrize(("name", "says"), [
     ("OLD_PAGES", "on which the positions stand that it writes"), ("OTHERS", "of the requests that it names"),
 ])  # fmt: skip
-def test_a_table_that_is_a_little_wider_is_a_finding(longer, name, says):
+def test_slightly_too_wide_table_is_a_finding(longer, name, says):
     first = replayed(longer, name).verdict.findings[0]
     assert first.check == "bounds" and first.kind == "commit" and says in first.diagnosis
 
@@ -98,7 +98,7 @@ def test_scratch_that_the_trace_hands_out_is_a_finding(trace):
 
 
 @pytest.mark.slow
-def test_what_is_not_declared_is_looked_at_as_a_whole_and_said_to_be(four_rounds):
+def test_undeclared_pool_is_compared_whole_and_reported(four_rounds):
     verdict = replayed(four_rounds, "UNDECLARED").verdict
     assert verdict.exit is Exit.AGREED
     reasons = [skipped.reason for skipped in verdict.skipped if skipped.check == "tails"]
@@ -125,7 +125,7 @@ def test_the_rules_are_as_wide_as_every_right_table(trace, strategy, conv):
     assert sum(positions_of(region) > 1 for region in participants.shown.regions()) >= 8
 
 
-def test_an_event_that_names_nobody_may_write_nothing(trace):
+def test_event_that_names_no_request_may_write_nothing(trace):
     rules = EventRules(trace.header)
     for event in (e.Idle(), e.SetNumSteps(0)):
         most = bound(event, rules.table, rules.table, 3)

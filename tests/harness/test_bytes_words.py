@@ -68,7 +68,7 @@ def committed(contexts: list[Any]) -> tuple[int, RowSpan]:
     (lambda s: replace(s, proposal_hidden=-s.proposal_hidden), FINAL, "bytes differ"),
     (lambda s: replace(s, conv={**s.conv, 0: -s.conv[0]}), CONV, "bytes differ"),
 ], ids=["proposal", "root", "proposed", "conv"])  # fmt: skip
-def test_what_comes_back_otherwise_is_said_to(contexts, change, place, says, kind):
+def test_altered_saved_state_is_named(contexts, change, place, says, kind):
     finding = found(contexts, *returned(contexts, kind), change)
     assert finding.place == place
     assert "comes back otherwise than it was kept: " in finding.diagnosis and says in finding.diagnosis
@@ -100,7 +100,7 @@ def test_memory_narrower_than_the_rows_that_it_takes_in_is_a_finding(contexts):
     (lambda s: replace(s, proposal=s.proposal + 1), PICK),
     (lambda s: replace(s, proposal_hidden=s.proposal_hidden.roll(1)), FINAL),
 ], ids=["proposal", "proposed"])
-def test_what_a_round_begins_with_is_what_the_draft_extend_gave(contexts, change, place):
+def test_round_starts_from_the_output_of_the_draft_extend(contexts, change, place):
     at, span = committed(contexts)
     assert found(contexts, at, span.request, change).place == place
 

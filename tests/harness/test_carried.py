@@ -43,7 +43,7 @@ def test_replay_without_a_trace_replays_the_main_one(
     assert "4 of 115 events" in ran.out and "adaptive" in ran.out
 
 
-def test_fixtures_are_written_to_a_new_folder_and_to_no_other(tmp_path: Path, instep: Runner) -> None:
+def test_fixtures_are_written_to_a_new_folder_only(tmp_path: Path, instep: Runner) -> None:
     folder = tmp_path / "here"
     ran = instep("fixtures", str(folder))
     assert ran.code == 0, ran.err
@@ -64,7 +64,7 @@ def test_the_example_is_the_one_of_the_page() -> None:
     assert (TOP / "fixtures" / "example" / "mine.py").read_text().endswith(code[1])
 
 
-def test_small_models_get_one_thread_and_the_number_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_models_get_one_thread_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)

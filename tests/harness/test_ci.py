@@ -61,7 +61,7 @@ def required(log: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_finding_goes_to_sarif_to_annotations_and_to_tensors(
+def test_finding_is_written_to_sarif_annotations_and_tensors(
     found: Callable[..., Ran], small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, folder = tmp_path / "log.sarif", tmp_path / "tensors" / "here"
@@ -89,14 +89,14 @@ def test_a_finding_goes_to_sarif_to_annotations_and_to_tensors(
 
 
 @pytest.mark.slow
-def test_an_agreement_is_an_empty_log_and_ours_is_shown_at_the_trace(found: Callable[..., Ran], tmp_path: Path) -> None:
+def test_agreement_writes_an_empty_sarif_log(found: Callable[..., Ran], tmp_path: Path) -> None:
     log = tmp_path / "log.sarif"
     assert found("--ops", "plain", "--sarif", log, "--annotate", "--until", 3).code == 0
     assert required(json.loads(log.read_text())) == []
     assert "--save-tensors" in complaint(found("--ops", "plain", "--save-tensors", log))
 
 
-def test_what_is_told_is_escaped_and_stands_where_it_was_raised() -> None:
+def test_sarif_escapes_messages_and_names_the_raising_line() -> None:
     one = Notice("serves", "a: b, 100%", "two\nlines: 5%", "src/a, b.py", 7, True)
     assert workflow_commands([one, one.__class__(**{**vars(one), "first": False})]) == [
         "::error file=src/a%2C b.py,line=7,title=a%3A b%2C 100%25::two%0Alines: 5%25"]
@@ -105,7 +105,7 @@ def test_what_is_told_is_escaped_and_stands_where_it_was_raised() -> None:
         "artifactLocation": {"uri": "src/a%2C%20b.py"}, "region": {"startLine": 7}}
 
 
-def test_findings_beside_runs_are_told_too_and_stand_in_the_file_that_was_given(tmp_path: Path) -> None:
+def test_findings_outside_runs_are_reported_in_the_input_file(tmp_path: Path) -> None:
     """An audit's of tokens, before its rows'. Of a trace the header is line 1, of answers the line is the number."""
     (tmp_path / "recording.json").touch()
     finding = {"check": "tokens", "where": "request a", "diagnosis": "says 5", "event": 3, "raised": None}
@@ -119,7 +119,7 @@ def test_findings_beside_runs_are_told_too_and_stand_in_the_file_that_was_given(
         assert notices(Result(1, "cpu", of_line), Path("said.jsonl"))[0].line == line
 
 
-def test_ours_is_shown_where_it_is_defined_if_no_file_was_given_and_nowhere_is_no_file() -> None:
+def test_finding_without_a_file_is_shown_at_the_definition() -> None:
     finding = {"check": "tokens", "where": "request a", "diagnosis": "says 5", "event": 3, "raised": None}
     (one,) = notices(Result(1, "cpu", {"runs": [{"ops": "plain", "findings": [finding]}]}))
     assert one.file.endswith("instep_optimized/ops/plain/__init__.py") and Path(one.file).is_file()
@@ -252,7 +252,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize(("text", "says"), MALFORMED.items(), ids=[text[:40] for text in MALFORMED])
-def test_a_file_that_is_no_result_is_bad_input_and_names_the_field(
+def test_file_that_is_no_result_is_refused_with_its_field(
     text: str, says: str, instep: Runner, tmp_path: Path
 ) -> None:
     (tmp_path / "good.json").write_text(json.dumps(result()))
@@ -262,7 +262,7 @@ def test_a_file_that_is_no_result_is_bad_input_and_names_the_field(
         assert "bad.json" in line and says in line.replace("`", ""), line
 
 
-def test_results_of_every_command_can_be_held_against_each_other(instep: Runner, tmp_path: Path) -> None:
+def test_diff_reads_results_of_every_command(instep: Runner, tmp_path: Path) -> None:
     """Also old ones, as they are kept in the repository; what has no findings is refused, and nothing fails."""
     results = TOP / "fixtures" / "results"
     same, held = results / "replay-cpu.json", set[str]()

@@ -51,7 +51,7 @@ def test_labels_and_kernels_agree(trace, ops, conv, until):
 
 
 @pytest.mark.slow
-def test_an_engine_that_keeps_inputs_all_the_same_is_found(trace, monkeypatch):
+def test_engine_that_still_keeps_inputs_is_found(trace, monkeypatch):
     def state(self: OptimizedEngine, request: str) -> RequestState:
         told = right(self, request)
         return replace(told, conv={layer: torch.zeros(len(window), 1) for layer, window in told.conv.items()})
@@ -62,7 +62,7 @@ def test_an_engine_that_keeps_inputs_all_the_same_is_found(trace, monkeypatch):
     assert (found.check, found.place.component, found.kind) == ("bytes", "conv", "forward")
 
 
-def test_packed_pools_of_nothing_can_be_made_and_are_no_address(trace):
+def test_empty_packed_pools_have_no_address(trace):
     checkpoint = Checkpoint.open(trace.path.parent / trace.header.checkpoint.near)
     served = OptimizedEngine(
         checkpoint, load("plain"), Options(guarded=False), trace.header.room(), num_steps=trace.header.num_steps

@@ -27,7 +27,7 @@ def begun(name: str) -> Trace:
 
 
 @pytest.mark.slow
-def test_the_traces_that_are_replayed_meet_what_any_trace_meets() -> None:
+def test_replayed_traces_cover_all_conditions_of_all_traces() -> None:
     every = every_trace()
     found = {name: met(trace) for name, trace in every.items()}
     few = {name: found[name] for name in (MAIN, *THROUGH_PLAIN)}
@@ -43,7 +43,7 @@ def test_the_traces_that_are_replayed_meet_what_any_trace_meets() -> None:
     (name, ops) for name in (*BEGUN, *ON_FEW_CHANNELS) for ops in ("plain", "ledger")
     if (name, ops) != ("handed", "plain")  # `test_external_replay.py` looks at that run more closely
 ])
-def test_a_right_engine_agrees_with_what_they_meet(name: str, ops: str) -> None:
+def test_correct_engine_agrees_on_the_covering_traces(name: str, ops: str) -> None:
     trace = begun(name)
     verdict = Replay(trace, Setting(ops)).run().verdict
     assert verdict.exit is Exit.AGREED and verdict.events == len(trace.events), verdict.findings[:1]

@@ -81,7 +81,7 @@ def test_the_same_kernel_diverges_where_it_declares_nothing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "component"), [("UNDERSTATED", "core"), ("SLIPPED", "core"), ("LOST", "state")])
-def test_what_the_declaration_does_not_excuse_is_found(name: str, component: str) -> None:
+def test_error_beyond_the_declaration_is_found(name: str, component: str) -> None:
     """bf16 where tf32 is declared; 2 percent too much of what was remembered; the last token of a block not written."""
     found = judged(name).findings
     assert found and component in {one.place.component for one in found}, found[:1]
@@ -103,7 +103,7 @@ def test_verify_stays_as_sharp_as_it_was() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_declared_of_a_chunk_changes_no_other_allowance() -> None:
+def test_chunk_declaration_changes_no_other_allowance() -> None:
     """Behind the prompts the largest allowance of every component is that of another draw, never of another format."""
 
     def allowed(name: str) -> dict[str, float]:
@@ -127,7 +127,7 @@ def test_every_form_is_declared_by_itself(form: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_of_somebody_else_that_declares_what_it_stores_agrees(instep: Runner, tmp_path: Path) -> None:
+def test_external_engine_that_declares_its_storage_agrees(instep: Runner, tmp_path: Path) -> None:
     trace, file = few_channels("short", 2).path, tmp_path / "a.json"
     words = ("replay", trace, "--dtype", "bfloat16", "--until", 5, "--no-ladder", "--json", file, *GIVEN)
     ran = instep(*words, "--ops", "support.subjects:declared")
@@ -148,7 +148,7 @@ def test_declared_products_are_printed(instep: Runner, tmp_path: Path) -> None:
     assert run["declared"] == {"stored": {}, "products": {"gdn.chunk": {"format": "tf32", "block": 64}}}
 
 
-def test_the_usual_op_set_says_nothing(instep: Runner) -> None:
+def test_default_op_set_prints_no_declaration(instep: Runner) -> None:
     assert "declares" not in instep("replay", SHORT, "--ops", "plain", "--until", 1).out
 
 
@@ -164,7 +164,7 @@ def test_relations_within_tolerance_grant_what_is_declared(relation: str, trace:
 @pytest.mark.parametrize(
     ("name", "exit_"), [("CUT", Exit.AGREED), ("NEAREST", Exit.AGREED), ("UNDECLARED", Exit.DIVERGED)]
 )
-def test_states_of_a_model_without_a_whole_reference_are_granted_it_too(name: str, exit_: Exit) -> None:
+def test_large_model_states_are_granted_the_declaration(name: str, exit_: Exit) -> None:
     checkpoint = random_checkpoint(narrow("qwen3.5-9b", layers=2))
     trace = course(checkpoint, "declared", requests=1, rounds=1)
     found = outcome(trace, checkpoint, Setting(f"{NARROW}:{name}"))
@@ -180,5 +180,5 @@ def test_states_of_a_model_without_a_whole_reference_are_granted_it_too(name: st
         ("support.subjects:misdeclared", "rounds: found 'everything', expected components: embedding"),
     ],
 )
-def test_a_declaration_that_names_nothing_known_is_refused(ops: str, says: str, instep: Runner) -> None:
+def test_unknown_declaration_is_refused(ops: str, says: str, instep: Runner) -> None:
     assert says in complaint(instep("replay", SHORT, "--ops", ops))

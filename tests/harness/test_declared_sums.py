@@ -120,7 +120,7 @@ WRONG = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("one_sign", [False, True])
-def test_a_head_may_add_as_declared_and_no_worse(one_sign: bool) -> None:
+def test_head_may_sum_as_declared_and_no_worse(one_sign: bool) -> None:
     generator = torch.Generator().manual_seed(2)
     x, weight = torch.randn(2, WIDTH, generator=generator), torch.randn(100, WIDTH, generator=generator) * WIDTH**-0.5
     x, weight = (y.abs().bfloat16() if one_sign else y.bfloat16() for y in (x, weight))
@@ -153,7 +153,7 @@ def test_sums_are_declared_only_where_they_are_evaluated(products: dict[str, Pro
     assert says in str(refused.value)
 
 
-def test_a_way_to_add_that_nobody_measured_is_refused() -> None:
+def test_unmeasured_summation_order_is_refused() -> None:
     with pytest.raises(BadInput, match=r"Product.sums: found 'mine', expected one of fp32, hopper"):
         Product("bf16", sums="mine")
 
@@ -167,7 +167,7 @@ def test_the_head_of_triton_adds_as_declared_where_activations_are_narrow() -> N
     assert product_of(str(both)) == both and SAID in checked({"lm_head": SAID, "linear": SAID}).values()
 
 
-def test_the_kit_grants_wide_activations_nothing_that_is_said_of_narrow_ones() -> None:
+def test_kit_grants_wide_activations_no_narrow_declaration() -> None:
     """A chunk kernel whose operands are bf16 is wrong where rows are fp32."""
     narrow = replace(BF16, products={"gdn.chunk": Product("bf16", block=BLOCK, narrow=True)})
     chunks = (one for one in CASES if str(one).startswith("gdn-chunk"))

@@ -43,7 +43,7 @@ def drawings(seed: int, parents: tuple[int, ...], count: int = 40) -> list[tuple
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("parents", "error"), each_value([TREE, chain(5)], [1e-6, 0.02, 0.4]))
-def test_whatever_logits_within_the_error_draw_is_reachable(parents: tuple[int, ...], error: float) -> None:
+def test_tokens_drawn_from_logits_within_the_error_are_reachable(parents: tuple[int, ...], error: float) -> None:
     """The bounds are sound: drawn from logits that are off, to the edge, no token is called wrong."""
     dice, moved = torch.Generator().manual_seed(9), 0
     for logits, drawing in drawings(3, parents):
@@ -73,7 +73,7 @@ def test_a_token_of_another_uniform_is_not_reachable(parents: tuple[int, ...]) -
     assert granted <= total // 1000
 
 
-def test_the_part_of_what_is_allowed_is_1_where_the_bound_lies() -> None:
+def test_used_allowance_is_1_at_the_bound() -> None:
     """Two tokens of nearly one half each: with logits off by e the uniform decides otherwise within e / 2 around it."""
     logits = torch.tensor([0.0, 0.0], dtype=torch.float64)
     for off, right in ((0.5, 0.5), (1.0, 1.0), (2.0, 2.0)):
@@ -85,7 +85,7 @@ def test_the_part_of_what_is_allowed_is_1_where_the_bound_lies() -> None:
     assert part(row, 7, 1e-3, torch.float64) == math.inf  # no such token
 
 
-def test_the_draw_of_the_mistakes_is_without_them_the_draw() -> None:
+def test_draw_without_a_mistake_equals_the_correct_draw() -> None:
     for parents in (chain(5), TREE):
         for logits, drawing in drawings(5, parents):
             assert choices(probabilities(logits, drawing.sampling), drawing) == drawn(logits, drawing)
@@ -150,7 +150,7 @@ WINDOW = (
     (begun(None), e.Admit("b", PROMPT, Sampling(1.0, top_k=0)), "sampling.top_k: found 0, expected at least 1"),
     (begun(None), e.Admit("b", PROMPT, Sampling(1.0, top_p=0.0)), "sampling.top_p: found 0.0, expected above 0"),
 ])  # fmt: skip
-def test_what_is_refused_says_why(rules: EventRules, event: e.AnyEvent, says: str) -> None:
+def test_refusal_names_its_reason(rules: EventRules, event: e.AnyEvent, says: str) -> None:
     with pytest.raises(BadInput) as refused:
         rules.check(event)
     assert says in str(refused.value) and "legal here" in str(refused.value)

@@ -72,7 +72,7 @@ def test_the_same_policy_gives_the_same_events(trace, tmp_path):
     assert recorded(tmp_path).events == trace.events
 
 
-def test_what_the_engine_said_lies_beside_the_trace(trace):
+def test_engine_answers_are_stored_next_to_the_trace(trace):
     admits = [index for index, event in enumerate(trace.events) if isinstance(event, e.Admit)]
     assert [tuple(trace.recorded[f"prompt.{index}"].tolist()) for index in admits] == [
         trace.events[index].prompt for index in admits
@@ -114,7 +114,7 @@ def test_a_prompt_that_is_not_there_is_an_error(tmp_path):
         recorded(tmp_path, policy(arrivals=(Arrival("a", "novel"),), deeds=()))
 
 
-def test_a_request_near_its_last_position_decodes_without_drafts_and_is_then_finished(tmp_path):
+def test_request_near_its_last_position_decodes_without_drafts(tmp_path):
     """Positions are counted with the drafts in flight; the others go on as they were."""
     short = replace(ROOM, max_positions=23)
     trace = recorded(tmp_path, policy(capacity=short, deeds=(), steps=(), num_steps=3, arrivals=(

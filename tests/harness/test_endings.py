@@ -44,7 +44,7 @@ def ended(*words: object, stream: str = "stdout", cold: bool = False) -> tuple[i
     ("doctor", "--json", "-"),
     ("--help",),
 ], ids=" ".join)  # fmt: skip
-def test_whose_reader_has_gone_dies_of_sigpipe(trace, words):
+def test_command_dies_of_sigpipe_when_its_reader_has_gone(trace, words):
     cold = words[0] in ("replay", "--help")
     code, said = ended(*(trace if word == "TRACE" else word for word in words), cold=cold)
     assert code == -signal.SIGPIPE, said
@@ -67,7 +67,7 @@ def test_a_reader_of_stderr_that_has_gone(trace):
     assert code == -signal.SIGPIPE
 
 
-def test_a_pipe_that_is_a_results_place_and_nobody_reads_to_the_end(tmp_path):
+def test_result_written_to_a_pipe_that_closes_early(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 
@@ -82,13 +82,13 @@ def test_a_pipe_that_is_a_results_place_and_nobody_reads_to_the_end(tmp_path):
     reader.join(timeout=10)
 
 
-def test_who_is_read_to_the_end_says_its_verdict(trace):
+def test_command_with_a_patient_reader_prints_its_verdict(trace):
     done = start("replay", trace, "--ops", "ledger")
     out, err = done.communicate(timeout=120)
     assert done.returncode == 0 and "ledger agrees" in out, err
 
 
-def test_bad_input_stays_bad_input_although_nobody_reads(tmp_path):
+def test_bad_input_keeps_its_exit_code_without_a_reader(tmp_path):
     code, said = ended("replay", tmp_path / "none.jsonl")
     assert code == 2 and "No such file" in said
 
@@ -124,7 +124,7 @@ EVERY = {
 
 
 @pytest.mark.parametrize("command", EVERY)
-def test_every_command_shows_the_stack_of_its_own_failure(instep, trace, monkeypatch, tmp_path, command):
+def test_every_command_can_show_its_traceback(instep, trace, monkeypatch, tmp_path, command):
     place, words = EVERY[command]
 
     def broken(*_: object, **__: object) -> None:

@@ -53,7 +53,7 @@ def test_a_right_engine_agrees_in_every_tier_that_it_shows(name):
 
 
 @pytest.mark.slow
-def test_an_engine_that_does_not_say_that_it_refuses_is_offered_nothing_illegal_and_the_result_says_so() -> None:
+def test_engine_without_refuses_gets_no_illegal_events() -> None:
     outcome = replayed("right", "refused")
     assert outcome.verdict.exit is Exit.AGREED
     illegal = {index for index, event in enumerate(read(outcome.trace).events) if isinstance(event, Refused)}
@@ -75,7 +75,7 @@ def test_an_engine_that_does_not_say_that_it_refuses_is_offered_nothing_illegal_
     ("slightly", 5, "forward", "trunk final", "is 1.0001 times what is right"),
     ("hidden_rollback", 8, "forward", "trunk final", "relative error"),
 ])  # fmt: skip
-def test_what_is_wrong_is_named_where_it_is_made(name, event, kind, place, says):
+def test_wrong_engine_is_named_where_it_errs(name, event, kind, place, says):
     findings = replayed(name).verdict.findings
     assert (findings[0].event, findings[0].kind) == (event, kind)
     assert any(str(found.place) == place and found.diagnosis.startswith(says) for found in findings), findings[:3]
@@ -108,20 +108,20 @@ def test_memory_added_to_the_contract_later_is_not_called_right(monkeypatch) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mute", "junk"])
-def test_an_engine_that_shows_nothing_of_what_it_computed_has_not_agreed(name):
+def test_engine_that_shows_nothing_is_inconclusive(name):
     verdict = replayed(name, until=RESUMED).verdict
     compared = {"remembered"} | ({"identity"} if name == "junk" else set())
     assert verdict.exit is Exit.INCONCLUSIVE and {c.check for c in verdict.compared} == compared
 
 
-def test_verbs_that_never_gave_a_place_are_told_as_not_judged():
+def test_callbacks_that_showed_no_place_are_reported_as_not_judged():
     found = replayed("silent_no_rollback")
     assert found.verdict.exit is Exit.DIVERGED and not found.shown.feeds & {"watch", "layers"}
     assert {"watch", "layers"} <= {feed for feed, _ in found.shown.not_judged()}
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_watched_tells_what_it_was_served_otherwise():
+def test_watched_engine_reports_replaced_events():
     verdict = replayed("watching_no_copies", until=RESUMED).verdict
     assert verdict.exit is Exit.AGREED and any("without save and load" in one.reason for one in verdict.skipped)
 
@@ -135,7 +135,7 @@ def test_an_engine_that_is_watched_tells_what_it_was_served_otherwise():
     ("rounds_3", "declares: rounds: found 3"), ("shows_5", "declares: shows: found 5"),
     ("shows_lists", "declares: shows: found [['logits']]"), ("order_no", "declares: order: found 'no'"),
 ])  # fmt: skip
-def test_what_is_no_engine_is_one_line(name, says, instep):
+def test_invalid_engine_is_refused_in_one_line(name, says, instep):
     assert says in complaint(instep("replay", TRACES / "short.jsonl", "--engine", f"support.by_verbs:{name}"))
 
 
@@ -144,7 +144,7 @@ def test_a_name_of_an_op_set_is_no_engine(instep):
     assert "--engine: found 'fla' (no such name)" in said and "fla-core" not in said
 
 
-def test_an_op_set_beside_an_engine_is_refused(instep):
+def test_op_set_together_with_an_engine_is_refused(instep):
     ran = instep("replay", TRACES / "short.jsonl", "--ops", "plain", "--engine", "support.by_verbs:right")
     assert "--engine: found --ops beside it" in complaint(ran)
 
@@ -162,28 +162,28 @@ def test_an_op_set_beside_an_engine_is_refused(instep):
     ("gives_flat", "the contract asks for a tensor ["), ("gives_text", "gave a str"), ("gives_bf16", "relative error"),
     ("state_none", "state gave None"), ("state_some", "the contract asks for the gdn layers [0, 1, 2]"),
 ])  # fmt: skip
-def test_whatever_a_verb_does_is_the_engines_finding(name, says):
+def test_misbehaving_callback_is_the_engines_finding(name, says):
     verdict = replayed(name, layers=4 if name == "state_some" else 2).verdict
     assert verdict.exit is Exit.DIVERGED
     assert says in verdict.findings[0].diagnosis, verdict.findings[0].diagnosis
 
 
 @pytest.mark.slow
-def test_what_an_engine_overwrites_later_was_copied():
+def test_answers_are_copied_before_the_engine_overwrites_them():
     assert replayed("views", until=RESUMED).verdict.exit is Exit.AGREED
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("reordered", "float32"), ("narrow", "bfloat16")])
 @pytest.mark.parametrize("trace", ["kept", "arriving"])
-def test_a_right_engine_that_rounds_otherwise_is_not_accused(name, dtype, trace):
+def test_correct_engine_that_rounds_differently_is_not_accused(name, dtype, trace):
     verdict = replayed(name, trace, dtype=dtype, until=RESUMED).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     assert max(c.used for c in verdict.compared if c.tier is Tier.PROPAGATED) < 1
 
 
 @pytest.mark.slow
-def test_what_is_not_shown_is_told(instep, tmp_path):
+def test_components_that_are_not_shown_are_listed(instep, tmp_path):
     file = tmp_path / "result.json"
     trace = few_channels("kept", 2).path
     ran = instep("replay", trace, "--engine", "support.by_verbs:right", "--json", file)
@@ -196,7 +196,7 @@ def test_what_is_not_shown_is_told(instep, tmp_path):
     assert [each["event"] for each in run["played"]] == [12, 16]
 
 
-def test_a_copy_that_is_none_comes_back_otherwise():
+def test_save_that_does_not_copy_is_found():
     first = replayed("aliasing").verdict.findings[0]
     assert (first.event, first.kind, first.tier) == (12, "load", Tier.BITWISE)
     assert "comes back otherwise than it was kept" in first.diagnosis
@@ -216,7 +216,7 @@ def test_fuzz_finds_what_is_wrong_and_writes_it(instep, tmp_path):
 @pytest.mark.parametrize(("name", "tier", "component"), [
     ("watching", Tier.DERIVED, "core"), ("layered", Tier.PROPAGATED, "hidden"), ("drafting", Tier.DECISIONS, "pick"),
 ])  # fmt: skip
-def test_a_verb_that_may_be_there_switches_on_what_it_feeds(name, tier, component):
+def test_optional_callback_switches_on_its_checks(name, tier, component):
     judged, without = (replayed(one, "short" if name == "watching" else "accepted").verdict for one in (name, "right"))
     assert judged.exit is Exit.AGREED, judged.findings[:1]
     of = [[c for c in v.compared if c.tier is tier and c.place.component == component] for v in (judged, without)]
@@ -229,7 +229,7 @@ def test_an_own_draft_that_is_another_is_found():
     assert first.diagnosis.startswith("own draft 2 is")
 
 
-def test_a_request_whose_drafts_form_a_tree_leaves_the_run_and_the_others_stay():
+def test_request_with_tree_drafts_leaves_the_run_alone():
     opened = Checkpoint.open(TRACES.parents[1] / "tiny")
     room = Capacity((1, 2), tuple(range(1, 9)), 8, 32)
     asked = Asked(by_verbs.Right(TRACES.parents[1] / "tiny"), by_verbs.right, opened.config)
@@ -251,7 +251,7 @@ def test_a_request_whose_drafts_form_a_tree_leaves_the_run_and_the_others_stay()
 
 
 @pytest.mark.slow
-def test_requests_that_sample_are_drawn_from_the_logits_that_an_engine_shows():
+def test_sampling_draws_from_the_engines_logits():
     verdict = replayed("right", "drawn").verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     assert not [c for c in verdict.compared if c.check == "draws"], "the harness drew them itself"

@@ -42,6 +42,6 @@ def test_a_right_engine_that_shows_its_memory_agrees(name, checks, trace):
     ("shared_page", "identity", "pages are (5,)"), ("twice", "identity", "pages are ("),
     ("no_table", "identity", "pages are ()"), ("moved_pages", "identity", "a page moved in the table"),
 ])  # fmt: skip
-def test_what_is_wrong_with_its_memory_is_found(name, check, says):
+def test_fault_in_shown_memory_is_found(name, check, says):
     findings = replayed(name).verdict.findings
     assert findings and any(one.check == check and says in one.diagnosis for one in findings), findings[:3]

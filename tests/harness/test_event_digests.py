@@ -43,7 +43,7 @@ class Spoiler:
         yield from ()
 
 
-def test_digests_are_the_same_again_and_part_at_a_bit(trace: Trace) -> None:
+def test_digests_repeat_and_differ_for_one_bit(trace: Trace) -> None:
     first, again, spoiled = EventDigests(), EventDigests(), EventDigests()
     replay = Replay(trace, Setting("ledger"), checks=lambda plan: ())  # whether anything is right is not asked
     for also in ([first], [again], [Spoiler(len(trace.events) - 1), spoiled]):

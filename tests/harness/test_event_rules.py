@@ -67,7 +67,7 @@ def test_pages_grow_with_what_may_be_written_and_are_never_trimmed():
     assert rules.table.live["a"].length == 8 and rules.table.live["a"].pages == (5, 2)
 
 
-def test_a_preempted_request_gives_all_back_and_resumes_where_it_stood():
+def test_preempted_request_frees_everything_and_resumes():
     rules = rules_after(*ready(), e.Preempt("a"))
     assert rules.table.live["a"].slot is None and rules.table.live["a"].pages == ()
     rules.apply(e.Admit("b", (1,)))
@@ -76,7 +76,7 @@ def test_a_preempted_request_gives_all_back_and_resumes_where_it_stood():
     assert (back.phase, back.slot, back.pages, back.length, back.root) == (Phase.READY, 1, (5,), 3, 9)
 
 
-def test_a_saved_state_can_be_loaded_by_a_fresh_request_with_the_same_prompt():
+def test_fresh_request_with_the_same_prompt_can_load_a_state():
     rules = rules_after(*ready(), e.Save("a", "kept"), e.Finish("a"), e.Admit("b", (1, 2, 3)), e.Load("b", "kept"))
     assert (rules.table.live["b"].length, rules.table.live["b"].root) == (3, 9)
     assert "name" in refusal(rules_after(*ready(), e.Save("a", "kept"), e.Admit("b", (1,))), e.Load("b", "kept"))
@@ -99,7 +99,7 @@ def test_a_tree_has_room_and_no_path_longer_than_the_step_count(nodes, parents, 
 
 
 @pytest.mark.parametrize(("nodes", "parents"), [(None, (0, 1, 2)), (4, (0, 0)), (5, (0, 0, 1, 3)), (4, (0,))])
-def test_a_chain_with_parents_needs_no_room_for_trees_and_a_tree_takes_pages_for_its_nodes(nodes, parents):
+def test_tree_reserves_pages_for_its_nodes_and_a_chain_does_not(nodes, parents):
     draft = e.Draft(("a",), picks=(tuple(range(len(parents))),), parents=(parents,))
     rules = rules_after(*ready(prompt=tuple(range(7))), draft, **trees(nodes))
     assert len(rules.table.live["a"].pages) * 8 >= 7 + len(parents)
@@ -155,7 +155,7 @@ def test_an_illegal_event_is_refused_by_name(before, event, field):
     assert field in refusal(rules_after(*before), event)
 
 
-def test_a_refusal_says_what_would_be_legal():
+def test_refusal_lists_the_legal_events():
     assert "legal here: commit, preempt" not in refusal(rules_after(*verified()), e.Idle())
     assert "legal here: admit, commit, abort" in refusal(rules_after(*verified()), e.Idle())
 
@@ -195,7 +195,7 @@ def test_no_event_may_need_more_positions_than_a_request_may_have():
     rules.check(e.Finish("a"))
 
 
-def test_everything_that_is_said_to_be_legal_is_accepted():
+def test_every_event_listed_as_legal_is_accepted():
     rules = rules_after(*ready("a"), e.Admit("b", (1, 2)), e.Save("a", "kept"))
     assert rules.legal() == {
         "prefill": ("b",), "draft": ("a",), "decode": ("a",), "set_num_steps": ("0", "1", "3"), "save": ("a",),
@@ -234,13 +234,13 @@ LONG = (1, 2, 3, 4, 5)
     ((CHUNK, e.Offload("four"), e.Admit("b", LONG), e.Forward((e.Row("b", "prefill", 4, track="k"),))),
      e.Fetch("four"), "capacity.tracked = 1"),
 ])  # fmt: skip
-def test_what_cannot_be_tracked_or_given_to_a_request_is_refused(before, event, says):
+def test_illegal_prefix_tracking_is_refused(before, event, says):
     assert says in refusal(rules_after(e.Admit("a", LONG), *before, **ROOM), event)
     assert "capacity.track_interval" in refusal(rules_after(e.Admit("a", LONG)), CHUNK)
 
 
 @pytest.mark.parametrize(("nodes", "tokens"), [((1, 2, 3), 8), ((1, 2), 8), ((1,), None), ((), None)])
-def test_a_commit_tracks_the_last_multiple_that_its_accepted_tokens_reach(nodes, tokens):
+def test_commit_tracks_the_last_interval_that_it_reaches(nodes, tokens):
     rules = rules_after(
         *ready(prompt=LONG), e.Draft(("a",), picks=((4, 5, 6),)), e.Forward((e.Row("a", "verify"),)), **TRACKING)
     assert "track: found ['k', 'l']" in refusal(rules, e.Commit(("a",), (e.Path(nodes, 7),), ("k", "l")))

@@ -99,7 +99,7 @@ def test_experts_that_are_equal_have_equal_scores() -> None:
 
 
 @pytest.mark.slow
-def test_where_rounding_sends_a_row_elsewhere_the_free_run_is_left_out_and_said(trace: Trace) -> None:
+def test_free_run_is_skipped_when_rounding_reroutes_a_row(trace: Trace) -> None:
     verdict = Replay(trace, Setting(dtype="bfloat16", **GIVEN)).run(until=TWICE).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     ties = sum(one.undecided for one in verdict.compared if one.check == Experts.name)
@@ -155,7 +155,7 @@ def test_a_tie_is_a_choice_that_the_scores_hardly_decide() -> None:
 
 
 @pytest.mark.slow
-def test_what_rows_choose_is_noted_and_given() -> None:
+def test_expert_choices_are_recorded_and_forced() -> None:
     scores = torch.randn(5, CONFIG.experts, generator=torch.Generator().manual_seed(0))
     with Routes(CONFIG) as noted:
         natural = route(CONFIG, scores)
@@ -189,7 +189,7 @@ ARRIVING = replace(APART, name="arriving", moe=partial(apart, by_arrival=True))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ops", ["APART", "ARRIVING"])
-def test_an_order_of_experts_that_hangs_on_other_rows_parts_two_runs(small: Trace, ops: str) -> None:
+def test_expert_order_that_depends_on_other_rows_is_found(small: Trace, ops: str) -> None:
     """No run by itself is wrong: both orders are sums of the same terms."""
     brief = replace(small, events=small.events[:6])
     on = Replay(brief, Setting(f"{__name__}:{ops}", **GIVEN))
@@ -200,7 +200,7 @@ def test_an_order_of_experts_that_hangs_on_other_rows_parts_two_runs(small: Trac
 
 
 @pytest.mark.slow
-def test_two_runs_with_other_rejected_drafts_may_part_by_how_many_rows_an_expert_has(trace: Trace) -> None:
+def test_rows_per_expert_may_differ_with_other_rejected_drafts(trace: Trace) -> None:
     """`plain` multiplies the rows of an expert together, and torch sums two rows otherwise than three."""
     brief = replace(trace, events=trace.events[:12])  # two rounds, and what reads the second one
     case = Case.of(brief, Replay(brief, Setting(**GIVEN)).plan)

@@ -47,7 +47,7 @@ def handed() -> Trace:
     ((1, 2, 3, 9, 1, 2, 3), 3, [9, 1, 2]), ((1, 2, 1, 2, 7, 1, 2), 1, [7]), ((5, 1, 2, 6, 1, 2), 2, [6, 1]),
     ((1, 2, 3), 3, []), ((4,), 1, []), ((7, 7, 7), 4, [7, 7, 7, 7]),
 ])  # fmt: skip
-def test_the_ngram_drafter_goes_on_as_the_text_did(text, count, drafts):
+def test_ngram_drafter_continues_the_earlier_text(text, count, drafts):
     """The latest place counts, three tokens before two; what was never said before proposes nothing."""
     assert ngram(text, count) == drafts
 
@@ -67,7 +67,7 @@ def test_a_recording_with_the_ngram_drafter_is_what_is_committed(handed, tmp_pat
 
 
 @pytest.mark.slow
-def test_what_has_nothing_to_judge_says_so(handed):
+def test_command_without_anything_to_judge_is_inconclusive(handed):
     verdict = Replay(handed, Setting("plain")).run(until=BEGUN["handed"] - 1).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     stages = {one.place.stage for one in verdict.compared if one.check == "derived"}
@@ -83,7 +83,7 @@ OPINION = (Edit("instep_optimized/drafted.py", "torch.full_like(drafts, NO_OPINI
 
 @pytest.mark.slow
 @pytest.mark.parametrize("edits", [RUNS, OPINION])
-def test_an_engine_that_drafts_all_the_same_is_found(handed, plant, edits):
+def test_engine_that_ignores_external_drafts_is_found(handed, plant, edits):
     plant(*edits)
     found = Replay(handed, Setting("ledger")).run().verdict.findings[0]
     assert "own drafts are" in found.diagnosis, found
@@ -98,7 +98,7 @@ def test_one_trace_serves_both_ways(instep):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("who", [{"ops": "support.subjects:right"}, {"engine": "support.by_verbs:slipping"}])
-def test_somebody_elses_engine_is_handed_drafts_too(who, handed):
+def test_external_engine_receives_the_drafts(who, handed):
     """Its model has no draft head then: one that has `eagle` alone would not serve three MTP layers."""
     verdict = Replay(handed, Setting(**who)).run(until=9).verdict  # a prompt, a decode, a window and its commit
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
@@ -117,7 +117,7 @@ number = 3
     ("few", "found 1 drafts by mine_drafter:few, expected 3, or none"), ("falls", "RuntimeError: no drafts today"),
     ("wrong", "token 99"), ("number", "a int, expected a callable"),
 ])  # fmt: skip
-def test_a_callable_that_is_none_is_told_in_a_line(name, says, tmp_path, monkeypatch):
+def test_invalid_proposer_is_refused_in_one_line(name, says, tmp_path, monkeypatch):
     (tmp_path / "mine_drafter.py").write_text(CALLED)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(BadInput, match=says):
@@ -139,7 +139,7 @@ def test_any_callable_proposes(tmp_path, monkeypatch):
     (("--drafter", "external"), "nobody proposes, expected ngram, or module:attribute"),
     (("--drafter", "medusa"), "eagle, vanilla, external, ngram, or module:attribute"),
 ])  # fmt: skip
-def test_what_cannot_be_recorded_is_refused(words, says, instep, tmp_path):
+def test_unrecordable_drafter_is_refused(words, says, instep, tmp_path):
     said = complaint(instep("record", "--checkpoint", HOME, "--prompts", HOME / "prompts.json",
                             "--policy", TRACES / "handed.policy.json", "--out", tmp_path / "x", *words))  # fmt: skip
     assert says in said
@@ -156,7 +156,7 @@ def test_generated_and_read_again(instep, tmp_path):
 
 
 @pytest.mark.slow
-def test_where_rounds_overlap_the_proposer_is_a_round_late(tmp_path):
+def test_proposer_is_one_round_late_when_rounds_overlap(tmp_path):
     """It never sees what the last forward said; drafts are right only where all in flight were accepted."""
     asked: list[tuple[int, ...]] = []
 

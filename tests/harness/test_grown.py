@@ -105,7 +105,7 @@ NEAR = [[[3.0, 2.0, 1.0, 0.0]], [[2.0, 1.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0]]]
         ([(2, 0)], [(0, 0)], 10.0, False),  # behind what was no beam
     ],
 )  # fmt: skip
-def test_another_order_is_a_tie_only_within_the_derived_error(
+def test_other_beam_order_is_a_tie_only_within_the_error(
     kept: list[tuple[int, ...]], among: list[tuple[int, ...]], noise: float, holds: bool
 ) -> None:
     part = Scores(grown(NEAR, 2), noise, torch.float32).disorder(kept, among, ordered=True)
@@ -158,7 +158,7 @@ OWN = [fault for fault in FAMILIES["trees"] if fault.kind == "own-window"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", OWN, ids=lambda fault: fault.id)
-def test_what_is_wrong_with_an_own_window_is_found_where_nobody_gives_one(fault: Fault) -> None:
+def test_fault_in_the_engines_own_tree_is_found(fault: Fault) -> None:
     # A model drawn at random grows one shape for both requests: what takes another's shape, the trained one shows.
     own = read(TRACES / "own.jsonl") if fault.id == "own-window-in-another-s-shape" else few_channels("own", 2)
     begun = max(at for at, event in enumerate(own.events[: fault.event + 1]) if isinstance(event, e.Forward))
@@ -171,7 +171,7 @@ def test_what_is_wrong_with_an_own_window_is_found_where_nobody_gives_one(fault:
 
 
 @pytest.mark.slow
-def test_the_recorded_window_is_served_where_an_own_one_is_another(tmp_path: Path) -> None:
+def test_recorded_window_replaces_a_different_own_one(tmp_path: Path) -> None:
     """A model drawn at random, in bf16: some of its choices are ties, so that not every window is its own."""
     told = policy(capacity=ROOM, num_steps=3, adaptive=None, steps=(), deeds=(), accept=(2, 0, 1), own=True, rounds=5,
                   arrivals=(Arrival("a", "few", max_new=24), Arrival("b", "one", max_new=24)))  # fmt: skip
@@ -195,7 +195,7 @@ def test_in_grown_trees_the_target_s_rows_are_compared_to_the_end() -> None:
     assert len(there) > 4 and not [one for one in verdict.skipped if "the drafts differ" in one.reason]
 
 
-def test_drafts_are_replaced_with_picks_alone_and_own_ones_need_a_drafter() -> None:
+def test_own_drafts_need_a_drafter() -> None:
     rules = EventRules(HEADER)
     given = e.Draft(("a",), ((7, 8),), ((0, 0),))
     for event in (*ENTERED, given, e.Draft(("a",), ((9,),), ((0,),))):

@@ -34,7 +34,7 @@ def replayed(trace: Trace, name: str, module: str = "fallen") -> Outcome:
 
 
 @pytest.mark.parametrize("method", fallen.METHODS)
-def test_whatever_it_is_asked_what_it_raises_is_its_finding(trace, method):
+def test_exception_of_the_engine_is_its_finding_in_every_call(trace, method):
     outcome = replayed(trace, f"RAISING_{method}")
     assert outcome.verdict.exit is Exit.DIVERGED
     first = outcome.verdict.findings[0]
@@ -46,7 +46,7 @@ def test_whatever_it_is_asked_what_it_raises_is_its_finding(trace, method):
 
 
 @pytest.mark.slow
-def test_memory_that_it_makes_when_it_is_asked_is_its_own_to_write(trace, monkeypatch):
+def test_engine_may_write_memory_made_for_an_answer(trace, monkeypatch):
     """Checks run in inference mode: what is made there could not be written outside."""
     regions, commit, notes = OptimizedEngine.regions, OptimizedEngine.commit, []
 
@@ -76,7 +76,7 @@ def test_memory_that_it_makes_when_it_is_asked_is_its_own_to_write(trace, monkey
     ("forward", "forward gave a int (7); the contract asks for a `Forwarded`"),
     ("commit", "commit gave a tuple (()); the contract asks for a `Committed`"),
 ])  # fmt: skip
-def test_an_answer_of_another_kind_is_its_finding(trace, method, says):
+def test_answer_of_a_wrong_type_is_a_finding(trace, method, says):
     first = replayed(trace, f"GARBAGE_{method}").verdict.findings[0]
     assert first.diagnosis.startswith(says)
     assert first.raised is None
@@ -89,12 +89,12 @@ def test_an_answer_of_another_kind_is_its_finding(trace, method, says):
     ("SCRATCH_NONE", "regions: 'state': scratch gave None; the contract asks for a set of units"),
     ("SCRATCH_BEYOND", "regions: 'state': scratch gave a frozenset (frozenset({1000000})); the contract asks"),
 ])  # fmt: skip
-def test_a_region_that_is_none_is_its_finding(trace, name, says):
+def test_invalid_region_is_a_finding(trace, name, says):
     first = Replay(trace, Setting(f"support.wide:{name}")).run().verdict.findings[0]
     assert first.check == "interface" and first.diagnosis.startswith(says), first.diagnosis
 
 
-def test_a_region_that_turns_into_none_is_its_finding(trace, monkeypatch):
+def test_region_that_becomes_invalid_is_a_finding(trace, monkeypatch):
     """One that was right before is looked at again."""
     right, commit = OptimizedEngine.regions, OptimizedEngine.commit
 
@@ -126,19 +126,19 @@ def test_a_region_that_turns_into_none_is_its_finding(trace, monkeypatch):
     ("HOLDS_double", "is torch.float64; expected torch.float32"),
     ("HOLDS_complex", "state: conv of layer 0 gave a Tensor (96, 3) of complex64"),
 ])  # fmt: skip
-def test_a_tensor_that_nobody_can_compare_is_its_finding(trace, name, says):
+def test_tensor_that_cannot_be_compared_is_a_finding(trace, name, says):
     found = replayed(trace, name).verdict
     assert found.exit is Exit.DIVERGED and says in found.findings[0].diagnosis, found.findings[0].diagnosis
 
 
-def test_a_place_that_is_shown_narrower_than_declared_is_granted_no_rounding(trace):
+def test_undeclared_narrow_place_is_granted_no_rounding(trace):
     """Whoever declares nothing computes in fp32: logits of 16 bits would hide what they were rounded from."""
     first = replayed(trace, "SHOWS_bfloat16").verdict.findings[0]
     assert (first.check, first.place.component) == ("derived", "logits")
     assert first.diagnosis.startswith("is torch.bfloat16, torch.float32 is declared; relative error")
 
 
-def test_a_region_that_is_shown_no_more_is_its_finding(trace):
+def test_region_that_disappears_is_a_finding(trace):
     """Whoever hides a pool for one event could write into it unseen."""
     found = replayed(trace, "HIDING", "wide").verdict
     first = found.findings[0]
@@ -151,7 +151,7 @@ def test_a_region_that_is_shown_no_more_is_its_finding(trace):
     ("panicking", "raised Panic (no message); the event is legal"),
     ("panic", "asked for state, the engine raised Panic (no message)"),
 ])  # fmt: skip
-def test_an_exception_without_a_message_and_one_that_is_no_exception_are_findings(trace, name, says):
+def test_exceptions_without_a_message_are_findings(trace, name, says):
     outcome = replayed(trace, f"ODD_{name}")
     first = outcome.verdict.findings[0]
     assert outcome.verdict.exit is Exit.DIVERGED and first.diagnosis.startswith(says)
@@ -187,7 +187,7 @@ def test_an_exception_in_an_op_names_the_op_its_place_and_the_line(trace):
     assert first.raised is not None and first.raised.function == "_in_the_target"
 
 
-def test_its_traceback_is_told_everywhere(trace, tmp_path, monkeypatch):
+def test_traceback_is_in_every_output(trace, tmp_path, monkeypatch):
     outcome = replayed(trace, "IN_AN_OP")
     told = divergence(outcome)
     line = 'given["query"][:, 99]'
@@ -200,14 +200,14 @@ def test_its_traceback_is_told_everywhere(trace, tmp_path, monkeypatch):
     assert found["error"] == "IndexError" and found["line"] > 0 and line in found["traceback"]
 
 
-def test_what_raises_outside_of_ops_stands_behind_the_last_place(trace):
+def test_exception_outside_ops_is_placed_after_the_last_place(trace):
     outcome = Replay(trace, Setting("support.subjects:refusing")).run()
     first = outcome.verdict.findings[0]
     assert first.diagnosis == "raised IndexError (row 3 of 2); the event is legal and the reference served it"
     assert first.raised is not None and first.raised.file.endswith("support/subjects.py")
 
 
-def test_half_a_character_in_what_is_raised_is_told_in_every_file(trace, instep, tmp_path, monkeypatch):
+def test_lone_surrogate_in_an_exception_is_written_to_every_file(trace, instep, tmp_path, monkeypatch):
     """A lone surrogate, as in a file's name that is no UTF-8: no output can hold it as it is."""
     monkeypatch.setattr(subjects, "SAID", "row \ud800 of 2")
     files = {name: tmp_path / f"found.{name}" for name in ("json", "sarif", "html")}

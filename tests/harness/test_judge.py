@@ -59,7 +59,7 @@ def test_a_draw_counts_as_no_less_than_its_least_error() -> None:
     assert judge(SPOT, TRUTH, [(TRUTH, 1e-3)], off(1e-3)).agrees
 
 
-def test_a_factor_grants_so_many_allowances() -> None:
+def test_factor_multiplies_the_allowance() -> None:
     one, two = (judge(SPOT, TRUTH, [(off(1e-3), 0.0)], off(5e-3), factor=factor) for factor in (1.0, 2.0))
     assert not one.agrees and two.agrees and two.allowed == pytest.approx(2 * one.allowed)
 
@@ -70,7 +70,7 @@ def test_the_stored_dtype_grants_its_own_rounding() -> None:
     assert judge(SPOT, TRUTH, [(TRUTH, 0.0)], found, stored=torch.bfloat16).agrees
 
 
-def test_without_a_tensor_nothing_agrees() -> None:
+def test_missing_tensor_never_agrees() -> None:
     assert not judge(SPOT, TRUTH, [(TRUTH, 0.0)], None).agrees
 
 
@@ -85,13 +85,13 @@ def test_a_choice_may_differ_while_the_truth_hardly_chose() -> None:
     assert twice.ties == 2 and twice.worst == pytest.approx(0.8)
 
 
-def test_a_margin_that_is_no_number_is_no_tie() -> None:
+def test_nan_margin_is_no_tie() -> None:
     logits = torch.tensor([[float("nan"), 1.0]], dtype=torch.float64)
     choices = chosen(logits, torch.tensor([1]), torch.tensor([0]), 1e-3, torch.float32)
     assert choices.ties == 0 and not choices.worst <= 1
 
 
-def test_so_many_ties_are_no_ties() -> None:
+def test_too_many_ties_are_a_finding() -> None:
     ties = Ties(made=100, ties=5)
     assert not list(ties.too_many("ties", 4, "commit", PLACE))
     ties.ties += 1
@@ -101,7 +101,7 @@ def test_so_many_ties_are_no_ties() -> None:
 
 
 @pytest.mark.parametrize(("gap", "error"), [(0.1, 0.02), (0.02, 0.02), (0.0, 1e-3)])
-def test_so_many_choices_fall_as_errors_of_that_size_make_fall(gap: float, error: float) -> None:
+def test_expected_number_of_ties_follows_from_the_error(gap: float, error: float) -> None:
     draw, vocab, many = torch.Generator().manual_seed(0), 32, 4000
     logits = torch.randn(1, vocab, generator=draw, dtype=torch.float64).clamp(max=1.0)
     logits[0, 5], logits[0, 9] = 2.0, 2.0 - gap
@@ -118,7 +118,7 @@ def test_so_many_choices_fall_as_errors_of_that_size_make_fall(gap: float, error
     assert 0 < apart(*beside[:1], noisy[0]) == pytest.approx(other, abs=0.02)
 
 
-def test_ties_that_rounding_is_expected_to_make_are_granted_as_often_as_it_may_err() -> None:
+def test_expected_ties_from_rounding_are_granted() -> None:
     ties = Ties(made=24, ties=6, expected=1.0)
     assert not list(ties.too_many("ties", 0, "commit", PLACE))
     ties.ties += 1
@@ -141,7 +141,7 @@ def test_a_few_ties_are_always_allowed_and_all_choices_are_counted() -> None:
     assert "tokens were ties" in found.diagnosis
 
 
-def test_what_is_told_of_is_a_choice_that_differs() -> None:
+def test_differing_choice_is_the_one_reported() -> None:
     """Two equal logits: the part of what is allowed is 0 in every row."""
     zeros = torch.zeros(3, dtype=torch.float64)
     assert Chosen(zeros, zeros, torch.tensor([False, True, False])).row == 1

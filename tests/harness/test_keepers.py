@@ -93,7 +93,7 @@ def test_the_files_of_the_page_agree_in_all_tiers_and_their_op_is_counted(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("old", "new", "says"), [edit[:3] for edit in BROKEN], ids=[edit[1][:40] for edit in BROKEN])
-def test_what_the_page_breaks_is_found_where_it_says(
+def test_every_break_on_the_page_is_found_where_it_says(
     old: str, new: str, says: str, write: Write, instep: Runner
 ) -> None:
     name = next(name for name, text in TEXTS.items() if old in text)
@@ -104,7 +104,7 @@ def test_what_the_page_breaks_is_found_where_it_says(
 
 
 @pytest.mark.slow
-def test_the_page_breaks_five_things_and_says_the_same_of_the_states(write: Write, instep: Runner) -> None:
+def test_page_lists_five_breaks_with_their_messages(write: Write, instep: Runner) -> None:
     assert len(BROKEN) == 5 and all(len(edit) > 3 for edit in BROKEN)
     words = typed({**write("mine", BROKEN[0][:2]), "conv": "windows"})
     ran = instep("replay", few_channels(RAGGED, 2).path, *words)
@@ -247,7 +247,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("edit", "says"), REFUSED, ids=[edit[1][:30] for edit, _ in REFUSED])
-def test_what_is_no_strategy_is_refused_in_one_line(
+def test_invalid_strategy_is_refused_in_one_line(
     edit: tuple[str, str], says: str, write: Write, instep: Runner
 ) -> None:
     assert says in complaint(instep("replay", few_channels(RAGGED, 2).path, *typed(write("mine", edit))))
@@ -262,7 +262,7 @@ def test_what_is_no_strategy_is_refused_in_one_line(
     ({"strategy": "mine:OPS"}, "mine:OPS, a Ops, expected a `StrategySpec`"),
     ({"strategy": "mine:WINDOWS"}, "which keeps conv, expected a `StrategySpec` of the component state"),
 ])  # fmt: skip
-def test_a_name_that_is_none_is_refused_in_one_line(
+def test_unknown_strategy_name_is_refused_in_one_line(
     options: dict[str, str], says: str, write: Write, instep: Runner
 ) -> None:
     write("mine")
@@ -290,7 +290,7 @@ FALLEN = {
 @pytest.mark.parametrize(("method", "command"), each_value(FALLEN, (
     ("replay", "--no-ladder"), ("relations", "strategies", "unseen"), ("streams", "--level", "op"),
 )), ids=lambda words: words if isinstance(words, str) else words[0])  # fmt: skip
-def test_what_it_raises_is_its_finding_under_every_command(
+def test_exception_in_a_keeper_is_its_finding_in_every_command(
     command: tuple[str, ...], method: str, write: Write, instep: Runner, small: Trace
 ) -> None:
     name, *more = command
@@ -337,7 +337,7 @@ def test_a_verify_that_writes_more_is_found_at_the_verify(what: str, write: Writ
 
 
 @pytest.mark.slow
-def test_a_pool_that_declares_nothing_is_looked_at_as_a_whole_and_that_is_said(write: Write, small: Trace) -> None:
+def test_undeclared_pool_is_compared_whole_and_reported(write: Write, small: Trace) -> None:
     plain = "snapshots(cls.component, config, sizes)"
     setting = Setting(**write("mine", (plain, f"replace({plain}, means=None)")), drafter="external")
     verdict = Replay(small, setting).run(tiers=EXACT).verdict
@@ -346,7 +346,7 @@ def test_a_pool_that_declares_nothing_is_looked_at_as_a_whole_and_that_is_said(w
 
 
 @pytest.mark.slow
-def test_rows_that_a_commit_clears_are_the_commits_if_the_table_says_so(write: Write, small: Trace) -> None:
+def test_commit_may_clear_rows_that_its_table_names(write: Write, small: Trace) -> None:
     kept, clears = "snapshots(cls.component, config, sizes)", "kept[accepted.rows] *= 0\n    def peek"
     edits = [(kept, f"replace({kept}, means=None)"), ("\n    def peek", f"            {clears}")]
     replayed = Replay(small, Setting(**write("mine", *edits), drafter="external"))
@@ -358,7 +358,7 @@ def test_rows_that_a_commit_clears_are_the_commits_if_the_table_says_so(write: W
 
 
 @pytest.mark.slow
-def test_where_it_was_made_names_the_op_that_wrote(write: Write) -> None:
+def test_message_names_the_op_that_wrote_the_pool(write: Write) -> None:
     replay = Replay(few_channels(RAGGED, 2), Setting(**write("mine", BROKEN[-2][:2])))
     located = locate(replay, replay.run())
     assert located.cause == "memory" and located.op == "scatter" and "(scatter)" in located.says

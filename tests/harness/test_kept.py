@@ -56,7 +56,7 @@ def test_a_fault_of_tiers_is_found_located_and_named(name: str, trace: Trace) ->
         first.diagnosis, said)
 
 
-def test_policies_move_what_was_used_longest_ago_and_need_no_host(trace: Trace) -> None:
+def test_policy_offloads_the_least_recently_used_prefix(trace: Trace) -> None:
     """The trace is as its policy says; without a host what leaves the device is evicted, and comes back never."""
     told = read_policy(TRACES / "tiers.policy.json")
     prompts = read_prompts(TRACES.parents[1] / "tiny" / "prompts.json")
@@ -74,7 +74,7 @@ def test_policies_move_what_was_used_longest_ago_and_need_no_host(trace: Trace) 
 
 
 @pytest.mark.slow
-def test_an_old_copy_under_a_name_that_is_used_again_is_found_by_its_bytes_alone(
+def test_stale_copy_under_a_reused_name_is_found_by_bytes(
     trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an engine that does not show its copies."""
@@ -86,7 +86,7 @@ def test_an_old_copy_under_a_name_that_is_used_again_is_found_by_its_bytes_alone
     assert 'is a prefix of 4 tokens; expected 16' in findings[0].diagnosis
 
 
-def test_what_an_offload_leaves_on_the_device_or_holds_there_is_told() -> None:
+def test_memory_left_on_the_device_by_an_offload_is_reported() -> None:
     looked, part = KeptCopies(), torch.arange(3.0)
     assert looked.look({("save", "a"): {"root": part}}) == Copies(frozenset({("save", "a")}), 3)
     moved = looked.look({("offload", "a"): {"root": part.clone()}})

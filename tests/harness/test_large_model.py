@@ -42,7 +42,7 @@ def made():
     return checkpoint, course(checkpoint, "narrow", requests=2, rounds=7)
 
 
-def test_a_course_has_what_a_commit_can_go_wrong_at(made):
+def test_forced_trace_covers_the_failure_conditions_of_a_commit(made):
     _, trace = made
     assert verified(trace) is trace
     commits = [event for event in trace.events if isinstance(event, e.Commit)]
@@ -66,7 +66,7 @@ def test_every_state_of_every_gdn_layer_is_judged(made):
     assert found.calls["gdn"] > 0
 
 
-def test_every_check_that_needs_no_whole_reference_is_asked(made):
+def test_every_check_without_a_whole_reference_runs(made):
     checkpoint, trace = made
     for how in ({}, {"strategy": "columns", "conv": "widened", "graphs": True}):
         verdict = outcome(trace, checkpoint, Setting("plain", dtype="bfloat16", **how), until=6, layers=(0,)).verdict
@@ -85,7 +85,7 @@ def test_a_model_without_attention_names_no_pool_that_it_lacks():
 @pytest.mark.parametrize(("ops", "check", "how"), [
     ("ONE_COLUMN_MORE", "tails", {"strategy": "snapshot"}), ("DOUBLED", "contracts", {}), ("POISONED", "poison", {}),
 ])  # fmt: skip
-def test_what_no_state_tells_is_found_at_real_sizes_too(made, ops, check, how):
+def test_fault_outside_states_is_found_at_real_sizes(made, ops, check, how):
     checkpoint, trace = made
     found = outcome(trace, checkpoint, Setting(f"support.wrong_ops:{ops}", **how), layers=(0,)).verdict.findings
     assert check in {finding.check for finding in found}, found[:2]
@@ -116,7 +116,7 @@ def test_a_commit_that_moves_nothing_is_named(made):
     assert first.kind == "commit" and "holds the state from before the step" in first.diagnosis
 
 
-def test_roundings_that_fall_otherwise_are_no_wrong_state():
+def test_different_rounding_is_no_wrong_state():
     """As with a library that adds the parts of a split sum in 16 bits: errors of twice the size, which lean nowhere."""
     checkpoint = random_checkpoint(narrow("qwen3.5-9b", layers=1, hidden=256, key_dim=128, value_dim=128))
     trace = course(checkpoint, "wider", requests=2, rounds=2)
@@ -132,7 +132,7 @@ def _apart(draws):
     return (draws - draws.median(0).values).flatten(1).norm(dim=1).median()
 
 
-def test_states_are_drawn_with_roundings_by_chance_only_where_something_is_stored_narrow(made):
+def test_rounding_draws_need_a_narrow_storage(made):
     checkpoint, trace = made
     for dtype, narrow_places in (("bfloat16", True), ("float32", False)):
         setting = replace(SETUP, dtype=dtype)

@@ -92,7 +92,7 @@ def test_a_fault_of_the_harness_is_not_the_subjects(trace, monkeypatch):
                 Replay(trace, Setting("ledger")).run(until=2)
 
 
-def test_a_wrong_owner_is_told_whatever_layer_is_judged(trace):
+def test_wrong_owner_is_reported_for_any_judged_layer(trace):
     class Wrong:
         name, tier = "identity", Tier.IDENTITY
 
@@ -123,7 +123,7 @@ def test_the_context_holds_what_the_trace_alone_expects(trace):
     assert all(one.subject.after is other.subject.before for one, other in pairwise(contexts))
 
 
-def test_asking_changes_nothing(trace):
+def test_reading_a_state_changes_nothing(trace):
     """Watched or not, with or without checks between the events, the subject ends with the same bytes."""
     plan, ends = Replay(trace, Setting("plain")).plan, []
     for watched in (True, False):
@@ -163,7 +163,7 @@ def test_an_unknown_subject_is_bad_input_that_lists_the_known_ones(trace, ops, c
     assert "ledger, plain, triton" in str(refused.value)
 
 
-def test_a_reference_that_chooses_otherwise_than_when_it_was_recorded_is_told(trace):
+def test_changed_choice_of_the_reference_is_reported(trace):
     name, said = next((name, said) for name, said in trace.recorded.items() if name.startswith("own."))
     changed = replace(trace, recorded={**trace.recorded, name: said + 1})
     first = Replay(changed, Setting("plain")).run().verdict.findings[0]

@@ -73,7 +73,7 @@ def test_one_element_of_a_transposed_unit_is_seen(pools):
     assert found == ("state", 3, 2, False)  # 1.0 has two bytes that are not zero
 
 
-def test_the_red_zone_of_a_unit_that_may_change_is_guarded_all_the_same(pools):
+def test_red_zone_of_a_writable_unit_is_guarded(pools):
     def write(p):
         p.memory[2].fill_(1.0)
 
@@ -82,7 +82,7 @@ def test_the_red_zone_of_a_unit_that_may_change_is_guarded_all_the_same(pools):
 
 
 @pytest.mark.parametrize(("begin", "strides"), [(2 * 48, (48,)), (2 * 48 + 1, ())])
-def test_units_that_were_taken_to_stand_nearer_are_told_by_their_distance(pools, begin, strides):
+def test_wrong_unit_stride_is_named_with_its_distance(pools, begin, strides):
     """Unit 2, written where it would stand without red zones; or beside that, which no distance explains."""
     trespasses = changes(pools, lambda p: p.memory.view(-1)[begin : begin + 48].fill_(1.0)).trespasses
     assert trespasses and {trespass.strides for trespass in trespasses} == {strides}

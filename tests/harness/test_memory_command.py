@@ -65,7 +65,7 @@ def test_the_figure_of_trees_is_what_the_engine_allocates_to_the_byte(nodes, str
 
 
 @pytest.mark.parametrize(("layers", "state"), [(1, torch.float32), (3, SCALED_STATE)])
-def test_the_figure_of_tracked_prefixes_is_what_the_engine_keeps_to_the_byte(layers, state):
+def test_prefix_figure_equals_the_engines_bytes(layers, state):
     config = replace(narrow("qwen3.5-4b"), mtp_layers=layers)
     options = Options(drafter="vanilla" if layers > 1 else "eagle", state=state)
     told, each = need(config, options, 2, 24, tracked=2), -(-24 // PAGE_SIZE)
@@ -103,7 +103,7 @@ def test_the_figure_of_attention_in_parts_is_what_it_allocates(monkeypatch):
         assert max(taken) == asked[0] and 0 < asked[1] <= attention.SCRATCH
 
 
-def test_what_ops_take_while_they_run_is_no_room_for_requests():
+def test_scratch_memory_of_ops_reduces_the_room():
     options, config = Options(activation=torch.bfloat16), shape("qwen3.5-9b")
     plain, kernels = (need(config, options, 4, 4096, load(name)) for name in ("plain", "triton"))
     fits = [one.fit(2**34) for one in (plain, kernels)]
@@ -118,7 +118,7 @@ def test_a_longer_request_has_a_longer_line_in_the_page_table():
     assert (long.pools, long.page) == (short.pools, short.page)
 
 
-def test_all_strategies_are_there_and_a_rerun_is_smaller_than_a_snapshot():
+def test_table_has_all_strategies_and_rerun_is_smaller():
     config = shape("qwen3.5-9b")
     found = {(one.strategy, one.conv): one for one in needs(config, Options(activation=torch.bfloat16), 4, 4096)}
     assert set(found) == {(strategy, conv) for strategy in STRATEGIES for conv in CONV_FORMS}
@@ -154,7 +154,7 @@ def config_of_experts(tmp_path, experts):
 
 
 @pytest.mark.parametrize("experts", [4, 2**31])
-def test_a_model_of_many_experts_has_its_weights_counted_without_their_names(experts, tmp_path):
+def test_expert_weights_are_counted_without_listing_names(experts, tmp_path):
     config = ModelConfig.from_file(config_of_experts(tmp_path, experts))
     layers, more = len(config.layer_kinds) + config.mtp_layers, replace(config, experts=experts + 1)
     each = config.hidden + 3 * config.hidden * config.expert_intermediate  # its router row and its three matrices
@@ -164,7 +164,7 @@ def test_a_model_of_many_experts_has_its_weights_counted_without_their_names(exp
         assert weights_bytes(config, torch.bfloat16) == 2 * one_by_one
 
 
-def test_two_billion_experts_are_told_and_absurd_numbers_refused(instep, tmp_path):
+def test_two_billion_experts_are_counted_and_absurd_numbers_refused(instep, tmp_path):
     ran = instep("memory", config_of_experts(tmp_path, 2**31))
     assert ran.code == 0 and "weights 31360.00 GiB" in ran.out, ran.out
     said = complaint(instep("memory", config_of_experts(tmp_path, 10**400)))

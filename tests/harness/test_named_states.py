@@ -85,7 +85,7 @@ def test_the_step_before_counted_twice_is_named(run, two_commits):
 
 
 @pytest.mark.parametrize("some", [1, 2])
-def test_a_step_before_of_which_some_tokens_are_lost_is_named(run, two_commits, some):
+def test_lost_tokens_of_the_previous_step_are_named(run, two_commits, some):
     at, name, earlier, piece = two_commits
     state = folded(folded(earlier.folding.base, earlier, some), piece, piece.folding.count)
     tokens = "1 token" if some == 1 else f"{some} tokens"
@@ -130,7 +130,7 @@ def test_the_updates_of_another_request_in_the_ring_are_named(run):
     assert said.startswith(f'adds the updates of request "{other}"')
 
 
-def test_a_layer_that_was_begun_anew_is_named_in_its_places(run):
+def test_layer_restarted_from_zero_is_named_in_its_places(run):
     """Conv and state of a second chunk at zero: q, k and v are wrong, too, so no wrong state has these tokens."""
     opened, contexts = run
     oracle = oracle_of(opened)
@@ -193,11 +193,11 @@ def one_column_zero_and_narrow(state):
 
 
 @pytest.mark.parametrize("change", [zero, half_and_narrow, one_column_zero_and_narrow])
-def test_numbers_of_16_bits_that_are_not_the_truths_rounding_are_not_called_so(run, change):
+def test_wrong_16_bit_numbers_are_not_called_rounded(run, change):
     assert "as if stored" not in judged(run, change)
 
 
-def test_rows_that_are_16_bits_by_construction_are_not_called_stored_so(tmp_path):
+def test_rows_of_16_bits_by_construction_are_not_called_stored(tmp_path):
     """v is a part of the conv output, which bf16 activations store in 16 bits: another row of it is no rounding."""
     opened = m.checkpoint(tmp_path, dtype=torch.bfloat16, num_hidden_layers=3, layer_types=m.TWO_AND_ONE)
     contexts = m.run(opened, m.events_of(opened)[:4], torch.bfloat16)
