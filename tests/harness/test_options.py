@@ -25,7 +25,7 @@ from instep_optimized.layout import StateLayout
 from instep_optimized.ops import BY_NAME
 
 
-def test_the_closed_lists_are_what_the_engines_know() -> None:
+def test_closed_lists_match_what_the_engines_accept() -> None:
     assert CHOICES["dtype"] == tuple(setting.WIDTHS) and set(CHOICES["state_dtype"]) == set(setting.STATES)
     assert tuple(tier.value for tier in Tier) == TIERS
     assert set(CHOICES["kv_dtype"]) == set(setting.KVS)
@@ -51,20 +51,20 @@ def options() -> dict[str, dict[str, tuple[str, str | None]]]:
 
 
 @pytest.mark.parametrize("name", sorted(name for name, where in options().items() if len(where) > 1))
-def test_options_of_one_name_take_the_same_kind_of_value_everywhere(name: str) -> None:
+def test_options_have_the_same_type_in_every_command(name: str) -> None:
     """A file, a flag, a number, a word. `--level` is a number of a recording and a word of streams; several may be
     repeated where one run serves several."""
     kinds = {kind for kind, _ in options()[name].values()}
     assert len(kinds) == 1 or name == "--level", (name, kinds)
 
 
-def test_choices_stand_in_the_help_of_every_command_that_has_the_option() -> None:
+def test_choices_are_in_the_help_of_every_command() -> None:
     for name, values in CHOICES.items():
         for command, (_, metavar) in options()[f"--{name.replace('_', '-')}"].items():
             assert metavar == "|".join(values) or command == "audit", (command, name)
 
 
-def test_both_names_of_the_model_are_known_wherever_there_is_one() -> None:
+def test_both_names_of_the_model_option_are_accepted() -> None:
     assert {*options()["--checkpoint"]} == {*options()["--model"]} > {"gate", "replay"}
 
 
@@ -75,7 +75,7 @@ REFUSED = [
 ]
 
 
-def test_values_that_are_none_are_refused_before_torch_is_loaded() -> None:
+def test_invalid_values_are_refused_before_torch_is_loaded() -> None:
     program = inspect.cleandoc("""
         import contextlib, io, json, sys
         sys.modules["torch"] = None

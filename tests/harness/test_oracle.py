@@ -43,14 +43,14 @@ def oracle_of(opened):
     return Oracle(opened, m.declared(torch.float32, torch.float32), torch.float32)
 
 
-def test_every_place_of_the_subject_is_computed_again(pieces):
+def test_every_place_of_the_subject_is_recomputed(pieces):
     """All but the picks, which are choices, and judged as such."""
     for context, found in pieces:
         covered = {place for piece in found for place in piece.truth.places if due(context, place, piece.span)}
         assert covered == {place for place in context.subject.places if place.component != "pick"}
 
 
-def test_the_truth_is_fp64_and_stands_where_the_free_running_truth_does(pieces):
+def test_recomputed_truth_is_fp64_and_equals_the_free_run(pieces):
     for context, found in pieces:
         for piece in found:
             for place, tensor in piece.truth.places.items():
@@ -60,7 +60,7 @@ def test_the_truth_is_fp64_and_stands_where_the_free_running_truth_does(pieces):
                     torch.testing.assert_close(tensor, right, rtol=1e-3, atol=1e-4)
 
 
-def test_states_are_restarted_for_prefill_decode_and_commit_and_never_for_a_verify(pieces):
+def test_states_are_restarted_except_for_a_verify(pieces):
     written = {piece.span.kind for _, found in pieces for piece in found if piece.writes_state}
     assert written == {"prefill", "decode", "commit"}
     for context, found in pieces:
@@ -71,7 +71,7 @@ def test_states_are_restarted_for_prefill_decode_and_commit_and_never_for_a_veri
                 assert len(piece.yardsticks.state) >= 4
 
 
-def test_prefill_has_a_chunked_yardstick_beside_the_recurrent_ones(pieces):
+def test_prefill_has_a_chunked_and_recurrent_yardsticks(pieces):
     chunk = next(
         piece for _, found in pieces for piece in found if piece.span.kind == "prefill" and piece.folding)
     drawn = {place.component: len(tensor) for place, tensor in chunk.yardsticks.places.items()}
@@ -94,7 +94,7 @@ WRONG_FORMS = {
 
 
 @pytest.mark.parametrize("form", WRONG_FORMS)
-def test_a_second_form_that_is_another_rule_widens_nothing(run, monkeypatch, form):
+def test_wrong_chunked_form_does_not_widen_the_allowance(run, monkeypatch, form):
     """A reference that is wrong in chunks would loosen T2 for every prompt: it is refused with a sentence."""
     (wrong, where), right = WRONG_FORMS[form], second_form.recur_in_chunks
     monkeypatch.setattr(second_form, "recur_in_chunks", lambda *given: wrong(right, *given))
@@ -111,7 +111,7 @@ def test_few_rows_are_drawn_more_often_than_many(pieces):
     assert all(not p.truth.places.keys() ^ p.yardsticks.places.keys() for p in found)
 
 
-def test_a_lie_about_the_past_is_carried_on_and_not_blamed_again(run):
+def test_earlier_error_is_not_reported_again(run):
     """From the subject's own wrong bits the restart goes on, so later events are judged for themselves."""
     opened, contexts = run
     at = next(x.index for x in contexts if isinstance(x.event, Commit)) - 1
@@ -138,7 +138,7 @@ def test_it_answers_twice_without_forgetting_the_window(run):
     assert not oracle.flights
 
 
-def test_between_whole_events_states_alone_are_computed_and_none_is_left_out(run, pieces):
+def test_every_state_is_computed_between_whole_events(run, pieces):
     """Of a commit that is judged whole, every op of its window is there, whatever was asked when it was verified."""
     oracle, opened = oracle_of(run[0]), 0
     oracle.every = next(n for n, (context, _) in enumerate(pieces) if context.kind == "commit")
@@ -186,7 +186,7 @@ def test_a_tree_is_computed_again_as_a_chain_is(branched):
                 torch.testing.assert_close(tensor, right, rtol=1e-3, atol=1e-4)
 
 
-def test_the_state_of_every_other_node_of_a_tree_is_called_by_its_name(branched):
+def test_state_of_another_tree_node_is_named(branched):
     (*_, committed), (*_, found) = branched
     states = [piece for piece in found if piece.writes_state and piece.request == "a"]
     assert states
@@ -223,7 +223,7 @@ def test_rows_are_shared_out_by_the_trace_alone(run):
             assert paths(free, free.event) == list(context.event.accepted)
 
 
-def test_a_rounding_by_chance_falls_to_a_neighbour_and_on_average_nowhere():
+def test_stochastic_rounding_is_unbiased():
     generator = torch.Generator().manual_seed(0)
     x = torch.cat((torch.randn(200, generator=generator), torch.tensor([0.0, 1.0, -1.0, 0.5, 1 + 2**-9, 1 - 2**-10])))
     drawn = torch.stack([up_or_down(x, torch.bfloat16, generator) for _ in range(4000)])
@@ -239,7 +239,7 @@ def test_a_rounding_by_chance_falls_to_a_neighbour_and_on_average_nowhere():
     assert (wide - x).abs().max() < 2**-10 * 4 and wide.to(torch.float16).to(x.dtype).equal(wide)
 
 
-def test_what_is_stored_wide_moves_within_a_unit():
+def test_draws_move_wide_storage_within_one_ulp():
     generator = torch.Generator().manual_seed(0)
     x = torch.cat((torch.randn(500, generator=generator), torch.zeros(1)))
     moved = by_a_unit(x, generator)

@@ -64,7 +64,7 @@ def test_every_component_has_its_ops():
     assert all(in_memory(Place("trunk", 0, name)) for name in WRITERS if name not in ("length", "root", "tail"))
 
 
-def test_what_one_call_gives_goes_together():
+def test_outputs_of_one_call_are_patched_together():
     assert {place.component for place in siblings(Place("trunk", 2, "k"))} == {"q", "k", "v", "log_decay", "beta"}
     assert siblings(Place("trunk", 2, "z")) == (Place("trunk", 2, "z"),)
     assert also_writes(Place("trunk", 2, "core"), Place("trunk", 2, "state"))

@@ -88,7 +88,7 @@ def test_a_link_is_followed_and_stays_a_link(tmp_path, target_is_there):
     assert [entry.name for entry in folder.iterdir()] == ["target"]
 
 
-def test_links_in_a_circle_and_links_to_nowhere_are_refused(tmp_path):
+def test_circular_and_dangling_links_are_refused(tmp_path):
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to("one")
     (tmp_path / "far").symlink_to(Path("no") / "such" / "file")
@@ -109,7 +109,7 @@ def test_two_names_of_one_file_are_refused_before_any_work(tmp_path):
         writable(Path("-"), Path("/dev/stdout"))
 
 
-def test_a_file_that_is_replaced_keeps_its_mode_and_a_new_one_has_the_usual(tmp_path):
+def test_replaced_file_keeps_its_mode(tmp_path):
     secret, new = tmp_path / "secret", tmp_path / "new"
     secret.write_bytes(b"before")
     secret.chmod(0o640)
@@ -124,7 +124,7 @@ def test_a_file_that_is_replaced_keeps_its_mode_and_a_new_one_has_the_usual(tmp_
 
 @pytest.mark.parametrize("joins", [False, True])
 @pytest.mark.parametrize("place", ["file/pictures", "file", "taken"])
-def test_pictures_that_cannot_be_drawn_are_refused_before_anything_is_measured(
+def test_unknown_picture_formats_are_refused_before_measuring(
     instep, tmp_path, monkeypatch, place, joins
 ):
     kept, out = Path("fixtures/results/bench-native.json"), tmp_path / "out.json"
@@ -136,7 +136,7 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_anything_is_measured(
     assert str(tmp_path / place) in said and not out.exists()
 
 
-def test_pictures_that_fail_in_the_end_cost_no_table_and_no_file(instep, tmp_path, monkeypatch):
+def test_failing_picture_keeps_the_table_and_the_file(instep, tmp_path, monkeypatch):
     def full(found, folder):
         raise BadInput(str(folder), found="No space left", expected="a place that can be written")
 
@@ -158,7 +158,7 @@ def test_a_file_that_must_not_be_written_is_not_replaced(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["-", "/dev/fd/1"])  # nothing could be put in the place of the second
-def test_a_result_on_stdout_stands_there_alone(tmp_path, name):
+def test_result_on_stdout_is_the_only_output_there(tmp_path, name):
     done = start(*MEMORY, "--json", name, cwd=tmp_path)
     out, err = done.communicate(timeout=120)
     assert done.returncode == 0 and json.loads(out)["widest"] == 4
@@ -166,7 +166,7 @@ def test_a_result_on_stdout_stands_there_alone(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_what_an_engine_prints_does_not_get_into_a_result_on_stdout(tmp_path):
+def test_engine_prints_do_not_reach_a_result_on_stdout(tmp_path):
     made = recorded(tmp_path, policy(deeds=()))
     (tmp_path / "loud.py").write_text(
         "from instep_optimized.ops.plain import PLAIN\nprint('a word of the op set')\nLOUD = PLAIN\n"

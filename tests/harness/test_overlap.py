@@ -68,7 +68,7 @@ def test_rules_of_waiting_rounds_see_that_they_overlap(trace):
     assert off
 
 
-def test_asking_changes_no_page(trace):
+def test_reading_a_state_changes_no_page(trace):
     """One engine is asked for everything after every event, its twin for nothing."""
     plan = Replay(trace, Setting("plain", overlap=True)).plan
     asked, left_alone = bare(plan), bare(plan)
@@ -81,7 +81,7 @@ def test_asking_changes_no_page(trace):
         assert asked.pages() == left_alone.pages(), event
 
 
-def test_an_exact_length_is_not_taken_in_by_asking():
+def test_reading_a_length_does_not_update_the_reservation():
     class Counts:
         def list(self) -> list[int]:
             return [2]
@@ -94,7 +94,7 @@ def test_an_exact_length_is_not_taken_in_by_asking():
 
 
 @pytest.mark.slow
-def test_what_fits_by_exact_lengths_alone_is_legal_and_served(tmp_path):
+def test_event_that_fits_only_by_exact_lengths_is_served(tmp_path):
     """The worst case has no room: both the rules and the engine go by exact lengths."""
     loose = recorded(tmp_path / "loose", ROUNDS)
     rules, most = EventRules(loose.header), 0
@@ -113,7 +113,7 @@ def served(trace: Trace) -> bool:
 
 
 @pytest.mark.slow
-def test_a_request_near_its_most_positions_goes_by_exact_lengths(tmp_path):
+def test_request_near_its_limit_uses_exact_lengths(tmp_path):
     """The worst case of the last round is more than a request may have; its exact length is not."""
     rejected = msgspec.structs.replace(ROUNDS, accept=(0,))
     rules = EventRules((loose := recorded(tmp_path / "loose", rejected)).header, overlap=True)
@@ -132,7 +132,7 @@ def test_a_request_near_its_most_positions_goes_by_exact_lengths(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_request_ends_one_round_late_and_says_so(instep, tmp_path):
+def test_request_ends_one_round_late_with_a_note(instep, tmp_path):
     """As a user records it."""
     model = write(tmp_path / "model", vocab_size=VOCAB, num_hidden_layers=2, full_attention_interval=2)
     files = {"prompts": tmp_path / "prompts.json", "policy": tmp_path / "policy.json"}
@@ -156,6 +156,6 @@ def test_a_request_ends_one_round_late_and_says_so(instep, tmp_path):
     assert one.index("finish") < two.index("finish")
 
 
-def test_somebody_elses_engine_decides_about_its_rounds(trace):
+def test_external_engine_decides_whether_rounds_overlap(trace):
     with pytest.raises(BadInput, match=r"--overlap: found support\.subjects:right"):
         participants_of(Replay(trace, Setting("support.subjects:right", overlap=True)).plan)

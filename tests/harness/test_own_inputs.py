@@ -48,7 +48,7 @@ def moved(one, other):
 
 
 @pytest.mark.parametrize("kind", READ_BY)
-def test_an_op_reads_the_rows_of_the_subject_and_nothing_behind_it_moves(run, kind):
+def test_op_rerun_uses_the_subjects_rows_and_changes_nothing_after(run, kind):
     weights, contexts = run
     piece = next(p for _, found in contexts for p in found
                  if p.span.kind == "verify" and p.layer == weights.config.layer_kinds.index(kind))  # fmt: skip
@@ -78,7 +78,7 @@ def test_rows_that_are_not_shown_or_do_not_fit_are_the_references_own(run):
     assert not moved(rerun(replace(piece, own=cut), weights), piece.truth)
 
 
-def test_another_position_configuration_or_memory_can_be_asked_for(run):
+def test_rerun_accepts_another_position_configuration_or_memory(run):
     weights, contexts = run
     kinds = weights.config.layer_kinds
     attention, recurrent = (

@@ -71,7 +71,7 @@ def step(engine: Any, *rows: tuple[str, str, int, tuple[int, ...]]) -> dict[str,
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", EVERY)
-def test_after_a_window_it_stands_at_what_was_kept(made: Any, name: str, length: int) -> None:
+def test_state_after_a_window_has_the_kept_length(made: Any, name: str, length: int) -> None:
     engine = made(name)
     step(engine, ("a", "prefill", 0, PROMPT))
     said = step(engine, ("a", "verify", 3, WINDOW), ("b", "prefill", 0, (2, 2)))
@@ -91,7 +91,7 @@ def test_after_a_window_it_stands_at_what_was_kept(made: Any, name: str, length:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_whoever_comes_after_one_that_left_begins_anew(made: Any, name: str) -> None:
+def test_request_in_a_reused_slot_starts_empty(made: Any, name: str) -> None:
     engine = made(name)
     for number in range(20):  # more than there are sequences
         step(engine, (f"{number}", "prefill", 0, PROMPT))

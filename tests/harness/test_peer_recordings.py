@@ -36,7 +36,7 @@ WANTED = [Asked([*b"0, 1, 2, 3"], 2), Asked(PROMPT, 7)]
     ([*RIGHT[:3], 5, *RIGHT[4:]], Exit.DIVERGED, 'line 2, request "line 2", token 3 at position 13: token is 5; '),
     (RIGHT[:6], Exit.DIVERGED, "line 2 has 6 of 7 tokens; 1 of 2 recordings are not right"),
 ], ids=["right", "a wrong token", "a token too few"])  # fmt: skip
-def test_the_last_line_tells_what_is_wrong_in_any_recording(
+def test_last_line_names_the_fault_of_a_recording(
     second: list[int], code: Exit, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(judged, "asked", lambda seed: WANTED)
@@ -48,7 +48,7 @@ def test_the_last_line_tells_what_is_wrong_in_any_recording(
     assert told[-1].endswith(f"{int(code is not Exit.AGREED)} of 2 recordings are not right")
 
 
-def test_other_requests_are_asked_each_time_and_the_same_by_the_same_seed() -> None:
+def test_requests_are_drawn_from_the_seed() -> None:
     assert judged.asked(1) == judged.asked(1) != judged.asked(2)
     assert all(64 <= len(one.prompt) < 300 and 8 <= one.count < 24 for one in judged.asked(1))
 
@@ -101,7 +101,7 @@ def llama(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     (["--drafts", "7", "--checkpoints", "0"], 9, Exit.AGREED, 7, 0),
     (["--drafts", "7"], 8, Exit.INCONCLUSIVE, 7, None),
 ], ids=["plain", "drafts", "no checkpoints", "drafts nothing"])  # fmt: skip
-def test_the_server_is_asked_with_what_was_given(
+def test_server_gets_the_given_parameters(
     words: list[str], count: int, code: Exit, drafts: int | None, checkpoints: int | None, llama: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -159,7 +159,7 @@ def test_a_torchvision_of_another_torch_gets_its_operators(tmp_path: Path, monke
     assert vllm_cpu.torch_vision() is None
 
 
-def test_an_entry_apart_is_run_by_an_environment_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_separate_entry_runs_in_a_separate_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"package": "p", "version": "1", "door": "recording", "command": "python"}
     mine = Entry.of({**given, "name": "mine", "needs": ["a==1"]})
     other = Entry.of({**given, "name": "other", "needs": ["a==2"], "apart": "other"})

@@ -55,14 +55,14 @@ def row(one: Entry, tmp_path: Path) -> dict[str, Any]:
     (BYTES, "diverged", "\ufffd"),
     (BORN, "hangs", "runs past its limit of 1 s"),
 ], ids=["agrees", "diverges", "nothing", "oddly", "dies", "speaks", "a number", "bytes", "hangs"])  # fmt: skip
-def test_a_peer_is_told_right(code: str, verdict: str, finding: str, tmp_path: Path) -> None:
+def test_peer_verdicts_are_correct(code: str, verdict: str, finding: str, tmp_path: Path) -> None:
     came = row(entry(f"python -c {json.dumps(code)}", seconds=1 if verdict == "hangs" else 60), tmp_path)
     assert (came["verdict"], came["finding"]) == (verdict, finding)
     assert came["met"] is (verdict == "agree")
 
 
 @pytest.mark.slow
-def test_what_a_hanging_peer_started_ends_with_it(tmp_path: Path) -> None:
+def test_children_of_a_hanging_peer_end_with_it(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     code = f"import subprocess as s, time; open('{file}', 'w').write(str(s.Popen(['sleep', '60']).pid)); time.sleep(60)"
     assert row(entry(f'python -c "{code}"', seconds=2), tmp_path)["verdict"] == "hangs"
@@ -79,7 +79,7 @@ def test_a_known_finding_is_an_expectation(code: str, expected: str, met: bool, 
     assert row(one, tmp_path)["met"] is met
 
 
-def test_what_is_missing_or_cannot_be_run_is_no_agreement(tmp_path: Path) -> None:
+def test_missing_or_failing_peer_is_no_agreement(tmp_path: Path) -> None:
     came = row(entry("python -c pass", modules=["json", "no_such_package"]), tmp_path)
     assert (came["verdict"], came["finding"], came["met"]) == ("missing", "no_such_package cannot be imported", False)
     known = row(entry("python -c pass", modules=["no_such_package"], expected="missing"), tmp_path)
@@ -100,7 +100,7 @@ def test_an_agreement_about_no_event_is_none() -> None:
 @pytest.mark.parametrize(("said", "decided", "verdict"), [
     ("judged 3 of 4 tokens", 3, "agree"), ("judged 0 of 4 tokens", 0, "nothing compared"), ("", 0, "nothing compared"),
 ])  # fmt: skip
-def test_a_recording_counts_its_tokens_and_agrees_about_none_of_them_never(
+def test_recording_without_tokens_never_agrees(
     said: str, decided: int, verdict: str, tmp_path: Path
 ) -> None:
     came = row(entry(f"python -c \"print('{said}'); print('last')\"", door="recording"), tmp_path)
@@ -110,7 +110,7 @@ def test_a_recording_counts_its_tokens_and_agrees_about_none_of_them_never(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "verdict"), [("plain", "agree"), ("peer:OPS", "diverged")])
-def test_a_replay_tells_events_tiers_and_the_finding(
+def test_replay_row_has_events_tiers_and_the_finding(
     ops: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer whose scatter takes the count for the index. The processes have imported torch already."""
@@ -224,7 +224,7 @@ def test_a_package_that_is_nowhere_is_named(tmp_path: Path) -> None:
         bare("madeup", tmp_path, keep=())
 
 
-def test_the_sentence_of_a_message_is_its_place_and_what_is_said() -> None:
+def test_message_sentence_has_place_and_diagnosis() -> None:
     message = "DIVERGED  a\n  event 4 commit, slot 3\n  holds another's state   (T2d)\n  2 more\n"
     assert sentence(message) == "event 4 commit, slot 3; holds another's state (T2d)"
 
@@ -239,7 +239,7 @@ def test_the_table_has_a_line_per_row() -> None:
 
 
 @pytest.mark.parametrize("file", sorted((TOP / "docs" / "found").glob("*.py")), ids=lambda file: file.stem)
-def test_a_script_for_others_has_thirty_lines_or_says_why(file: Path) -> None:
+def test_maintainer_script_has_thirty_lines_or_a_reason(file: Path) -> None:
     lines = file.read_text().splitlines()
     first = next((line for line in lines if line.startswith("#")), "")
     assert len(lines) <= 30 or first.startswith("# Longer than 30 lines: "), len(lines)

@@ -120,13 +120,13 @@ class Stray(Kernels):
 @pytest.mark.parametrize(("ops", "strategy", "kind"), [
     ("sglang_commit:CONV", "rerun", "forward"), ("sglang_commit:SCATTER", "snapshot", "commit"),
 ])  # fmt: skip
-def test_what_is_written_to_a_copy_is_seen(ops: str, strategy: str, kind: str, put: Put, small: Trace) -> None:
+def test_write_to_a_copy_is_found(ops: str, strategy: str, kind: str, put: Put, small: Trace) -> None:
     put(Stray())
     found = verdict(small, f"instep.adapters.{ops}", strategy).findings[0]
     assert found.kind == kind and found.tier is Tier.BITWISE, found
 
 
-def test_a_slip_that_the_caller_can_mend_is_mended_by_the_allocated_steps(put: Put, wider: Trace) -> None:
+def test_allocated_steps_avoid_the_stride_fault(put: Put, wider: Trace) -> None:
     put(Kernels(slip=True))
     came = verdict(wider, "instep.adapters.sglang:ALLOCATED", "snapshot", until=THREE_WINDOWS)
     assert came.exit is Exit.AGREED and came.events == THREE_WINDOWS + 1, came.findings[:1]
@@ -157,7 +157,7 @@ def test_vllms_columns_agree_and_other_strategies_are_refused(
 
 
 @pytest.mark.parametrize("slips", [pytest.param(False, marks=WHOLE), True])  # the right one agrees above, too
-def test_the_kit_for_somebodys_tree_says_which_step_counts_fail(
+def test_kit_for_another_tree_lists_the_failing_step_counts(
     slips: bool, put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(Kernels(slip=slips))

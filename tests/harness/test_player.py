@@ -79,7 +79,7 @@ def log_of(engine: Asked) -> list[Any]:
 
 
 @pytest.mark.parametrize(("event", "method", "given"), EVENTS, ids=[method for _, method, _ in EVENTS])
-def test_without_observers_the_event_is_served_and_nothing_else_is_asked(
+def test_player_without_observers_only_serves_the_event(
     event: Event, method: str, given: tuple[Any, ...]
 ) -> None:
     answer = object()
@@ -89,7 +89,7 @@ def test_without_observers_the_event_is_served_and_nothing_else_is_asked(
     assert side == Side("bare", answer if method in ("draft", "forward", "commit") else None)
 
 
-def test_an_observer_that_asks_is_seen_by_the_test_above() -> None:
+def test_recording_engine_notices_an_observer() -> None:
     """The stub does see a question: without this the test of a bare player could not fail."""
     engine = Asked()
     Player("asking", engine, [States(engine)]).serve(Idle())
@@ -117,7 +117,7 @@ def test_the_first_observer_is_the_outermost() -> None:
     assert log == ["outer before", "inner before", "inner after", "outer after"]
 
 
-def test_when_the_engine_raises_every_observer_hears_of_it_and_the_error_goes_on() -> None:
+def test_engine_exception_reaches_every_observer() -> None:
     log: list[str] = []
     player = Player("p", Asked(error=ValueError("no")), [Noting("outer", log), Noting("inner", log)])
     with pytest.raises(ValueError, match="no"):
@@ -125,7 +125,7 @@ def test_when_the_engine_raises_every_observer_hears_of_it_and_the_error_goes_on
     assert log == ["outer before", "inner before", "inner failed", "outer failed"]
 
 
-def test_when_an_observer_raises_before_the_event_only_those_that_began_hear_of_it() -> None:
+def test_exception_before_the_event_reaches_started_observers() -> None:
     class Refusing(Observer):
         def before(self, event: Event) -> None:
             raise ValueError("not now")
@@ -137,7 +137,7 @@ def test_when_an_observer_raises_before_the_event_only_those_that_began_hear_of_
     assert log == ["outer before", "outer failed"] and log_of(engine) == []
 
 
-def test_when_an_observer_raises_behind_the_event_the_outer_ones_hear_of_it() -> None:
+def test_exception_after_the_event_reaches_outer_observers() -> None:
     class Judging(Noting):
         def after(self, event: Event, side: Side) -> Side:
             raise ValueError("not so")
@@ -150,7 +150,7 @@ def test_when_an_observer_raises_behind_the_event_the_outer_ones_hear_of_it() ->
 
 
 @pytest.mark.parametrize("error", [None, ValueError("no")], ids=["served", "raised"])
-def test_a_context_is_left_whatever_happens_and_the_answer_is_seen_inside_it(error: Exception | None) -> None:
+def test_context_observer_exits_after_success_and_failure(error: Exception | None) -> None:
     log: list[Any] = []
 
     @contextmanager
@@ -199,7 +199,7 @@ def test_states_follow_the_requests_that_are_there() -> None:
     assert third.before == second.after and not third.after and engine.asked == 2
 
 
-def test_last_states_are_asked_for_before_the_finish_and_only_where_they_are_wanted() -> None:
+def test_last_states_are_read_before_the_finish_on_request() -> None:
     engine: Any = Stateful()
     last = LastStates(engine, lambda state: state.length, {"a"})
     player = Player("p", engine, [last])
@@ -208,7 +208,7 @@ def test_last_states_are_asked_for_before_the_finish_and_only_where_they_are_wan
     assert last.found == {"a": 1} and engine.asked == 1
 
 
-def test_an_answer_is_brought_to_the_host_in_every_part() -> None:
+def test_answer_is_copied_to_the_host_completely() -> None:
     answer = Drafted(torch.zeros(1, 2, device="meta"), torch.zeros(1, 2))
     with pytest.raises(NotImplementedError):  # a meta tensor has no data to bring: so it was asked for
         Player("p", Asked(answer), [OnHost()]).serve(Draft(("a",)))

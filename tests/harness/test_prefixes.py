@@ -53,7 +53,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("prefixes"), TOLD)
 
 
-def test_a_policy_with_an_interval_tracks_every_multiple_and_shares_the_longest_prefix(trace: Trace) -> None:
+def test_policy_interval_tracks_and_shares_the_longest_prefix(trace: Trace) -> None:
     rows = [row for event in trace.events if isinstance(event, Forward) for row in event.rows]
     chunks = [row for row in rows if row.kind == "prefill"]
     assert {row.tokens for row in chunks if row.track} == {4} and all(row.tokens <= 4 for row in chunks)
@@ -97,7 +97,7 @@ KEPT = "                self._keep(p.row.track, p.request, count, peeked, final[
     (Wrap(PREFIXES, "Prefixes.of_chunks", result="result = dict.fromkeys(result, 8)"), Setting("ledger"), "forward",
      "answers a prefix of 8 tokens; expected 4"),
 ], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
-def test_what_is_wrong_in_a_prefix_is_named(
+def test_fault_in_a_prefix_is_named(
     trace: Trace, edit: Edit | Wrap, how: Setting, kind: str, says: str
 ) -> None:
     with planted_here(edit):
@@ -106,7 +106,7 @@ def test_what_is_wrong_in_a_prefix_is_named(
     assert any(says in one.diagnosis for one in found if one.event == found[0].event), [one.diagnosis for one in found]
 
 
-def test_a_request_alone_brings_a_shared_prefix_itself_and_in_the_donor_s_chunks() -> None:
+def test_request_alone_prefills_a_shared_prefix_in_donor_chunks() -> None:
     trace = read(TRACES / "prefix.jsonl")
     told = {timeline.request: timeline for timeline in timelines_of(trace)}
     assert [(step.tokens, step.anew) for step in told["c"].steps[:3]] == [(4, False), (4, False), (2, False)]
@@ -124,7 +124,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 @pytest.mark.parametrize("edits", [(), (Edit(MIXED, BEGIN, f"{BEGIN} - 1"),)])
-def test_a_shared_prefix_has_the_bits_that_its_request_would_have_made_alone(
+def test_shared_prefix_has_the_bits_of_a_prefill_alone(
     shared: Trace, edits: tuple[Edit, ...]
 ) -> None:
     """Here every row is served by itself, so bits do not hang on how many rows there are."""
@@ -141,7 +141,7 @@ def test_stamps_of_a_shared_prefix_are_the_donor_s() -> None:
     assert prompts["c"][:8] == prompts["a"][:8] == prompts["d"][:8] and prompts["c"][8:] != prompts["a"][8:]
 
 
-def test_an_engine_that_is_led_by_verbs_refuses_an_interval_before_anything_runs() -> None:
+def test_callback_engine_refuses_an_interval_at_once() -> None:
     nobody: Any = None
     checkpoint: Any = type("Opened", (), {"config": config()})
     with pytest.raises(Unsupported, match="tracked prefixes"):

@@ -121,7 +121,7 @@ def test_gate(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     }))  # fmt: skip
 
 
-def test_generate_of_what_is_wrong(golden: Golden) -> None:
+def test_generate_of_a_wrong_engine(golden: Golden) -> None:
     found = [comparison(worst=2.0, request="b", slot=5, diagnosis="holds the state after 2 tokens")]
     decoded = SimpleNamespace(states={"b": None}, ask=SimpleNamespace(prompts={"a": (), "b": ()}))
     golden("generate-wrong", sections({

@@ -80,7 +80,7 @@ def test_every_product_of_a_layer_belongs_to_a_form(model: Weights) -> None:
 
 
 @pytest.mark.slow
-def test_no_product_of_a_whole_run_belongs_to_none(tmp_path: Any) -> None:
+def test_every_product_of_a_run_belongs_to_a_form(tmp_path: Any) -> None:
     opened = m.checkpoint(tmp_path)
     engine = ReferenceEngine(Weights.of(opened, torch.float32), num_steps=m.POLICY.num_steps)
     operands = Operands({}, Weights.of(opened, torch.float32))
@@ -138,7 +138,7 @@ def test_a_form_that_is_not_declared_is_left_alone(model: Weights) -> None:
 @pytest.mark.parametrize(
     ("format", "error"), [("3xtf32", 2.0**-19), ("tf32", 2.0**-9), ("fp16", 2.0**-10), ("bf16", 2.0**-7)]
 )
-def test_operands_are_as_wide_as_the_format_says(format: str, error: float, model: Weights) -> None:
+def test_operands_have_the_width_of_the_format(format: str, error: float, model: Weights) -> None:
     operands = Operands({"mlp": Product(format)}, model)
     operands.form = "mlp"
     x, y = torch.rand(2, 1, 1000, generator=torch.Generator().manual_seed(0)) + 0.5
@@ -159,7 +159,7 @@ def test_a_cut_is_what_a_tensor_core_reads_and_nearest_is_to_even() -> None:
     assert torch.equal(to_bits(odd, 11, torch.round), odd) and to_bits(torch.tensor(torch.nan), 11, torch.round).isnan()
 
 
-def test_by_chance_an_operand_falls_to_either_side_and_is_right_on_average(model: Weights) -> None:
+def test_stochastic_operand_rounding_is_unbiased(model: Weights) -> None:
     operands = Operands({"mlp": TF32}, model, chance=torch.Generator().manual_seed(0))
     operands.form = "mlp"
     x = torch.full((1, 20000), 1 + 2.0**-12)
@@ -207,19 +207,19 @@ def test_the_block_form_errs_as_its_format_does(format: str, residual: bool, mod
         ({"linear": "tf32"}, "expected a Product"),
     ],
 )
-def test_a_declaration_that_says_nothing_known_is_refused(products: dict[str, Any], says: str) -> None:
+def test_unknown_declaration_is_refused(products: dict[str, Any], says: str) -> None:
     with pytest.raises(BadInput) as refused:
         checked(products)
     assert says in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("format", "block"), [("fp8", None), ("TF32", None), ("tf32", 0), ("tf32", "64")])
-def test_a_format_or_block_that_is_none_is_refused(format: str, block: Any) -> None:
+def test_invalid_format_or_block_is_refused(format: str, block: Any) -> None:
     with pytest.raises(BadInput):
         Product(format, block)
 
 
-def test_who_says_nothing_declares_nothing() -> None:
+def test_op_set_without_a_declaration_declares_nothing() -> None:
     assert declared(SimpleNamespace(), torch.bfloat16, torch.float32) == NOTHING
     assert declared(None, torch.bfloat16, torch.float32) == NOTHING
 
@@ -240,7 +240,7 @@ def test_a_declaration_that_cannot_be_read_is_its_authors_mistake(said: dict[str
     ("activation", "left"), [(torch.float32, set()), (torch.bfloat16, {"gdn.chunk", "lm_head"})],
     ids=["float32", "bfloat16"],
 )
-def test_what_is_said_of_narrow_activations_grants_nothing_to_wide_ones(
+def test_narrow_declaration_grants_nothing_to_wide_activations(
     activation: torch.dtype, left: set[str]
 ) -> None:
     """The op set `triton`, and `precise`, whose prefill is fp32."""
@@ -248,7 +248,7 @@ def test_what_is_said_of_narrow_activations_grants_nothing_to_wide_ones(
     assert {*declared(load("precise"), activation, torch.float32).products} == left - {"gdn.chunk"}
 
 
-def test_what_a_declaration_raises_is_the_subjects_finding() -> None:
+def test_exception_in_a_declaration_is_the_subjects_finding() -> None:
     with pytest.raises(SubjectFailed, match="nobody knows"):
         declared(SimpleNamespace(rounds=_falls_over), torch.float32, torch.float32)
 

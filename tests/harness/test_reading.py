@@ -51,7 +51,7 @@ def outcome(replay: Replay) -> Outcome:
 
 
 @pytest.mark.slow
-def test_the_message_is_what_a_replay_says(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_on_the_page_is_a_replays_output(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(TOP)
     assert said("replay") == divergence(outcome)
     assert f"instep replay fixtures/traces/faults/ragged.jsonl --ops {OPS} --strategy {STRATEGY}" in PAGE
@@ -61,7 +61,7 @@ def test_the_message_is_what_a_replay_says(outcome: Outcome, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_the_data_stand_in_the_result_file(outcome: Outcome, tmp_path: Path) -> None:
+def test_result_file_has_the_data_of_the_page(outcome: Outcome, tmp_path: Path) -> None:
     data.of([outcome]).write(tmp_path / "result.json")
     lines = iter((tmp_path / "result.json").read_text().splitlines())
     missing = [line for line in said("json").splitlines() if line.strip() != "..." and line not in lines]
@@ -69,7 +69,7 @@ def test_the_data_stand_in_the_result_file(outcome: Outcome, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_what_is_done_by_hand_comes_out_as_told(replay: Replay, outcome: Outcome) -> None:
+def test_manual_steps_of_the_page_give_its_results(replay: Replay, outcome: Outcome) -> None:
     assert outcome.located is not None and outcome.located.options == ("--swap move=plain",)
     patched = replay.run(until=6, judged_from=3, layers=[0], variant=Variant(patch=(patch_of("trunk.0.conv@5"),)))
     first, other = patched.verdict.findings[0], next(f for f in outcome.verdict.findings if f.place.layer == 1)
@@ -79,7 +79,7 @@ def test_what_is_done_by_hand_comes_out_as_told(replay: Replay, outcome: Outcome
         assert f"\n{typed} " in PAGE
 
 
-def test_a_stream_says_what_the_page_shows(ragged: Trace) -> None:
+def test_streams_print_what_the_page_shows(ragged: Trace) -> None:
     assert said("streams") in divergence(streamed(ragged, Setting(OPS, strategy=STRATEGY), "op"))
 
 
@@ -121,7 +121,7 @@ def test_the_numbers_are_the_constants() -> None:
     assert {"contracts", "capacity", "hostreads"} <= set(confirm.DIRECT)
 
 
-def test_the_rungs_are_told_in_the_ladders_own_words() -> None:
+def test_page_quotes_the_ladders_sentences() -> None:
     source = Path(confirm.__file__).read_text()
     for words in (
         "a graph fault: run eagerly, ", "seen in the call itself", "caused by ", "caused here",

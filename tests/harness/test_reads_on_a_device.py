@@ -32,7 +32,7 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return told
 
 
-def test_what_the_harness_reads_is_not_the_subjects(modes: list[int]) -> None:
+def test_harness_reads_are_not_counted_as_the_subjects(modes: list[int]) -> None:
     reads = Reads(torch.device("cuda"))
     shown = warnings.showwarning
     with pytest.warns(UserWarning, match="something else") as given, warnings.catch_warnings():

@@ -84,7 +84,7 @@ def test_an_answer_that_is_written_rounds_later_is_found(
     )
 
 
-def test_answers_are_told_once_and_the_oldest_are_let_go() -> None:
+def test_overwritten_answers_are_reported_once() -> None:
     answers, memory = Answers(most=400), torch.zeros(100)
     view, strided, scalar = memory[:10], memory[10:40:3], memory[50]
     answers.add([("view", view), ("strided", strided), ("scalar", scalar)])
@@ -96,7 +96,7 @@ def test_answers_are_told_once_and_the_oldest_are_let_go() -> None:
     assert answers.let_go == 3 and answers.changed() == ()
 
 
-def test_every_answer_is_compared_until_the_run_ends_in_less_than_quadratic_time() -> None:
+def test_every_answer_is_compared_in_subquadratic_time() -> None:
     """Recent ones at every event; an old one later, but before twice its age; all of them behind the last event."""
     answers, compared, given = Answers(), 0, []
     numbers = [torch.tensor([float(event)]) for event in range(1000)]

@@ -33,7 +33,7 @@ def test_a_result_begins_with_what_makes_it_credible(tmp_path, monkeypatch):
     assert datetime.fromisoformat(data["date"]).tzinfo is not None and data["machine"]["torch"]
 
 
-def test_what_a_command_knows_of_its_machine_stands_in_the_head():
+def test_head_of_a_result_describes_the_machine():
     assert Result(0, "cpu", {"machine": {"cores": "2"}}).data()["machine"] == {"cores": "2"}
 
 
@@ -41,13 +41,13 @@ def test_what_a_command_knows_of_its_machine_stands_in_the_head():
     ["--json", "r.json"], ["--json=r.json"], ["--trail=t", "--json", "-"], ["--html", "p.html"], ["--json"],
     ["--picture", "p.svg"],
 ])
-def test_where_a_result_goes_is_no_part_of_the_command(words):
+def test_command_in_a_result_omits_its_output_path(words):
     assert typed(["x/instep/__main__.py", *words]) == "instep"
     assert typed(["x/peers/__main__.py", *words]) == "python -m peers"
     assert typed(["instep", "faults", *words[:2], "--commit", "a"]).startswith("instep faults")
 
 
-def test_every_command_that_writes_a_result_writes_it_so(instep, tmp_path):
+def test_every_command_writes_results_in_one_way(instep, tmp_path):
     ran = instep("memory", "qwen3.5-9b", "--json", tmp_path / "r.json")
     data = json.loads((tmp_path / "r.json").read_text())
     assert ran.code == 0 and list(data)[: len(HEAD)] == HEAD and data["widest"] == 4
@@ -65,7 +65,7 @@ def test_json_is_written_in_one_place():
     assert writers == {"report/result.py"}
 
 
-def test_a_command_names_what_is_not_usual_and_can_be_typed():
+def test_command_lists_non_default_options_and_can_be_pasted():
     words = ["instep", "replay", "a trace.jsonl", "--ops", "plain", "--until", 4]
     assert command(words, Setting()) == "instep replay 'a trace.jsonl' --ops plain --until 4"
     setting = Setting(dtype="bfloat16", graphs=True)
@@ -74,7 +74,7 @@ def test_a_command_names_what_is_not_usual_and_can_be_typed():
     assert shlex.split(told)[7:] == options
 
 
-def test_a_bar_stands_on_stderr_and_only_on_a_terminal(capsys, monkeypatch):
+def test_progress_bar_is_on_stderr_of_a_terminal_only(capsys, monkeypatch):
     def heard() -> tuple[str, str]:
         with progress("first [a]") as told:
             told("second [b]", 1, 4)
@@ -94,7 +94,7 @@ def test_bars_are_made_in_one_place():
     assert not [path for path in root.rglob("*.py") if ".status(" in path.read_text()]
 
 
-def test_a_file_of_schema_1_is_read_in_the_words_of_today_and_what_is_none_is_refused(tmp_path: Path) -> None:
+def test_schema_1_result_is_read_in_current_terms(tmp_path: Path) -> None:
     old = {"schema": 1, "exit": 0, "runs": [{"tiers": [{"tier": "T2", "headroom": 0.4}]}], "findings": []}
     file = tmp_path / "old.json"
     file.write_text(json.dumps(old))

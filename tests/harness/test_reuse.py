@@ -84,7 +84,7 @@ def same(left: list[Side], right: list[Side]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("draw", "dtype"), each_value((None, 0, 1), ("float32", "bfloat16")))
-def test_what_is_read_is_what_would_be_computed_wherever_runs_part(
+def test_cached_events_equal_computed_ones_at_any_fork(
     dtype: str, draw: int | None, small: Trace, shelf: Shelf[Served], computed: list[str]
 ) -> None:
     """Of the first run all events up to some are left: within rounds, between them, all. The second goes on alone."""
@@ -135,7 +135,7 @@ def test_a_replay_agrees_with_itself_and_computes_the_reference_once(small: Trac
     assert forwards > 0 and len(computed) == forwards
 
 
-def test_what_is_kept_is_bounded_and_a_run_keeps_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_is_bounded_and_keeps_the_start_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("instep.shelf.BESIDE", 0)
     shared, shelf = torch.zeros(4, dtype=torch.uint8), Shelf[list[torch.Tensor]](most=10)
 
@@ -178,7 +178,7 @@ def test_a_fault_planted_in_the_reference_reads_nothing(small: Trace) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_layer_on_the_same_bits_is_computed_once_and_what_is_read_judges_alike(
+def test_layer_on_the_same_bits_is_computed_once(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The draws behind it are those that they would be: every number of the verdict is the same."""
@@ -195,7 +195,7 @@ def test_a_layer_on_the_same_bits_is_computed_once_and_what_is_read_judges_alike
     assert runs[0] == runs[1] and runs[2] == (runs[0][0], 0) and runs[0][1] > 8
 
 
-def test_weights_are_cast_once_for_a_model_and_again_after_somebody_wrote_into_it(small: Trace) -> None:
+def test_weights_are_cast_again_after_a_change(small: Trace) -> None:
     def opened() -> Checkpoint:
         return Checkpoint.open(small.path.parent / "model")
 

@@ -29,7 +29,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> EventContext:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [FINAL, LOGITS], ids=["every row", "rows that are asked for"])
-def test_spans_part_the_rows_among_the_requests(mixed: EventContext, place: Place) -> None:
+def test_spans_partition_the_rows_among_the_requests(mixed: EventContext, place: Place) -> None:
     count = len(mixed.truth.places[place])
     spans = [(span.request, *span.at(place)) for span in row_spans(mixed, "trunk")]
     owners = [name for name, begin, its in spans for _ in range(begin, begin + its)]
@@ -41,6 +41,6 @@ def test_spans_part_the_rows_among_the_requests(mixed: EventContext, place: Plac
         assert found is not None and found.equal(mixed.truth.places[place][begin : begin + its])
 
 
-def test_rows_that_are_asked_for_stand_elsewhere_than_the_others(mixed: EventContext) -> None:
+def test_requested_rows_are_found_at_their_own_offsets(mixed: EventContext) -> None:
     spans = [(span.at(FINAL), span.at(LOGITS)) for span in row_spans(mixed, "trunk")]
     assert any(every != asked for every, asked in spans)

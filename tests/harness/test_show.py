@@ -19,7 +19,7 @@ EVERY = sorted(TRACES.parent.rglob("*.jsonl"))
 
 
 @pytest.mark.parametrize("path", EVERY, ids=lambda path: path.stem)
-def test_every_event_is_told_with_everybody_in_it(path: Path) -> None:
+def test_every_event_is_shown_with_all_its_requests(path: Path) -> None:
     from instep_reference.contract.event_facts import named
 
     trace = read(path)
@@ -29,7 +29,7 @@ def test_every_event_is_told_with_everybody_in_it(path: Path) -> None:
         assert all(name in text for name in named(event)) and (text or kind == "idle")
 
 
-def test_the_command_tells_trees_paths_and_the_room(instep: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_prints_trees_paths_and_the_capacity(instep: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     out = instep("show", TRACES / "branching.jsonl").out
     for line in (
@@ -43,7 +43,7 @@ def test_the_command_tells_trees_paths_and_the_room(instep: Runner, monkeypatch:
     assert "temperature 2.5, top-k 40" in drawn and "b into slot" not in drawn and "3 drafts a round" not in drawn
 
 
-def test_what_cannot_be_told_is_one_line(instep: Runner, tmp_path: Path) -> None:
+def test_unreadable_trace_is_refused_in_one_line(instep: Runner, tmp_path: Path) -> None:
     assert "expected one of a, b, c" in complaint(instep("show", TRACES / "branching.jsonl", "--request", "q"))
     assert "No such file" in complaint(instep("show", tmp_path / "none.jsonl"))
     for suffix in (".jsonl", ".safetensors"):

@@ -59,7 +59,7 @@ def numbers(*shape: int, size: float) -> torch.Tensor:
 @pytest.mark.parametrize(("how", "shape"), [
     (SCALED_STATE, (3, 8, 16)), (SCALED_STATE, (3, 8, 40)), (SCALED_STATE, (2, 5, 7)), (SCALED_KV, (9, 2, 32)),
 ], ids=str)  # fmt: skip
-def test_both_sides_round_alike_and_what_was_read_is_stored_again_as_it_was(
+def test_both_sides_round_alike_and_storing_is_idempotent(
     how: Blocked, shape: tuple[int, ...], size: float
 ) -> None:
     x = numbers(*shape, size=size)
@@ -77,7 +77,7 @@ def test_both_sides_round_alike_and_what_was_read_is_stored_again_as_it_was(
 
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e4, 1e-38, 1e-41])
 @pytest.mark.parametrize("stored", [SCALED_STATE, torch.bfloat16, torch.float16], ids=str)
-def test_both_sides_round_alike_by_chance_and_take_it_back(stored: Storage, size: float) -> None:
+def test_both_sides_round_stochastically_alike(stored: Storage, size: float) -> None:
     how, x, state = by_chance(stored, 7), numbers(3, 8, 40, size=size), storage.State(2, 5)
     grid = how.grid(3, 8, 40) if how.tile else ()
     pool = Units(torch.zeros(2, 3, 8, 40).to(how.dtype), torch.zeros(2, *grid) if grid else None, Chance(7, 2))
@@ -97,7 +97,7 @@ def test_both_sides_round_alike_by_chance_and_take_it_back(stored: Storage, size
     assert bool((other.abs() > limit).any()) or (size < 1e-30 and stored is torch.float16), "and not to nearest"
 
 
-def test_a_number_that_is_not_finite_stays_one() -> None:
+def test_non_finite_number_stays_non_finite() -> None:
     x = numbers(2, 8, 16, size=1.0)
     x[1, 3, 5] = torch.nan
     assert bool(tiles.opened(*tiles.packed(x, E4M3, SCALED_STATE.grid(2, 8, 16)))[1].isnan().all())
@@ -163,7 +163,7 @@ def test_a_fault_that_storage_makes_possible_is_found(fault: Fault) -> None:
     ({"strategy": "rerun", "snapshot_layout": "KV"}, "only the strategy snapshot has a second pool"),
     ({**CHANCE, "state_dtype": "float16", "strategy": "lazy_rerun"}, "where it is rounded would depend"),
 ])  # fmt: skip
-def test_what_is_not_served_is_refused_before_anything_runs(options: dict[str, Any], expected: str) -> None:
+def test_unsupported_storage_is_refused_before_the_run(options: dict[str, Any], expected: str) -> None:
     with pytest.raises(Unsupported, match=expected):
         Replay(few_channels("rounds"), Setting(**options)).run(until=0)
 
@@ -179,7 +179,7 @@ def test_ops_that_do_not_store_so_are_refused(told: Options, says: str) -> None:
         check(told, Checkpoint.open(model()).config, 3, replace(load("plain"), tiled=False, chances=chances))
 
 
-def test_a_way_to_store_that_is_not_known_is_named_with_its_option() -> None:
+def test_unknown_storage_is_refused_with_its_option() -> None:
     with pytest.raises(BadInput, match="--kv-dtype") as caught:
         Setting(kv_dtype="float4")
     assert FP8 in str(caught.value)
@@ -193,7 +193,7 @@ def test_a_way_to_store_that_is_not_known_is_named_with_its_option() -> None:
     ({"state_rounding": "stochastic"}, f"--state-dtype one of bfloat16, float16, {FP8}"),
     ({**CHANCE, "state_dtype": "float32"}, "--state-dtype"),
 ])  # fmt: skip
-def test_a_chance_that_there_is_not_is_named_with_its_option(told: dict[str, Any], expected: str) -> None:
+def test_unknown_state_rounding_is_refused_with_its_option(told: dict[str, Any], expected: str) -> None:
     with pytest.raises(BadInput, match="--state-rounding") as caught:
         Setting(**told)
     assert expected in str(caught.value)
@@ -202,7 +202,7 @@ def test_a_chance_that_there_is_not_is_named_with_its_option(told: dict[str, Any
 
 
 @pytest.mark.slow
-def test_states_by_chance_hang_on_no_strategy_no_slot_and_no_other_request() -> None:
+def test_stochastic_states_depend_on_the_request_alone() -> None:
     short = few_channels("short", 2)
     case = Case.of(short, Replay(short, Setting(**CHANCE, **GIVEN)).plan)
     for one in held(case, relations(("strategies", "slots", "alone"))):
@@ -210,7 +210,7 @@ def test_states_by_chance_hang_on_no_strategy_no_slot_and_no_other_request() -> 
         assert {compared.tier for compared in one.verdict.compared} & {Tier.BITWISE}
 
 
-def test_the_option_comes_back_in_the_command_and_memory_counts_the_scales(instep: Runner, tmp_path: Path) -> None:
+def test_printed_command_has_the_option_and_memory_the_scales(instep: Runner, tmp_path: Path) -> None:
     assert Setting(state_dtype=FP8, kv_dtype=FP8).words() == (
         "--ops", "plain", "--state-dtype", FP8, "--kv-dtype", FP8,
     )  # fmt: skip
@@ -226,7 +226,7 @@ def test_the_option_comes_back_in_the_command_and_memory_counts_the_scales(inste
         instep("memory", "qwen3.5-9b", "--state-dtype", FP8, "--strategy", "lazy-rerun"))
 
 
-def test_what_is_put_in_for_memory_in_tiles_is_stored_in_tiles() -> None:
+def test_patch_of_tiled_memory_is_stored_in_tiles() -> None:
     x = torch.randn(4, 16, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     values, scales = tiles.packed(x.float(), torch.float8_e4m3fn, (1, 2))
     kept = as_kept(x, Block(torch.zeros_like(values), torch.zeros_like(scales)))

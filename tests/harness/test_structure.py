@@ -71,7 +71,7 @@ def found(trace: Trace, check: str, ops: str = "ledger", **how: Any) -> list[Com
     {"ops": "ledger", "strategy": "snapshot"}, {"ops": "ledger", "strategy": "columns", "graphs": True},
     {"ops": "ledger", "strategy": "lazy_rerun", "layout": "KV"},
 ], ids=lambda how: " ".join(map(str, how.values())))  # fmt: skip
-def test_a_right_engine_is_asked_everything_and_nothing_is_found(trace, how):
+def test_correct_engine_passes_every_structural_check(trace, how):
     verdict = Replay(trace, Setting(**how)).run(tiers=EXACT).verdict
     assert verdict.exit is Exit.AGREED, [(finding.check, finding.diagnosis) for finding in verdict.findings]
     asked = {name: [one for one in verdict.compared if one.check == name] for name in NAMES}
@@ -90,7 +90,7 @@ def whole(trace) -> Callable[[str], Verdict]:
 
 
 @pytest.mark.slow
-def test_somebody_elses_engine_is_asked_what_it_can_answer_and_the_rest_is_said(whole):
+def test_external_engine_skips_are_reported(whole):
     verdict = whole("support.subjects:right")
     assert verdict.exit is Exit.AGREED
     assert {one.check for one in verdict.compared} >= {"capacity", "aliasing", "graphs", "leaks"}
@@ -102,7 +102,7 @@ def test_somebody_elses_engine_is_asked_what_it_can_answer_and_the_rest_is_said(
 @pytest.mark.parametrize("ops", [
     "support.subjects:right", "support.wide:EMPTY", "support.wide:NO_UNITS", "support.wide:UNDECLARED",
 ])  # fmt: skip
-def test_of_an_engine_without_ops_every_check_compares_or_says_why_not(whole, ops):
+def test_checks_of_an_engine_without_ops_compare_or_skip(whole, ops):
     verdict = whole(ops)
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     skipped = {one.check: one.reason for one in verdict.skipped}
@@ -166,13 +166,13 @@ def test_a_result_of_another_dtype_is_named(trace):
     assert "op gated_norm (trunk.0.gated): gated came back as torch.float64, torch.float32" in first.diagnosis
 
 
-def test_what_broke_before_an_engine_fell_over_is_told_with_it(trace):
+def test_broken_contract_is_reported_with_a_later_exception(trace):
     verdict = replayed(trace, "support.wrong_ops:SHORT")
     assert {finding.check for finding in verdict.findings} == {"contracts", "serves"}
     assert verdict.findings[0].diagnosis == "op gated_norm (trunk.0.gated): 0 rows came back, 3 are due"
 
 
-def test_what_a_rule_said_before_it_fell_over_is_kept(trace, monkeypatch):
+def test_findings_of_a_check_are_kept_when_it_raises(trace, monkeypatch):
     def falling(name: str, given: dict[str, Any]) -> Iterator[str]:
         yield "a clause that was broken"
         raise IndexError("row 3 of 2")
@@ -297,7 +297,7 @@ def test_the_graph_of_another_kind_is_named(trace, plant, monkeypatch):
     assert any("the graph ('verify', 1) was replayed; the event is one of ('commit', 1)" in one for one in said), said
 
 
-def test_a_pool_that_is_made_anew_is_named(trace, plant):
+def test_reallocated_pool_is_named(trace, plant):
     plant(Wrap(
         ENGINE, "OptimizedEngine.set_num_steps",
         result="from .memory.pool import Pool\n"
@@ -320,7 +320,7 @@ def test_a_read_between_ops_is_named(trace, plant):
 
 
 @pytest.mark.slow
-def test_a_read_inside_an_op_that_says_it_can_be_captured_is_named(trace):
+def test_host_read_inside_a_capturable_op_is_named(trace):
     first = found(trace, "hostreads", "support.wrong_ops:WAITING")[0]
     assert "(op gated_norm; support.wrong_ops._waiting line" in first.diagnosis
     correct = Replay(trace, Setting("support.wrong_ops:CORRECT")).run(until=first.event).verdict
@@ -333,7 +333,7 @@ def test_a_read_inside_an_op_that_says_it_can_be_captured_is_named(trace):
 
 
 @pytest.mark.slow
-def test_a_column_behind_a_narrow_window_is_named(trace):
+def test_column_after_a_narrow_window_is_named(trace):
     first = found(trace, "tails", "support.wrong_ops:ONE_COLUMN_MORE", strategy="snapshot")[0]
     assert first.diagnosis == ("snapshot_state row 0 changed at position 2, where this event does not write (there it "
                                "writes positions 0 to 1)")  # fmt: skip
@@ -375,7 +375,7 @@ def test_pages_that_stay_owned_are_named(trace, plant):
     assert 'is owned by "' in said and "page " in said
 
 
-def test_an_engine_whose_op_calls_nobody_sees_is_not_called_right(trace, monkeypatch):
+def test_engine_without_observed_op_calls_does_not_pass(trace, monkeypatch):
     """The wrapper is not there: then no call was judged, and that is said, not passed over."""
     monkeypatch.setattr(calls.Calls, "wrapper", lambda self, name, op: op)
     assert found(trace, "contracts")[0].diagnosis == "no op was called, nor a graph replayed"

@@ -35,7 +35,7 @@ ROWS: list[tuple[dict[int, float], float]] = [
 
 
 @pytest.mark.parametrize("name", ["triton", "invariant"])
-def test_adversarial_sums_come_to_what_is_declared(name: str) -> None:
+def test_adversarial_sums_match_the_declaration(name: str) -> None:
     x, due = torch.zeros(len(ROWS), WIDTH), torch.tensor([due for _, due in ROWS])
     for row, (terms, _) in enumerate(ROWS):
         for place, number in terms.items():
@@ -48,7 +48,7 @@ def test_adversarial_sums_come_to_what_is_declared(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["signs", "one sign", "wide"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_one_chain_of_instructions_is_the_declared_sum_bit_by_bit(dtype: torch.dtype, kind: str) -> None:
+def test_one_instruction_chain_equals_the_declared_sum_in_bits(dtype: torch.dtype, kind: str) -> None:
     """`invariant` has one chain for every number of the result; a library may split a sum or order it otherwise."""
     torch.manual_seed(0)
     x, weight = torch.randn(5, 1024, device="cuda"), torch.randn(200, 1024, device="cuda")

@@ -73,7 +73,7 @@ def needs() -> Table:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("make", [crowded, rates, limits, needs])
-def test_every_number_stands_whole_on_one_line(make, width):
+def test_every_number_is_whole_on_one_line(make, width):
     made = make()
     wanted, found = numbers(made), set(NUMBER.findall(printed(made, width)))
     assert wanted and wanted <= found, wanted - found
@@ -95,7 +95,7 @@ def trace(tmp_path_factory):
 @pytest.mark.parametrize(("words", "width"), each_value(
     [("replay", "--ops", "support.subjects:right"), ("relations", "unseen")], (80, 60),
 ))  # fmt: skip
-def test_what_commands_print_has_the_numbers_that_it_has_on_a_wide_console(
+def test_narrow_console_keeps_every_number(
     instep: Runner, trace: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], width: int
 ) -> None:
     def rows(columns: int) -> list[str]:

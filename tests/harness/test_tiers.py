@@ -45,7 +45,7 @@ def test_a_numeric_finding_does_not_hide_the_rest() -> None:
 
 
 @pytest.mark.slow
-def test_what_stands_behind_a_numeric_finding_is_found() -> None:
+def test_finding_after_a_numeric_finding_is_found() -> None:
     """Two faults: every gated norm is too loud, and one commit leaves the state where it was."""
     replay = Replay(few_channels(TRACE, 2), Setting(STALE, strategy="snapshot"))
     assert replay.run().verdict.findings[0].place.component == "gated"
@@ -54,7 +54,7 @@ def test_what_stands_behind_a_numeric_finding_is_found() -> None:
 
 
 @pytest.mark.slow
-def test_an_exception_is_a_finding_whatever_was_asked() -> None:
+def test_exception_is_a_finding_for_any_choice_of_tiers() -> None:
     replay = Replay(few_channels(TRACE, 2), Setting("support.subjects:refusing"))
     assert replay.run(tiers=[Tier.DECISIONS]).verdict.findings[0].check == "serves"
 
@@ -66,7 +66,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tier", list(Tier))
-def test_every_tier_stands_alone(tier: Tier, small: Trace) -> None:
+def test_every_tier_runs_alone(tier: Tier, small: Trace) -> None:
     verdict = Replay(small, Setting("plain")).run(tiers=[tier], until=6).verdict  # a first commit
     assert verdict.exit is Exit.AGREED and {compared.tier for compared in verdict.compared} == {tier}
 
@@ -77,7 +77,7 @@ def test_tiers_that_compare_nothing_are_inconclusive(instep: Runner) -> None:
 
 
 @pytest.mark.slow
-def test_the_last_line_the_file_and_the_command_say_what_was_left_out(instep: Runner, tmp_path: Path) -> None:
+def test_output_lists_the_tiers_that_were_left_out(instep: Runner, tmp_path: Path) -> None:
     trace, file = few_channels(TRACE, 2).path, tmp_path / "a.json"
     ran = instep("replay", trace, "--ops", "plain", "--tiers", "T0", "--tiers", "T2d,T1", "--json", file)
     assert ran.code == 0
@@ -89,7 +89,7 @@ def test_the_last_line_the_file_and_the_command_say_what_was_left_out(instep: Ru
     assert "only T3 judged" in ran.out.strip().splitlines()[-1]
 
 
-def test_a_run_of_all_tiers_says_nothing_of_it(instep: Runner) -> None:
+def test_run_of_all_tiers_lists_no_omission(instep: Runner) -> None:
     ran = instep("replay", few_channels(TRACE, 2).path, "--ops", "plain", "--until", 3)
     assert "left out" not in ran.out
 

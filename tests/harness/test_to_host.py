@@ -33,7 +33,7 @@ def same(found: torch.Tensor, right: torch.Tensor) -> bool:
     return alike and torch.equal(to_host.bits(found), to_host.bits(right)) and found.data_ptr() != right.data_ptr()
 
 
-def test_what_is_brought_together_is_what_it_was() -> None:
+def test_batched_copies_to_the_host_keep_every_bit() -> None:
     numbers = torch.arange(24.0).reshape(2, 3, 4) - 7
     tensors = [view.to(dtype) for dtype in DTYPES
                for view in (numbers, numbers.mT, numbers[:, 1:, ::2], numbers[0, 0, 0], numbers[:0])]  # fmt: skip
@@ -51,7 +51,7 @@ def test_states_keep_their_structure_and_share_no_mapping() -> None:
     assert found["a"].layers.keys() == {0, 3} and torch.equal(found["b"].layers[0], torch.ones(3, 2))
 
 
-def test_of_a_call_indices_are_brought_and_pools_stay() -> None:
+def test_only_indices_of_an_op_call_are_copied_to_the_host() -> None:
     pool, units = torch.zeros(4, 2, dtype=torch.int64), torch.tensor([1, -1])
     address = Address(pool, units, column=torch.tensor([0, 1]))
     told = to_host.indices_on_host({"target": address, "pool": pool, "x": (x := torch.ones(2)), "parts": (address,)})

@@ -37,7 +37,7 @@ def given(index: torch.Tensor, rows: torch.Tensor, **more: torch.Tensor) -> dict
     return {"x": rows, "index": index, **more}
 
 
-def test_an_index_is_brought_once_and_numbers_stay(asked: list[int]) -> None:
+def test_index_is_copied_once(asked: list[int]) -> None:
     calls, index, rows = Told(), torch.tensor([2, 0]), torch.ones(3, 4)
     first = calls.of(0, given(index, rows))
     second = calls.of(1, given(index, rows))
@@ -49,7 +49,7 @@ def test_an_index_is_brought_once_and_numbers_stay(asked: list[int]) -> None:
 
 
 @pytest.mark.parametrize("strided", [False, True])
-def test_what_was_written_between_two_calls_is_told_behind_the_event(strided: bool) -> None:
+def test_index_written_between_calls_is_reported_after_the_event(strided: bool) -> None:
     pool = torch.arange(6).reshape(3, 2)
     index = pool[:, 0] if strided else pool[0]
     calls, rows, flag = Told(), torch.ones(3, 4), torch.tensor([True, False])
@@ -105,7 +105,7 @@ def test_a_later_call_is_judged_by_what_it_was_given(spoiled: int | None, asked:
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_what_cannot_be_asked_behind_the_event_is_known_from_before_only_if_the_card_fell(
+def test_device_failure_falls_back_to_the_first_copy(
     works: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Anything else that fails there is no verdict."""

@@ -78,7 +78,7 @@ def test_rows_of_a_chain_continue_the_row_before_and_of_a_tree_their_parents(par
     ],
     ids=str,
 )
-def test_what_rows_of_attention_see_is_told_by_position(before, sets, told):
+def test_attention_of_rows_is_described_by_position(before, sets, told):
     assert seen(before, sets) == told
 
 
@@ -113,7 +113,7 @@ SLIPS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("edits", "strategy", "event", "check", "says"), [slip[1:] for slip in SLIPS],
                          ids=[slip[0] for slip in SLIPS])  # fmt: skip
-def test_a_slip_in_a_tree_is_seen_by_the_check_that_is_meant_to(branching, edits, strategy, event, check, says):
+def test_tree_fault_is_found_by_its_check(branching, edits, strategy, event, check, says):
     with planted_here(*edits):
         findings = Replay(branching, Setting("ledger", strategy=strategy)).run(until=event).verdict.findings
     mine = [found for found in findings if found.check == check]
@@ -122,7 +122,7 @@ def test_a_slip_in_a_tree_is_seen_by_the_check_that_is_meant_to(branching, edits
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "parting"), [(None, set()), ("tree-as-chain-rotary", {"draft_layout", "schedule"})])
-def test_paths_of_trees_are_what_chains_and_decoding_make_of_them(
+def test_tree_paths_equal_chains_and_decoding(
     three_rounds: Trace, fault: str | None, parting: set[str]
 ):
     with planted_here(*(by_id()[fault].edits if fault else ())):

@@ -76,7 +76,7 @@ def test_fuzzed_from_the_command_line(trace, instep, tmp_path):
 
 
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
-def test_a_layer_that_reads_the_wrong_rows_is_found_where_it_reads_them(trace, ops, plant):
+def test_mtp_layer_that_reads_wrong_rows_is_located(trace, ops, plant):
     """The second layer reads the target's rows, not those of the first layer."""
     plant(Wrap(VANILLA, "Vanilla.extend", "from dataclasses import replace\nself = replace(self, chained=False)"))
     first = Replay(trace, Setting(ops)).run().verdict.findings[0]
@@ -100,7 +100,7 @@ def test_drafts_that_are_not_the_layers_own_are_found(trace, ops, plant):
     (Setting(dtype="float64", drafter="eagle"), Setting("plain", drafter="vanilla"),
      "the recorder drafted with eagle; vanilla is replayed"),
 ])  # fmt: skip
-def test_what_another_recorder_would_have_chosen_is_not_compared(tmp_path, recorded, replayed, why):
+def test_choices_of_another_recorder_are_not_compared(tmp_path, recorded, replayed, why):
     model = write(tmp_path / "model", vocab_size=VOCAB, num_hidden_layers=2, full_attention_interval=2,
                   mtp_num_hidden_layers=1)  # fmt: skip
     arrivals = (Arrival("a", "few", chunks=(3,), max_new=4),)
@@ -115,7 +115,7 @@ def test_what_another_recorder_would_have_chosen_is_not_compared(tmp_path, recor
 @pytest.mark.parametrize("name", [
     "split", "rejected_is_plain", *(pytest.param(one, marks=WHOLE) for one in ("alone", "speculation_off")),
 ])  # fmt: skip
-def test_what_later_mtp_layers_guess_is_left_out_and_nothing_else(name: str, trace: Trace) -> None:
+def test_only_rows_of_later_mtp_layers_are_left_out(name: str, trace: Trace) -> None:
     """Where chunks and rounds end, layers behind the first take other rows in: no wrong engine, so no finding."""
     brief = replace(trace, events=trace.events[:20])
     (one,) = held(Case.of(brief, Replay(brief, Setting("ledger")).plan), relations([name]))

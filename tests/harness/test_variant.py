@@ -56,13 +56,13 @@ def test_a_place_is_read_as_it_is_spelled():
     "trunk.2.core", "trunk.2.core@", "trunk.2.core@x", "@3", "core@3", "trunk.2.cores@3", "stem.2.core@3",
     "trunk.two.core@3", "trunk.1.2.core@3", "chain.core@3", "chain.1.2.3.core@3", "trunk.length@3", "trunk..core@3",
 ])
-def test_a_place_that_is_none_is_bad_input(text):
+def test_invalid_place_is_bad_input(text):
     with pytest.raises(BadInput, match="--graft"):
         patch_of(text)
 
 
 @pytest.mark.parametrize("text", ["gdn", "gdn=", "=plain", ""])
-def test_a_swap_that_is_none_is_bad_input(text):
+def test_invalid_swap_is_bad_input(text):
     with pytest.raises(BadInput, match="OP=SET"):
         swaps_of([text])
 
@@ -71,7 +71,7 @@ def test_a_swap_that_is_none_is_bad_input(text):
     ({"gnd": "plain"}, "one of the ops"), ({"gdn": "nobody"}, "no such name"),
     ({"gdn": "support.subjects:refusing"}, "has no single ops"),
 ])
-def test_an_op_or_a_set_that_is_not_there_is_bad_input(trace, swap, says):
+def test_unknown_op_or_set_is_bad_input(trace, swap, says):
     with pytest.raises(BadInput, match=says):
         Replay(trace, Setting("plain")).run(until=2, variant=Variant(swap=swap))
 
@@ -90,7 +90,7 @@ def test_a_swapped_op_serves(trace):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
-def test_a_right_engine_agrees_with_the_reference_put_into_any_place(trace, ops):
+def test_correct_engine_agrees_with_any_place_patched(trace, ops):
     """Every place of two events, and all memory after them: what follows is held to the very bits that were put."""
     forward, draft = first(trace, e.Forward), first(trace, e.Draft)
     seen = Replay(trace, Setting(ops)).run(until=draft).last
@@ -105,7 +105,7 @@ def test_a_right_engine_agrees_with_the_reference_put_into_any_place(trace, ops)
 
 
 @pytest.mark.slow
-def test_an_update_that_is_wrong_in_the_ring_is_found_there_and_healed_there(trace):
+def test_wrong_ring_update_is_found_and_patched_in_the_ring(trace):
     """A step before the state is: at the window that keeps it. The state that is made of it is right again, too."""
     replay, update = Replay(trace, Setting("support.wrong_ops:UPDATES_LOUDER")), Place("trunk", 0, "update")
     first = replay.run().verdict.findings[0]
@@ -124,7 +124,7 @@ def test_a_patch_heals_its_event_and_no_other(trace):
 
 
 @pytest.mark.slow
-def test_what_stands_in_memory_is_replaced_after_the_event(trace):
+def test_patch_replaces_memory_after_the_event(trace):
     """The commit of a move that moves nothing: with the reference's memory the next events agree."""
     replay = Replay(trace, Setting("support.wrong_ops:UNMOVED", strategy="snapshot"))
     found = replay.run().verdict.findings
@@ -134,7 +134,7 @@ def test_what_stands_in_memory_is_replaced_after_the_event(trace):
     assert replay.run(until=found[0].event + 2, variant=Variant(patch=patches[:1])).verdict.exit is Exit.DIVERGED
 
 
-def test_a_place_that_the_event_has_not_is_bad_input(trace):
+def test_place_that_the_event_lacks_is_bad_input(trace):
     with pytest.raises(BadInput, match=r"trunk\.0\.core@0, where the event, admit, has no such place"):
         Replay(trace, Setting("plain")).run(until=1, variant=Variant(patch=(Patch(Place("trunk", 0, "core"), 0),)))
 
@@ -159,7 +159,7 @@ def test_without_until_the_last_event_is_the_end(trace):
 
 
 @pytest.mark.slow
-def test_memory_that_nobody_can_write_is_bad_input(trace):
+def test_read_only_memory_is_bad_input(trace):
     """While every request is within its round."""
     for verify in (number for number, event in enumerate(trace.events) if isinstance(event, e.Forward)
                    and any(row.kind == "verify" for row in event.rows)):  # fmt: skip
@@ -188,7 +188,7 @@ def test_a_finding_is_dropped_only_where_its_memory_is_patched():
     ({"gdn": "ledger"}, True), ({"gdn": "chains"}, False), ({"attend": "chains", "gdn": "plain"}, False),
     ({"norm": "chains"}, True),
 ])  # fmt: skip
-def test_a_set_serves_trees_as_long_as_each_op_that_is_told_of_them_does(swap, trees, monkeypatch):
+def test_op_set_serves_trees_if_each_of_its_tree_ops_does(swap, trees, monkeypatch):
     sets = {"plain": load("plain"), "ledger": load("plain"), "chains": replace(load("plain"), trees=False)}
     monkeypatch.setattr("instep.replay.variant.find", sets.__getitem__)
     assert swapped(load("plain"), swap).trees is trees
@@ -200,14 +200,14 @@ def test_an_op_is_swapped_once():
         swaps_of(["gdn=plain", "conv=plain", "gdn=triton"])
 
 
-def test_somebody_elses_engine_has_nothing_to_swap_and_no_memory_to_write(trace):
+def test_external_engine_accepts_no_swap_and_no_patch(trace):
     replay, forward = Replay(trace, Setting("support.subjects:refusing")), first(trace, e.Forward)
     for variant in (Variant(swap={"gdn": "plain"}), Variant(patch=(Patch(Place("trunk", 0, "state"), forward),))):
         with pytest.raises(BadInput, match="refusing"):
             replay.run(until=forward + 1, variant=variant)
 
 
-def test_eagerly_nothing_is_held_in_graphs_and_further_options_reach_the_engine(trace):
+def test_eager_variant_passes_options_and_uses_no_graph(trace):
     replay, only_plain = Replay(trace, Setting("ledger", graphs=True)), Variant(eager=True, options={"guarded": False})
     held, eager = replay.run(until=2), replay.run(until=2, variant=only_plain)
     assert sum(held.calls.values()) > sum(eager.calls.values()), "capturing runs every body once more"

@@ -29,7 +29,7 @@ def compared(worst=0.1, allowed=1.0, elements=4, event=0, place=HIDDEN):
         (compared(elements=0, worst=0.0), False),
     ],
 )
-def test_what_agrees(comparison, agrees):
+def test_comparison_agrees_within_its_allowance(comparison, agrees):
     assert comparison.agrees is agrees
     verdict = Verdict()
     assert verdict.add([comparison]) == ([] if agrees else [comparison])

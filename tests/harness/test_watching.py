@@ -35,7 +35,7 @@ def trace(tmp_path_factory) -> Trace:
     ("ledger", {"graphs": True}), ("plain", {"graphs": True, "strategy": "snapshot"}),
     ("ledger", {"strategy": "columns", "conv": "widened"}),
 ], ids=str)  # fmt: skip
-def test_watched_judged_and_digested_or_left_alone(trace, ops, how):
+def test_engine_behaves_alike_with_and_without_observers(trace, ops, how):
     """Answers, pools with their red zones after every event, and the states at the end."""
     plan = Replay(trace, Setting(ops, **how)).plan
     participants = participants_of(plan)

@@ -80,14 +80,14 @@ def test_every_check_agrees(model: Path, more: dict[str, Any]) -> None:
     assert outcome.verdict.events == outcome.of
 
 
-def test_every_check_agrees_where_each_mtp_layer_has_rows_of_its_own(tmp_path: Path) -> None:
+def test_every_check_agrees_with_several_mtp_layers(tmp_path: Path) -> None:
     """Decodes keep their last rows, too, for a prefix that might be kept."""
     three = write(tmp_path, dtype=torch.bfloat16, mtp_num_hidden_layers=3, **TWO_LAYERS)
     outcome = replayed(three, drafter="vanilla", candidates=(1, 3), tracked=True)
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
 
 
-def test_nobody_looks_on_and_the_answers_are_the_same(model: Path) -> None:
+def test_answers_are_the_same_without_observers(model: Path) -> None:
     """As it serves: what a replay shows is a graph of its own."""
     told = replay(model, order="dbca")
     (unseen,) = held(Case.of(told.trace, told.plan), relations(["unseen"]))
@@ -109,12 +109,12 @@ def first(model: Path, **setting: Any) -> str:
     return replayed(model, **setting).verdict.findings[0].diagnosis
 
 
-def test_a_forward_that_is_in_no_graph_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forward_outside_graphs_is_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("instep_optimized.engine.BOTH", None)
     assert "0 graphs were replayed; the event is one replay of ('verify and decode', 3)" in first(model)
 
 
-def test_a_replay_too_many_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extra_replay_is_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Runner.run
 
     def twice(self: Runner, key: Any, *given: Any) -> Any:
@@ -128,7 +128,7 @@ def test_a_replay_too_many_is_told(model: Path, monkeypatch: pytest.MonkeyPatch)
     assert any(one.check == "graphs" and "2 graphs were replayed" in one.diagnosis for one in found), found
 
 
-def test_an_op_that_is_wrong_in_such_a_launch_alone_is_no_fault_of_its_graph(model: Path) -> None:
+def test_op_wrong_in_mixed_launches_is_not_blamed_on_the_graph(model: Path) -> None:
     """Without graphs the launch is the same."""
     wrong = replay(model, ops="support.wrong_ops:LOUDER_BESIDE")
     found = locate(wrong, wrong.run())
@@ -146,32 +146,32 @@ def told(monkeypatch: pytest.MonkeyPatch, change: Callable[[round.Inputs], round
     monkeypatch.setattr("instep_optimized.engine.inputs_of", other)
 
 
-def test_kinds_that_change_places_are_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swapped_row_kinds_are_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, lambda inputs: inputs._replace(kinds=inputs.kinds.flip(1)))
     assert first(model) == "op conv (trunk.0.mixed): most is 1, the largest count is 4"
 
 
-def test_a_decode_that_is_a_window_too_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_served_as_a_window_too_is_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, lambda inputs: inputs._replace(kinds=torch.stack((inputs.slots, inputs.kinds[:, 1]), 1)))
     found = replayed(model, strategy="snapshot").verdict.findings
     said = [one.diagnosis for one in found if one.check == "graphs"]
     assert 'for a verify of request "b"; the trace has -1' in said[0], found
 
 
-def test_tokens_behind_a_root_are_read_by_nobody(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_after_a_root_are_not_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window's columns hold what nobody wrote before its request was drafted for the first time."""
     told(monkeypatch, lambda inputs: inputs._replace(used=torch.arange(inputs.used.numel()).view_as(inputs.used)))
     assert first(model).startswith("op embed (trunk.embedding): tokens run from")
 
 
-def test_decodes_that_draw_by_the_uniforms_of_windows_are_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decodes_with_uniforms_of_windows_are_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, lambda inputs: inputs._replace(uniforms=inputs.uniforms.roll(1, 0)))
     found = replayed(model, sampling=Sampling(0.8, top_k=9)).verdict.findings
     assert any("with the uniforms of request" in one.diagnosis for one in found), found[:1]
 
 
 @pytest.mark.parametrize("strategy", ["snapshot", "columns"])
-def test_a_window_in_the_row_of_somebody_else_is_told(
+def test_window_in_the_row_of_another_request_is_reported(
     model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Windows are counted anew, and a request remembers the row that it had in the batch."""
@@ -196,7 +196,7 @@ def of_groups(monkeypatch: pytest.MonkeyPatch, change: Callable[[Group, Group], 
     (lambda windows, decodes: (decodes, windows), ()),
     (lambda windows, decodes: (windows, replace(decodes, begin=decodes.rows)), ("is all zero",)),
 ], ids=["without decodes", "in the other order", "as if each had one row"])  # fmt: skip
-def test_groups_that_are_others(
+def test_wrong_groups_are_reported(
     model: Path, change: Callable[[Group, Group], tuple[Group, ...]], said: Sequence[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -207,12 +207,12 @@ def test_groups_that_are_others(
     assert all(any(words in one.diagnosis for one in verdict.findings) for words in said), verdict.findings
 
 
-def test_windows_in_the_draft_extend_of_decodes_are_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_in_the_decodes_draft_extend_are_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(round, "replace", lambda who, **given: who if "slots" in given else replace(who, **given))
     assert "changed in proposals slot 4, which this event may not write" in first(model)
 
 
-def test_rows_that_are_cut_as_if_each_had_a_window_are_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_cut_as_windows_are_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwards.Forwards, "_spots", lambda self, plan, device: torch.arange(
         sum(p.span.count for p in plan)))  # fmt: skip
     assert first(model).startswith("own choices are")

@@ -34,7 +34,7 @@ def history() -> list[Told]:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.says)
-def test_a_wrong_rule_explains_the_first_wish_that_it_gives_otherwise(rule):
+def test_wrong_rule_explains_the_first_wrong_wish(rule):
     past = history()
     for end in range(1, len(past) + 1):
         for wish in {0, 1, 3, 7} - {past[end - 1].wish}:
@@ -46,6 +46,6 @@ def test_a_wrong_rule_explains_the_first_wish_that_it_gives_otherwise(rule):
     pytest.fail("these batches do not show it")
 
 
-def test_a_wish_is_explained_by_no_rule_that_gives_another_one_before():
+def test_rule_that_contradicts_an_earlier_wish_explains_nothing():
     past = history()
     assert wrong_rule(CANDIDATES, [past[0]._replace(wish=7), *past[1:]], 0) is None

@@ -48,7 +48,7 @@ def made(wrap: Wrap) -> dict[str, object]:
     return names
 
 
-def test_arguments_and_result_are_others_and_all_else_is_as_it_was() -> None:
+def test_wrapping_changes_arguments_and_result_alone() -> None:
     wrap = Wrap("pool.py", "Pool.take", "unit += 1\nnamed['b'] = 2", "result = [*result, right(self, 0)]")
     pool = made(wrap)["Pool"]()  # type: ignore[operator]
     assert pool.take(1, 5, copy=True, a=1) == [2, 5, True, {"a": 1, "b": 2}, [0, False, {}]]
@@ -73,7 +73,7 @@ def test_a_function_on_one_line_and_one_that_asks_its_parent_can_be_wrapped() ->
         (Wrap("pool.py", "take", "if x:"), "'if x:' is not whole, expected whole statements"),
     ],
 )
-def test_what_cannot_be_wrapped_is_refused(wrap: Wrap, says: str) -> None:
+def test_unwrappable_function_is_refused(wrap: Wrap, says: str) -> None:
     with pytest.raises(BadInput, match=rf"planting in pool\.py: .*{says}"):
         wrapped(TEXT, wrap)
 
@@ -102,7 +102,7 @@ def stored(location: int = 1) -> list[float]:
         Edit(MOVE, "spots = locations[wanted]", "spots = locations[wanted] + 2"),
     ],
 )
-def test_here_every_holder_of_a_function_runs_the_other_code_until_the_block_ends(
+def test_planted_function_replaces_every_reference_in_the_block(
     edit: Edit | Wrap, tmp_path: Path,
 ) -> None:
     """And a copy of the source does the same."""
@@ -136,6 +136,6 @@ def test_methods_are_planted_too_and_several_edits_add_up() -> None:
         (Edit("instep_optimized/kernels/windows/window.py", "read + unit * read_unit", "read"), "no plain function"),
     ],
 )
-def test_what_only_a_copy_can_hold_is_refused_here(edit: Edit, says: str) -> None:
+def test_edit_that_needs_a_copy_is_refused(edit: Edit, says: str) -> None:
     with pytest.raises(BadInput, match=rf"{says}.*`plant\.planted`"), planted_here(edit):
         raise AssertionError("it was planted")

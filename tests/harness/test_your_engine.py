@@ -50,7 +50,7 @@ def test_the_file_of_the_page_agrees_and_is_short(mine: Callable[..., str], inst
 
 
 @pytest.mark.parametrize("edit", BROKEN, ids=[edit[2] for edit in BROKEN])
-def test_what_the_page_breaks_is_found_where_it_says(
+def test_every_break_on_the_page_is_found_where_it_says(
     edit: tuple[str, ...], mine: Callable[..., str], instep: Runner
 ) -> None:
     old, new, *says = edit
