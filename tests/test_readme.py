@@ -14,12 +14,13 @@ from typer.main import get_command
 
 from instep.cli import COMMANDS, app
 from instep.options import OPTIONS
+from support.blocks import blocks_of
 from support.readme import PAGES, SECTIONS, TOP, pictures, rendered, sections
 from support.site import sources
 
 WRITTEN = [TOP / source for source in sources() if source.suffix == ".md"]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-TYPED = re.compile(r"(?:^ *|`|=\. )instep (\w+)((?:[^\n`|&\\]|\\\n)*)", re.MULTILINE)  # a command that stands in a page
+TYPED = r"instep (\w+)((?:[^\n`|&\\]|\\\n)*)"  # a command, within a sentence or on a line of a block
 README_LINES, ARCHITECTURE_LINES = 150, 120
 
 
@@ -63,6 +64,14 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     assert not dead
 
 
+def test_the_glossary_is_sorted_and_every_word_can_be_linked_to() -> None:
+    page = (TOP / "docs" / "glossary.md").read_text()
+    rows = re.findall(r'^\| (?:<a id="([\w-]+)"></a>)?(.*?) \|', page, re.MULTILINE)[1:]
+    words = [word.lower() for _, word in rows]
+    assert len(words) > 50 and words == sorted(words) and all(name for name, _ in rows)
+    assert len({name for name, _ in rows}) == len(rows)
+
+
 def test_the_readme_and_the_page_of_the_code_stay_short() -> None:
     assert len((TOP / "README.md").read_text().splitlines()) <= README_LINES
     assert len((TOP / "docs" / "architecture.md").read_text().splitlines()) <= ARCHITECTURE_LINES
@@ -90,13 +99,21 @@ def test_every_command_that_a_page_shows_has_the_options_that_it_shows(page: Pat
     known = {name: {word for each in command.params for word in (*each.opts, *each.secondary_opts)}
              for name, command in get_command(app).commands.items()}  # type: ignore[attr-defined]  # fmt: skip
     wrong = [
-        f"instep {name}{words}" for name, words in TYPED.findall(page.read_text())
+        f"instep {name}{words}" for name, words in commands(page)
         if name not in known or not set(re.findall(r"(?<!\S)--[\w-]+", words)) <= known[name] | {"--help"}
     ]  # fmt: skip
     assert not wrong
 
 
+def commands(page: Path) -> list[tuple[str, str]]:
+    """Every instep command that a page shows: its name and its other words."""
+    outside = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    blocks = "".join(block.text for block in blocks_of(page))
+    return [*re.findall(f"`{TYPED}", outside), *re.findall(rf"^(?:\w+=\S+ )?{TYPED}", blocks, re.MULTILINE)]
+
+
 def anchors(page: Path) -> set[str]:
-    """The headings of a page, as a link spells them."""
+    """What a link can lead to in a page: its headings as a link spells them, and named places."""
     headings = re.findall(r"^#+ +(.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    named = {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return named | set(re.findall(r'<a id="([\w-]+)"></a>', page.read_text()))

@@ -39,20 +39,20 @@ from support.ops_agree import agree
 from support.traces import brief, recorded
 
 TOP = Path(__file__).resolve().parents[2]
-PAGE = (TOP / "docs" / "adapters.md").read_text()
 ADAPTIVE = TOP / "fixtures" / "traces" / "adaptive.jsonl"
 PLAIN = load("plain")
 HERE = importlib.util.find_spec("fla") is not None and importlib.util.find_spec("einops") is not None
 needs_fla = pytest.mark.skipif(not HERE, reason="fla-core or einops is not installed")
 
-WAYS = {"dense": 0, "pooled": 1, "conv": 2}  # which file of the page
-FILES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-RUNS = re.findall(r"^PYTHONPATH=. instep (replay .*)$", PAGE, re.MULTILINE)
-# What the page says to break: (old, new, what is said of it), by file.
-BROKEN = [
-    [re.findall(r"`([^`]+)`", line) for line in section.splitlines() if re.match(r"\| `.+` \| `.+` \| `", line)]
-    for section in PAGE.split("```python\n")[1:]
-]
+PAGES = {way: (TOP / "docs" / f"{page}.md").read_text() for way, page in
+         (("dense", "adapters"), ("pooled", "pooled"), ("conv", "conv"))}  # fmt: skip
+FILES = {way: re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0] for way, page in PAGES.items()}
+RUNS = {way: re.findall(r"^instep (replay .*)$", page, re.MULTILINE)[0] for way, page in PAGES.items()}
+# What each page breaks: (old, new, parts of the message).
+BROKEN = {
+    way: [re.findall(r"`([^`]+)`", line) for line in page.splitlines() if re.match(r"\| `.+` \| `.+` \| `", line)]
+    for way, page in PAGES.items()
+}
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     """`mine(old, new)`: a file of the page, broken there, where `--ops mine:OPS` finds it."""
 
     def written(old: str = "", new: str = "", way: str = "dense") -> Path:
-        text = FILES[WAYS[way]]
+        text = FILES[way]
         assert not old or text.count(old) == 1
         path = tmp_path / "mine.py"
         path.write_text(text.replace(old, new) if old else text)
@@ -80,7 +80,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 def run_of(way: str) -> list[str | Path]:
     """The command of the page, with its trace on a model of few channels."""
-    command, trace, *words = RUNS[WAYS[way]].split()
+    command, trace, *words = RUNS[way].split()
     return [command, few_channels((TOP / trace).resolve(strict=True).stem, 2).path, *words]
 
 
@@ -97,7 +97,7 @@ def test_the_files_of_the_page_agree_and_are_short(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("way", "old", "new", "says"), [(way, *edit[:2], edit[2:]) for way, at in WAYS.items() for edit in BROKEN[at]]
+    ("way", "old", "new", "says"), [(way, *edit[:2], edit[2:]) for way, edits in BROKEN.items() for edit in edits]
 )
 def test_what_the_page_breaks_is_found_where_it_says(
     way: str, old: str, new: str, says: list[str], mine: Callable[..., Path], instep: Runner
@@ -107,8 +107,9 @@ def test_what_the_page_breaks_is_found_where_it_says(
     assert ran.code == 1 and all(part in ran.out for part in says), ran.out
 
 
-def test_the_page_breaks_three_things_in_each_file() -> None:
-    assert [len(edits) for edits in BROKEN] == [3, 3, 3] and any("2 were accepted" in part for part in BROKEN[0][-1])
+def test_each_page_breaks_three_things() -> None:
+    assert [len(edits) for edits in BROKEN.values()] == [3, 3, 3]
+    assert any("2 were accepted" in part for part in BROKEN["dense"][-1])
 
 
 @pytest.mark.slow

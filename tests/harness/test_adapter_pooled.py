@@ -29,7 +29,10 @@ from support.first_rounds import first
 from support.traces import recorded
 
 TOP = Path(__file__).resolve().parents[2]
-DENSE, POOLED, _CONV = re.findall(r"```python\n(.*?)```", (TOP / "docs" / "adapters.md").read_text(), re.DOTALL)
+DENSE, POOLED = (
+    re.findall(r"```python\n(.*?)```", (TOP / "docs" / page).read_text(), re.DOTALL)[0]
+    for page in ("adapters.md", "pooled.md")
+)
 KEPT = ("buffer[call.rows[i] * steps + t - begin] = S", "call.snapshots[call.rows[i], t - begin] = S")
 OWN = ("raw=True)", "raw=True, strided=True)")
 PACKED = ("raw=True)", "raw=True, packed=True)")

@@ -164,7 +164,7 @@ def test_cases_of_real_sizes_are_asked_for_and_named() -> None:
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_kernel_that_norms_and_gates_inside_is_judged_where_it_serves_gdn(broken: bool) -> None:
-    text = re.findall(r"```python\n(.*?)```", (TOP / "docs" / "adapters.md").read_text(), re.S)[1]
+    text = re.findall(r"```python\n(.*?)```", (TOP / "docs" / "pooled.md").read_text(), re.S)[0]
     names: dict[str, Any] = {}
     exec(text.replace("repeat_interleave(heads, dim=1)", "repeat(1, heads, 1)") if broken else text, names)
     found = kit.served(kit.op_cases("gdn", drawn=4, dtype="float32"), names["OPS"])
@@ -183,7 +183,7 @@ def test_a_kernel_that_takes_no_strides_gets_pools_that_lie_side_by_side(packed:
         return NAMES["kernel"](call)
 
     NAMES: dict[str, Any] = {}
-    exec(re.findall(r"```python\n(.*?)```", (TOP / "docs" / "adapters.md").read_text(), re.S)[1], NAMES)
+    exec(re.findall(r"```python\n(.*?)```", (TOP / "docs" / "pooled.md").read_text(), re.S)[0], NAMES)
     how = {"packed": True} if packed else {"strided": True}
     ops = kit.pooled(PLAIN, name="x", window=kernel, chunk=kernel, raw=True, **how)
     cases = [case for case in kit.op_cases("gdn", dtype="float32") if "VK" in case.name]

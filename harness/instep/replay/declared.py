@@ -66,7 +66,7 @@ def declared(subject: object, activation: torch.dtype, state: Storage, kv: Stora
     except Exception as error:  # whatever it is: the declaration may be anybody's
         raise BadInput(
             "what is declared", found=f"{type(error).__name__}: {error}", expected="`rounds` (activation dtype, state "
-            "dtype -> a dtype per component) and `products` (a Product per form of an op); see docs/adapters.md",
+            "dtype -> a dtype per component) and `products` (a Product per form of an op); see docs/declare.md",
         ) from None
 
 

@@ -38,7 +38,7 @@ UNDECLARED_VERBS = (
 )
 UNDECLARED = (
     "hint: this engine declares no rounding, so all of it is held to fp32; what it stores or multiplies narrower on "
-    "purpose is declared by `rounds` and `products` of its maker (docs/adapters.md, 4)"
+    "purpose is declared by `rounds` and `products` of its maker (docs/declare.md)"
 )
 DIFFERS = "differs from the reference"
 COUNTS = {"undecidable": "part", "ties": "ties", "remembered": "differing"}  # checks whose number is not an error

@@ -1,0 +1,96 @@
+"""Every block of the documentation that can be pasted runs, and prints what the page shows; pages stay short.
+
+Leaves out: links, tables and commands within a sentence (`test_readme.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from support.blocks import blocks_of, missing, paste, unclear
+from support.covering import WHOLE
+from support.site import TOP, sources
+
+# Pages that are still to be split or rewritten.
+LATER = {
+    "README.md", "docs/audit.md", "docs/ci.md", "docs/commands.md", "docs/faults.md", "docs/keepers.md", "docs/kit.md",
+    "docs/page.md",
+    "docs/policy.md", "docs/reading-a-divergence.md", "docs/results.md", "docs/your-engine.md",
+    "fixtures/baselines/README.md",
+    "fixtures/square/README.md", "fixtures/tiny/README.md", "harness/README.md", "optimized/README.md",
+    "reference/README.md",
+    "docs/architecture.md",
+}
+WRITTEN = [
+    TOP / source for source in sources()
+    if source.suffix == ".md" and source.name != "LOG.md" and source.parent.name != "api" and str(source) not in LATER
+]  # fmt: skip
+PASTED = [page for page in WRITTEN if any(block.runs for block in blocks_of(page))]
+FIRST = ("README.md", "from-fla.md")  # which `make test` runs, too
+LONGEST, README = 150, 120  # lines
+GENERATED = re.compile(r"<!-- generated: (\w+) -->\n.*?<!-- end -->\n", re.DOTALL)
+RESULTS = ("results", "speed", "peers", "found/README")  # pages that are tables of results
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(TOP))
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=name)
+def test_every_block_says_whether_it_runs(page: Path) -> None:
+    assert unclear(blocks_of(page)) == []
+    outside = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    assert not re.search(r"^    (instep|python|make|pip|export|cd) ", outside, re.MULTILINE), "a block without a fence"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=() if page.name in FIRST else WHOLE) for page in PASTED], ids=name
+)
+def test_every_block_of_a_page_runs_and_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
+    assert not paste(page, tmp_path)
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=name)
+def test_a_page_answers_one_question(page: Path) -> None:
+    if name(page) == "CHANGELOG.md":
+        return
+    text = page.read_text()
+    if name(page).removeprefix("docs/").startswith(RESULTS):
+        text = GENERATED.sub("", text)
+    assert len(text.splitlines()) <= (README if page == TOP / "README.md" else LONGEST)
+
+
+@pytest.mark.parametrize(("block", "says"), [
+    ("```\nx\n```", "the language ''"), ("```text\nx\n```", "no block before it prints"), ("```json\n{}\n```", "data"),
+    ("<!-- runs: no -->\n```sh\nx\n```", "the notes ['runs']"), ("```sh\nx\n```\n```text\ny\n```", ""),
+    ("<!-- shown: why -->\n```text\nx\n```", ""), ("<!-- file: x.json -->\n```json\n{}\n```", ""),
+])  # fmt: skip
+def test_a_block_that_says_too_little_is_found(block: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("support.blocks.TOP", tmp_path)
+    (tmp_path / "page.md").write_text(block + "\n")
+    found = unclear(blocks_of(tmp_path / "page.md"))
+    assert len(found) == bool(says) and says in "".join(found)
+
+
+@pytest.mark.parametrize(("blocks", "says"), [
+    ("```sh\necho a; exit 1\n```", "exit code 1, expected 0"), ("<!-- exit: 1 -->\n```sh\nfalse\n```", ""),
+    ("```sh\necho one two; echo 3\n```\n```text\none ...\n3\n```", ""),
+    ("```sh\necho one\n```\n```text\ntwo\n```", "not printed: two"),
+    ("<!-- file: a.py -->\n```python\nB = 1\n```\n```python\nimport a\n\nassert a.B == 2\n```", "AssertionError"),
+])  # fmt: skip
+def test_a_page_that_is_wrong_is_found(blocks: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    top, folder = tmp_path / "top", tmp_path / "folder"
+    top.mkdir(), folder.mkdir()
+    monkeypatch.setattr("support.blocks.TOP", top)
+    (top / "page.md").write_text(blocks + "\n")
+    found = paste(top / "page.md", folder)
+    assert len(found) == bool(says) and says in "".join(found)
+
+
+def test_lines_are_looked_for_in_their_order() -> None:
+    assert missing("b\na", "a\nb") == ["a"] and missing("a ... c\n...\nd", "a b c\nx\nd  ") == []
