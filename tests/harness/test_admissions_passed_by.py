@@ -24,7 +24,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit
 
 REQUESTS = 4
-UNTIL = REQUESTS + 3 * rounds.CHECKED  # the prompts stand behind the admissions
+UNTIL = REQUESTS + 3 * rounds.CHECKED  # the prompts follow the admissions
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.slow  # whole traces, in several orders of summation
 MLP = Place("trunk", 0, "mlp")
 HIDDEN = Place("extend", 0, "hidden")
 
-# One rounding or none, whoever computes it: what the reference calls beside sums and inexact functions.
+# Ops with one rounding or none, which the reference calls in addition to sums and inexact functions.
 EXACT = {
     "__get__", "__getitem__", "__len__", "add", "any", "arange", "as_tensor", "cat", "div", "flatten", "masked_fill",
     "mul", "neg", "nonzero", "ones", "repeat_interleave", "reshape", "scatter", "sort", "split", "stack", "sub", "to",
@@ -203,7 +203,7 @@ def test_expert_draws_err_alike_together_and_row_by_row(products, tmp_path, monk
         monkeypatch.setattr(recomputation, "MOST_EXPERTS", most)
         runs, _ = runner(work, len(x))
         off = runs.yardsticks.places[MLP].double() - runs.truth.places[MLP]
-        assert 8 < len({tuple(one.flatten().tolist()) for one in off}) == len(off), "each is a draw of its own"
+        assert 8 < len({tuple(one.flatten().tolist()) for one in off}) == len(off), "each is a separate draw"
         errors[most] = off.flatten(1).norm(dim=1)
     together, apart = errors[many], errors[0]
     assert 0.8 < float(together.mean() / apart.mean()) < 1.25

@@ -56,7 +56,7 @@ def replayed(instep, trace: Trace) -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_is_written(request, tmp_path):
-    """No refusal leaves a result, or a part of one, behind."""
+    """No refusal leaves a result or a partial one."""
     yield
     assert not list(tmp_path.rglob("r.json")) and not list(tmp_path.rglob(".whole-*"))
 

@@ -50,7 +50,7 @@ def test_write_table_that_names_every_unit_is_a_finding(trace):
     assert ("the engine's table lets this admit write state slots 0, 1, 2; the event rules allow slot 3, of the "
             "requests that it names") in said  # fmt: skip
     assert any("pages 0, 1, 2, 3, 4, 5, 6, 7 and 1 more; the event rules allow nothing there" in one for one in said)
-    assert any("state_ends" in one for one in said), "red zones are nobody's"
+    assert any("state_ends" in one for one in said), "no request owns a red zone"
 
 
 def test_units_wrongly_named_in_a_write_table_stay_guarded(trace):
@@ -109,7 +109,7 @@ def test_undeclared_pool_is_compared_whole_and_reported(four_rounds):
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "conv"), [*product(STRATEGIES, CONV_FORMS)])
 def test_the_rules_are_as_wide_as_every_right_table(trace, strategy, conv):
-    """And every pool of every strategy says what it means."""
+    """Every pool of every strategy declares its contents."""
     participants = participants_of(Replay(trace, Setting("ledger", strategy=strategy, conv=conv)).plan)
     rules, rows = EventRules(trace.header), 0
     for index, event in enumerate(trace.events):

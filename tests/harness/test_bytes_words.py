@@ -1,6 +1,6 @@
-"""What comes back from being kept, what a round begins with, and conv windows that are somebody else's: each is named.
+"""Name altered saved states, wrong starts of a round, and conv windows of another request.
 
-Leaves out: that right engines are silent here (`test_checks.py`).
+Leaves out: that correct engines have no finding here (`test_checks.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What comes with instep: from any folder, without a clone, commands and the plugin have something to run.
+"""The shipped fixtures: commands and the plugin have something to run from any folder, without a clone.
 
-Leaves out: building a wheel; that it carries these files is read off `pyproject.toml`.
+Leaves out: building a wheel. The test reads its contents from `pyproject.toml`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What CI reads: SARIF, annotations, tensors, the difference of two results, and a workflow that can be copied.
+"""Output for CI: SARIF, annotations, tensors, the difference of two results, and a workflow to copy.
 
 Leaves out: JUnit (`test_plugin.py`).
 """
@@ -106,7 +106,7 @@ def test_sarif_escapes_messages_and_names_the_raising_line() -> None:
 
 
 def test_findings_outside_runs_are_reported_in_the_input_file(tmp_path: Path) -> None:
-    """An audit's of tokens, before its rows'. Of a trace the header is line 1, of answers the line is the number."""
+    """An audit's findings of tokens come before those of rows. A trace's header is line 1; answer n is on line n."""
     (tmp_path / "recording.json").touch()
     finding = {"check": "tokens", "where": "request a", "diagnosis": "says 5", "event": 3, "raised": None}
     run = {"findings": [{**finding, "check": "derived"}]}
@@ -164,7 +164,7 @@ def cut(first: int, last: int, in_all: int | None = 300, **fields: Any) -> dict[
 
 
 def audited(where: str = "", runs: bool = True, elements: int = 8) -> dict[str, Any]:
-    """Findings of tokens beside those of a run."""
+    """Findings of tokens in addition to those of a run."""
     beside = {"recording": "said", "engine": "e", "elements": elements, "findings": told(*filter(None, [where]))}
     return {**result(), **beside, "exit": int(bool(where))} if runs else {"schema": 2, "exit": 0, **beside}
 
@@ -204,12 +204,12 @@ PLACED = [{"findings": told("request 0", case="gdn-a", columns=columns, event=ev
     (result(), both(result(), result(ops="x", elements=0)), 3, "no verdict now: small x"),
     (both(result(), LACKS), both(result(), LACKS), 0, "no new finding"),
     (LACKS, {**LACKS, "exit": 3}, 3, "no verdict now: exit code 3"),
-    # findings beside runs
+    # findings outside runs
     (audited(), audited("line 3"), 1, "new: line 3"),
     (audited(), audited(elements=7), 3, "less was compared"),
     (audited(), audited(runs=False), 3, "only before: small said mine:OPS rerun"),
     (audited(runs=False), audited(), 0, "only after: small said mine:OPS rerun"),
-    # where a finding stands, and lists that end
+    # places of findings, and lists that are cut
     (result(**PLACED[0]), result(**PLACED[1]), 1, "new findings: 1"),
     (result(**PLACED[0]), result(**PLACED[2]), 0, "no new finding"),
     (cut(0, 100), cut(0, 100), 0, "list cut off: of 300 findings, now 300"),
@@ -227,7 +227,7 @@ def test_two_results_differ_by_what_is_new_and_what_is_missing(
         (tmp_path / name).write_text(json.dumps(content))
     ran = instep("diff", tmp_path / "a.json", tmp_path / "b.json", "--json", tmp_path / "d.json")
     assert ran.code == exit and says in ran.out, ran
-    assert "gone: event 100" not in ran.out, "what stands behind the end of a list may still be there"
+    assert "gone: event 100" not in ran.out, "a finding after the end of a cut list may still exist"
     assert json.loads((tmp_path / "d.json").read_text())["exit"] == exit
 
 

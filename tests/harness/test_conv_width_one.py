@@ -1,4 +1,4 @@
-"""A conv of width 1 has no history: it is served and compared like any other, and nothing is said of its empty window.
+"""A conv of width 1 has no history: instep serves and compares it, and does not count its empty window.
 
 Leaves out: that `transformers` computes the same (`tests/reference/test_oracle.py`).
 """

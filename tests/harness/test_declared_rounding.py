@@ -1,4 +1,4 @@
-"""What a subject declares of its rounding is granted, form by form, and nothing else is.
+"""instep allows the rounding that a subject declares, form by form, and no other.
 
 Leaves out: the formats themselves and the block form (`test_products.py`).
 """
@@ -44,14 +44,14 @@ def judged(name: str, until: int | None = None) -> Verdict:
 
 @pytest.mark.slow
 def test_a_right_kernel_that_declares_its_products_agrees() -> None:
-    """Windows and commits follow on chunks. Of chunks with several blocks: the next test."""
+    """Chunks are followed by windows and commits. The next test has chunks with several blocks."""
     verdict = judged("CUT")
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
 
 
 @pytest.fixture(scope="module")
 def blocks(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """As the trace `long`, of a small model: three blocks, the last one a part, beside a part of one."""
+    """Like the trace `long`, for a small model: a chunk of three blocks, the last one partial, and a partial block."""
     folder = tmp_path_factory.mktemp("blocks")
     prompts = {"long": tuple(t % 61 for t in range(132)), "part": tuple(range(6))}
     told = policy(
@@ -104,7 +104,7 @@ def test_verify_stays_as_sharp_as_it_was() -> None:
 
 @pytest.mark.slow
 def test_chunk_declaration_changes_no_other_allowance() -> None:
-    """Behind the prompts the largest allowance of every component is that of another draw, never of another format."""
+    """After the prompts, the largest allowance of every component differs by draw, never by format."""
 
     def allowed(name: str) -> dict[str, float]:
         found: dict[str, float] = {}

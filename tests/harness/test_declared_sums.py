@@ -70,7 +70,7 @@ def test_sums_are_evaluated_as_they_are_written_down(sums: Sums) -> None:
 
 
 def head(x: torch.Tensor, weight: torch.Tensor, how: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> str:
-    """What the benchmark says of a head that multiplies so; as the kit and T2 it holds e_x <= 3 e_r + 4 ulp."""
+    """The benchmark's verdict on a head with this product. Like the kit and T2 it requires e_x <= 3 e_r + 4 ulp."""
     ground: Any = SimpleNamespace(device=x.device, dtype=x.dtype)
     plain = _drawn("lm_head", x, {"weight": weight}, ground, CUT)
     return off("lm_head", how(x.float(), weight.float()), x.double() @ weight.double().T, plain)

@@ -1,6 +1,6 @@
-"""Digests: one changed bit is seen wherever it stands, and so are changes that cancel in a sum.
+"""Digests detect one changed bit at any place, and changes that cancel in a sum.
 
-Leaves out: what is made of them (`test_memory.py`).
+Leaves out: their use (`test_memory.py`).
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ MISTAKES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", [*MISTAKES, "each node takes the uniform of its depth"])
 def test_known_mistakes_are_named_in_trees(mistake: str) -> None:
-    """Also those that no chain can show: sums begun anew at each child, and uniforms by depth."""
+    """This includes mistakes that no chain shows: sums restarted at each child, and uniforms by depth."""
     named = 0
     for logits, drawing in drawings(6, TREE):
         if mistake in MISTAKES:

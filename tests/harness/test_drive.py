@@ -1,4 +1,4 @@
-"""Prompts and a policy become complete, legal events, and nothing that the policy asks for is left out.
+"""The driver turns prompts and a policy into complete, legal events, and carries out all that the policy requires.
 
 Leaves out: what the engine computes; a small random reference makes the choices.
 """
@@ -27,7 +27,7 @@ def of(trace: Trace, kind: type) -> list:
 
 
 def ended(trace: Trace) -> dict[str, tuple[int, ...]]:
-    """What every request said, by the rules."""
+    """The tokens of every request according to the rules."""
     rules = EventRules(trace.header)
     for event in trace.events:
         rules.apply(event)

@@ -1,4 +1,4 @@
-"""How a command's process ends when nobody reads it any more, and when the harness itself fails.
+"""How a command ends when the reader of its output has gone, and when the harness itself fails.
 
 Leaves out: verdicts (`test_cli.py`) and bad input (`test_bad_input.py`).
 """
@@ -28,7 +28,7 @@ def trace(tmp_path_factory):
 
 
 def ended(*words: object, stream: str = "stdout", cold: bool = False) -> tuple[int, str]:
-    """Exit status of a command whose reader had gone before it wrote; what it said on the other stream."""
+    """Exit status of a command whose reader had gone before it wrote, and its output on the other stream."""
     reading, writing = os.pipe()
     done = start(*words, cold=cold, **{stream: writing})
     os.close(reading)
@@ -59,7 +59,7 @@ def test_a_reader_that_goes_after_a_line():
     os.close(writing)
     assert os.read(reading, 100).strip()
     os.close(reading)
-    assert tool.wait(timeout=120) == -signal.SIGPIPE, "a shell says 141"
+    assert tool.wait(timeout=120) == -signal.SIGPIPE, "a shell reports 141"
 
 
 def test_a_reader_of_stderr_that_has_gone(trace):

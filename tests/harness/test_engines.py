@@ -1,6 +1,6 @@
-"""An engine that is led by verbs: right ones agree, and what is wrong with others is named at the first wrong place.
+"""Engines driven through callbacks: correct ones agree, and faults are named at the first wrong place.
 
-Leaves out: engines that nobody here wrote (`tests/peers`), and the page (`test_your_engine.py`).
+Leaves out: engines of other projects (`tests/peers`), and the page (`test_your_engine.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults"
 SMALL = ("kept", "accepted", "short", "arriving", "drawn", "refused")
 
 
-RESUMED = 16  # an event of `kept`: behind a save, a load and a preemption; what follows is like what was before
+RESUMED = 16  # an event of `kept` after a save, a load and a preemption; later events add nothing new
 
 
 def replayed(

@@ -1,6 +1,6 @@
-"""The rules: what may follow what, and what the trace alone says about slots, pages, lengths and roots.
+"""The event rules: the legal order of events, and the slots, pages, lengths and roots that follow from the trace.
 
-Leaves out: engines; none is needed to say where things must stand.
+Leaves out: engines. The rules predict every slot and page without one.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def test_fresh_request_with_the_same_prompt_can_load_a_state():
 
 
 def trees(nodes: int | None) -> dict[str, object]:
-    """A header whose windows may be trees of so many nodes."""
+    """A header that allows tree windows with this number of nodes."""
     return {"capacity": msgspec.structs.replace(header().capacity, num_draft_tokens=nodes)}
 
 

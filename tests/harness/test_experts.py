@@ -1,4 +1,4 @@
-"""Experts: who breaks ties otherwise is right, whoever mixes otherwise is found and named, and a jump is no yardstick.
+"""Experts: ties may be broken in any way, a wrong mixture is found and named, and a rerouted row is no yardstick.
 
 Leaves out: the rest of the campaign (`instep faults --family experts`).
 """
@@ -52,7 +52,7 @@ CONFIG = ModelConfig.from_dict(config_of("moe"))  # 2 of 4 experts to a row
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    """Of a trained model, where rows come near to a tie."""
+    """A trained model, in which some rows are close to a tie."""
     return read(TRACES / "experts.jsonl")
 
 
@@ -132,7 +132,7 @@ def test_a_fault_of_experts_is_found_located_and_named(fault: Fault, small: Trac
 
 @pytest.mark.slow
 def test_faults_are_planted_under_a_model_with_experts_too(model: Path, tmp_path: Path, plant: Any) -> None:
-    """`instep faults --checkpoint`: the trace of another family, recorded anew."""
+    """`instep faults --checkpoint` records the trace of another family again."""
     fault = by_id()["commit-index-minus-one"]
     anew = read(retraced(TRACES, [fault.trace], model, tmp_path) / f"{fault.trace}.jsonl")
     assert Replay(anew, fault.how).run(until=fault.event).verdict.exit is Exit.AGREED
@@ -201,7 +201,7 @@ def test_expert_order_that_depends_on_other_rows_is_found(small: Trace, ops: str
 
 @pytest.mark.slow
 def test_rows_per_expert_may_differ_with_other_rejected_drafts(trace: Trace) -> None:
-    """`plain` multiplies the rows of an expert together, and torch sums two rows otherwise than three."""
+    """`plain` multiplies the rows of an expert together, and torch sums two rows in another order than three."""
     brief = replace(trace, events=trace.events[:12])  # two rounds, and what reads the second one
     case = Case.of(brief, Replay(brief, Setting(**GIVEN)).plan)
     (found,) = held(case, relations(["later_rows"]))

@@ -48,7 +48,7 @@ def handed() -> Trace:
     ((1, 2, 3), 3, []), ((4,), 1, []), ((7, 7, 7), 4, [7, 7, 7, 7]),
 ])  # fmt: skip
 def test_ngram_drafter_continues_the_earlier_text(text, count, drafts):
-    """The latest place counts, three tokens before two; what was never said before proposes nothing."""
+    """The latest occurrence counts, of three tokens before two. New tokens propose nothing."""
     assert ngram(text, count) == drafts
 
 
@@ -157,7 +157,7 @@ def test_generated_and_read_again(instep, tmp_path):
 
 @pytest.mark.slow
 def test_proposer_is_one_round_late_when_rounds_overlap(tmp_path):
-    """It never sees what the last forward said; drafts are right only where all in flight were accepted."""
+    """The proposer never sees the last forward's tokens, so drafts are right only if all in flight were accepted."""
     asked: list[tuple[int, ...]] = []
 
     def noted(text, count):
@@ -176,7 +176,7 @@ def test_proposer_is_one_round_late_when_rounds_overlap(tmp_path):
     known: dict[str, tuple[int, ...]] = {}
     rules = EventRules(header, overlap=True)
     for step in drive(plain, PROMPTS, header, reference(plan, torch.float64), propose=noted):
-        assert set(asked) <= set(known.values()), "what the last forward said"
+        assert set(asked) <= set(known.values()), "the tokens of the last forward"
         asked.clear()
         if isinstance(step.event, Forward):
             known = {name: (*one.prompt, *one.said) for name, one in rules.table.live.items()}
@@ -196,9 +196,9 @@ def test_memory_counts_no_draft_kv(instep):
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAMILIES["drafters"], ids=lambda fault: fault.id)
 def test_a_fault_of_a_drafter_is_found_where_it_is_and_named(fault, plant):
-    """The draft head's memory has a range of validity of its own; several layers; blocks that are handed in.
+    """The draft head's memory has its own valid range; several layers; supplied blocks.
 
-    Asked are the tiers of all checks that see one.
+    Run the tiers of all checks that see one of the faults.
     """
     plant(*fault.edits)
     trace = read(TRACES / f"{fault.trace}.jsonl")

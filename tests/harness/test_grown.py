@@ -59,7 +59,7 @@ def test_a_header_in_which_no_tree_can_be_grown_is_refused(changes: dict[str, An
 
 
 def test_a_draft_reserves_the_rows_of_all_beams_whatever_its_window() -> None:
-    """topk 3 and 3 steps: 6 rows behind 2 tokens; the window of one draft would need 3 positions."""
+    """topk 3 and 3 steps: 6 rows after 2 tokens; the window of one draft would need 3 positions."""
     rules = EventRules(msgspec.structs.replace(HEADER, capacity=msgspec.structs.replace(ROOM, page_size=2)))
     for event in ENTERED:
         rules.apply(event)
@@ -102,7 +102,7 @@ NEAR = [[[3.0, 2.0, 1.0, 0.0]], [[2.0, 1.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0]]]
         ([(1,), (0,)], [(0,), (1,), (2,)], 0.1, True),  # logits of 3 that may be off by a tenth each
         ([(0,), (3,)], [(0,), (1,), (2,)], 0.01, False),  # a token that is no candidate of the truth
         ([(0, 9)], [(0, 0)], 10.0, False),  # no token at all
-        ([(2, 0)], [(0, 0)], 10.0, False),  # behind what was no beam
+        ([(2, 0)], [(0, 0)], 10.0, False),  # after a node that was no beam
     ],
 )  # fmt: skip
 def test_other_beam_order_is_a_tie_only_within_the_error(
@@ -113,7 +113,7 @@ def test_other_beam_order_is_a_tie_only_within_the_error(
 
 
 def test_paths_that_part_early_may_err_by_every_row_below() -> None:
-    """Siblings hang on one row; paths through two beams on the row where they part and on the one below for each."""
+    """Siblings depend on one row; two paths depend on the row where they part and on one row below for each."""
     scores = Scores(grown(NEAR, 2), 0.01, torch.float32)
     siblings, cousins = (scores._error(*pair) for pair in (((0, 0), (0, 1)), ((0, 0), (1, 0))))
     assert cousins > 2.5 * siblings > 0

@@ -1,6 +1,6 @@
-"""What a subject raises is its own finding, whatever it was asked, with the op, the line and the traceback.
+"""An exception of the subject is its finding in every call, with the op, the line and the traceback.
 
-Leaves out: what is wrong with an answer of the right kind.
+Leaves out: wrong values in answers of the right type.
 """
 
 from __future__ import annotations
@@ -132,14 +132,14 @@ def test_tensor_that_cannot_be_compared_is_a_finding(trace, name, says):
 
 
 def test_undeclared_narrow_place_is_granted_no_rounding(trace):
-    """Whoever declares nothing computes in fp32: logits of 16 bits would hide what they were rounded from."""
+    """An engine without declarations computes in fp32: logits of 16 bits would hide their unrounded values."""
     first = replayed(trace, "SHOWS_bfloat16").verdict.findings[0]
     assert (first.check, first.place.component) == ("derived", "logits")
     assert first.diagnosis.startswith("is torch.bfloat16, torch.float32 is declared; relative error")
 
 
 def test_region_that_disappears_is_a_finding(trace):
-    """Whoever hides a pool for one event could write into it unseen."""
+    """An engine that hides a pool for one event could write into it unseen."""
     found = replayed(trace, "HIDING", "wide").verdict
     first = found.findings[0]
     assert found.exit is Exit.DIVERGED and (first.check, first.kind) == ("interface", "commit")

@@ -1,6 +1,6 @@
-"""Interpreted kernels in 16 bits agree where there is no fault, or are refused.
+"""Interpreted kernels in 16 bits agree without a fault, or are refused.
 
-Leaves out: how the interpreter is mended (`tests/optimized/test_kernels_runtime.py`).
+Leaves out: the fixes of the interpreter (`tests/optimized/test_kernels_runtime.py`).
 """
 
 from __future__ import annotations

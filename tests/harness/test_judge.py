@@ -127,7 +127,7 @@ def test_expected_ties_from_rounding_are_granted() -> None:
     assert chosen(lost, torch.tensor([1]), torch.tensor([1]), 0.1, torch.float32).expected == 0
     near, either = torch.tensor([[2.0, 1.99, 0.0]], dtype=torch.float64), torch.tensor([[0], [1]])
     one, other = (chosen(near, n, 1 - n, 1e-2, torch.float32).expected for n in either)
-    assert 0 < one == other < 0.5, "whoever chose the smaller one is granted no more ties by it"
+    assert 0 < one == other < 0.5, "choosing the smaller one grants no more ties"
 
 
 def test_a_few_ties_are_always_allowed_and_all_choices_are_counted() -> None:

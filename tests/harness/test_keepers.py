@@ -1,6 +1,6 @@
-"""Commit strategies that an op set brings: those of `docs/keepers.md`, broken as the page says, and ones that are none.
+"""Commit strategies of an op set: those of `docs/keepers.md`, the page's broken ones, and invalid ones.
 
-Leaves out: our own strategies (`tests/optimized/test_strategies.py`), and a strategy added inside the product
+Leaves out: built-in strategies (`tests/optimized/test_strategies.py`), and a strategy added to the product
 (`test_new_strategy.py`).
 """
 
@@ -36,7 +36,7 @@ OPTIONS = {
     "mine": {"ops": "mine:OPS", "strategy": "sglang", "conv": "sglang_conv"},
     "folded": {"ops": "folded:OPS", "strategy": "folded"},
 }
-# What the page says to break: (old, new, what is said of it).
+# The breaks on the page: (old, new, message).
 BROKEN = [
     tuple(re.findall(r"`([^`]+)`", line)) for line in PAGE.splitlines() if re.match(r"\| `.+` \| `.+` \| `event", line)
 ]
@@ -152,7 +152,7 @@ OPS = replace(OPS, own={"scatter": late})
 
 @pytest.mark.slow
 def test_an_op_of_a_strategy_is_swapped_and_named_as_the_cause(write: Write, instep: Runner) -> None:
-    """The op set has a kernel of its own in the place of the strategy's form, and it is wrong."""
+    """The op set replaces the strategy's form of an op by a kernel, which is wrong."""
     last = TEXTS["mine"].splitlines()[-1]
     words = (few_channels(RAGGED, 2).path, *typed(write("mine", (last, last + OTHER))))
     ran = instep("replay", *words)
@@ -222,7 +222,7 @@ def test_a_package_offers_one_under_a_name(write: Write, monkeypatch: pytest.Mon
         Setting("plain", conv="theirs")
 
 
-# What is refused, and what is its finding
+# Refusals and findings
 
 REFUSED = [
     (('"sglang": STATES', '"rerun": STATES'), "found the name 'rerun', expected a name other than snapshot"),
@@ -303,7 +303,7 @@ def test_a_peek_of_another_shape_names_its_layer(write: Write, small: Trace) -> 
     assert re.search(r"peek gave \[\d+\] for layer 0; expected \[", found.diagnosis), found
 
 
-# What a verify may overwrite, and nothing wider
+# The rows that a verify may overwrite
 
 ROLLED = 'table({"snapshot_conv": "row", "conv": "slot"}, "conv")'
 BINDS = "        return BoundStrategy("

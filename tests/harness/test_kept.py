@@ -1,6 +1,6 @@
-"""What is kept goes to the host, comes back and is evicted: by events that every engine serves alike, bit by bit.
+"""Prefixes are offloaded to the host, reloaded and evicted by events that every engine serves alike, bit by bit.
 
-Leaves out: how prefixes are tracked and given on (`test_prefixes.py`).
+Leaves out: how prefixes are tracked and shared (`test_prefixes.py`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_a_fault_of_tiers_is_found_located_and_named(name: str, trace: Trace) ->
 
 
 def test_policy_offloads_the_least_recently_used_prefix(trace: Trace) -> None:
-    """The trace is as its policy says; without a host what leaves the device is evicted, and comes back never."""
+    """The trace follows its policy. Without a host a prefix that leaves the device is evicted and never reloaded."""
     told = read_policy(TRACES / "tiers.policy.json")
     prompts = read_prompts(TRACES.parents[1] / "tiny" / "prompts.json")
 
@@ -77,7 +77,7 @@ def test_policy_offloads_the_least_recently_used_prefix(trace: Trace) -> None:
 def test_stale_copy_under_a_reused_name_is_found_by_bytes(
     trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an engine that does not show its copies."""
+    """An engine that does not show its copies."""
     again = by_id()["evicted-and-served-again"]
     monkeypatch.delattr(OptimizedEngine, "copies")
     with planted_here(*again.edits):

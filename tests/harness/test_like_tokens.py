@@ -33,7 +33,7 @@ COUNT = 130  # three blocks, the last one a part
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Trace]:
-    """By their period: a prompt that says so many tokens again and again."""
+    """Prompts by their period: the number of tokens that they repeat."""
     folder = tmp_path_factory.mktemp("alike")
     model = write(folder / "model", vocab_size=VOCAB, num_hidden_layers=2, full_attention_interval=2,
                   linear_key_head_dim=16, linear_value_head_dim=32, dtype=torch.bfloat16)  # fmt: skip
@@ -72,7 +72,7 @@ def test_wrong_kernels_are_found(prompts: dict[int, Trace], ops: str, component:
 
 @pytest.mark.parametrize("ops", [pytest.param("CUT", marks=WHOLE), "MERGED"])
 def test_a_right_kernel_does_not_drift(ops: str) -> None:
-    """The prompts of this trace are so short that a long request says them again in its first block.
+    """The prompts of this trace are so short that a long request repeats them in its first block.
 
     That `CUT` does not drift on longer prompts: `test_declared_rounding.py`.
     """

@@ -1,4 +1,4 @@
-"""A trace through both sides: right engines agree on every event, wrong ones are found, and how far it went is told.
+"""Replay a trace on both sides: correct engines agree on every event, wrong ones are found at their event.
 
 Leaves out: the checks one by one, and faults planted in the source.
 """
@@ -60,7 +60,7 @@ def test_a_wrong_op_is_found_at_its_first_event_layer_and_place(trace):
     event = next(i for i, event in enumerate(trace.events) if isinstance(event, e.Forward))
     assert verdict.exit is Exit.DIVERGED
     assert (first.event, first.place.layer, first.place.component) == (event, 0, "gated")
-    assert verdict.events == event + 1, "the run goes on after a finding"
+    assert verdict.events == event + 1, "the run continues after a finding"
 
 
 def test_a_subject_that_raises_is_a_divergence_with_the_last_place_it_reached(trace):
@@ -81,7 +81,7 @@ def test_until_and_layers_bound_what_is_judged(trace):
 
 
 def test_a_fault_of_the_harness_is_not_the_subjects(trace, monkeypatch):
-    """What looks at memory beside an event raises as what it is, not as a divergence."""
+    """An exception in the harness's memory checks is a harness failure, not a divergence."""
     def fallen(self: Watch, *given: object) -> None:
         raise ZeroDivisionError("of the harness")
 

@@ -1,4 +1,4 @@
-"""The watch sees every byte that it is told to guard, red zones included, and none that may change.
+"""The memory watch sees every guarded byte, red zones included, and none that may change.
 
 Leaves out: the strategy's table itself, which is the engine's.
 """
@@ -13,7 +13,7 @@ from instep.trace.bounds import Bound
 from instep_reference.contract.engine import Idle, Region
 
 UNITS, GAP = 5, 3
-# What the event rules allow, where the engine's table is the question.
+# The writes that the event rules allow, for tests of the engine's table.
 EVERYTHING = Bound(frozenset(range(UNITS)), frozenset(range(UNITS)), UNITS)
 
 
@@ -83,7 +83,7 @@ def test_red_zone_of_a_writable_unit_is_guarded(pools):
 
 @pytest.mark.parametrize(("begin", "strides"), [(2 * 48, (48,)), (2 * 48 + 1, ())])
 def test_wrong_unit_stride_is_named_with_its_distance(pools, begin, strides):
-    """Unit 2, written where it would stand without red zones; or beside that, which no distance explains."""
+    """Unit 2, written where it would be without red zones; or next to that, which no stride explains."""
     trespasses = changes(pools, lambda p: p.memory.view(-1)[begin : begin + 48].fill_(1.0)).trespasses
     assert trespasses and {trespass.strides for trespass in trespasses} == {strides}
 

@@ -31,7 +31,7 @@ MADE = torch.Tensor.new_empty
 TOKENS = 600  # of a request: 38 pages, more than the alignment of a pitch hides
 
 def allocated(served: OptimizedEngine) -> int:
-    """Bytes of all memory that the engine's pools hold, the red zones at their ends included, and what is beside."""
+    """Bytes of all memory of the engine's pools, including the red zones at their ends, and of everything else."""
     parts = [part for pool in served._memory.pools.values() for part in (pool._body, pool._ends)]
     storages = [part.untyped_storage() for part in (*parts, served._memory.none_fresh)]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

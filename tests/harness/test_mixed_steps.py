@@ -57,7 +57,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trace(model: Path, events: Iterable[Event], room: Capacity = ROOM) -> Trace:
-    """The events as a trace that nobody recorded: three step counts, 3 in force at first."""
+    """The events as a hand-made trace with three step counts, 3 in force at first."""
     header = Header(
         schema=SCHEMA, name="mixed", claim="Rows of every kind stand in one step.",
         checkpoint=Model.of(Checkpoint.open(model), model, "."),
@@ -164,7 +164,7 @@ def test_labels_agree_while_step_counts_change_and_requests_come(model: Path) ->
 
 
 def test_every_sequence_is_legal(model: Path) -> None:
-    """What both test files tell is what the rules let a driver do."""
+    """Both test files use only sequences that the event rules allow."""
     stories = [(prompts_in_chunks(small=False), ROOM), (split_everywhere(), LONG_ROOM), (trio(3, (2, 0, 1)), ROOM),
                *((beside_windows(n, where, False), ROOM) for n in CANDIDATES for where in WHERE)]
     for events, room in stories:

@@ -1,4 +1,4 @@
-"""States and places that a known mistake would leave, in a run: the step before miscounted, begun anew, stored narrow.
+"""Name the states that known mistakes leave: a miscounted previous step, a restart from zero, narrow storage.
 
 Leaves out: the bank itself (`test_directed.py`).
 """
@@ -72,7 +72,7 @@ def directed(run, at, name, state):
     opened, contexts = run
     check = Directed(oracle_of(opened))
     for before in contexts[:at]:
-        check.oracle.at(before)  # remembers windows and states; what it says of them is no matter here
+        check.oracle.at(before)  # fills the memory of windows and states; its result is not used here
     context = m.with_state(contexts[at], name, lambda s: replace(s, state={**s.state, LAYER: state.float()}))
     return next(said.diagnosis for said in check(context) if not said.agrees)
 
@@ -165,7 +165,7 @@ def test_layer_restarted_from_zero_is_named_in_its_places(run):
 
 
 def judged(run, change):
-    """What T2 says of one commit in which a state was changed."""
+    """The findings of T2 for one commit in which a state was changed."""
     opened, contexts = run
     at = next(context.index for context in contexts if isinstance(context.event, Commit))
     name = contexts[at].event.requests[0]

@@ -112,7 +112,7 @@ def test_few_rows_are_drawn_more_often_than_many(pieces):
 
 
 def test_earlier_error_is_not_reported_again(run):
-    """From the subject's own wrong bits the restart goes on, so later events are judged for themselves."""
+    """The restart continues from the subject's own wrong bits, so later events are judged separately."""
     opened, contexts = run
     at = next(x.index for x in contexts if isinstance(x.event, Commit)) - 1
     name = contexts[at].event.rows[0].request
@@ -139,7 +139,7 @@ def test_it_answers_twice_without_forgetting_the_window(run):
 
 
 def test_every_state_is_computed_between_whole_events(run, pieces):
-    """Of a commit that is judged whole, every op of its window is there, whatever was asked when it was verified."""
+    """A commit that is judged whole has every op of its window, whichever were judged at its verify."""
     oracle, opened = oracle_of(run[0]), 0
     oracle.every = next(n for n, (context, _) in enumerate(pieces) if context.kind == "commit")
     for context, all_of_them in pieces:
@@ -198,7 +198,7 @@ def test_state_of_another_tree_node_is_named(branched):
         for wrong in branches(piece.folding, piece.span.nodes):
             said = look(wrong.state.float(), scene, spread).diagnosis
             assert wrong.sentence in said, (wrong.sentence, said)
-    # Rows taken in their order are told twice: folded in, and run again with the updates that they made.
+    # Rows in order are listed twice: folded in, and rerun with the updates that they made.
     assert list(dict.fromkeys(wrong.sentence for wrong in branches(states[0].folding, (0, 2, 4)))) == [
         "holds the state after node 1, a node beside the path; node 4 is the last accepted one",
         "holds the state after node 3, a node beside the path; node 4 is the last accepted one",

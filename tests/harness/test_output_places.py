@@ -1,6 +1,6 @@
-"""Where a command's files go: links are followed, devices and pipes are written to, `-` is stdout, traces are kept.
+"""Output files: links are followed, devices and pipes are written to, `-` is stdout, traces are kept.
 
-Leaves out: what stands in the files.
+Leaves out: the contents of the files.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def test_circular_and_dangling_links_are_refused(tmp_path):
     (tmp_path / "two").symlink_to("one")
     (tmp_path / "far").symlink_to(Path("no") / "such" / "file")
     for name, said in (("one", "symbolic links"), ("far", "no such folder")):
-        for others in ((), (Path(__file__),)):  # alone, and beside what the command reads
+        for others in ((), (Path(__file__),)):  # alone, and together with an input of the command
             with pytest.raises(BadInput, match=said):
                 writable(tmp_path / name, *others)
 
@@ -130,7 +130,7 @@ def test_unknown_picture_formats_are_refused_before_measuring(
     kept, out = Path("fixtures/results/bench-native.json"), tmp_path / "out.json"
     (tmp_path / "file").touch()
     (tmp_path / "taken" / "pick.svg").mkdir(parents=True)
-    monkeypatch.setattr("instep.bench.run.rates", None)  # whoever measures falls
+    monkeypatch.setattr("instep.bench.run.rates", None)  # any measurement raises
     words = ("--join", kept) if joins else ("--device", "cpu", "--kind", "pick")
     said = complaint(instep("bench", *words, "--plots", tmp_path / place, "--json", out))
     assert str(tmp_path / place) in said and not out.exists()

@@ -69,7 +69,7 @@ def test_rules_of_waiting_rounds_see_that_they_overlap(trace):
 
 
 def test_reading_a_state_changes_no_page(trace):
-    """One engine is asked for everything after every event, its twin for nothing."""
+    """Everything is read from one engine after every event, and nothing from its twin."""
     plan = Replay(trace, Setting("plain", overlap=True)).plan
     asked, left_alone = bare(plan), bare(plan)
     for event in trace.events:

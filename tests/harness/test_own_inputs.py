@@ -19,7 +19,7 @@ from support import contexts as m
 
 pytestmark = pytest.mark.slow  # whole runs, piece by piece
 
-# What a rerun computes otherwise once these rows of the subject are others. (The read-out makes updates on its way.)
+# The places that a rerun changes if these rows of the subject change. (The read-out also computes updates.)
 READ_BY = {
     "gdn": {
         "normed": {"qkv", "z", "b", "a"}, "qkv": {"mixed"}, "z": {"gated"}, "b": {"beta"}, "a": {"log_decay"},

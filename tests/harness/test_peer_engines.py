@@ -1,4 +1,4 @@
-"""The engines of tests/peers keep their books right: on stand-ins for the packages, whose states are ledgers of tokens.
+"""The engines of tests/peers track requests correctly, shown on fakes of the packages with ledgers as states.
 
 Leaves out: the packages themselves, which `make peers` runs.
 """
@@ -28,7 +28,7 @@ EVERY = (*(f"llamacpp_engine:{name}" for name in LLAMA), "mlx_engine:make", "tra
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """Makes an engine by its name, over the stand-ins."""
+    """Build an engine by its name, on the fakes."""
     for name, module in fake.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
     (tmp_path / "config.json").write_text(json.dumps(fake.CONFIG))
@@ -43,7 +43,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         return found(tmp_path, ROOM, num_steps=3, widest=4, device="cpu", dtype=torch.float32)
 
     yield make
-    for file in ("mlx_engine", "transformers_engine"):  # they hold the stand-ins
+    for file in ("mlx_engine", "transformers_engine"):  # they hold the fakes
         sys.modules.pop(f"peers.engines.{file}", None)
 
 
@@ -142,7 +142,7 @@ def test_llamacpp_copies_by_bytes_or_by_seq_cp(made: Any, name: str, seen: bool)
     engine = made(f"llamacpp_engine:{name}")
     step(engine, ("a", "prefill", 0, PROMPT))
     engine.save("a", "copy")
-    assert (("cp", 1, 3) in engine.context.lib.asked) is seen  # the first sequence behind those of the slots
+    assert (("cp", 1, 3) in engine.context.lib.asked) is seen  # the first sequence after those of the slots
 
 
 def test_a_refused_rollback_is_raised(made: Any) -> None:

@@ -1,4 +1,4 @@
-"""Recordings of tests/peers: what a stand-in for an engine says is judged, and told in the last line.
+"""Recordings of tests/peers: the output of a fake engine is judged, with the verdict in the last line.
 
 Leaves out: the engines themselves, which `make peers` runs.
 """
@@ -54,7 +54,7 @@ def test_requests_are_drawn_from_the_seed() -> None:
 
 
 class Answers(BaseHTTPRequestHandler):
-    """A server that says the prompt's first tokens; a count above 8 was drafted for."""
+    """A server that repeats the prompt's first tokens; a count above 8 had drafts."""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -72,7 +72,7 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def llama(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What the servers were made with."""
+    """The parameters with which the servers were built."""
     http, made = ThreadingHTTPServer(("127.0.0.1", 0), Answers), list[Any]()
     Thread(target=http.serve_forever, daemon=True).start()
 

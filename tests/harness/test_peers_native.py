@@ -45,7 +45,7 @@ def wider() -> Trace:
 
 @contextmanager
 def put(kernels: Any) -> Iterator[None]:
-    """The packages have these kernels, and the adapters are imported anew."""
+    """Put fake kernels into the packages, and import the adapters again."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("flashinfer", "flashinfer.gdn_decode", "flashinfer.gdn_prefill", "flash_qla"):
             patch.setitem(sys.modules, name, ModuleType(name))

@@ -51,7 +51,7 @@ EVENTS: list[tuple[Event, str, tuple[Any, ...]]] = [
 
 
 class Asked:
-    """An engine that writes down every attribute that is asked for and every call; answers what it is told to."""
+    """An engine that records every attribute access and every call, and gives prepared answers."""
 
     def __init__(self, answer: Any = None, error: Exception | None = None) -> None:
         known = object.__getattribute__(self, "__dict__")
@@ -173,7 +173,7 @@ def test_context_observer_exits_after_success_and_failure(error: Exception | Non
 
 
 class Stateful:
-    """An engine whose states say how often they were asked for."""
+    """An engine whose states count how often they were read."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -195,7 +195,7 @@ def test_states_follow_the_requests_that_are_there() -> None:
     first, second, third = (player.serve(event) for event in (Admit("a", (1,)), Preempt("a"), Abort("a")))
     assert (dict(first.before), {n: s.length for n, s in first.after.items()}) == ({}, {"a": 1})
     assert first.wanted_num_steps == 7
-    assert second.before == first.after and second.after["a"].length == 2, "a preempted request is asked for, too"
+    assert second.before == first.after and second.after["a"].length == 2, "a preempted request is read as well"
     assert third.before == second.after and not third.after and engine.asked == 2
 
 
@@ -210,5 +210,5 @@ def test_last_states_are_read_before_the_finish_on_request() -> None:
 
 def test_answer_is_copied_to_the_host_completely() -> None:
     answer = Drafted(torch.zeros(1, 2, device="meta"), torch.zeros(1, 2))
-    with pytest.raises(NotImplementedError):  # a meta tensor has no data to bring: so it was asked for
+    with pytest.raises(NotImplementedError):  # a meta tensor has no data, so copying it raises
         Player("p", Asked(answer), [OnHost()]).serve(Draft(("a",)))

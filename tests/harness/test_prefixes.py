@@ -116,7 +116,7 @@ def test_request_alone_prefills_a_shared_prefix_in_donor_chunks() -> None:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """As little as can be: a second request goes on from the one chunk that the first one has tracked."""
+    """The smallest case: a second request continues from the one chunk that the first one has tracked."""
     few = (Arrival("a", "few", max_new=2), Arrival("c", "few", arrive=1, max_new=2))
     told = msgspec.structs.replace(TOLD, arrivals=few, adaptive={"candidate_steps": [1]}, num_steps=1, accept=(1,))
     small = {"hidden_size": 16, "intermediate_size": 16, "linear_num_value_heads": 2, "num_attention_heads": 2}
@@ -127,7 +127,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 def test_shared_prefix_has_the_bits_of_a_prefill_alone(
     shared: Trace, edits: tuple[Edit, ...]
 ) -> None:
-    """Here every row is served by itself, so bits do not hang on how many rows there are."""
+    """Every row is computed alone here, so bits do not depend on the number of rows."""
     with planted_here(*edits):
         (one,) = held(Case.of(shared, Replay(shared, Setting("plain")).plan), relations(("alone",)))
     assert one.verdict.exit is (Exit.DIVERGED if edits else Exit.AGREED), one.verdict.findings[:1]

@@ -1,4 +1,4 @@
-"""What `relations`, `faults`, `fuzz`, `gate` and `doctor` print of results that were made up here.
+"""The output of `relations`, `faults`, `fuzz`, `gate` and `doctor` for made-up results.
 
 Leaves out: `replay` (`test_report.py`), and commands that run (`test_cli.py` and its neighbours).
 """

@@ -1,6 +1,6 @@
-"""Products in a declared format: which op is rounded, to what, and what a declaration may say.
+"""Products in a declared format: which op is rounded to which format, and which declarations are valid.
 
-Leaves out: what whole runs come to (`test_declared_rounding.py`).
+Leaves out: whole runs (`test_declared_rounding.py`).
 """
 
 from __future__ import annotations

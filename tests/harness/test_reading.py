@@ -1,4 +1,4 @@
-"""docs/reading-a-divergence.md says what the tool says: messages word for word, its table of checks, its constants.
+"""docs/reading-a-divergence.md matches the tool: its messages word for word, its table of checks, its constants.
 
 Leaves out: the README's message (`test_faults_readme.py`), and whether the checks are right.
 """
@@ -132,7 +132,7 @@ def test_page_quotes_the_ladders_sentences() -> None:
 
 
 def said(name: str) -> str:
-    """What stands in the page as said by the tool."""
+    """The output of the tool that the page quotes."""
     found = re.search(rf"<!-- said: {name} -->\n```\n(.*?)\n```", PAGE, re.DOTALL)
     assert found is not None
     return found[1]

@@ -1,6 +1,6 @@
-"""Host reads of a device, as torch warns of them: those of the subject are noted, those of the harness are not.
+"""Host reads of a device, from torch's warnings: the subject's are counted, the harness's are not.
 
-Leaves out: a device. What torch says is said here in its words. On a CPU a trap stands for it (`test_watching.py`).
+Leaves out: a device. The tests issue torch's warnings themselves. On a CPU a trap replaces it (`test_watching.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def wait() -> None:
 
 @pytest.fixture
 def modes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What the mode was set to."""
+    """The values that the mode was set to."""
     told = list[int]()
 
     def mode(number: int) -> None:
@@ -48,7 +48,7 @@ def test_harness_reads_are_not_counted_as_the_subjects(modes: list[int]) -> None
             with reads.inside("pick"):
                 wait()
     assert len(reads.found) == 2 and all("test_reads_on_a_device line" in read.reader for read in reads.found)
-    assert len(given) == 1, "what is said of something else is said once more, to whoever is there"
+    assert len(given) == 1, "a warning about something else is issued again for the caller"
     assert modes == [1, 0], "torch warns whenever it is set"
     assert warnings.showwarning is shown
     with pytest.warns(UserWarning, match="synchronizing"):

@@ -1,6 +1,6 @@
-"""Answers that were given and copies that are kept: whoever writes into one is found at the event that does it.
+"""A write into an earlier answer or a kept copy is found at the event that does it.
 
-Leaves out: what is answered and kept (`labels`, `bytes`), and pools (`test_memory.py`).
+Leaves out: the contents of answers and copies (`labels`, `bytes`), and pools (`test_memory.py`).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ pytestmark = pytest.mark.slow  # replays of whole traces
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """A save, a preemption with events behind it, a resume, a reload."""
+    """A save, a preemption with events after it, a resume, a reload."""
     return recorded(tmp_path_factory.mktemp("remembered"), brief())
 
 
 def replayed(trace: Trace, ops: str = "plain", **how: Any) -> Verdict:
-    """What is remembered is bytes: nobody is asked for the arithmetic, or for drafts of an own."""
+    """Only bytes are remembered, so no arithmetic runs and no drafts are made."""
     setting = Setting(ops, **{"drafter": "external", **how})
     return Replay(trace, setting).run(tiers={Tier.IDENTITY, Tier.BITWISE}, explain=False).verdict
 
 
 def said(trace: Trace, check: str, *given: Any, **how: Any) -> tuple[int, str]:
-    """Where a run stops, and what one check says there."""
+    """The event at which a run stops, and the findings of one check there."""
     verdict = replayed(trace, *given, **how)
     assert verdict.exit is Exit.DIVERGED
     first = next(finding for finding in verdict.findings if finding.check == check)
@@ -97,7 +97,7 @@ def test_overwritten_answers_are_reported_once() -> None:
 
 
 def test_every_answer_is_compared_in_subquadratic_time() -> None:
-    """Recent ones at every event; an old one later, but before twice its age; all of them behind the last event."""
+    """Recent answers at every event; an old one later, but before twice its age; all of them after the last event."""
     answers, compared, given = Answers(), 0, []
     numbers = [torch.tensor([float(event)]) for event in range(1000)]
     for event, number in enumerate(numbers):

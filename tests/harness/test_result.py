@@ -1,6 +1,6 @@
-"""A result file has the same head whatever command wrote it; a bar stands on stderr; a command can be typed again.
+"""All commands write the same head into a result file, print progress on stderr, and record a command to paste.
 
-Leaves out: what the commands find.
+Leaves out: the findings of the commands.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from support.traces import recorded
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """A chunk beside a window, a request that comes in a prefix, a plain step."""
+    """A chunk next to a window, a request that loads a prefix, a plain step."""
     return recorded(tmp_path_factory.mktemp("small"), first(3))
 
 
@@ -87,7 +87,10 @@ def same(left: list[Side], right: list[Side]) -> bool:
 def test_cached_events_equal_computed_ones_at_any_fork(
     dtype: str, draw: int | None, small: Trace, shelf: Shelf[Served], computed: list[str]
 ) -> None:
-    """Of the first run all events up to some are left: within rounds, between them, all. The second goes on alone."""
+    """Keep the first run's events up to a number: within a round, between rounds, or all.
+
+    The second run continues alone.
+    """
     plan, events = narrow(Replay(small, Setting("plain")).plan, dtype), small.events
     right = sides(plan, events, draw)
     for part in (1, 5, 6, len(events) // 2, len(events) - 1, len(events)):
@@ -181,7 +184,7 @@ def test_a_fault_planted_in_the_reference_reads_nothing(small: Trace) -> None:
 def test_layer_on_the_same_bits_is_computed_once(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The draws behind it are those that they would be: every number of the verdict is the same."""
+    """Later draws are unchanged: every number of the verdict is the same."""
     trace = recorded(tmp_path, dtype=getattr(torch, dtype))
     runs, computed = [], []
     right = Runner.__call__

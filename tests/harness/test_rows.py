@@ -1,6 +1,6 @@
-"""Whose rows of a place these are, also where only some rows are asked for logits.
+"""Assign the rows of a place to requests, also if logits are computed for some rows only.
 
-Leaves out: what stands in the rows (`test_checks.py`).
+Leaves out: the contents of the rows (`test_checks.py`).
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def test_both_sides_round_stochastically_alike(stored: Storage, size: float) -> 
     at, tokens = pool.at(torch.tensor([1])), torch.tensor([5])
     tiles.put(at, (at.units,), x[None], tokens)
     kept, shown = pool.taken(1), tiles.get(at, (at.units,))[0]
-    most = 65519 if stored is torch.float16 else torch.inf  # from half way behind the largest number on
+    most = 65519 if stored is torch.float16 else torch.inf  # from half an ulp above the largest number
     assert torch.equal(shown, storage.rounded(x, how, state).to(shown)) and torch.equal(shown.isinf(), x.abs() > most)
     assert torch.equal(tiles.as_stored(at, x[None], tokens)[0], shown.float())
     tiles.put(at, (at.units,), shown[None].float(), tokens + 9)
@@ -115,7 +115,7 @@ def four_rounds(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("rounds"), first(4), dtype=torch.bfloat16)
 
 
-# Events: one round and what is loaded behind it; two rounds of windows beside prompts.
+# Events: one round and a load after it; two rounds of windows next to prompts.
 ENOUGH = {"one": 12, "mixed": 10}
 
 

@@ -35,8 +35,8 @@ BATCH, BUDGET, ENGINE = (f"instep_optimized/{name}.py" for name in ("batch", "me
 MEMORY, RUNNER = "instep_optimized/memory/__init__.py", "instep_optimized/graphs/runner.py"
 REPLACE = "from dataclasses import replace"
 NAMES = {check.name for check in structure()}
-FAR = 12  # an event: behind a narrow window and a wide one
-EXACT = {check.tier for check in structure()}  # the arithmetic of a right engine is asked in `test_lockstep.py`
+FAR = 12  # an event after a narrow window and a wide one
+EXACT = {check.tier for check in structure()}  # `test_lockstep.py` judges the arithmetic of a correct engine
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def replayed(trace: Trace, ops: str = "ledger", **how: Any) -> Verdict:
 
 
 def found(trace: Trace, check: str, ops: str = "ledger", **how: Any) -> list[Comparison]:
-    """What one check says of the event at which a run stops."""
+    """The findings of one check at the event at which a run stops."""
     verdict = replayed(trace, ops, **how)
     assert verdict.exit is Exit.DIVERGED
     mine = [finding for finding in verdict.findings if finding.check == check]
@@ -225,7 +225,7 @@ def test_a_drafter_that_writes_into_the_targets_configuration_is_named(trace, pl
 def test_two_layers_on_one_memory_are_named(trace, plant):
     plant(Wrap(
         MEMORY, "Memory.regions",
-        # Under a name of its own: the wrapped function stands inside this one and has a `replace` itself.
+        # Under another name, because the wrapped function is inside this one and also uses `replace`.
         result="from dataclasses import replace as changed\nresult = list(result)\n"
         "keys, *others = [region for region in result if region.name in ('keys', 'values')]\n"
         "result = [*result, changed(others[0], units=keys.units[1:])]",
@@ -326,7 +326,7 @@ def test_host_read_inside_a_capturable_op_is_named(trace):
     correct = Replay(trace, Setting("support.wrong_ops:CORRECT")).run(until=first.event).verdict
     assert correct.exit is Exit.AGREED
     claims = found(trace, "hostreads", "support.wrong_ops:CLAIMS")[0]
-    assert "instep_optimized.ops.plain" in claims.diagnosis, "the module that an op stands in exempts nobody"
+    assert "instep_optimized.ops.plain" in claims.diagnosis, "the module of an op exempts no op"
 
 
 # Tails
@@ -376,6 +376,6 @@ def test_pages_that_stay_owned_are_named(trace, plant):
 
 
 def test_engine_without_observed_op_calls_does_not_pass(trace, monkeypatch):
-    """The wrapper is not there: then no call was judged, and that is said, not passed over."""
+    """Without the wrapper no call is judged, and the verdict reports that."""
     monkeypatch.setattr(calls.Calls, "wrapper", lambda self, name, op: op)
     assert found(trace, "contracts")[0].diagnosis == "no op was called, nor a graph replayed"

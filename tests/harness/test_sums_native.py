@@ -1,6 +1,6 @@
-"""What a Hopper card's matrix instructions do with sums is what `SUMS["hopper"]` says, bit by bit.
+"""`SUMS["hopper"]` describes the sums of a Hopper card's matrix instructions, bit by bit.
 
-Leaves out: other cards, and what a yardstick makes of it (`test_declared_sums.py`).
+Leaves out: other cards, and the yardstick that uses the sums (`test_declared_sums.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ CARD = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not CARD, reason="no Hopper card here")]
 HOPPER, TO, WIDTH = SUMS["hopper"], Place("trunk", 0, "logits"), 4096
 assert HOPPER is not None
-# A sum of one row: place of a term -> the number; what it comes to.
+# The sum of one row: place of a term -> the number; the result.
 ROWS: list[tuple[dict[int, float], float]] = [
-    ({0: 1.0, 1: -1.0, 2: 2.0**-25}, 2.0**-25),  # 25 bits behind the largest are kept,
+    ({0: 1.0, 1: -1.0, 2: 2.0**-25}, 2.0**-25),  # 25 bits after the largest one are kept,
     ({0: 1.0, 1: -1.0, 2: 2.0**-26}, 0.0),  # the next is not, in whatever order
     ({0: 2.0**-26, 1: 1.0, 2: -1.0}, 0.0),
     ({0: 1.0, 15: 2.0**-26, 16: -1.0}, 0.0),

@@ -1,6 +1,6 @@
-"""A run of chosen tiers: what is judged, what is said of the rest, and that a known finding hides nothing.
+"""A run of chosen tiers: it judges those, lists the others, and a known finding hides nothing.
 
-Leaves out: what each tier compares.
+Leaves out: the comparisons of each tier.
 """
 
 from __future__ import annotations

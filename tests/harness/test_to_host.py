@@ -1,6 +1,6 @@
-"""Tensors are brought to the host together as they are, one by one: bits, shapes, dtypes, and what is not asked for.
+"""Batched copies to the host keep bits, shapes and dtypes, and leave other tensors on the device.
 
-Leaves out: a device. Here every tensor counts as one of a device.
+Leaves out: a device. Here every tensor counts as a device tensor.
 """
 
 from __future__ import annotations

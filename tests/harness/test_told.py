@@ -1,4 +1,4 @@
-"""What calls of an event are told: brought once, and judged again by what they were really given.
+"""Index tensors of op calls: copied to the host once, and judged again by the values that the call really got.
 
 Leaves out: a device. Here every tensor counts as one of a device.
 """
@@ -21,7 +21,7 @@ from instep_optimized.ops.contracts import before
 
 @pytest.fixture(autouse=True)
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tensors were brought, each time that a device was asked."""
+    """The number of tensors of each copy from the device."""
     times, real = list[int](), to_host.brought
 
     def brought(tensors: Any) -> Any:
@@ -69,7 +69,7 @@ def test_index_written_between_calls_is_reported_after_the_event(strided: bool) 
 
 
 class Reads:
-    """Stands for a device's: nothing is trapped."""
+    """Replaces a device's trap: it traps nothing."""
 
     cuda = True
 
@@ -82,7 +82,7 @@ class Reads:
 
 @pytest.mark.parametrize("spoiled", [None, 1, 2])
 def test_a_later_call_is_judged_by_what_it_was_given(spoiled: int | None, asked: list[int]) -> None:
-    """An index that is written between two calls of an event, so that it points behind the rows."""
+    """An index that is overwritten between two calls of an event, so that it points past the rows."""
     reads: Any = Reads()
     calls, index, rows = Calls(True, MappingProxyType({}), reads), torch.tensor([2, 0]), torch.ones(3, 4)
 
@@ -101,7 +101,7 @@ def test_a_later_call_is_judged_by_what_it_was_given(spoiled: int | None, asked:
     wrong = 0 if spoiled is None else 3 - spoiled
     (clause,) = before("select", given(torch.tensor([2, 3]), rows))
     assert [broken.clause for broken in log["broken"]] == [clause] * wrong and log["calls"] == 3
-    assert asked == [1], "behind the event the device is asked once more, for all calls together"
+    assert asked == [1], "after the event one more copy serves all calls together"
 
 
 @pytest.mark.parametrize("works", [True, False])

@@ -54,7 +54,7 @@ def branching(model: Path) -> Trace:
 
 @pytest.fixture(scope="module")
 def three_rounds(model: Path) -> Trace:
-    """Its first rounds, with a shorter prompt: the request that is read beside windows has one itself in the last."""
+    """The first rounds with a shorter prompt; the request that prefills next to windows has one in the last round."""
     prompts = {**PROMPTS, "document-start": tuple(range(9))}
     return make(model, prompts, replace(POLICY, rounds=3, accept=(2, 3, 1, 3, 0)), model / "three-rounds.jsonl")
 
@@ -73,7 +73,7 @@ def test_rows_of_a_chain_continue_the_row_before_and_of_a_tree_their_parents(par
         (8, [0b1, 0b11, 0b111], (8, ())),  # a chain
         (8, [0b1, 0b101], (8, ((8,), (8, 10)))),
         (8, [0b1, 0b11, 0b101], (8, ((8,), (8, 9), (8, 10)))),
-        (8, [0b11], (9, ())),  # a step of the head: what it sees without a gap stands before it
+        (8, [0b11], (9, ())),  # a step of the head: the entries that it sees without a gap are before it
         (8, [0b1001], (9, ((11,),))),
     ],
     ids=str,

@@ -116,7 +116,7 @@ def test_choices_of_another_recorder_are_not_compared(tmp_path, recorded, replay
     "split", "rejected_is_plain", *(pytest.param(one, marks=WHOLE) for one in ("alone", "speculation_off")),
 ])  # fmt: skip
 def test_only_rows_of_later_mtp_layers_are_left_out(name: str, trace: Trace) -> None:
-    """Where chunks and rounds end, layers behind the first take other rows in: no wrong engine, so no finding."""
+    """Later MTP layers read other rows if chunks and rounds end elsewhere. That is correct, so it is no finding."""
     brief = replace(trace, events=trace.events[:20])
     (one,) = held(Case.of(brief, Replay(brief, Setting("ledger")).plan), relations([name]))
     assert one.verdict.exit is Exit.AGREED, one.verdict.findings[:1]

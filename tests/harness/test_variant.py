@@ -180,7 +180,7 @@ def test_a_finding_is_dropped_only_where_its_memory_is_patched():
     found = Comparison("bytes", Tier.BITWISE, 5, "forward", place, elements=1, worst=1.0, allowed=0.0, request="a")
     assert patching.replaces(found, ["b", "a"])
     assert not patching.replaces(found, ["b"]), "within a round, or preempted"
-    assert not patching.replaces(replace(found, request=None), ["a"]), "memory of nobody"
+    assert not patching.replaces(replace(found, request=None), ["a"]), "memory without an owner"
     assert not patching.replaces(replace(found, event=6), ["a"])
 
 

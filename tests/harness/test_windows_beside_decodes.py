@@ -1,6 +1,6 @@
-"""Windows beside decodes in graphs: one replay serves both, and every check sees whose rows are of which kind.
+"""Windows next to decodes in graphs: one replay serves both, and every check knows the kind of each row.
 
-Leaves out: the same eagerly, and beside prompts (`test_mixed_steps.py`), and how long it takes.
+Leaves out: the same without graphs and next to prompts (`test_mixed_steps.py`), and its speed.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_every_check_agrees_with_several_mtp_layers(tmp_path: Path) -> None:
 
 
 def test_answers_are_the_same_without_observers(model: Path) -> None:
-    """As it serves: what a replay shows is a graph of its own."""
+    """Without observers: an observed replay captures other graphs."""
     told = replay(model, order="dbca")
     (unseen,) = held(Case.of(told.trace, told.plan), relations(["unseen"]))
     assert unseen.verdict.exit is Exit.AGREED, unseen.verdict.findings[:1]
@@ -136,7 +136,7 @@ def test_op_wrong_in_mixed_launches_is_not_blamed_on_the_graph(model: Path) -> N
 
 
 def told(monkeypatch: pytest.MonkeyPatch, change: Callable[[round.Inputs], round.Inputs]) -> None:
-    """The host says something else of windows beside decodes."""
+    """The host describes windows next to decodes wrongly."""
     inputs_of = round.inputs_of
 
     def other(*given: Any) -> round.Inputs:
@@ -159,7 +159,7 @@ def test_decode_served_as_a_window_too_is_reported(model: Path, monkeypatch: pyt
 
 
 def test_tokens_after_a_root_are_not_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A window's columns hold what nobody wrote before its request was drafted for the first time."""
+    """The columns of a window are unwritten until its request gets its first drafts."""
     told(monkeypatch, lambda inputs: inputs._replace(used=torch.arange(inputs.used.numel()).view_as(inputs.used)))
     assert first(model).startswith("op embed (trunk.embedding): tokens run from")
 
@@ -174,7 +174,7 @@ def test_decodes_with_uniforms_of_windows_are_reported(model: Path, monkeypatch:
 def test_window_in_the_row_of_another_request_is_reported(
     model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Windows are counted anew, and a request remembers the row that it had in the batch."""
+    """Windows are counted separately, and a request keeps the row that it had in the batch."""
     told(monkeypatch, lambda inputs: inputs._replace(rows=(inputs.kinds[:, 0] >= 0).cumsum(0) - 1))
     assert "bytes changed in snapshot_conv row 0, which this event may not write" in first(
         model, strategy=strategy, order="dcba"

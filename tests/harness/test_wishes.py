@@ -1,6 +1,6 @@
-"""Wrong rules of the controller of step counts: told where a rule gives this wish and all that were right before.
+"""Name a wrong rule of the step controller if it gives this wish and all earlier correct ones.
 
-Leaves out: the right rules (`tests/reference`), and a controller of an engine (`test_explain_planted.py`).
+Leaves out: the correct rules (`tests/reference`), and an engine's controller (`test_explain_planted.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from instep_reference.contract.adaptive import AdaptiveFile
 FILE = AdaptiveFile.of({"candidate_steps": [0, 1, 3, 7], "ema_alpha": 0.3, "update_interval": 3, "warmup_batches": 2,
                         "down_hysteresis": -0.5, "up_hysteresis": 0.25})  # fmt: skip
 CANDIDATES = resolve(FILE, 3)
-# Accepted drafts of batches of two, one after another; an idle step stands between some of them.
+# Accepted drafts of consecutive batches of two, with idle steps between some of them.
 BATCHES = ((7, 3), (0, 3), (7, 0), (7, 2), (1, 3), None, (1, 0), (7, 3), None, (1, 3), (2, 0), (1, 3), (3, 1), (2, 7),
            (7, 3), (7, 7), (3, 7), (3, 3), (3, 3), (3, 3))  # fmt: skip
 

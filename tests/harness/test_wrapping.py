@@ -55,7 +55,7 @@ def test_wrapping_changes_arguments_and_result_alone() -> None:
     assert pool.take.cache_info().misses == 1, "the decorator stays outside"
     after = wrapped(TEXT, wrap)
     kept, now = ([ast.dump(node) for node in ast.parse(text).body[::2]] for text in (TEXT, after))
-    assert kept == now and len(kept) == 2, "an import and a function beside the class"
+    assert kept == now and len(kept) == 2, "an import and a function next to the class"
 
 
 def test_a_function_on_one_line_and_one_that_asks_its_parent_can_be_wrapped() -> None:

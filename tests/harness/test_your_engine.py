@@ -1,6 +1,6 @@
-"""The page about your own engine, word by word: its file agrees, and what it breaks is found where it says.
+"""The page about your own engine, word by word: its file agrees, and its breaks are found where it says.
 
-Leaves out: engines of the tests' own (`test_engines.py`).
+Leaves out: the tests' other engines (`test_engines.py`).
 """
 
 from __future__ import annotations
