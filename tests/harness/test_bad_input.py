@@ -106,19 +106,19 @@ def test_folders_and_nothing_where_files_should_be(instep, trace):
 def test_schema_1_trace_takes_its_drafter_from_the_recording(trace):
     header, *lines = trace.path.read_bytes().splitlines()[:-1]
     first = json.loads(header) | {"schema": 1, "replay": [{"ops": "plain", "until": 3, "drafter": "vanilla"}]}
-    del first["recording"]
+    del first["recording"], first["tensors_sha256"]
     seal(trace.path, [json.dumps(first).encode(), *lines])
     found = read(trace.path).header
     assert (found.schema, found.recording) == (SCHEMA, Recording("vanilla", "float64"))
     assert found.replay == (Part("plain", 3),)
-    assert found == replace(trace.header, replay=found.replay, recording=found.recording)
+    assert found == replace(trace.header, replay=found.replay, recording=found.recording, tensors_sha256=None)
 
 
 def test_a_trace_of_the_first_schema_has_one_drafter(trace):
     header, *lines = trace.path.read_bytes().splitlines()[:-1]
     parts = [{"ops": "ledger"}, {"ops": "plain", "drafter": "vanilla"}]
     first = json.loads(header) | {"schema": 1, "replay": parts}
-    del first["recording"]
+    del first["recording"], first["tensors_sha256"]
     seal(trace.path, [json.dumps(first).encode(), *lines])
     with pytest.raises(BadInput, match="the drafters eagle and vanilla, expected one for all parts"):
         read(trace.path)
@@ -242,6 +242,10 @@ SPOILT: dict[str, Spoil] = {
         lambda trace: weights_of(trace).rename(weights_of(trace).with_name("pytorch_model.bin")),
     "weights that are not numbers": with_tensor("model.norm.weight", lambda weight: weight[3:4].fill_(float("nan"))),
     "prompts that are not its own": with_tensor("prompt.0", lambda prompt: prompt.add_(1), beside_trace=True),
+    "a flipped byte in its tensors": with_tensor("own.2", lambda own: own[:1].add_(255 << 32), beside_trace=True),
+    "a choice outside of the vocabulary, and no digest": lambda trace: seal(
+        trace.path, lines_of(trace.header, list(trace.events)), {"own.2": torch.tensor([255 << 32])},
+    ),
     "candidates that do not follow": lambda trace: with_lines(trace, candidates=(1, 2, 3)),
     **{f"config: {field} {value}": with_config(**{field: value}) for field, value in (
         ("linear_key_head_dim", 0), ("linear_value_head_dim", 0), ("linear_num_value_heads", 3),

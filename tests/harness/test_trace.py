@@ -5,22 +5,74 @@ Leaves out: whether its events are legal (`test_event_rules.py`).
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 import torch
 
 from instep.trace import file
-from instep.trace.file import beside, read, write
+from instep.trace.file import beside, read, stamp, write
 from instep_reference.contract.errors import BadInput
 from support.traces import ROOM, header, lines_of, one_round, seal
 
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+RECORDED = {"prompt.0": torch.tensor([1, 2, 3, 4, 5]), "own.3": torch.tensor([10, 11, 12])}
+
 
 def test_a_trace_comes_back_as_it_was_written(tmp_path):
-    recorded = {"prompt.0": torch.tensor([1, 2, 3, 4, 5]), "own.3": torch.tensor([10, 11, 12])}
-    written = write(tmp_path / "t.jsonl", header(), one_round(), recorded)
+    written = write(tmp_path / "t.jsonl", header(), one_round(), RECORDED)
     back = read(tmp_path / "t.jsonl")
-    assert back.header == header() and back.events == tuple(one_round()) and back.sha256 == written.sha256
-    assert all(torch.equal(back.recorded[name], tensor) for name, tensor in recorded.items())
+    assert back.header == written.header == header(tensors_sha256=file.digest_of(RECORDED))
+    assert back.events == tuple(one_round()) and back.sha256 == written.sha256
+    assert all(torch.equal(back.recorded[name], tensor) for name, tensor in RECORDED.items())
+
+
+def test_a_trace_is_refused_when_any_byte_of_its_tensors_changes(tmp_path):
+    write(tmp_path / "t.jsonl", header(), one_round(), RECORDED)
+    stored = beside(tmp_path / "t.jsonl").read_bytes()
+    for at in range(len(stored)):
+        beside(tmp_path / "t.jsonl").write_bytes(stored[:at] + bytes([stored[at] ^ 1]) + stored[at + 1 :])
+        with pytest.raises(BadInput, match=r"t\.safetensors"):
+            read(tmp_path / "t.jsonl")
+
+
+@pytest.mark.parametrize(("name", "tensor", "complaint"), [
+    ("own.3", [9, 255 << 32], r"own\.3\[1\]: found 1095216660480, expected a token of the vocabulary or -1, -1 to 63"),
+    ("own.4", [-1, 11, 12, 13], r"own\.4\[0\]: found -1, expected a token of the vocabulary, 0 to 63"),
+    ("own.5", [4, 13], r"own\.5\[0\]: found 4, expected a number of accepted drafts, 0 to 3"),
+    ("own.5", [3, 64], r"own\.5\[1\]: found 64, expected a token of the vocabulary, 0 to 63"),
+    ("own.0", [1], r"own\.0: found a tensor, expected prompt\.N for an admit event N"),
+    ("own.x", [1], r"own\.x: found a tensor"), ("kv.3", [1], r"kv\.3: found a tensor"),
+    ("own.3", [[1]], r"own\.3: found torch\.int64 of shape \[1, 1\], expected an int64 vector"),
+    ("own.3", [0.5], r"own\.3: found torch\.float32 of shape \[1\], expected an int64 vector"),
+    ("prompt.0", [1, 2], r"prompt\.0: found other tokens, expected the prompt of t\.jsonl line 2"),
+])  # fmt: skip
+def test_a_recorded_value_out_of_range_is_refused_without_a_digest(tmp_path, name, tensor, complaint):
+    path = seal(tmp_path / "t.jsonl", lines_of(header(), one_round()), {**RECORDED, name: torch.tensor(tensor)})
+    with pytest.raises(BadInput, match=complaint):
+        read(path)
+
+
+def test_a_trace_without_a_digest_is_read_and_can_be_stamped(tmp_path):
+    path = seal(tmp_path / "t.jsonl", lines_of(header(), one_round()), RECORDED)
+    before, (warning,) = path.read_bytes().splitlines(), read(path).warnings
+    assert warning.startswith("t.jsonl has no digest of its tensors") and f"instep show {path} --stamp" in warning
+    stamped = stamp(path)
+    assert stamped.header.tensors_sha256 == file.digest_of(RECORDED) and not read(path).warnings
+    assert path.read_bytes().splitlines()[1:-1] == before[1:-1]
+
+
+def test_show_names_a_missing_digest_and_stamps_the_trace(tmp_path, instep):
+    path = seal(tmp_path / "t.jsonl", lines_of(header(), one_round()), RECORDED)
+    (warning,) = read(path).warnings
+    assert warning in instep("show", path).out
+    assert instep("show", path, "--stamp").code == 0 and warning not in instep("show", path).out
+
+
+def test_every_committed_trace_has_a_digest_of_its_tensors():
+    traces = [path for path in FIXTURES.rglob("*.jsonl") if path.parent.name != "example"]
+    assert len(traces) > 30 and not [path for path in traces if read(path).warnings]
 
 
 def test_lines_are_readable_json_with_the_header_first(tmp_path):

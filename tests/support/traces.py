@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,17 +83,18 @@ def recorded(folder: Path, told: Policy | None = None, **config: Any) -> Trace:
     return make(model, PROMPTS, told or policy(), folder / "small.jsonl")
 
 
-def seal(path: Path, lines: list[bytes]) -> Path:
-    """Write lines as a trace whose digests all agree, whatever stands in them."""
+def seal(path: Path, lines: list[bytes], tensors: Mapping[str, torch.Tensor] | None = None) -> Path:
+    """Write lines and tensors as a trace whose digests of lines agree, whatever it contains."""
     body = b"".join(line + b"\n" for line in lines)
     sha256 = hashlib.sha256(body).hexdigest()
     footer = {"events": len(lines) - 1, "sha256": sha256}
     path.write_bytes(body + msgspec.json.encode(footer) + b"\n")
     checksums = torch.tensor([zlib.crc32(line + b"\n") for line in lines])
-    save_file({CHECKSUMS: checksums}, str(beside(path)), {"trace_sha256": sha256})
+    save_file({**(tensors or {}), CHECKSUMS: checksums}, str(beside(path)), {"trace_sha256": sha256})
     return path
 
 
 def lines_of(made: Header, events: list[e.AnyEvent]) -> list[bytes]:
-    """The lines of a trace without its footer."""
+    """The lines of a trace without its footer, and without a digest of tensors: `seal` writes none."""
+    made = msgspec.structs.replace(made, tensors_sha256=None)
     return [msgspec.json.encode(made), *(msgspec.json.encode(event) for event in events)]

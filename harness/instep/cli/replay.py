@@ -17,6 +17,8 @@ from .finish import Annotate, Commit, Html, Json, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ..checks import Check
     from ..replay.replay import Outcome, Replay
     from ..replay.variant import Variant
@@ -61,6 +63,7 @@ def replay(
     from ..replay.replay import Replay
     from ..replay.variant import Variant, patch_of, swaps_of
     from ..report import data, terminal
+    from ..report.tables import say
     from ..trace.file import read
     from ..verdict import tiers_of
 
@@ -94,8 +97,13 @@ def replay(
         from ..report.tensors import files
 
         write_atomically(files(outcomes, save_tensors))
-    finish(data.of(outcomes, commit), json, lambda console: terminal.show(outcomes, console), sarif=sarif,
-           annotate=annotate, trace=loaded.path)
+
+    def report(console: Console) -> None:
+        for warning in loaded.warnings:
+            say(console, warning, style="yellow")
+        terminal.show(outcomes, console)
+
+    finish(data.of(outcomes, commit), json, report, sarif=sarif, annotate=annotate, trace=loaded.path)
 
 
 def _planned(trace: Trace, given: Given, until: int | None) -> list[Part]:

@@ -15,6 +15,8 @@ def show(
     trace: Annotated[Path | None, typer.Argument(help="A trace: the .jsonl file; left out: instep's own.")] = None,
     request: Annotated[list[str] | None, typer.Option(help="Only events that name this request; may be "
                                                          "repeated.")] = None,
+    stamp: Annotated[bool, typer.Option("--stamp", help="Write the trace again with a digest of its tensors. Its "
+                                                        "events stay as they are.")] = False,
 ) -> None:
     """Print who does what in a trace, and the room that it runs in."""
     from rich.console import Console
@@ -24,10 +26,10 @@ def show(
 
     from ..carried import trace as own_trace
     from ..report import tables
-    from ..trace.file import read
+    from ..trace import file
     from ..trace.telling import count, told
 
-    loaded = read(own_trace() if trace is None else trace)
+    loaded = (file.stamp if stamp else file.read)(own_trace() if trace is None else trace)
     lines, console, header = list(told(loaded)), Console(), loaded.header
     everybody = dict.fromkeys(name for event in loaded.events for name in named(event))
     for name in request or ():
@@ -48,4 +50,4 @@ def show(
         console, header.claim, f"{count(len(loaded.events), 'event')}, {count(len(everybody), 'request')}",
         f"room  {count(len(room.slots), 'slot')}, {count(len(room.pages), 'page')} of {room.page_size} tokens, "
         f"{room.max_tokens} tokens a step", f"steps {steps} (first {header.num_steps}){nodes}; drafter "
-        f"{header.recording.drafter}")
+        f"{header.recording.drafter}", *loaded.warnings)

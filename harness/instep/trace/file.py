@@ -1,18 +1,20 @@
 """A trace on disk: typed JSON lines, closed by a digest, and a safetensors file of what was recorded.
 
     line 1        `Header`
-    then          one event a line, in the contract's own wire format
-    last line     `Footer`: how many events, and the sha256 of all lines before
+    then          one event per line, in the contract's own wire format
+    last line     `Footer`: the number of events, and the sha256 of all lines before
 
-Beside it stands `<trace>.safetensors`, which belongs to the trace: the prompts, the recording engine's own choices at
-every event, and a checksum per line, so that an error names the edited line. Nothing is executed, unknown fields are
-refused, and either both files are written or none. Leaves out: whether the events are legal (`event_rules.py`).
+The file `<trace>.safetensors` belongs to the trace. It holds the prompts, the recording engine's own choices at every
+event, and a checksum per line, so that an error can name the edited line. The header holds a digest of the prompts and
+choices. Nothing is executed, unknown fields are refused, and either both files are written or none.
+Leaves out: whether the events are legal (`event_rules.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from instep_reference.contract.engine import Admit, AnyEvent
+from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, Forward
 from instep_reference.contract.errors import BadInput
 
 from ..atomic_write import STDOUT, writable, write_atomically
@@ -57,6 +59,14 @@ class Trace:
     recorded: Mapping[str, torch.Tensor]
     sha256: str
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences about the files themselves, for whoever reads a verdict on this trace."""
+        if self.header.tensors_sha256 is not None:
+            return ()
+        return (f"{self.path.name} has no digest of its tensors, so damage to {beside(self.path).name} can go "
+                f"unnoticed; add one with: instep show {shlex.quote(str(self.path))} --stamp",)  # fmt: skip
+
     def where(self, index: int) -> str:
         return f"{self.path.name} line {index + 2}"
 
@@ -82,9 +92,11 @@ def read(path: Path) -> Trace:
     recorded = _recorded(path, footer.sha256)
     if footer.sha256 != sha256 or footer.events != len(lines) - 2 or len(recorded[CHECKSUMS]) != len(lines) - 1:
         raise _edited(path.name, lines, recorded[CHECKSUMS])
+    _undamaged(path, header, lines[:-1], recorded)
     events = tuple(decode(line, AnyEvent, f"{path.name} line {n}") for n, line in enumerate(lines[1:-1], start=2))
     trace = Trace(path, header, events, recorded, sha256)
-    _same_prompts(trace)
+    for name in recorded.keys() - {CHECKSUMS}:
+        _possible(trace, name)
     return trace
 
 
@@ -104,14 +116,42 @@ def replaceable(path: Path) -> None:
 def write(path: Path, header: Header, events: Sequence[AnyEvent], recorded: Mapping[str, torch.Tensor]) -> Trace:
     """Write both files or neither. A file that is no part of a trace is never replaced."""
     replaceable(path)
+    header = msgspec.structs.replace(header, tensors_sha256=digest_of(recorded))
     encode = msgspec.json.Encoder().encode
     lines = [encode(header) + b"\n", *(encode(event) + b"\n" for event in events)]
+    return Trace(path, header, tuple(events), *_put(path, lines, recorded))
+
+
+def stamp(path: Path) -> Trace:
+    """Write a trace again with a digest of its tensors in the header; all else in its lines stays as it is."""
+    trace = read(path)
+    replaceable(path)
+    first, *others = path.read_bytes().splitlines(keepends=True)[:-1]
+    stamped = msgspec.json.decode(first) | {"tensors_sha256": digest_of(trace.recorded)}
+    _put(path, [msgspec.json.encode(stamped) + b"\n", *others], trace.recorded)
+    return read(path)
+
+
+def _put(path: Path, lines: list[bytes], recorded: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], str]:
     sha256 = hashlib.sha256(b"".join(lines)).hexdigest()
     tensors = {**recorded, CHECKSUMS: torch.tensor([zlib.crc32(line) for line in lines])}
-    text = b"".join([*lines, encode(Footer(len(events), sha256)) + b"\n"])
-    # The tensors first: so whoever finds the trace finds them beside it.
+    text = b"".join([*lines, msgspec.json.encode(Footer(len(lines) - 1, sha256)) + b"\n"])
+    # The tensors first, so that whoever finds a trace finds its tensors, too.
     write_atomically({beside(path): save(tensors, {"trace_sha256": sha256}), path: text})
-    return Trace(path, header, tuple(events), tensors, sha256)
+    return tensors, sha256
+
+
+def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
+    """sha256 of the names, dtypes, shapes and bytes of all tensors but the checksums of lines, in the order of names.
+
+    The checksums cannot be among them: one is that of the header, which holds this digest.
+    """
+    total = hashlib.sha256()
+    for name in sorted(tensors.keys() - {CHECKSUMS}):
+        tensor = tensors[name].contiguous()
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
 
 
 class _Opening(msgspec.Struct, frozen=True):
@@ -185,15 +225,51 @@ def _recorded(path: Path, sha256: str) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _same_prompts(trace: Trace) -> None:
-    """Refuse a trace whose admitted prompts are not the ones that stand beside it."""
-    for index, event in enumerate(trace.events):
-        prompt = trace.recorded.get(f"prompt.{index}")
-        if isinstance(event, Admit) and prompt is not None and prompt.tolist() != list(event.prompt):
-            raise BadInput(
-                f"{beside(trace.path).name}: prompt.{index}", found="other tokens",
-                expected=f"the prompt of {trace.where(index)}", hint="the trace was edited",
-            )
+def _undamaged(path: Path, header: Header, lines: list[bytes], recorded: Mapping[str, torch.Tensor]) -> None:
+    """Refuse tensors that are not the recorded ones, as far as the header has their digest."""
+    where, hint = beside(path).name, "the file was damaged or edited"
+    if recorded[CHECKSUMS].tolist() != [zlib.crc32(line) for line in lines]:
+        raise BadInput(f"{where}: {CHECKSUMS}", found="other checksums", expected=f"those of {path.name}", hint=hint)
+    stated, found = header.tensors_sha256, digest_of(recorded)
+    if stated is not None and stated != found:
+        raise BadInput(f"{where}: tensors", found=f"the digest {found[:12]}..",
+                       expected=f"{stated[:12]}.., as in {path.name} line 1", hint=hint)  # fmt: skip
+
+
+def _possible(trace: Trace, name: str) -> None:
+    """Refuse a tensor that belongs to no event, or holds a value that no recorder can have written."""
+    tensor, where = trace.recorded[name], f"{beside(trace.path).name}: {name}"
+    hint = "the file was damaged or edited"
+    kind, _, number = name.partition(".")
+    event = trace.events[int(number)] if number.isdecimal() and int(number) < len(trace.events) else None
+    if not isinstance(event, {"prompt": Admit, "own": Draft | Forward | Commit}.get(kind, ())):
+        raise BadInput(where, found="a tensor", hint=hint, expected="prompt.N for an admit event N, or own.N for a "
+                       "draft, forward or commit event N")
+    if tensor.dtype != torch.int64 or tensor.dim() != 1:
+        found = f"{tensor.dtype} of shape {list(tensor.shape)}"
+        raise BadInput(where, found=found, expected="an int64 vector", hint=hint)
+    values = tensor.tolist()
+    if isinstance(event, Admit):
+        if values != list(event.prompt):
+            raise BadInput(where, found="other tokens", expected=f"the prompt of {trace.where(int(number))}",
+                           hint="the trace was edited")
+        return
+    ranges = _ranges(trace.header, event, len(values))
+    for at, (value, (least, end, what)) in enumerate(zip(values, ranges, strict=True)):
+        if not least <= value < end:
+            raise BadInput(f"{where}[{at}]", found=value, expected=f"{what}, {least} to {end - 1}", hint=hint)
+
+
+def _ranges(header: Header, event: AnyEvent, count: int) -> list[tuple[int, int, str]]:
+    """The least value, the end and the meaning of each of an engine's own choices (`drive.own_say`)."""
+    room, vocab = header.room(), header.checkpoint.vocab
+    token, none = (0, vocab, "a token of the vocabulary"), (-1, vocab, "a token of the vocabulary or -1")
+    nodes = max(room.widest(max((*header.candidates, header.num_steps))), 1)
+    if isinstance(event, Commit):
+        return [(0, nodes, "a number of accepted drafts")] * (count // 2) + [token] * (count - count // 2)
+    if isinstance(event, Draft) and room.topk is not None:
+        return [none] * (count // 2) + [(-1, nodes, "a parent in the tree")] * (count - count // 2)
+    return [none if isinstance(event, Draft) else token] * count
 
 
 def _edited(name: str, lines: list[bytes], checksums: torch.Tensor) -> BadInput:

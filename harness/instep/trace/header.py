@@ -116,6 +116,8 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop        the token at which a path ends, or None
     created     names and versions of the recorder
     recording   the part of the recording engine's setting on which its choices depend
+    tensors_sha256  digest of the tensors in the safetensors file, `file.digest_of`; None: the trace was written before
+                there was one
     """
 
     schema: int
@@ -132,6 +134,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replay: tuple[Part, ...]
     created: dict[str, str]
     recording: Recording = Recording()
+    tensors_sha256: str | None = None
 
     def room(self) -> Capacity:
         return self.capacity.capacity()
