@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from .options import tiers_named
+from .problem import Explained, Problem, sentence
 
 if TYPE_CHECKING:
     import torch
@@ -69,14 +70,6 @@ class Raised:
 
 
 @dataclass(frozen=True)
-class Explained:
-    """by: "hypothesis", one known mistake with a sentence of its own; "bank", what may be wrong with any op."""
-
-    by: Literal["hypothesis", "bank"]
-    says: str
-
-
-@dataclass(frozen=True)
 class Sides:
     """What a finding about bits compared, for whoever explains it; wrongs: what a known mistake would leave there."""
 
@@ -93,11 +86,10 @@ class Comparison:
     place      stage, layer, component; request, slot, head and columns as far as they are known
     elements   how many numbers were compared; blocks: in how many blocks they were judged
     worst      the largest measured quantity, in the units of `allowed` (an error, a projection, a count of bytes)
-    diagnosis  a full sentence when it fails ("holds the state after 2 tokens; 3 were accepted")
+    problem    what is wrong, as a code with fields; None: nothing is
     undecided  blocks for which the check could not decide, counted and capped by the check itself; pairs: of blocks and
                wrong states, of which they are so many; 0: they are so many of the blocks
     raised     what the subject raised, if that is what the finding is about
-    explained  the part of the diagnosis that says what mistake would do this, and who made it; None: nobody did
     sides      the tensors themselves, until the finding is explained (`explain/`)
     """
 
@@ -116,14 +108,23 @@ class Comparison:
     slot: int | None = None
     head: int | None = None
     columns: tuple[int, int] | None = None
-    diagnosis: str = ""
+    problem: Problem | None = None
     raised: Raised | None = None
-    explained: Explained | None = None
     sides: Sides | None = field(default=None, repr=False, compare=False)
 
     @property
     def agrees(self) -> bool:
         return self.elements > 0 and self.worst <= self.allowed
+
+    @property
+    def diagnosis(self) -> str:
+        """The problem as a sentence, for readers: code decides by `problem` ("holds the state after 2 tokens")."""
+        return "" if self.problem is None else sentence(self.problem)
+
+    @property
+    def explained(self) -> Explained | None:
+        """The mistake that accounts for the finding; None: no known one does."""
+        return None if self.problem is None else self.problem.mistake
 
     @property
     def used(self) -> float:

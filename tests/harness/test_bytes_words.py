@@ -13,8 +13,9 @@ import msgspec
 import pytest
 import torch
 
-from instep.checks.bytes import Bytes, shifted
+from instep.checks.bytes import Bytes
 from instep.checks.poison import poisoned
+from instep.checks.windows import shifted
 from instep.observe.oracle import Oracle
 from instep.observe.row_span import RowSpan
 from instep.observe.rows import row_spans

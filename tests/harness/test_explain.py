@@ -17,13 +17,14 @@ from torch.nn import functional as F
 from instep.checks import for_labels
 from instep.checks.poison import Poison
 from instep.checks.scene import step
-from instep.explain import UNEXPLAINED, Older, bank, explained
+from instep.explain import Older, bank, explained
 from instep.explain.case import Case, Explanation
 from instep.explain.elsewhere import elsewhere
 from instep.explain.judge import best
 from instep.observe.row_span import RowSpan
 from instep.observe.rows import row_spans, rows
-from instep.verdict import Comparison, Explained, Tier
+from instep.problem import UNEXPLAINED, Explained, Problem
+from instep.verdict import Comparison, Tier
 from instep_reference import gdn
 from instep_reference.attention import attend, rotate
 from instep_reference.contract.engine import Forward
@@ -283,8 +284,8 @@ def test_a_contract_that_is_broken_there_is_quoted(scene):
     context = scene.packed(second=False)
     found = scene.said(m.with_rows(context, place, lambda x: 2 * x))[0]
     broken = Comparison("contracts", Tier.IDENTITY, context.index, context.kind, place, 1, 1.0, 0.0,
-                        diagnosis="op gated_norm (trunk.0.gated): z is torch.bfloat16")  # fmt: skip
-    both = explained([broken, replace(found, diagnosis="far off")], context, None, Older())
+                        problem=Problem("broken_contract", "op gated_norm: z is torch.bfloat16"))  # fmt: skip
+    both = explained([broken, replace(found, problem=Problem("differs", "far off"))], context, None, Older())
     assert both[0] == broken
     assert both[1].diagnosis.endswith(f"; its contract is broken there: {broken.diagnosis}")
 
@@ -327,9 +328,9 @@ def test_findings_beyond_the_first_places_are_left_as_they_are(scene):
 
 def test_what_explains_another_requests_poison_is_told_and_explains_it_not(monkeypatch):
     one = Comparison(Poison.name, Tier.BITWISE, 0, "commit", Place("trunk", 0, "state"), 4, 4.0, 0.0, request="a",
-                     diagnosis="is poison")  # fmt: skip
+                     problem=Problem("poison", "is poison"))  # fmt: skip
     known = {"a": Explained("bank", "is all zero"), "b": None}
-    monkeypatch.setattr(bank, "_said", lambda finding, *_: (known[finding.request], ""))
+    monkeypatch.setattr(bank, "_said", lambda finding, *_: known[finding.request])
     first, second = bank.explained([one, replace(one, request="b")], SimpleNamespace(index=0), None, None)
     assert first.explained == known["a"] and second.explained is None
     assert 'is all zero (seen in request "a"); is poison' in second.diagnosis

@@ -15,10 +15,11 @@ import torch
 
 from instep.checks.directed import scene_of
 from instep.checks.scene import Scene, add
-from instep.explain import UNEXPLAINED, Older, explained
+from instep.explain import Older, explained
 from instep.observe.context import EventContext
 from instep.observe.recomputation import Recomputation
-from instep.verdict import Explained, Tier
+from instep.problem import UNEXPLAINED, Explained, Problem
+from instep.verdict import Tier
 from instep_reference.contract.engine import Commit
 from support import contexts as m
 from support.explaining import Scenario, with_row
@@ -135,7 +136,7 @@ def test_the_bank_overrides_a_wrong_state_that_is_only_the_nearest(scene, change
     context = of_state(scene, change)
     size = scene.said(context)[0]
     named = Explained("hypothesis", "holds the state from before the step")
-    leans = replace(size, check="directed", tier=Tier.DIRECTED, diagnosis=named.says, explained=named)
+    leans = replace(size, check="directed", tier=Tier.DIRECTED, problem=Problem("identified", mistake=named))
     oracle, older = scene.oracle(), Older()
     for earlier in scene.contexts[: context.index]:
         oracle.at(earlier), older(earlier)

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from instep.explain import UNEXPLAINED
 from instep.faults import TRACES, by_id
 from instep.faults.base import Edit
+from instep.problem import UNEXPLAINED
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace, read

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from instep.problem import Problem
 from instep.replay.declared import Declared
 from instep.replay.history import History, Text
 from instep.replay.replay import Outcome
@@ -23,10 +24,10 @@ from instep_reference.contract.place import Place
 STATE = Place("trunk", 3, "state")
 
 
-def comparison(**changes: Any) -> Comparison:
+def comparison(diagnosis: str = "", **changes: Any) -> Comparison:
     fields: dict[str, Any] = {
         "check": "directed", "tier": Tier.DIRECTED, "event": 41, "kind": "commit", "place": STATE, "elements": 64,
-        "worst": 0.1, "allowed": 0.5, "blocks": 8,
+        "worst": 0.1, "allowed": 0.5, "blocks": 8, "problem": Problem.of(diagnosis),
     }
     return Comparison(**{**fields, **changes})
 

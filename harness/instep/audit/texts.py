@@ -16,6 +16,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 from instep_reference.sampling import Drawing
 
 from ..generate.drawings import Drawn, drawn_at
+from ..problem import Problem
 from ..trace.event_rules import EventRules
 from ..verdict import Comparison, Tier
 
@@ -140,7 +141,7 @@ def counted(
     says = f"{of}, and refused one that is its own bonus, token {path.bonus}: acceptance takes it"
     return Comparison(
         "counts", Tier.IDENTITY, event, kind, PICK, elements=1, worst=float(bool(refused)), allowed=0.0,
-        request=name, diagnosis=says if refused else "",
+        request=name, problem=Problem("differs", says) if refused else None,
     )
 
 

@@ -23,6 +23,7 @@ from ..checks.allowance import LUCK, MARGIN_ERRORS, REDRAWS
 from ..checks.draws import SINGLE, against
 from ..checks.judge import Chosen, Ties, granted
 from ..checks.reach import Row, sure
+from ..problem import Problem
 from ..verdict import Comparison, Exit, Tier, Verdict
 from .scores import Scores, scored, whole_rows
 from .texts import PICK, Text
@@ -143,7 +144,7 @@ def _compared(text: Text, one: Measured, found: Judged) -> Iterator[Comparison]:
         yield AtToken(
             "tokens", Tier.DECISIONS, origin.event, origin.kind, PICK, elements=1, worst=float(part[row]), allowed=1.0,
             request=text.request, token=token, position=len(text.prompt) + token,
-            diagnosis=f"{origin.role} is {text.said[token]}; {_says(text, one, token)}",
+            problem=Problem("differs", f"{origin.role} is {text.said[token]}; {_says(text, one, token)}"),
         )
     rest = len(part) - int(wrong.sum())
     if rest:

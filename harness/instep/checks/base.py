@@ -15,6 +15,7 @@ from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ..observe.context import EventContext
 from ..observe.memory import pattern
+from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 
 # Where findings stand that belong to no layer: owners, slots and pages, configurations, graphs, host reads.
@@ -50,7 +51,7 @@ def exact(
         check.name, check.tier, context.index, context.kind, place,
         elements=max(len(right), 1) if isinstance(right, Sized) else 1, worst=float(wrong), allowed=0.0,
         request=request, slot=slot_of(context, request),
-        diagnosis=f"{says.format(found)}; expected {right}" if wrong else "",
+        problem=Problem("differs", f"{says.format(found)}; expected {right}") if wrong else None,
     )  # fmt: skip
 
 
@@ -72,10 +73,11 @@ def in_batch(
     exchanged = len(owners) == len(wrong) > 1 and set(ours.values()) == owners.keys()
     for name in right:
         result = exact(check, context, place, found.get(name), right[name], says, name)
-        if result.diagnosis and exchanged:
+        if result.problem is not None and exchanged:
             whose = f'request "{owners[ours[name]]}"'
             told = f"it grew by what {whose} was to take" if before else f"it is that of {whose}"
-            result = replace(result, diagnosis=f"{result.diagnosis}: {told}, as in a batch of another order")
+            clause = f"{result.problem.clause}: {told}, as in a batch of another order"
+            result = replace(result, problem=Problem("identified", clause))
         yield result
 
 
@@ -85,7 +87,7 @@ def said_of(
     """Sentences about what is wrong in `elements` things that were looked at; none: all of them are right."""
     return Comparison(
         check.name, check.tier, context.index, context.kind, place, elements=elements, worst=float(len(said)),
-        allowed=0.0, request=request, slot=slot_of(context, request), diagnosis="; ".join(said),
+        allowed=0.0, request=request, slot=slot_of(context, request), problem=Problem.of("; ".join(said)),
     )  # fmt: skip
 
 

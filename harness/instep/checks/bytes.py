@@ -6,7 +6,7 @@ slots and positions they are comes from the trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -25,10 +25,11 @@ from ..observe.pools import stands
 from ..observe.row_span import RowSpan
 from ..observe.rows import row_spans, rows
 from ..observe.storage import entries, narrower
+from ..problem import Moved, Problem
 from ..verdict import Comparison, Sides, Skipped, Tier
-from .base import counted, exact, held, slot_of
-from .branches import beside
+from .base import counted, exact, slot_of
 from .prefixes import FINAL, of_others, of_prefix, older_rows, other_rows, others_kept, with_last
+from .windows import shifted, wrong_windows
 
 # (field of RequestState, stage whose rows feed it, component of those rows, component of the memory)
 CACHES = (
@@ -38,9 +39,6 @@ CACHES = (
     ("draft_values", "extend", "value", "values"),
 )
 
-CAME_BACK = "comes back otherwise than it was kept"
-WENT = "goes to the host otherwise than it was kept"
-FORBIDDEN = "which this event may not write"
 
 # What a round begins with: draft 1, the head's row behind it, and the root.
 PROPOSAL, PROPOSED = Place("extend", AFTER_LAYERS, "pick"), Place("extend", AFTER_LAYERS, "final")
@@ -103,8 +101,8 @@ class Bytes:
         return Comparison(
             self.name, self.tier, context.index, context.kind, place, elements=trespass.bytes,
             worst=float(trespass.bytes), allowed=0.0, request=request, slot=slot,
-            diagnosis=f"{counted(trespass.bytes, 'byte')} changed in {where}{region.name} {region.by} {unit}, "
-            f"{FORBIDDEN}{_as_if(trespass)}",
+            problem=Problem("forbidden_write", f"{counted(trespass.bytes, 'byte')} changed in {where}{region.name} "
+                            f"{region.by} {unit}, which this event may not write{_as_if(trespass)}"),
         )  # fmt: skip
 
     def _ran(self, context: EventContext, span: RowSpan, forward: LastForward) -> Iterator[Comparison | Skipped]:
@@ -242,17 +240,15 @@ class Bytes:
         declared = rows if self.oracle is None else read_as(self.oracle.rounds.get(result.place.component, rows))
         if found is None or not narrower(found.dtype, declared):
             return result
-        said = "; ".join(filter(None, (f"is {found.dtype}, {declared} is declared", result.diagnosis)))
-        return replace(result, worst=max(result.worst, 1.0), diagnosis=said)
+        problem = replace(result.problem or Problem("missing"), dtypes=(str(found.dtype), str(declared)))
+        return replace(result, worst=max(result.worst, 1.0), problem=problem)
 
     def _came_back(self, context: EventContext, event: Load | Resume) -> Iterator[Comparison]:
         """What was preempted or saved comes back bit by bit."""
         kept, name = kept_of(context, event), event.request
         bits = kept is not None and name not in context.shown.rebuilt and context.shown.memory(name)
         for result in self._unchanged(context, name, self._extended(context, kept.state)) if bits and kept else ():
-            how = "" if result.agrees else draft_alone(context, result.place)
-            said = result.diagnosis and f"{CAME_BACK}: {how}{result.diagnosis}"
-            yield replace(result, diagnosis=said)
+            yield came_back(context, result)
 
     def _moved_whole(self, context: EventContext, event: Offload | Fetch) -> Iterator[Comparison]:
         """A prefix is on the host what it was on the device, and back on the device what it was on the host."""
@@ -266,8 +262,10 @@ class Bytes:
                 others = partial(others_kept, context, event.name, place, due, kept.state.length)
                 result = replace(result, request=None, slot=None,
                                  sides=result.sides and replace(result.sides, wrongs=others))  # fmt: skip
-                said = result.diagnosis and f"{WENT if isinstance(event, Offload) else CAME_BACK}: {result.diagnosis}"
-                yield of_prefix(event.name, replace(result, diagnosis=said))
+                if result.problem is not None:
+                    moved: Moved = "to host" if isinstance(event, Offload) else "back"
+                    result = replace(result, problem=replace(result.problem, moved=moved))
+                yield of_prefix(event.name, result)
 
     def _extended(self, context: EventContext, kept: RequestState) -> RequestState:
         """What a copy becomes when it is loaded: of a prefix the draft head takes in the last rows, at this event."""
@@ -302,20 +300,22 @@ class Bytes:
     def _same(
         self, context: EventContext, place: Place, request: str, found: torch.Tensor | None, right: torch.Tensor
     ) -> Comparison:
-        elements, wrong, said, sides = right.numel(), 0, "", None
+        elements, wrong, sides, problem = right.numel(), 0, None, None
         if found is None or found.shape != right.shape:
-            wrong, said = 1, f"has {'nothing' if found is None else tuple(found.shape)}; expected {tuple(right.shape)}"
+            has = "nothing" if found is None else tuple(found.shape)
+            wrong, problem = 1, Problem("missing", f"has {has}; expected {tuple(right.shape)}")
         elif found.dtype != right.dtype:
-            wrong, said = 1, f"is {found.dtype}; expected {right.dtype}"
+            wrong, problem = 1, Problem("missing", f"is {found.dtype}; expected {right.dtype}")
         elif not torch.equal(bits(found), bits(right)):
             off = bits(found) != bits(right)
             wrong = int(off.sum()) * right.element_size()
             first = tuple(off.nonzero()[0].tolist())
-            said = f"{wrong} of {elements * right.element_size()} bytes differ, the first at {first}"
+            total = elements * right.element_size()
+            problem = Problem("differs", f"{wrong} of {total} bytes differ, the first at {first}")
             sides = Sides(found, right)
         return Comparison(
             self.name, self.tier, context.index, context.kind, place, elements=elements, worst=float(wrong),
-            allowed=0.0, request=request, slot=slot_of(context, request), diagnosis=said, sides=sides,
+            allowed=0.0, request=request, slot=slot_of(context, request), problem=problem, sides=sides,
         )  # fmt: skip
 
 
@@ -323,6 +323,14 @@ def kept_of(context: EventContext, event: Load | Resume) -> KeptCopy | None:
     """What the event is to bring back."""
     copies = context.earlier.saved if isinstance(event, Load) else context.earlier.preempted
     return copies.get(event.name if isinstance(event, Load) else event.request)
+
+
+def came_back(context: EventContext, result: Comparison) -> Comparison:
+    """The comparison as one of memory that a load or a resume brought back."""
+    if result.problem is None:
+        return result
+    draft = draft_alone(context, result.place)
+    return replace(result, problem=replace(result.problem, moved="back", draft=draft))
 
 
 def draft_alone(context: EventContext, place: Place) -> str:
@@ -366,34 +374,6 @@ def _others(forward: LastForward, request: str, layer: int) -> Iterator[tuple[st
         window = before.conv.get(layer)
         if name != request and window is not None and fed is not None:
             yield name, window if before.length else torch.zeros_like(window), fed
-
-
-def wrong_windows(
-    before: torch.Tensor, fed: torch.Tensor, nodes: Sequence[int], verb: str,
-    others: Iterable[tuple[str, torch.Tensor, torch.Tensor]], parents: Sequence[int] | None = None,
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a conv window [C, W-1] would be if a known mistake had been made, and the sentence that says so.
-
-    nodes: the rows of fed [n, C] that came in; parents: of all of them, where they are a tree
-    """
-    line = fed if parents is None else fed[list(nodes)]
-    for count in range(len(line) + 1):
-        yield held("window", count, len(nodes), verb), shifted(before, line[:count])
-    for says, rows_taken in () if parents is None else beside("window", parents, nodes):
-        yield says, shifted(before, fed[list(rows_taken)])
-    begun = shifted(torch.zeros_like(before), fed[list(nodes)])
-    yield "was begun anew: what came before these tokens is lost", begun
-    yield "is all zero", torch.zeros_like(before)
-    for name, window, theirs in others:
-        for count in range(len(theirs) + 1):
-            after = f"after {counted(count)}" if count else "from before the step"
-            yield f'holds the window of request "{name}" {after}', shifted(window, theirs[:count])
-
-
-def shifted(window: torch.Tensor, fed: torch.Tensor) -> torch.Tensor:
-    """The last W-1 inputs of a conv: window [C, W-1], oldest first, after rows fed [n, C] -> [C, W-1]."""
-    width = window.shape[1]
-    return torch.cat((window, fed.to(window.dtype).T), 1)[:, fed.shape[0] : fed.shape[0] + width]
 
 
 def _picked(rows: torch.Tensor | None, nodes: list[int]) -> torch.Tensor | None:

@@ -16,6 +16,7 @@ from instep_reference.contract.meaning import Positions
 from ..observe.context import EventContext
 from ..observe.event_log import EventLog, Room
 from ..observe.pools import stands
+from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 
 ALIGNED = 16  # elements of a pitch, bytes of a base: what kernels may rely on (2-semantics, Invariance)
@@ -64,7 +65,7 @@ def judged(
                  if has < needed]  # fmt: skip
         yield Comparison(
             Capacity.name, Capacity.tier, event, kind, stands(region).place, elements=len(needs),
-            worst=float(len(short)), allowed=0.0, diagnosis="; ".join(short),
+            worst=float(len(short)), allowed=0.0, problem=Problem.of("; ".join(short)),
         )  # fmt: skip
 
 

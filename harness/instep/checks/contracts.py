@@ -19,6 +19,7 @@ from ..observe.growth import grown_of
 from ..observe.row_span import RowSpan
 from ..observe.rows import row_spans
 from ..observe.tree_forms import lines
+from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, counted, op_at, slot_of
 
@@ -94,7 +95,8 @@ class Contracts:
     ) -> Comparison:
         return Comparison(
             self.name, self.tier, context.index, context.kind, place, elements=elements, worst=float(bool(said)),
-            allowed=0.0, blocks=blocks, request=request, slot=slot_of(context, request), diagnosis=said,
+            allowed=0.0, blocks=blocks, request=request, slot=slot_of(context, request),
+            problem=Problem.of(said, "broken_contract"),
         )  # fmt: skip
 
 
@@ -107,7 +109,7 @@ def broken(log: EventLog, event: int, kind: str) -> list[Comparison]:
         place = clause.place or NOWHERE
         found.append(Comparison(
             Contracts.name, Contracts.tier, event, kind, place, elements=1, worst=float(times), allowed=0.0,
-            diagnosis=said,
+            problem=Problem("broken_contract", said),
         ))  # fmt: skip
     return found
 

@@ -17,6 +17,7 @@ from instep_reference.sampling import probabilities
 from ..observe.context import EventContext
 from ..observe.row_span import RowSpan
 from ..observe.rows import parted, row_spans, rows
+from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from .allowance import MARGIN_ERRORS
 from .base import exact, slot_of
@@ -116,7 +117,7 @@ class Decisions:
         return Comparison(
             self.name, self.tier, context.index, context.kind, place, elements=span.logit_rows, blocks=span.logit_rows,
             undecided=choices.ties, worst=choices.worst, allowed=1.0, request=span.request,
-            slot=slot_of(context, span.request), diagnosis=said if choices.differs.any() else "",
+            slot=slot_of(context, span.request), problem=Problem.of(said) if choices.differs.any() else None,
         )  # fmt: skip
 
     def _drafts(self, context: EventContext, event: Draft) -> Iterator[Comparison]:
@@ -140,7 +141,7 @@ class Decisions:
                     self.name, self.tier, context.index, context.kind, place._replace(component="pick"), elements=1,
                     undecided=choices.ties, worst=choices.worst if known else math.inf, allowed=1.0,
                     request=span.request, slot=slot_of(context, span.request),
-                    diagnosis=said if choices.worst > 1 or not known else "",
+                    problem=Problem.of(said) if choices.worst > 1 or not known else None,
                 )  # fmt: skip
 
     def _accepted(self, context: EventContext, event: Commit) -> Iterator[Comparison | Skipped]:

@@ -22,7 +22,8 @@ from ..observe.recomputation import Recomputation
 from ..observe.rows import rows
 from ..observe.storage import CUT, HEADS, TURNED, State, before_rounding, narrower
 from ..observe.updates import UPDATE, due
-from ..verdict import Comparison, Explained, Skipped, Tier
+from ..problem import Explained, Problem
+from ..verdict import Comparison, Skipped, Tier
 from .base import counted, slot_of
 from .measure import Spot, measured
 from .prefixes import of_prefix
@@ -64,8 +65,8 @@ class Derived:
     ) -> Comparison:
         stored = None if found is None else self.stored(spot.place.component, found, sampled)
         result = measured(spot, found, truth, sampled, stored=stored, scale=scale)
-        if found is not None and found.dtype != stored and result.diagnosis:
-            return replace(result, diagnosis=f"is {found.dtype}, {stored} is declared; {result.diagnosis}")
+        if found is not None and found.dtype != stored and result.problem is not None:
+            return replace(result, problem=replace(result.problem, dtypes=(str(found.dtype), str(stored))))
         return result
 
     def stored(self, component: str, found: torch.Tensor, sampled: torch.Tensor) -> torch.dtype:
@@ -89,12 +90,12 @@ class Derived:
                 for says, other in fell(piece, kinds, stored.seed, slot) if stored.seed is not None else ():
                     x = before_rounding(found, truth, stored, other)
                     if measured(self._spot(context, piece, "state"), x, truth, sampled, stored=grants).agrees:
-                        result = replace(result, diagnosis=f"{says}; {result.diagnosis}",
-                                         explained=Explained("hypothesis", says))  # fmt: skip
+                        clause = "" if result.problem is None else result.problem.clause
+                        result = replace(result, problem=Problem("identified", clause, Explained("hypothesis", says)))
                         break
             if fits and found is not None and stored is not None and found.dtype != read_as(stored):
-                said = "; ".join(filter(None, (f"is {found.dtype}, {stored} is declared", result.diagnosis)))
-                result = replace(result, worst=math.inf, diagnosis=said)
+                problem = replace(result.problem or Problem("missing"), dtypes=(str(found.dtype), str(stored)))
+                result = replace(result, worst=math.inf, problem=problem)
             yield of_prefix(piece.prefix, result)
 
     def _spot(self, context: EventContext, piece: Recomputation, component: str) -> Spot:

@@ -17,7 +17,8 @@ from ..observe.context import EventContext
 from ..observe.handed_over import handed_over
 from ..observe.oracle import Oracle
 from ..observe.recomputation import Recomputation
-from ..verdict import Comparison, Explained, Skipped, Tier
+from ..problem import Explained, Problem, sentence
+from ..verdict import Comparison, Skipped, Tier
 from .allowance import COLUMNS, DITHERED, LEANING, MORE_DRAWS, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, UNDECIDED_CAP
 from .base import slot_of
 from .branches import branches
@@ -25,7 +26,6 @@ from .hypotheses import wrong_states
 from .prefixes import of_prefix
 from .scene import Scene, Wrong
 
-UNKNOWN = "unknown"  # how a diagnosis begins that names nothing
 WINDOWS = ("verify", "commit")  # kinds of rows whose updates may be kept
 
 
@@ -60,7 +60,8 @@ class Directed:
             yield Comparison(
                 "undecidable", self.tier, context.index, context.kind, pieces[-1].place("state"), elements=pairs,
                 worst=undecided / pairs, allowed=UNDECIDED_CAP, undecided=undecided,
-                diagnosis=f"{undecided} of {pairs} wrong states could not be told from the right one",
+                problem=Problem(
+                    "undecided", f"{undecided} of {pairs} wrong states could not be told from the right one"),
             )  # fmt: skip
 
     def _comparison(
@@ -72,8 +73,7 @@ class Directed:
             elements=min(compared, found.numel()), blocks=looked.blocks, undecided=looked.undecided,
             pairs=looked.pairs, worst=looked.worst, allowed=PROJECTION_LIMIT, request=piece.request,
             slot=slot_of(context, piece.request),
-            head=looked.head, columns=(begin, min(begin + COLUMNS, found.shape[2]) - 1), diagnosis=looked.diagnosis,
-            explained=Explained("hypothesis", looked.diagnosis) if looked.named else None,
+            head=looked.head, columns=(begin, min(begin + COLUMNS, found.shape[2]) - 1), problem=looked.problem,
         )  # fmt: skip
 
 
@@ -91,11 +91,11 @@ class Looked:
     blocks: int
     pairs: int
     undecided: int
-    diagnosis: str
+    problem: Problem | None
 
     @property
-    def named(self) -> bool:
-        return bool(self.diagnosis) and not self.diagnosis.startswith(UNKNOWN)
+    def diagnosis(self) -> str:
+        return "" if self.problem is None else sentence(self.problem)
 
 
 Draw = Callable[[int], torch.Tensor]  # so many further correct states [draws, HV, K, V], or as many as there are left
@@ -144,13 +144,12 @@ def look(
     counts = int((decides.any(0) | leans).sum()), int(differs.sum()), int((differs & ~decides).sum())
     if not leans.any():
         worst, head, group = _worst(largest)
-        return Looked(max(worst, 0.0), head, group, *counts, "")
+        return Looked(max(worst, 0.0), head, group, *counts, None)
     head, group = (int(i) for i in leans.nonzero()[0])
-    sentences, projection = _nearest(error[leans], towards[:, leans], wrong)
     where = f", in {int(leans.sum())} of {leans.numel()} blocks" if not leans.all() else ""
-    also = f" [equal bits: {'; '.join(sentences[1:])}]" if sentences[1:] else ""
+    problem, projection = _nearest(error[leans], towards[:, leans], wrong, where)
     worst = _worst(largest)[0] if projection is None else projection
-    return Looked(worst, head, group, *counts, f"{sentences[0]}{where}{also}")
+    return Looked(worst, head, group, *counts, problem)
 
 
 def grouped(state: torch.Tensor) -> torch.Tensor:
@@ -225,18 +224,23 @@ def _worst(largest: torch.Tensor) -> tuple[float, int, int]:
 
 
 def _nearest(
-    error: torch.Tensor, towards: torch.Tensor, wrong: Sequence[Wrong]
-) -> tuple[list[str], float | None]:
-    """The wrong states that stand nearest over all blocks that lean, equal bits together, and the projection on them.
+    error: torch.Tensor, towards: torch.Tensor, wrong: Sequence[Wrong], where: str
+) -> tuple[Problem, float | None]:
+    """The wrong states that are nearest over all blocks that lean, equal bits together, and the projection on them.
+
+    where: in which blocks, as the end of a clause
 
     Shapes:  error [blocks, elements]   towards [hypotheses, blocks, elements]
     """
     distance = torch.linalg.vector_norm((error - towards).flatten(1), dim=1)
     if not torch.isfinite(distance).all():
-        return ["holds a number that is not finite"], None
+        return Problem("not_finite", mistake=Explained("hypothesis", f"holds a number that is not finite{where}")), None
     nearest = int(distance.argmin())
     direction = towards[nearest]
     if distance[nearest] > NEAR * torch.linalg.vector_norm(direction):
-        return [f"{UNKNOWN}: near to none of {len(wrong)} wrong states"], None
+        return Problem("unidentified", f"unknown: near to none of {len(wrong)} wrong states{where}"), None
     equal = [w.sentence for w, t in zip(wrong, towards, strict=True) if torch.equal(t, direction)]
-    return list(dict.fromkeys(equal)), float((error * direction).sum() / direction.square().sum())
+    first, *others = dict.fromkeys(equal)
+    also = f" [equal bits: {'; '.join(others)}]" if others else ""
+    problem = Problem("identified", mistake=Explained("hypothesis", f"{first}{where}{also}"))
+    return problem, float((error * direction).sum() / direction.square().sum())

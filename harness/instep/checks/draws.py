@@ -21,7 +21,8 @@ from ..observe.context import EventContext
 from ..observe.row_span import RowSpan
 from ..observe.rows import row_spans, rows
 from ..observe.tree_forms import depths
-from ..verdict import Comparison, Explained, Tier
+from ..problem import Problem
+from ..verdict import Comparison, Tier
 from .base import slot_of
 from .reach import Row, part
 
@@ -74,8 +75,7 @@ class Draws:
         return Comparison(
             self.name, self.tier, context.index, context.kind, PICK, elements=len(own), blocks=len(own),
             undecided=sum(0 < one <= 1 for one in parts), worst=parts[row], allowed=1.0, request=span.request,
-            slot=slot_of(context, span.request), diagnosis=f"{told}: {why}" if why else told,
-            explained=Explained("hypothesis", why) if why else None,
+            slot=slot_of(context, span.request), problem=Problem.of(told, known=why),
         )  # fmt: skip
 
 
@@ -117,22 +117,27 @@ def wrong_way(one: Said, said: Sequence[Said], beside: Beside) -> str | None:
     Few tokens cannot tell some of them from each other: then the first ones are said.
     """
     fitting = [_fitting(other, beside) for other in said if other.own != drawn(other.logits, other.drawing)]
-    shared = Counter(stem for sentences in fitting for stem in set(map(_stem, sentences)))
+    shared = Counter(what for mistakes in fitting for what in {mistake.what for mistake in mistakes})
     mine = _fitting(one, beside)
-    most = max((shared[_stem(sentence)] for sentence in mine), default=0)
-    return ", or ".join([sentence for sentence in mine if shared[_stem(sentence)] == most][:TOLD]) or None
+    most = max((shared[mistake.what] for mistake in mine), default=0)
+    return ", or ".join([str(mistake) for mistake in mine if shared[mistake.what] == most][:TOLD]) or None
 
 
-def _fitting(one: Said, beside: Beside) -> list[str]:
-    return [sentence for sentence, tokens in _mistakes(one, beside) if tokens == one.own]
+class Mistake(NamedTuple):
+    """A mistake in drawing. request: the other request whose values it takes, if it takes another one's."""
+
+    what: str
+    request: str | None = None
+
+    def __str__(self) -> str:
+        return self.what if self.request is None else f'{self.what} of request "{self.request}"'
 
 
-def _stem(sentence: str) -> str:
-    """A mistake, whoever the request is that it names."""
-    return sentence.partition(" request ")[0]
+def _fitting(one: Said, beside: Beside) -> list[Mistake]:
+    return [mistake for mistake, tokens in _mistakes(one, beside) if tokens == one.own]
 
 
-def _mistakes(one: Said, beside: Beside) -> Iterator[tuple[str, list[int]]]:
+def _mistakes(one: Said, beside: Beside) -> Iterator[tuple[Mistake, list[int]]]:
     span, drawing, x, own, _ = one
     sampling, uniforms = drawing.sampling, drawing.uniforms
     right = probabilities(x, sampling)
@@ -141,21 +146,21 @@ def _mistakes(one: Said, beside: Beside) -> Iterator[tuple[str, list[int]]]:
         ("the children's probabilities are not cumulated", {"restarted": True}),
         ("the final draw takes the uniform of its node", {"by_node": True}),
     ):
-        yield sentence, choices(right, drawing, **how)
+        yield Mistake(sentence), choices(right, drawing, **how)
     for other, theirs in beside.items():
         if other != span.request:
             one_like = replace(drawing, uniforms=_laid_out(theirs, len(own)))
-            yield f'with the uniforms of request "{other}"', drawn(x, one_like)
+            yield Mistake("with the uniforms", other), drawn(x, one_like)
             like = x.argmax(-1).tolist() if theirs is None else drawn(x, replace(drawing, sampling=theirs.sampling))
-            yield f'with the temperature, top-k and top-p of request "{other}"', like
-    yield "it took the argmax", x.argmax(-1).tolist()
-    yield "with uniforms of 0", drawn(x, replace(drawing, uniforms=_laid_out(None, len(own))))
+            yield Mistake("with the temperature, top-k and top-p", other), like
+    yield Mistake("it took the argmax"), x.argmax(-1).tolist()
+    yield Mistake("with uniforms of 0"), drawn(x, replace(drawing, uniforms=_laid_out(None, len(own))))
     for sentence, turned in (
         ("each node takes the uniform of the node after it", (*uniforms[1:-1], uniforms[0], uniforms[-1])),
         ("each node takes the uniform of the node before it", (uniforms[-2], *uniforms[:-2], uniforms[-1])),
         ("each node takes the uniform of its depth", _by_depth(drawing)),
     ) if len(own) > 1 else ():
-        yield sentence, drawn(x, replace(drawing, uniforms=turned))
+        yield Mistake(sentence), drawn(x, replace(drawing, uniforms=turned))
     for sentence, changed in (
         ("temperature is left out", Sampling(1.0, sampling.top_k, sampling.top_p)),
         ("top-k is left out", Sampling(sampling.temperature, None, sampling.top_p)),
@@ -164,11 +169,11 @@ def _mistakes(one: Said, beside: Beside) -> Iterator[tuple[str, list[int]]]:
          Sampling(1 / sampling.temperature, sampling.top_k, sampling.top_p)),
     ):
         if changed != sampling:
-            yield sentence, drawn(x, replace(drawing, sampling=changed))
+            yield Mistake(sentence), drawn(x, replace(drawing, sampling=changed))
     if sampling.top_p is not None:
         kept = probabilities(x, Sampling(1.0, sampling.top_k, sampling.top_p)) > 0
         scores = torch.where(kept, x / fp32(sampling.temperature, x), -torch.inf)
-        yield "top-p is applied before the temperature", choices(scores.softmax(-1), drawing)
+        yield Mistake("top-p is applied before the temperature"), choices(scores.softmax(-1), drawing)
 
 
 def choices(

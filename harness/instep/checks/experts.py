@@ -20,6 +20,7 @@ from ..observe.oracle import Oracle
 from ..observe.recomputation import Recomputation
 from ..observe.routes import Route, scores_of
 from ..observe.rows import parted, rows
+from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from .base import slot_of
 from .draws import PICK
@@ -81,7 +82,7 @@ class Experts:
         yield Comparison(
             self.name, self.tier, context.index, context.kind, piece.place("mlp"), elements=len(differs),
             blocks=len(differs), undecided=choices.ties, worst=choices.worst, allowed=1.0, request=piece.request,
-            slot=slot_of(context, piece.request), diagnosis=said,
+            slot=slot_of(context, piece.request), problem=Problem.of(said),
         )  # fmt: skip
 
     def _router(self, piece: Recomputation) -> torch.Tensor | None:

@@ -17,7 +17,8 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..observe.context import EventContext
 from ..observe.growth import Growth, grown_of
-from ..verdict import Comparison, Explained, Skipped, Tier
+from ..problem import Problem
+from ..verdict import Comparison, Skipped, Tier
 from .base import exact, slot_of
 from .judge import Chosen, Ties
 from .propagated import carried
@@ -73,8 +74,7 @@ class Grown:
         return Comparison(
             self.name, Tier.IDENTITY if context.rounded is None else self.tier, context.index, context.kind, PLACE,
             elements=len(due[0]) * 2, undecided=int(differs and worst <= 1), worst=worst, allowed=1.0, request=name,
-            slot=slot_of(context, name), diagnosis=f"{said}: {why}" if why else said,
-            explained=Explained("hypothesis", why) if why else None,
+            slot=slot_of(context, name), problem=Problem.of(said, known=why),
         )  # fmt: skip
 
     def _chosen(self, context: EventContext, name: str, ours: Growth, truth: Growth, noise: float) -> Comparison:
@@ -101,7 +101,7 @@ class Grown:
         return Comparison(
             self.name, self.tier, context.index, context.kind, PLACE._replace(stage=f"chain.{at}"),
             elements=2 * context.expected.grown, undecided=choices.ties, worst=worst, allowed=1.0, request=name,
-            slot=slot_of(context, name), diagnosis=said if worst > 1 else "",
+            slot=slot_of(context, name), problem=Problem.of(said) if worst > 1 else None,
         )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import torch
 
 from instep_reference.contract.place import Place
 
+from ..problem import Problem
 from ..verdict import Comparison, Tier
 from .allowance import LUCK, MARGIN_ERRORS, TIES_ALWAYS, TIES_CAP, YARDSTICK_FACTOR, allowed
 from .measure import Spot, measured
@@ -123,5 +124,6 @@ class Ties:
         if self.ties > cap:
             yield Comparison(
                 check, Tier.DECISIONS, event, kind, place, elements=self.made, worst=float(self.ties), allowed=cap,
-                undecided=self.ties, diagnosis=f"{self.ties} of {self.made} {self.what} were ties: too many",
+                undecided=self.ties,
+                problem=Problem("undecided", f"{self.ties} of {self.made} {self.what} were ties: too many"),
             )

@@ -20,9 +20,10 @@ from ..observe.context import EventContext
 from ..observe.earlier import last_forward
 from ..observe.memory import pattern
 from ..observe.rows import whose
+from ..problem import Problem
 from ..verdict import Comparison, Tier
 from .base import held, slot_of
-from .bytes import CAME_BACK, draft_alone, kept_of
+from .bytes import came_back, kept_of
 from .prefixes import FINAL, of_prefix
 
 
@@ -46,13 +47,15 @@ class Labels:
     def _rows(self, context: EventContext, place: Place, truth: torch.Tensor) -> Comparison:
         found = context.subject.places.get(place)
         wrong = _differing(found, truth)
-        request, said = None, ""
+        request, problem = None, None
         if wrong.any():
             row = int(wrong.flatten(1).any(1).nonzero()[0]) if wrong.dim() > 1 else int(wrong.nonzero()[0])
             request = whose(context, place, row)
-            missing = found is None or found.shape != truth.shape
-            said = "has no such rows" if found is None or missing else _row_sentence(found, truth, row)
-        return self._comparison(context, place, truth.numel(), int(wrong.sum()), request, said)
+            if found is None or found.shape != truth.shape:
+                problem = Problem("missing", "has no such rows")
+            else:
+                problem = Problem("differs", _row_sentence(found, truth, row))
+        return self._comparison(context, place, truth.numel(), int(wrong.sum()), request, problem)
 
     def _prefix(self, context: EventContext, name: str, under: str) -> Iterator[Comparison]:
         right, found = context.truth.tracked[under], context.subject.tracked.get(under)
@@ -60,7 +63,7 @@ class Labels:
         assert right.final is not None, "it is a prefix"
         wrong = int(_differing(None if found is None else found.final, right.final).sum())
         said = f"its final row is wrong in {wrong} of {right.final.numel()} elements" if wrong else ""
-        yield self._comparison(context, FINAL, right.final.numel(), wrong, name, said)
+        yield self._comparison(context, FINAL, right.final.numel(), wrong, name, Problem.of(said))
 
     def _memory(
         self, context: EventContext, name: str, truth: RequestState, subject: RequestState | None, in_flight: bool
@@ -71,46 +74,51 @@ class Labels:
                 continue
             found = seen.get(place)
             wrong = _differing(found, right)
-            said = self._diagnosis(context, name, place, found, right, wrong) if wrong.any() else ""
-            if said and _came_back(context, name, place, found):
-                said = f"{CAME_BACK}: {draft_alone(context, place)}{said}"
-            yield self._comparison(context, place, right.numel(), int(wrong.sum()), name, said)
+            problem = self._problem(context, name, place, found, right, wrong) if wrong.any() else None
+            result = self._comparison(context, place, right.numel(), int(wrong.sum()), name, problem)
+            yield came_back(context, result) if _came_back(context, name, place, found) else result
 
-    def _diagnosis(
+    def _problem(
         self, context: EventContext, name: str, place: Place, found: torch.Tensor | None, right: torch.Tensor,
         wrong: torch.Tensor,
-    ) -> str:
+    ) -> Problem:
         """What stands there instead, as far as labels say it."""
         if found is None or found.shape != right.shape:
-            return f"has {'nothing' if found is None else tuple(found.shape)}; expected {tuple(right.shape)}"
+            has = "nothing" if found is None else tuple(found.shape)
+            return Problem("missing", f"has {has}; expected {tuple(right.shape)}")
         partly = int(wrong.sum())
         if partly < wrong.numel():
-            return f"{partly} of {wrong.numel()} elements are wrong, the first at {tuple(wrong.nonzero()[0].tolist())}"
+            first_at = tuple(wrong.nonzero()[0].tolist())
+            return Problem("differs", f"{partly} of {wrong.numel()} elements are wrong, the first at {first_at}")
         first = int(found.flatten()[0]) & MASK
         chain = _chain(context, name, place.layer) if place.component == "state" else []
         if first in chain:
-            has, taken = chain.index(first), chain.index(int(right.flatten()[0]) & MASK)
+            at, taken = chain.index(first), chain.index(int(right.flatten()[0]) & MASK)
             tree = last_forward(context).parents[name]  # type: ignore[union-attr]  # there is a chain, so there is one
-            if has and tree != tuple(range(-1, len(tree) - 1)):
-                return f"holds the state after node {has - 1}; node {taken - 1} is the last accepted one"
-            return held("state", has, taken, "accepted")
+            if at and tree != tuple(range(-1, len(tree) - 1)):
+                clause = f"holds the state after node {at - 1}; node {taken - 1} is the last accepted one"
+                return Problem("identified", clause)
+            return Problem("identified", held("state", at, taken, "accepted"))
         for other, state in context.truth.after.items():
             its = dict(state.parts()).get(place)
             if its is not None and place.component in ("keys", "values"):
                 its = its[: len(found)]  # of a prefix: so many rows
             if other != name and its is not None and its.shape == found.shape and torch.equal(its, found.cpu()):
-                return f'holds what belongs to request "{other}"'
+                return Problem("identified", f'holds what belongs to request "{other}"')
         poison = context.log.poison
         if poison is not None and bool((found == pattern(poison, found.dtype)).all()):
-            return "is poison, as memory that nobody wrote"
-        return "holds labels that nobody should hold here" if found.any() else "is empty"
+            return Problem("poison", "is poison, as memory that nobody wrote")
+        if not found.any():
+            return Problem("identified", "is empty")
+        return Problem("unidentified", "holds labels that nobody should hold here")
 
     def _comparison(
-        self, context: EventContext, place: Place, elements: int, wrong: int, request: str | None, said: str
+        self, context: EventContext, place: Place, elements: int, wrong: int, request: str | None,
+        problem: Problem | None,
     ) -> Comparison:
         return Comparison(
             self.name, self.tier, context.index, context.kind, place, elements=elements, worst=float(wrong),
-            allowed=0.0, request=request, slot=slot_of(context, request), diagnosis=said,
+            allowed=0.0, request=request, slot=slot_of(context, request), problem=problem,
         )  # fmt: skip
 
 

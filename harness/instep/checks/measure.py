@@ -14,6 +14,7 @@ import torch
 
 from instep_reference.contract.place import Place
 
+from ..problem import Problem
 from ..verdict import Comparison, Tier
 from .allowance import SCALE_FLOOR, SMALLEST_BLOCK, YARDSTICK_FACTOR, allowed
 
@@ -78,8 +79,8 @@ def measured(
     return Comparison(
         spot.check, spot.tier, spot.event, spot.kind, spot.place, elements=subject.numel(), blocks=number,
         worst=worst, allowed=granted, request=spot.request, slot=spot.slot, head=block if number > 1 else None,
-        diagnosis="" if worst <= granted else not_finite(subject) or _sentence(
-            ("norm", "largest element")[metric], worst, granted, noise),
+        problem=None if worst <= granted else Problem.of(not_finite(subject), "not_finite") or Problem(
+            "differs", _sentence(("norm", "largest element")[metric], worst, granted, noise)),
     )  # fmt: skip
 
 
@@ -118,7 +119,8 @@ def unlike(spot: Spot, subject: torch.Tensor | None, truth: torch.Tensor) -> Com
     found = "nothing" if subject is None else f"shape {tuple(subject.shape)}"
     return Comparison(
         spot.check, spot.tier, spot.event, spot.kind, spot.place, elements=0, worst=float("inf"), allowed=0.0,
-        request=spot.request, slot=spot.slot, diagnosis=f"has {found}; expected shape {tuple(truth.shape)}",
+        request=spot.request, slot=spot.slot,
+        problem=Problem("missing", f"has {found}; expected shape {tuple(truth.shape)}"),
     )  # fmt: skip
 
 

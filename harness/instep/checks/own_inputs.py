@@ -61,6 +61,7 @@ class OwnInputs(Derived):
 
 
 def _said(result: Comparison) -> Comparison:
-    if result.agrees:
+    if result.problem is None:
         return result
-    return replace(result, diagnosis=f"from the op's own inputs: {result.diagnosis}")
+    clause = f"from the op's own inputs: {result.problem.clause}"
+    return replace(result, problem=replace(result.problem, clause=clause))

@@ -18,6 +18,7 @@ from ..observe.context import EventContext
 from ..observe.memory import Looked, bits, pattern
 from ..observe.pools import stands
 from ..observe.rows import whose
+from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from .base import counted, slot_of
 
@@ -80,7 +81,7 @@ class Poison:
             self.name, self.tier, context.index, context.kind, place,
             elements=wrong.numel() - len(busy) * wrong.shape[1], blocks=wrong.shape[0] - len(busy),
             worst=float(wrong[units].sum()) if units else 0.0, allowed=0.0, slot=slot,
-            diagnosis=where + more if units else "",
+            problem=Problem.of(where + more) if units else None,
         )  # fmt: skip
 
     def _visible(self, context: EventContext, poison: float) -> Iterator[Comparison]:
@@ -108,7 +109,7 @@ class Poison:
             said = f"{count} of {tensor.numel()} elements are {what}, the first in row {first}"
         yield Comparison(
             self.name, self.tier, context.index, context.kind, place, elements=tensor.numel(), worst=float(count),
-            allowed=0.0, request=request, slot=slot_of(context, request), diagnosis=said,
+            allowed=0.0, request=request, slot=slot_of(context, request), problem=Problem.of(said, "poison"),
         )  # fmt: skip
 
 

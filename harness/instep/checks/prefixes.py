@@ -14,6 +14,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..observe.context import EventContext, LastForward
 from ..observe.rows import rows
+from ..problem import Problem
 from ..verdict import Comparison
 from .base import counted
 
@@ -22,11 +23,9 @@ FINAL = Place("trunk", AFTER_LAYERS, "final")  # of the last token of a prefix: 
 
 def of_prefix(under: str, result: Comparison) -> Comparison:
     """The comparison as one of the prefix that is tracked under this name; none: of the request's own memory."""
-    if not under or not result.diagnosis:
+    if not under or result.problem is None:
         return result
-    said = f'of the prefix that is tracked as "{under}": {result.diagnosis}'
-    explained = result.explained and replace(result.explained, says=said)
-    return replace(result, diagnosis=said, explained=explained)
+    return replace(result, problem=replace(result.problem, prefix=under))
 
 
 def other_rows(mine: torch.Tensor, forward: LastForward, request: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -71,10 +70,11 @@ def others_kept(
 def with_last(result: Comparison, found: torch.Tensor | None, due: int) -> Comparison:
     """A prefix that keeps rows of an MTP layer that hang on a token behind it, or lacks others, is called so."""
     more, layer = 0 if found is None or found.dim() < 3 else len(found) - due, result.place.layer
-    if not more or not result.diagnosis or result.place.stage == "trunk":
+    if not more or result.problem is None or result.place.stage == "trunk":
         return result
     which = f"{counted(abs(more), 'row')} of MTP layer {layer}" if layer else "the draft head's last row"
     if more < 0:
-        return replace(result, diagnosis=f"lacks {which}, though no token behind the prefix is in it")
+        clause = f"lacks {which}, though no token behind the prefix is in it"
+        return replace(result, problem=Problem("identified", clause))
     made = "which was made of the token" if more == 1 else "which were made of tokens"
-    return replace(result, diagnosis=f"keeps {which}, {made} behind the prefix")
+    return replace(result, problem=Problem("identified", f"keeps {which}, {made} behind the prefix"))

@@ -25,7 +25,8 @@ from ..observe.row_span import RowSpan
 from ..observe.rows import parted, row_spans, rows
 from ..observe.shown import PROPAGATED
 from ..player import Side
-from ..verdict import Comparison, Explained, Skipped, Tier
+from ..problem import Explained
+from ..verdict import Comparison, Skipped, Tier
 from .allowance import REDRAWS, TRUTH_ERROR
 from .base import slot_of
 from .judge import Draw, judge
@@ -107,8 +108,10 @@ class Propagated:
         if result.agrees or found is None or place.component != WINDOW or found.shape != truth.shape:
             return result
         said = named_window(context, place.layer, request, found, truth)
-        return result if said is None else replace(
-            result, diagnosis=f"{said}; {result.diagnosis}", explained=Explained("hypothesis", said))
+        if said is None or result.problem is None:
+            return result
+        return replace(result, problem=replace(
+            result.problem, code="identified", mistake=Explained("hypothesis", said)))  # fmt: skip
 
     def _draws(self, context: EventContext) -> Iterator[EventContext]:
         """The context with one draw after another; those that were made are kept while the event lasts."""

@@ -18,6 +18,7 @@ from ..observe.memory import Looked
 from ..observe.pools import stands
 from ..observe.row_span import RowSpan
 from ..observe.rows import row_spans
+from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 
 Writes = dict[int, set[int] | None]  # unit -> positions; None: one of them, and the engine knows which
@@ -68,7 +69,8 @@ class Tails:
         place, request, slot = stands(region, first, context.expected.slots_after)
         return Comparison(
             self.name, self.tier, context.index, context.kind, place, elements=changed.numel(), blocks=len(changed),
-            worst=float(len(said)), allowed=0.0, request=request, slot=slot, diagnosis="; ".join(said),
+            worst=float(len(said)), allowed=0.0, request=request, slot=slot,
+            problem=Problem.of("; ".join(said), "forbidden_write"),
         )
 
 

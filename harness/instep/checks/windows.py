@@ -1,9 +1,11 @@
-"""Which known wrong window a conv window is, where it was not moved bit by bit from rows that the subject shows.
+"""Wrong conv windows that known mistakes leave, and which of them a window of rounded rows is.
 
-Leaves out: windows whose rows are shown (`bytes.py` has the same wrong ones, bit by bit).
+Leaves out: windows of rows that the subject shows, which `bytes.py` compares bit by bit with the same wrong windows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -14,7 +16,8 @@ from ..observe.context import EventContext, branching
 from ..observe.earlier import last_forward
 from ..observe.rows import row_spans, rows
 from .allowance import NEAR
-from .bytes import shifted, wrong_windows
+from .base import counted, held
+from .branches import beside
 
 
 def named_window(
@@ -48,3 +51,31 @@ def named_window(
     ]
     distance, says = min(near, default=(1.0, ""))
     return says if distance <= NEAR else None
+
+
+def wrong_windows(
+    before: torch.Tensor, fed: torch.Tensor, nodes: Sequence[int], verb: str,
+    others: Iterable[tuple[str, torch.Tensor, torch.Tensor]], parents: Sequence[int] | None = None,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a conv window [C, W-1] would be if a known mistake had been made, and the sentence that says so.
+
+    nodes: the rows of fed [n, C] that came in; parents: of all of them, where they are a tree
+    """
+    line = fed if parents is None else fed[list(nodes)]
+    for count in range(len(line) + 1):
+        yield held("window", count, len(nodes), verb), shifted(before, line[:count])
+    for says, rows_taken in () if parents is None else beside("window", parents, nodes):
+        yield says, shifted(before, fed[list(rows_taken)])
+    begun = shifted(torch.zeros_like(before), fed[list(nodes)])
+    yield "was begun anew: what came before these tokens is lost", begun
+    yield "is all zero", torch.zeros_like(before)
+    for name, window, theirs in others:
+        for count in range(len(theirs) + 1):
+            after = f"after {counted(count)}" if count else "from before the step"
+            yield f'holds the window of request "{name}" {after}', shifted(window, theirs[:count])
+
+
+def shifted(window: torch.Tensor, fed: torch.Tensor) -> torch.Tensor:
+    """The last W-1 inputs of a conv: window [C, W-1], oldest first, after rows fed [n, C] -> [C, W-1]."""
+    width = window.shape[1]
+    return torch.cat((window, fed.to(window.dtype).T), 1)[:, fed.shape[0] : fed.shape[0] + width]

@@ -3,7 +3,7 @@
 Leaves out: finding anything (`checks/`), and states that follow from a wrong step, which T2d names (`hypotheses.py`).
 """
 
-from .bank import UNEXPLAINED, explained
+from .bank import explained
 from .older import Older
 
-__all__ = ["UNEXPLAINED", "Older", "explained"]
+__all__ = ["Older", "explained"]

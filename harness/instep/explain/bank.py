@@ -13,7 +13,8 @@ from typing import Any, Literal
 import torch
 
 from ..checks.base import NOWHERE
-from ..checks.bytes import FORBIDDEN
+from ..checks.bytes import Bytes
+from ..checks.contracts import Contracts
 from ..checks.draws import Draws
 from ..checks.identity import LENGTH, Identity
 from ..checks.own_inputs import OwnInputs
@@ -21,7 +22,8 @@ from ..checks.poison import Poison
 from ..localise.order import ops_of
 from ..observe.context import EventContext
 from ..observe.oracle import Oracle
-from ..verdict import Comparison, Explained, Tier
+from ..problem import Explained, Problem, Unexplained
+from ..verdict import Comparison, Tier
 from .addresses import addresses
 from .appearance import appearance
 from .case import NUMERIC, Case, Explanation, case_of
@@ -47,9 +49,7 @@ from .trees import trees
 from .windows import known_windows, windows
 from .wishes import wrong_rule
 
-UNEXPLAINED = "unexplained"
 FOLLOWS = Explained("bank", "follows from what stands before it: it is right for what it was computed from")
-NEAREST = "of the wrong states the nearest is: "
 CLAUSES = 2  # of broken contracts that are quoted
 READ_BY = dict.fromkeys(("keys", "values"), ("attend",))  # component of memory -> ops that read it and do not write it
 PLACES, OF_A_PLACE = 4, 2  # places that are looked at, the first ones, and requests at each of them
@@ -78,7 +78,7 @@ def explained(
     said = dict[int, Comparison]()
     if context is not None:
         here = [found for found in findings if found.event == context.index and not found.agrees]
-        at: dict[object, tuple[Explained | None, str]] = {}  # every measurement of one tensor has one explanation
+        at: dict[object, Explained | Unexplained | None] = {}  # every measurement of one tensor has one explanation
         with torch.inference_mode():
             chosen = list(_first(here))
             for finding in chosen:
@@ -87,16 +87,17 @@ def explained(
                     try:
                         at[what] = _said(finding, context, oracle, older)
                     except Exception as error:  # a divergence that was found is told, whatever its data do to the bank
-                        at[what] = None, f"; {UNEXPLAINED}: the bank raised {type(error).__name__}: {error}"
+                        at[what] = Unexplained(error=f"{type(error).__name__}: {error}")
             for finding in chosen:
-                one, behind = at[finding.place, finding.request, finding.tier in NUMERIC]
-                mine = one or finding.explained  # what explains another request's finding is told, no more
-                if one is None and finding.check == Poison.name:
-                    one = _beside(finding, at)
-                before = "" if one is None or one.says in finding.diagnosis else (
-                    f"{one.says}; {NEAREST * (finding.explained is not None)}")
-                told = f"{before}{finding.diagnosis}{behind}{_contract(finding, here)}"
-                said[id(finding)] = replace(finding, diagnosis=told, explained=mine)
+                one = at[finding.place, finding.request, finding.tier in NUMERIC]
+                problem = _contracts(finding.problem or Problem("differs"), finding, here)
+                if isinstance(one, Unexplained):
+                    problem = replace(problem, unexplained=one)
+                elif one is not None:
+                    problem = replace(problem, mistake=one, nearest=problem.mistake)
+                elif finding.check == Poison.name:
+                    problem = replace(problem, like=_like(finding, at))
+                said[id(finding)] = replace(finding, problem=problem)
     told_of = (said.get(id(found), found) for found in findings)
     return [one if one.sides is None else replace(one, sides=None) for one in told_of]
 
@@ -116,22 +117,20 @@ def explanation_of(case: Case) -> tuple[Explained | None, int]:
 
 def _said(
     finding: Comparison, context: EventContext, oracle: Oracle | None, older: Older
-) -> tuple[Explained | None, str]:
-    """What explains it, and what to put behind the finding's own words."""
+) -> Explained | Unexplained | None:
+    """What explains it; None: nothing does, and the finding's own clause says what is there."""
     wish = (finding.check, finding.place, finding.request) == (Identity.name, LENGTH, None)
     if wish and older.candidates is not None:
         rule = wrong_rule(older.candidates, older.told, context.subject.wanted_num_steps)
-        return None if rule is None else Explained("hypothesis", rule), ""
+        return None if rule is None else Explained("hypothesis", rule)
     case = case_of(finding, context, oracle, older)
     if case is None or not case.found.numel():
-        return None, ""
+        return None
     if finding.explained is not None:
-        return _nearer(case), ""
+        return _nearer(case)
     one, count = explanation_of(case)
     said = case.granted is None or not case.found.isfinite().all()  # which bytes, which labels, that it is not finite
-    if one is not None or said:
-        return one, ""
-    return None, f"; {UNEXPLAINED}" + (f": {count} explanations fit equally well" if count else "")
+    return one if one is not None or said else Unexplained(count)
 
 
 def _nearer(case: Case) -> Explained | None:
@@ -145,12 +144,13 @@ def _nearer(case: Case) -> Explained | None:
     return None
 
 
-def _beside(finding: Comparison, at: Mapping[Any, tuple[Explained | None, str]]) -> Explained | None:
-    """Poison tells nothing of its own: what explains the same place of another request, which holds some numbers."""
-    for (place, request, _), (one, _) in at.items():
-        if place == finding.place and request != finding.request and one not in (None, FOLLOWS):
-            assert one is not None, "asked just now"
-            return replace(one, says=f'{one.says} (seen in request "{request}")')
+def _like(
+    finding: Comparison, at: Mapping[Any, Explained | Unexplained | None]
+) -> tuple[str, Explained] | None:
+    """For poison, which is the same whatever wrote it: the mistake at the same place of another request."""
+    for (place, request, _), one in at.items():
+        if place == finding.place and request != finding.request and isinstance(one, Explained) and one is not FOLLOWS:
+            return request, one
     return None
 
 
@@ -179,19 +179,21 @@ def _first(findings: Sequence[Comparison]) -> Iterator[Comparison]:
 
 
 def _unknown(finding: Comparison) -> bool:
-    return finding.diagnosis.startswith("unknown")
+    return finding.problem is not None and finding.problem.code == "unidentified"
 
 
-def _contract(finding: Comparison, findings: Iterable[Comparison]) -> str:
-    """What an op call broke there, or in the event as a whole, and what was written there unasked: said with what came
-    of it."""
-    where, told = finding.place, list[str]()
-    ops, written = {*ops_of(where), *READ_BY.get(where.component, ())}, ""
+def _contracts(problem: Problem, finding: Comparison, findings: Iterable[Comparison]) -> Problem:
+    """With the contracts that an op call broke there or in the whole event, and a forbidden write to that memory."""
+    where, broken, written = finding.place, list[Problem](), problem.written
+    ops = {*ops_of(where), *READ_BY.get(where.component, ())}
     for other in findings:
+        if other.problem is None or other is finding:
+            continue
         same = other.place in (where, NOWHERE) or (
             other.place[:2] == where[:2] and bool(ops & set(ops_of(other.place))))
-        if other.check == "contracts" and same and finding.check != "contracts":
-            told.append(other.diagnosis)
-        if FORBIDDEN in other.diagnosis and (other.place, other.slot) == (where, finding.slot) and other is not finding:
-            written = written or f"; {other.diagnosis}"
-    return (f"; its contract is broken there: {'; '.join(told[:CLAUSES])}" if told else "") + written
+        if other.check == Contracts.name and same and finding.check != Contracts.name:
+            broken.append(other.problem)
+        forbidden = other.problem.code == "forbidden_write" and other.check == Bytes.name
+        if forbidden and (other.place, other.slot) == (where, finding.slot):
+            written = written or other.problem
+    return replace(problem, broken=tuple(broken[:CLAUSES]), written=written)

@@ -5,7 +5,6 @@ Leaves out: the explanations (one file per family), and which of them explains (
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,10 +26,11 @@ from ..observe.own_inputs import rerun
 from ..observe.recomputation import Recomputation
 from ..observe.rows import row_spans, rows
 from ..observe.storage import before_rounding
+from ..problem import Code
 from ..verdict import Comparison, Tier
 from .older import Older
 
-UNTOLD = re.compile("nobody|elements are wrong")  # what the check of labels says where it knows no more
+UNRECOGNISED: tuple[Code, ...] = ("differs", "unidentified", "poison")  # codes of labels that need an explanation
 STANDS = ("conv", "state", "keys", "values")  # components of memory
 NUMERIC = (Tier.DERIVED, Tier.DIRECTED, Tier.PROPAGATED)
 
@@ -198,8 +198,8 @@ def _free_running(finding: Comparison, context: EventContext, older: Older) -> C
 def _of_labels(finding: Comparison, context: EventContext, older: Older) -> Case | None:
     span = next((s for s in row_spans(context, finding.place.stage) if s.request == finding.request), None)
     if finding.place.component in STANDS:
-        if not UNTOLD.search(finding.diagnosis):
-            return None  # the check says what stands there
+        if finding.problem is None or finding.problem.code not in UNRECOGNISED:
+            return None  # the check recognised it, or there is no tensor
         held = (side.after.get(finding.request or "") for side in (context.subject, context.truth))
         found, right = (None if state is None else dict(state.parts()).get(finding.place) for state in held)
     else:

@@ -25,6 +25,7 @@ from ..checks.judge import Draw, Ties, chosen, judge
 from ..checks.measure import Spot, blocks, relative_error
 from ..checks.reach import Row as DrawnRow
 from ..observe.shown import PROPAGATED
+from ..problem import Problem
 from ..replay.participant import Participant
 from ..replay.participants import Plan, reference, rounded_participant
 from ..verdict import Comparison, Tier, Verdict
@@ -121,9 +122,9 @@ class Reader:
             choices = chosen(logits, right, own, noise, stored)
         self.ties.add(choices)
         row, margin = choices.row, float(choices.margin[choices.row])
-        diagnosis = f"token {row} is {said[row]}, the truth's {int(right[row])} by a margin of {margin:.3g}"
+        clause = f"token {row} is {said[row]}, the truth's {int(right[row])} by a margin of {margin:.3g}"
         return Comparison(
             "reread", Tier.DECISIONS, number, "generate", PICK, elements=len(said), blocks=len(said),
             undecided=choices.ties, worst=choices.worst, allowed=1.0, request=name,
-            diagnosis=diagnosis if choices.differs.any() else "",
+            problem=Problem("differs", clause) if choices.differs.any() else None,
         )

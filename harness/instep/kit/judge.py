@@ -32,6 +32,7 @@ from ..observe.reorder import Reordered
 from ..observe.second_form import CHUNKS
 from ..observe.storage import before_rounding, narrower
 from ..observe.to_host import alive, settle
+from ..problem import Explained, Problem
 from ..replay.declared import of_width
 from ..replay.failures import failure
 from ..replay.guard import SERVES, SubjectFailed, WrongType, calling
@@ -218,7 +219,9 @@ class _Case:
             return result
         near = [(float((found - wrong).norm()), says) for says, wrong in wrongs
                 if float((found - wrong).norm()) <= NEAR * float((truth - wrong).norm())]
-        return replace(result, diagnosis=f"{min(near)[1]}; {result.diagnosis}") if near else result
+        if not near or result.problem is None:
+            return result
+        return replace(result, problem=replace(result.problem, mistake=Explained("hypothesis", min(near)[1])))
 
     def _strays(self, name: str, pool: Pool) -> Comparison:
         was, now = _bytes(self.found.before[name]), _bytes(pool.raw)
@@ -253,7 +256,8 @@ class _Case:
         worst = float((found.double() - truth).abs().max()) if truth.numel() else 0.0
         return Comparison(
             "op", Tier.DERIVED, self.number, KIND, _at(self.case, "result"), elements=max(truth.numel(), 1),
-            worst=worst, allowed=allowed, diagnosis="" if worst <= allowed else f"log_probs are off by {worst:.2e}")
+            worst=worst, allowed=allowed,
+            problem=None if worst <= allowed else Problem("differs", f"log_probs are off by {worst:.2e}"))
 
     def _narrow_state(self) -> bool:
         return any(narrower(pool.raw.dtype, torch.float32) for pool in self.found.pools.values())
@@ -264,7 +268,7 @@ class _Case:
 
     def _told(self, check: str, tier: Tier, place: Place, elements: int, wrong: int, says: str) -> Comparison:
         return Comparison(check, tier, self.number, KIND, place, elements=elements, worst=float(wrong), allowed=0.0,
-                          diagnosis=says if wrong else "")
+                          problem=Problem.of(says) if wrong else None)
 
 
 def behind_conv(case: Case) -> Case:

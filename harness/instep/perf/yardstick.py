@@ -16,6 +16,7 @@ from instep_reference.contract.place import STAGE_LEVEL, Place
 from ..checks.allowance import TRUTH_ERROR
 from ..checks.judge import judge
 from ..checks.measure import Spot, blocks, relative_error
+from ..problem import Problem
 from ..replay.participants import Plan, reference, rounded_participant
 from ..verdict import Comparison, Tier, Verdict
 from .cases import Shown, Walk
@@ -75,9 +76,9 @@ class Yardstick:
     def _comparison(
         self, tier: Tier, place: Place, request: str | None, worst: float, allowed: float, wrong: str
     ) -> Comparison:
-        diagnosis = "" if worst <= allowed else wrong
+        problem = None if worst <= allowed else Problem("differs", wrong)
         return Comparison(
-            NAME, tier, self._last, "commit", place, 1, worst, allowed, request=request, diagnosis=diagnosis
+            NAME, tier, self._last, "commit", place, 1, worst, allowed, request=request, problem=problem
         )
 
     @property

@@ -22,6 +22,7 @@ from ..observe.observers import OnHost
 from ..observe.rows import row_spans
 from ..observe.updates import UPDATE
 from ..player import Player
+from ..problem import Problem
 from ..replay.participant import Participant
 from ..trace.drive import own_say
 from ..verdict import Comparison, Skipped, Tier
@@ -152,7 +153,7 @@ class ABRun:
         between = f'between "{self.one.name}" and "{self.other.name}"'
         return Comparison(
             self.relation, Tier.BITWISE, context.index, context.kind, place, elements=elements, worst=float(wrong),
-            allowed=0.0, request=request, slot=slot, diagnosis=f"{says} {between}" if wrong else "",
+            allowed=0.0, request=request, slot=slot, problem=Problem("differs", f"{says} {between}") if wrong else None,
         )
 
 

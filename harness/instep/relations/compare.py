@@ -16,6 +16,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..observe.memory import bits
 from ..observe.pools import NO_LAYER, stands
+from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from .by_position import Block, Key, PositionRecord, Stopped
 
@@ -94,7 +95,8 @@ def in_bytes(
     elements, wrong = different(mine, theirs)
     return Comparison(
         name, Tier.BITWISE, at.event, at.kind, at.place, elements=elements, worst=float(wrong), allowed=0.0,
-        request=at.request, diagnosis=_apart(mine, theirs, keys, one, other) if wrong else "",
+        request=at.request,
+        problem=Problem("differs", _apart(mine, theirs, keys, one, other)) if wrong else None,
     )
 
 
@@ -133,7 +135,7 @@ def unserved(relation: str, stop: Stopped, run: str = "") -> Comparison:
     """A finding about an event that was not served; `run` names a run that stopped at a legal event."""
     return Comparison(
         relation, Tier.IDENTITY, stop.event, stop.kind, stop.place, elements=1, worst=1.0, allowed=0.0,
-        diagnosis=f"{run}: {stop.why}; the event is legal" if run else stop.why,
+        problem=Problem("failed", f"{run}: {stop.why}; the event is legal" if run else stop.why),
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from instep_reference.contract.place import Place
 
 from ..checks.allowance import allowed
+from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from .base import Case, Relation, Results
 from .by_position import Stopped
@@ -78,7 +79,7 @@ def _comparison(
     return Comparison(
         "drift", Tier.DERIVED, launch, course.kind, Place("trunk", course.layer, "state"), elements=error.numel(),
         blocks=error.numel(), worst=worst, allowed=most, head=head,
-        diagnosis="" if worst <= most else says.format(worst, float(beside[head])),
+        problem=None if worst <= most else Problem("differs", says.format(worst, float(beside[head]))),
     )
 
 

@@ -23,6 +23,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 from ..adapters import Subject
 from ..observe.to_host import on_host
 from ..player import Observer, Player
+from ..problem import Problem
 from ..verdict import Comparison, Tier
 from .base import Case, Relation, Results, our_own
 from .by_position import state_of, stopped
@@ -150,7 +151,7 @@ def _comparison(
     return Comparison(
         NAME, Tier.BITWISE, trace.origins[index], kind_of(event), place, elements=elements,
         worst=float(wrong), allowed=0.0, request=request,
-        diagnosis=f'{says} between "{WAITING}" and "{OVERLAPPING}"' if wrong else "",
+        problem=Problem("differs", f'{says} between "{WAITING}" and "{OVERLAPPING}"') if wrong else None,
     )
 
 

@@ -16,6 +16,7 @@ from ..checks.allowance import TRUTH_ERROR
 from ..checks.judge import Ties, chosen, judge
 from ..checks.measure import Spot, blocks, relative_error
 from ..observe.shown import PROPAGATED
+from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from .by_position import Block, Key, PositionRecord, Standing
 from .compare import in_bytes, parts, position, stops
@@ -107,7 +108,7 @@ class Yardstick:
         if result.agrees:
             return result
         x, y, o = (blocks(at.place.component, tensor) for tensor in (x, y, o))
-        return replace(result, diagnosis=self._sentence(x, y, o, keys))
+        return replace(result, problem=Problem("differs", self._sentence(x, y, o, keys)))
 
     def _sentence(self, x: torch.Tensor, y: torch.Tensor, o: torch.Tensor, keys: Sequence[Key]) -> str:
         """A sentence that names the run that is further from the truth."""
@@ -126,7 +127,8 @@ class Yardstick:
         says = f"{self.other.name} chose {theirs.tolist()}, {self.one.name} {mine.tolist()}"
         return Comparison(
             self.name, Tier.DECISIONS, at.event, at.kind, at.place, elements=len(mine), worst=choices.worst,
-            allowed=1.0, request=at.request, diagnosis="" if choices.worst <= 1 else says, undecided=choices.ties,
+            allowed=1.0, request=at.request, problem=None if choices.worst <= 1 else Problem("differs", says),
+            undecided=choices.ties,
         )
 
     def _everywhere(self, block: Block, key: Key) -> bool:

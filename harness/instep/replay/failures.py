@@ -19,6 +19,7 @@ from ..checks.capacity import judged
 from ..checks.contracts import broken
 from ..engines.verbs import MUST, PAIRS
 from ..observe.event_log import NOTHING, EventLog, FailedOp
+from ..problem import Problem
 from ..verdict import Comparison, Raised, Tier
 from .guard import MAKES, SERVES, SubjectFailed, WrongType, said_by
 from .participants import Participants
@@ -94,7 +95,8 @@ def _finding(
     check: str, index: int, kind: str, place: Place, says: str, raised: Raised | None
 ) -> Comparison:
     return Comparison(
-        check, Tier.IDENTITY, index, kind, place, elements=1, worst=1.0, allowed=0.0, diagnosis=says, raised=raised,
+        check, Tier.IDENTITY, index, kind, place, elements=1, worst=1.0, allowed=0.0, problem=Problem("failed", says),
+        raised=raised,
     )
 
 

@@ -14,6 +14,7 @@ from instep_reference.contract.engine import Draft
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..observe.context import EventContext
+from ..problem import Problem
 from ..trace.drive import own_say
 from ..trace.header import Recording
 from ..verdict import Comparison, Skipped, Tier
@@ -53,8 +54,8 @@ class RecordedChoices:
         yield Comparison(
             self.name, self.tier, context.index, context.kind, Place(stage, AFTER_LAYERS, "pick"),
             elements=said.numel(), worst=float(wrong), allowed=0.0,
-            diagnosis="" if wrong == 0 else (
+            problem=None if wrong == 0 else Problem("differs", (
                 f"the reference itself chooses otherwise than when the trace was recorded: {said.tolist()}, "
                 f"then {known.tolist() if same else 'another number of choices'}"
-            ),
+            )),
         )

@@ -110,7 +110,9 @@ def finding(found: Comparison) -> dict[str, Any]:
         "check": found.check, "tier": found.tier.value, "event": found.event, "kind": found.kind,
         "stage": found.place.stage, "layer": found.place.layer, "component": found.place.component,
         "request": found.request, "slot": found.slot, "head": found.head, "columns": found.columns,
-        "worst": str(found.worst), "allowed": found.allowed, "diagnosis": found.diagnosis, "where": where(found),
+        "worst": str(found.worst), "allowed": found.allowed,
+        "code": None if found.problem is None else found.problem.code, "diagnosis": found.diagnosis,
+        "where": where(found),
         "raised": None if found.raised is None else _raised(found.raised),
         "explained": None if found.explained is None else asdict(found.explained),
     }

@@ -18,6 +18,7 @@ from instep_reference.contract.place import memory_place
 from ..checks.base import slot_of
 from ..observe.context import EventContext
 from ..observe.digests import bits
+from ..problem import Problem
 from ..verdict import Comparison, Tier
 from .relabel import Held, Labelled
 from .stamps import KEYS, WIDTH, Stamp, code, decoded
@@ -71,7 +72,7 @@ class Stream:
         return Comparison(
             self.name, self.tier, context.index, context.kind, memory_place(component, layer),
             elements=kept.numel(), worst=float(wrong.sum()), allowed=0.0, request=name, slot=slot,
-            diagnosis=said and f"{where} {said}",
+            problem=Problem("differs", f"{where} {said}") if said else None,
         )  # fmt: skip
 
     def _sentence(self, right: Content, found: torch.Tensor, wanted: torch.Tensor, name: str, one: Held) -> str:

@@ -1,0 +1,115 @@
+"""What is wrong with a compared thing: a code with fields, and the one function that makes a sentence of them.
+
+Code decides by the code and the fields. The sentence is for readers, and no code reads it back (tests/test_house.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Code = Literal[
+    "differs",  # another value than the expected one
+    "missing",  # nothing is there, or a tensor of another shape or dtype
+    "not_finite",  # NaN or infinite numbers
+    "poison",  # the pattern of memory that nothing wrote
+    "identified",  # the check recognises the content, and names it
+    "unidentified",  # the check compared it with wrong contents that it knows, and recognises none
+    "forbidden_write",  # memory changed that this event may not write
+    "broken_contract",  # an op call breaks a clause of its contract
+    "undecided",  # too many of the choices or blocks cannot be decided
+    "failed",  # the subject raised an error, or accepted what it must refuse
+]
+UNEXPLAINED = "unexplained"
+MOVED = {
+    "back": "comes back otherwise than it was kept",
+    "to host": "goes to the host otherwise than it was kept",
+}
+Moved = Literal["back", "to host"]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The mistake that accounts for a finding.
+
+    by    "hypothesis": one known mistake with its own sentence; "bank": a mistake that any op may have
+    says  the mistake, as a sentence without its subject
+    """
+
+    by: Literal["hypothesis", "bank"]
+    says: str
+
+
+@dataclass(frozen=True)
+class Unexplained:
+    """No mistake accounts for the finding. fitting: how many do equally well; error: why the search broke off."""
+
+    fitting: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a check found, and what `explain/` adds to it.
+
+    clause       what the check measured or saw, as a sentence without its subject; empty: the mistake says it all
+    mistake      the mistake that accounts for it
+    nearest      the nearest mistake that the check itself knows, where another one accounts for the finding
+    like         the mistake of the same place in another request, and that request
+    dtypes       the dtype of the tensor that was found, and the declared one, where it is narrower
+    prefix       name of the tracked prefix that the memory belongs to; empty: the memory of a request
+    moved        the move that changed the memory; draft: what the move did with the draft head's KV
+    unexplained  the search for a mistake found none
+    broken       broken contracts of op calls at the same place; written: a forbidden write to the same memory
+    """
+
+    code: Code
+    clause: str = ""
+    mistake: Explained | None = None
+    nearest: Explained | None = None
+    like: tuple[str, Explained] | None = None
+    dtypes: tuple[str, str] | None = None
+    prefix: str = ""
+    moved: Moved | None = None
+    draft: str = ""
+    unexplained: Unexplained | None = None
+    broken: tuple[Problem, ...] = ()
+    written: Problem | None = None
+
+    @classmethod
+    def of(cls, clause: str, code: Code = "differs", known: str | None = None) -> Problem | None:
+        """A problem with this clause, and with the known mistake that accounts for it. None for an empty clause."""
+        if not clause:
+            return None
+        return cls(code, clause) if known is None else cls("identified", clause, Explained("hypothesis", known))
+
+
+def sentence(problem: Problem) -> str:
+    """The problem for readers, without its subject."""
+    found = "; ".join(filter(None, (_dtypes(problem), problem.clause)))
+    if problem.moved is not None:
+        found = f"{MOVED[problem.moved]}: {problem.draft}{found}"
+    if problem.nearest is not None:
+        found = "of the wrong states the nearest is: " + "; ".join(filter(None, (problem.nearest.says, found)))
+    mistake = "" if problem.mistake is None else problem.mistake.says
+    if problem.like is not None:
+        request, like = problem.like
+        mistake = f'{like.says} (seen in request "{request}")'
+    broken = "; ".join(map(sentence, problem.broken))
+    whole = "; ".join(filter(None, (
+        mistake, found, _unexplained(problem.unexplained), broken and f"its contract is broken there: {broken}",
+        "" if problem.written is None else sentence(problem.written),
+    )))  # fmt: skip
+    return f'of the prefix that is tracked as "{problem.prefix}": {whole}' if problem.prefix else whole
+
+
+def _dtypes(problem: Problem) -> str:
+    return "" if problem.dtypes is None else f"is {problem.dtypes[0]}, {problem.dtypes[1]} is declared"
+
+
+def _unexplained(why: Unexplained | None) -> str:
+    if why is None:
+        return ""
+    if why.error:
+        return f"{UNEXPLAINED}: the bank raised {why.error}"
+    return UNEXPLAINED + (f": {why.fitting} explanations fit equally well" if why.fitting else "")
