@@ -134,6 +134,92 @@ def test_nothing_in_the_contract_computes() -> None:
                 assert node.attr in CONTRACT_TORCH_NAMES, f"{name} line {node.lineno} uses torch.{node.attr}"
 
 
+# Attributes, JSON fields and variables that hold a sentence. Code decides by the code and fields of a `Problem`, so
+# that a better sentence never switches an explanation off.
+SENTENCES = {"diagnosis", "clause", "says", "sentence", "reason", "message"}
+SENTENCE_VARIABLES = SENTENCES - {"says", "reason", "message"}
+PARSES = {
+    "startswith", "endswith", "removeprefix", "removesuffix", "split", "rsplit", "partition", "rpartition", "find",
+    "rfind", "index", "rindex", "count",
+}
+SEARCHES = {"match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split"}
+# Modules that may read a sentence, and why.
+READ_SENTENCES = {
+    "instep.faults.judge": "it judges the report, so it compares what a reader sees with the catalogue",
+    "instep.cli.demo": "it shows a report and checks that the report names the planted fault",
+    "instep.faults.base": "it checks the sentences that people write into the catalogue",
+}
+
+
+def parsed_sentences(source: str) -> list[int]:
+    """Lines that read a sentence which other code wrote: `in`, `==` with a text, methods of str, and `re`.
+
+    A call that only cuts a text into lines, as `partition("\\n")`, is layout.
+    """
+    tree, lines = ast.parse(source), list[int]()
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Lambda)]
+    for scope in [tree, *functions]:
+        names = set(SENTENCE_VARIABLES)
+        for node in ast.walk(scope) if scope is not tree else ():
+            if isinstance(node, ast.Assign) and _is_sentence(node.value, set()):
+                names.update(target.id for target in node.targets if isinstance(target, ast.Name))
+        lines += [node.lineno for node in ast.walk(scope) if _parses(node, names)]  # type: ignore[attr-defined]
+    return sorted(set(lines))
+
+
+def _is_sentence(node: ast.expr, names: set[str]) -> bool:
+    match node:
+        case ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(value=str(name))):
+            return name in SENTENCES
+        case ast.Name(id=name):
+            return name in names
+        case ast.Call(func=ast.Attribute(value=inner, attr="lower" | "upper" | "strip" | "splitlines" | "replace")):
+            return _is_sentence(inner, names)
+    return False
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)) or (
+        isinstance(node, ast.Name) and node.id.isupper())
+
+
+def _parses(node: ast.AST, names: set[str]) -> bool:
+    match node:
+        case ast.Compare(left=left, ops=ops, comparators=right):
+            sides = [left, *right]
+            member = any(isinstance(op, ast.In | ast.NotIn) for op in ops)
+            equal = any(isinstance(op, ast.Eq | ast.NotEq) for op in ops) and any(map(_is_text, sides))
+            return (member or equal) and any(_is_sentence(side, names) for side in sides)
+        case ast.Call(func=ast.Attribute(value=of, attr=called), args=given):
+            layout = bool(given) and isinstance(given[0], ast.Constant) and given[0].value == "\n"
+            return (called in PARSES and not layout and _is_sentence(of, names)) or (
+                called in SEARCHES and any(_is_sentence(one, names) for one in given))
+        case ast.Match(subject=subject):
+            return _is_sentence(subject, names)
+    return False
+
+
+def test_no_code_parses_a_sentence_outside_of_the_report() -> None:
+    found = {name: lines for name, path in MODULES if not name.startswith("instep.report")
+             if (lines := parsed_sentences(path.read_text()))}  # fmt: skip
+    assert found.keys() == READ_SENTENCES.keys(), f"these lines decide by a sentence: {found}"
+
+
+@pytest.mark.parametrize(("line", "parses"), [
+    ('"nobody" in found.diagnosis', True), ("one.says not in other.diagnosis", True),
+    ('finding.diagnosis.startswith("unknown")', True), ("UNTOLD.search(finding.diagnosis)", True),
+    ('re.match("nobody", finding["diagnosis"])', True), ('skip.reason == "no memory"', True),
+    ("found.problem.clause == UNKNOWN", True), ('sentence.partition(" request ")[0]', True),
+    ('located.says.lower().split(": ")', True), ("def f(x):\n    text = x.diagnosis\n    return 'a' in text", True),
+    ("match found.diagnosis:\n    case 'unknown': pass", True),
+    ('found.problem.code == "unidentified"', False), ("print(found.diagnosis)", False),
+    ("skip.reason == other.reason", False), ('message.partition("\\n")', False), ("'x' in found.check", False),
+    ("found.problem is None", False), ('f"{found.diagnosis}; {why}"', False),
+])  # fmt: skip
+def test_code_that_parses_a_sentence_is_seen(line: str, parses: bool) -> None:
+    assert bool(parsed_sentences(line)) is parses
+
+
 def unsound(path: Path) -> str:
     """What is wrong with how a file begins, or with how long it is; empty: nothing."""
     text = path.read_text()
