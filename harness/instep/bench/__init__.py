@@ -1,14 +1,14 @@
-"""The benchmark: every kind of work in a table, each answer checked before and behind the timing, peers beside.
+"""The benchmark: check every answer before and after timing, and time it next to the kernels of other packages.
 
-    kinds/     one file per kind of work: its grid, its arms, and how an answer is checked; `KINDS` below is their table
-    peers/     kernels of other packages as further arms, where they are installed or unpacked
-    base.py    what kinds and arms are, and the ground that they run on
+    kinds/     one file per kind of work: its grid, its arms, and how an answer is checked; `KINDS` is their table
+    peers/     kernels of other packages as further arms, if they are installed or unpacked
+    base.py    the types of kinds, cells and arms, and the machine that they run on
     clock.py   interleaved times of captured graphs, or of calls on a CPU; the measured rates of the machine
     right.py   whether an answer is right
     arms.py    the arms of a cell: judged, timed, judged again
-    run.py     cells in their order, within the minutes
-    schema.py  what a file of the benchmark must look like
-    kept.py    a grid that goes on where its file stands; results of several calls that become one
+    run.py     the cells in order, within the time limit
+    schema.py  the schema of a result file
+    kept.py    resuming a grid from its file, and joining the results of several calls
     render.py, plots.py  tables, the result file, SVG
 
 Leaves out: comparing two versions of a source (`instep gate`).
@@ -32,11 +32,11 @@ KINDS: dict[str, str] = {
     "products": "linear layers, MLP, experts and head",
     "rounds": "whole rounds of a model: draft, verify, commit",
     "decoding": "whole texts, by step count and with the controller",
-    "prefill": "the recurrence of prompts",  # last: peers that tune themselves may take more than their share
+    "prefill": "the recurrence of prompts",  # last, because self-tuning peers may take more than their share
 }
 
 
 def kind(name: str) -> Kind:
-    """The kind of that name."""
+    """The kind with this name."""
     found: Kind = import_module(f".kinds.{name}", __name__).KIND
     return found

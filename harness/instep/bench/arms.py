@@ -1,9 +1,9 @@
-"""The arms of one cell: judged, timed beside each other, and judged once more behind that.
+"""Measure the arms of one cell: judge them, time them interleaved, and judge them again.
 
-What is timed on a card is a captured graph, and not the call that was judged. So behind the timing the graph and the
-call begin at the same memory, and must leave the same bits; and the call is judged again. What raises is a finding of
-its arm, and the others are timed anew without it. What kills the device ends the cell, or all others would be blamed.
-Leaves out: arms that keep time themselves, which compare what they timed on the way (`kinds/rounds.py`, `forced.py`).
+On a card the timed object is a captured graph and not the call that was judged. So after the timing the graph and the
+call start from the same memory and must leave the same bits, and the call is judged again. An exception is a finding of
+its arm, and the other arms are timed again without it. An arm that kills the device ends the cell, or else all other
+arms would be blamed. Leaves out: arms that time themselves and compare on the way (`kinds/rounds.py`, `forced.py`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .base import Arm, Cell
 from .clock import SAMPLES, Fell, Times, Work, less, of_one, timed
 from .right import Judged, fallen, first, same
 
-LESS = "\nless"  # ends the name of what is taken off an arm
+LESS = "\nless"  # suffix of the function whose time is subtracted from an arm
 
 
 class Lost(Exception):
-    """An arm has killed the device: no launch of this process works any more."""
+    """An arm has killed the device: no further launch of this process works."""
 
     def __init__(self, arm: str, finding: str) -> None:
         super().__init__(arm, finding)
@@ -34,26 +34,26 @@ class Lost(Exception):
 
 
 def gone(device: torch.device) -> bool:
-    """Whether the device works no longer."""
+    """Whether the device has stopped working."""
     return device.type == "cuda" and not alive(str(device))
 
 
 @dataclass
 class Measured:
-    """What became of an arm: its judgement, its times if it has some, and what else it tells."""
+    """The result of one arm: its judgement, its times if there are any, and its further fields."""
 
     judged: Judged
     times: Times | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def fell(self, finding: str, timed: bool = False) -> None:
-        """A finding that came later; the first one stays. timed: its time stands beside it all the same."""
+        """Record a later finding; the first one stays. With `timed` the time is kept next to it."""
         self.judged = replace(self.judged, finding=self.judged.finding or finding)
         self.times = self.times if timed else None
 
 
 def measured(cell: Cell, device: torch.device) -> dict[str, Measured]:
-    """Of every arm. A wrong peer is timed all the same, a wrong arm of ours is not. Raises `Lost`."""
+    """Measure every arm. A wrong peer is still timed, a wrong arm of ours is not. Raises `Lost`."""
     found = {arm.name: Measured(_judged(arm, device)) for arm in cell.arms}
     chosen = [arm for arm in cell.arms if not found[arm.name].judged.finding or (arm.peer and arm.work is not None)]
     for arm in chosen:
@@ -74,7 +74,7 @@ def measured(cell: Cell, device: torch.device) -> dict[str, Measured]:
 
 
 def _said(arm: str, raised: Exception, device: torch.device) -> str:
-    """What it raised, in words; or the end of the cell."""
+    """Describe an exception; raise `Lost` if the device is gone."""
     said = fallen(raised)
     if gone(device):
         raise Lost(arm, said) from raised
@@ -82,7 +82,7 @@ def _said(arm: str, raised: Exception, device: torch.device) -> str:
 
 
 def _or_finding(arm: Arm, own: Measured, ask: Callable[[], Any], device: torch.device) -> Any:
-    """None: it raised, which is a finding."""
+    """Call `ask`; an exception becomes a finding, and the result is None."""
     try:
         return ask()
     except Exception as raised:
@@ -91,7 +91,7 @@ def _or_finding(arm: Arm, own: Measured, ask: Callable[[], Any], device: torch.d
 
 
 def _judged(arm: Arm, device: torch.device) -> Judged:
-    """What is wrong with its answers. Foreign code may raise anything; what ours raises is a finding, too."""
+    """Judge the answers. Foreign code may raise anything, and an exception of ours is a finding as well."""
     try:
         return arm.judged()
     except Exception as raised:
@@ -99,7 +99,7 @@ def _judged(arm: Arm, device: torch.device) -> Judged:
 
 
 def _time(arms: Sequence[Arm], found: Mapping[str, Measured], device: torch.device) -> None:
-    """All that raise nothing. When one raises, the lap is broken: the others are timed from the beginning."""
+    """Time all arms that raise nothing. If one raises, the others are timed again from the start."""
     left = [arm for arm in arms if _called(arm, found[arm.name], device)]
     while left:
         try:
@@ -117,7 +117,7 @@ def _time(arms: Sequence[Arm], found: Mapping[str, Measured], device: torch.devi
 
 
 def _called(arm: Arm, own: Measured, device: torch.device) -> bool:
-    """Whether its work can be called at all: what raises at once is taken out before others are timed beside it."""
+    """Call the work once, and drop an arm that raises before others are timed next to it."""
     try:
         for _, work in _works(arm):
             work()
@@ -135,7 +135,7 @@ def _works(arm: Arm) -> list[tuple[str, Work]]:
 
 
 def _again(cell: Cell, arm: Arm, times: Times, device: torch.device) -> str:
-    """What is wrong behind the timing: with the graph that was timed, or with the answers of a call."""
+    """Compare again after the timing: the timed graph with a call, and a call with the right answer."""
     if arm.work is None:
         return ""
     try:
@@ -149,9 +149,9 @@ def _again(cell: Cell, arm: Arm, times: Times, device: torch.device) -> str:
 
 
 def _differs(cell: Cell, arm: Arm, work: Work, replay: Work) -> str:
-    """What the graph leaves, against calls: numbers, and the same bits, unless calls differ among themselves.
+    """Compare the results of the timed graph with calls: finite, and equal bits if calls are reproducible.
 
-    A period and two turns more: what is stored once in a period is then read in the last one.
+    Runs one period and two calls more, so that a store that happens once in a period is read by the last call.
     """
 
     def left(turn: Work) -> list[torch.Tensor]:
@@ -172,6 +172,6 @@ def _differs(cell: Cell, arm: Arm, work: Work, replay: Work) -> str:
 
 
 def _anew(cell: Cell, arm: Arm) -> None:
-    """The memory that a turn changes is as at the beginning."""
+    """Reset the memory that a call changes."""
     cell.anew()
     arm.anew()

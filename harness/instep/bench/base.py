@@ -1,6 +1,6 @@
-"""What the benchmark is made of: kinds of work, their cells, the arms of a cell, and the ground they run on.
+"""The types of the benchmark: kinds of work, their cells, the arms of a cell, and the machine that they run on.
 
-Leaves out: every particular kind (`kinds/`), and time (`clock.py`).
+Leaves out: the kinds themselves (`kinds/`), and timing (`clock.py`).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from .right import Judged
 
 At = Mapping[str, Any]  # a cell of a grid, by its axes: {"batch": 8, "window": 4, ..}
 Size = Literal["tiny", "default", "full"]
-TO = Place("trunk", 0, "core")  # nobody watches what is timed
-REAL, TINY = (16, 128, 128), (2, 16, 16)  # key heads, K, V: of Qwen3-Next and Qwen3.5; and so that nobody waits
+TO = Place("trunk", 0, "core")  # timed work has no observer
+REAL, TINY = (16, 128, 128), (2, 16, 16)  # key heads, K, V: those of Qwen3-Next and Qwen3.5, and small ones for a CPU
 SEED = 0
-TOO = ", norms and gates too"  # ends the name of an arm of ours that does all that a peer's kernel does inside
+TOO = ", norms and gates too"  # suffix of our arms that include the norms and gates of a peer's kernel
 
 
 @dataclass(frozen=True)
 class Ground:
-    """Where and with what a grid is measured.
+    """The machine and the settings with which a grid is measured.
 
-    sets   the op sets, by the name under which they were asked for
-    rates  what this machine moves and multiplies, measured before anything else
-    past   bytes that one sample walks through at least: more than the last cache holds
+    sets   the op sets, by the name that the user typed
+    rates  bandwidth and product rate of this machine, measured first
+    past   minimum bytes that one sample walks through: more than the last-level cache holds
     """
 
     device: torch.device
@@ -49,11 +49,11 @@ class Ground:
 
     @property
     def tiny(self) -> bool:
-        """Whether shapes are as small as they can be: nobody waits for a CPU."""
+        """Whether to use the smallest shapes, because a CPU is slow."""
         return not self.card
 
     def config(self, value_heads: int, layers: int) -> ModelConfig:
-        """A model of so many GDN layers and nothing else."""
+        """A model that consists of this many GDN layers."""
         heads, key_dim, value_dim = TINY if self.tiny else REAL
         kinds: tuple[LayerKind, ...] = tuple("gdn" for _ in range(layers))
         return replace(
@@ -62,7 +62,7 @@ class Ground:
         )
 
     def layers(self, bytes_each: float, least: int = 2, most: int = 48) -> int:
-        """How many layers a sample walks through, so that none of their memory is still in the cache."""
+        """The number of layers that a sample walks through, so that the cache holds none of their memory."""
         return least if self.tiny else max(least, min(most, int(-(-self.past // max(1, bytes_each)))))
 
     def drawn(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -76,14 +76,16 @@ class Ground:
 class Arm:
     """One contender of a cell.
 
-    work    what is timed: `units` times the same work -> its answers, if it shows them.  less: what is subtracted,
-            sample by sample; not part of it
-    check   what is wrong with its answers, in words; empty: they are right. It is called before anything is timed, and
-            behind `anew` once more when all is timed
-    period  turns of `work` after which it repeats what it does: it stores something only so often
-    anew    makes the memory that `work` and `check` change, and no other arm has, as it was, or alike each time
-    peer    somebody else's, as "package version": its time is told beside what is wrong with it. Ours then has no time
-    samples  an arm that keeps time itself: seconds of each of its units.  more: what else it tells, once it was timed
+    work    the timed function: does the same work `units` times and returns the answers, if it shows them
+    less    a function whose time is subtracted, sample by sample
+    check   returns what is wrong with the answers, in words; empty: they are right. It runs before the timing, and
+            again
+            after it, following `anew`
+    period  number of calls of `work` after which its behaviour repeats: some work stores only every few calls
+    anew    resets the memory that `work` and `check` change and that no other arm shares
+    peer    "package version" of another project. Its time is printed even if it is wrong; ours then has no time
+    samples  for an arm that times itself: returns seconds of each of its units
+    more    returns further fields of the result, after timing
     """
 
     name: str
@@ -98,17 +100,19 @@ class Arm:
     more: Callable[[], dict[str, Any]] = dict
 
     def judged(self) -> Judged:
-        """What its check says; a check that measures no errors gives words alone."""
+        """The result of the check; a check that measures no errors returns words alone."""
         said = self.check()
         return said if isinstance(said, Judged) else Judged(said)
 
 
 @dataclass
 class Cell:
-    """The arms of a cell, and the least that one unit of its work must move and multiply.
+    """The arms of a cell, and the minimum that one unit of its work must move and multiply.
 
-    read, written  bytes;  flops: of products.  absent: arm -> why it is not there
-    anew  as that of an arm, of the memory that arms share
+    read, written  bytes
+    flops          operations of products
+    absent         arm -> why it is missing
+    anew           like an arm's, for memory that arms share
     """
 
     arms: list[Arm]
@@ -123,11 +127,11 @@ class Cell:
 class Kind:
     """A kind of work.
 
-    unit   what a time is of, as the head of its table says it
-    cells  the grid, what matters most first; it never depends on what is measured
-    make   builds a cell. It raises `Unsupported` for one that does not exist
+    unit   the unit of a time, as the head of its table prints it
+    cells  the grid, most important cells first; it never depends on a measurement
+    make   builds a cell; raises `Unsupported` for one that does not exist
     x      the axis of its plot
-    bar    the peer's arm whose errors ours may not exceed; where it is there and one does, the table says so
+    bar    the peer's arm whose errors ours may not exceed; the table reports a larger error
     """
 
     unit: str
@@ -138,5 +142,5 @@ class Kind:
 
 
 def key(at: At) -> str:
-    """A cell in words: batch 8, window 4"""
+    """Format a cell: batch 8, window 4"""
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in at.items())

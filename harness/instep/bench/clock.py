@@ -1,15 +1,14 @@
-"""Times, interleaved: every arm once, then every arm again in the reverse order; and the rates of the machine.
+"""Interleaved timing: every arm once, then every arm again in reverse order; and the rates of the machine.
 
 On a card a sample is the replay of a captured graph, between two events on the device. Right before it the same work
-runs without being timed, and the device is held back until the host has launched both. So the sample finds the cache as
-this work leaves it, and not as another arm does, whose stores may still have to be written back (8 us of 73, LOG.md);
-and the host has no part in it: a sample for which the host was late is taken again, or left out. Work that cannot be
-captured is launched each time, and nothing holds the device back, for such work may wait for it. On a CPU a sample is a
-call.
+runs untimed, and the device is held back until the host has launched both. So the sample finds the cache as this work
+leaves it, not as another arm leaves it with stores that are still to be written back (8 us of 73, LOG.md). The host has
+no part in a sample: if the host was late, the sample is repeated or dropped. Work that cannot be captured is launched
+each time without holding the device, because such work may wait for the device. On a CPU a sample is a call.
 
-Work may store something only every few turns, as often as its period says. Samples are a constant number of turns
-apart, which has no factor in common with the period. So as many samples as the period has turns see each of its phases
-once. Leaves out: what is timed, and for how long.
+Some work stores only every few calls, which is its period. Samples are a constant number of calls apart, and this
+number has no common factor with the period. So a period's number of samples covers each of its phases once.
+Leaves out: the timed work, and the time limit.
 """
 
 from __future__ import annotations
@@ -32,23 +31,27 @@ if TYPE_CHECKING:
 
 Work = Callable[[], object]
 WARM_UP = 3  # samples that are not counted
-SAMPLES = 20  # at least: so many that each phase of a period has as many
-TRIES = 3  # of a sample for which the host was late: the device did not wait so long
-LAPS = 3  # times as many as there are samples: so long they are taken, where some are left out
+SAMPLES = 20  # minimum; more are taken until each phase of a period has the same number
+TRIES = 3  # tries of a sample for which the host was late: the hold on the device ended too early
+LAPS = 3  # limit of the attempts, as a multiple of the samples, when samples are dropped
 PLACES = 3  # tensors whose reading is timed
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes per second that are moved, read and written, when a kernel doubles a large tensor; bytes per second when it
-    is only read; and operations per second of a large product in the activations' dtype."""
+    """Measured rates of the machine.
+
+    copy     bytes per second, read and written, of a kernel that doubles a large tensor
+    read     bytes per second of a kernel that only reads it
+    product  operations per second of a large product in the activations' dtype
+    """
 
     copy: float
     read: float
     product: float
 
     def floor(self, read: float, written: float, flops: float = 0.0) -> float:
-        """Seconds in which nobody can read, write and multiply more. What is only read comes at the rate of reading."""
+        """The minimum seconds for these bytes and operations. Bytes that are only read count at the rate of reading."""
         both = 2 * min(read, written)
         moved = both / self.copy + (read + written - both) / self.read
         return max(moved, flops / self.product)
@@ -56,10 +59,11 @@ class Rates:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one unit of an arm. how: graph, launched, or called.
+    """Seconds of one unit of an arm.
 
-    lacking  how many samples are left out, because the host was late; each phase of the period lacks as many
-    replay   of a graph: one more turn of the very thing that was timed -> what it left
+    how      "graph", "launched" or "called"
+    lacking  number of samples that were dropped because the host was late; each phase of the period lacks as many
+    replay   for a graph: replays the timed graph once more and returns its results
     """
 
     samples: tuple[float, ...]
@@ -68,7 +72,7 @@ class Times:
     replay: Work | None = None
 
     def data(self) -> dict[str, object]:
-        """As a row tells it. Without a sample there is no time."""
+        """The fields of a result row. Without samples there is no time."""
         if self.lacking:
             due = len(self.samples) + self.lacking
             return replace(self, how=f"{self.how}, {self.lacking} of {due} left out: the host was late",
@@ -81,10 +85,11 @@ class Times:
 
 
 def rates(device: torch.device, dtype: torch.dtype) -> Rates:
-    """Measured on four tensors of 2 GiB, and a product of 8192; on a CPU of 32 MiB and of 256.
+    """Measure on four tensors of 2 GiB and a product of 8192; on a CPU 32 MiB and 256.
 
-    The rate of reading is that of the tensor that is read fastest. From run to run it differs by some percent, perhaps
-    by where memory lies, and a floor must be no higher for that.
+    The rate of reading is that of the fastest tensor. It varies between runs by a few percent, perhaps with the
+    placement
+    of memory, and a floor must not be too high because of that.
     """
     card = device.type == "cuda"
     count, side = (2**29, 8192) if card else (2**23, 256)
@@ -104,7 +109,7 @@ def rates(device: torch.device, dtype: torch.dtype) -> Rates:
 
 
 class Fell(Exception):
-    """What a work raised while it was timed."""
+    """A work raised an exception while it was timed."""
 
     def __init__(self, name: str, raised: Exception) -> None:
         super().__init__(name, raised)
@@ -114,13 +119,13 @@ class Fell(Exception):
 def timed(
     works: Mapping[str, Work], device: torch.device, least: int = SAMPLES, periods: Mapping[str, int] | None = None,
 ) -> dict[str, Times]:
-    """`least` samples of every work, or a few more, taken in turn. One that raises ends all, with `Fell`.
+    """Take at least `least` samples of every work, in turn. An exception of one ends all with `Fell`.
 
-    periods: of works that repeat what they do only after so many turns
+    periods: number of calls after which a work repeats its behaviour
     """
     card = None
     if device.type == "cuda":
-        from ..perf.card import Card  # which needs Triton
+        from ..perf.card import Card  # imports Triton
 
         card = Card(str(device))
     series = dict[str, _Series]()
@@ -140,9 +145,9 @@ def timed(
 
 
 class _Series:
-    """The samples of one work, by the phase of its period, as they are taken.
+    """The samples of one work, by the phase of its period.
 
-    What is taken and not kept keeps its place: the samples behind it are of the phases of which they would have been.
+    A sample that is dropped keeps its place, so later samples have the same phases as without the drop.
     """
 
     def __init__(self, work: Work, card: Card | None, period: int, least: int) -> None:
@@ -152,7 +157,7 @@ class _Series:
 
     @property
     def count(self) -> int:
-        """How many samples are due."""
+        """The number of samples that are due."""
         return self._each * len(self._kept)
 
     @property
@@ -166,13 +171,15 @@ class _Series:
             kept.append(seconds)
 
     def times(self) -> Times:
-        """As many of each phase as of the one that has the fewest."""
+        """The samples, with the same number from each phase: that of the phase with the fewest."""
         samples = tuple(one for turn in zip(*self._kept, strict=False) for one in turn)
         return Times(samples, self._how, self.count - len(samples), self._replay)
 
 
 def _ready(work: Work, card: Card | None, period: int) -> tuple[Callable[[], float | None], str, Work | None]:
-    """What takes one sample (None: the host was late), how it does, and `Times.replay`. card: None is a CPU"""
+    """Return the function that takes one sample (None: the host was late), how it works, and `Times.replay`. Without a
+    card the work is called on the CPU.
+    """
     if card is None:
         return partial(_called, work), "called", None
     work()
@@ -181,7 +188,7 @@ def _ready(work: Work, card: Card | None, period: int) -> tuple[Callable[[], flo
     try:
         with torch.cuda.graph(graph):
             left = work()
-    except Exception:  # it waits for the host; it is timed all the same, and the table says so
+    except Exception:  # work that waits for the host is still timed, and the table marks it
         torch.cuda.synchronize()
         return partial(_between_events, work, None, period), "launched", None
 
@@ -193,17 +200,18 @@ def _ready(work: Work, card: Card | None, period: int) -> tuple[Callable[[], flo
 
 
 def _turns(period: int) -> tuple[int, int]:
-    """Turns before a sample, and before one that is taken again; one at least.
+    """The number of untimed calls before a sample, and before a repeated one; at least one.
 
-    With the sample itself the first has no factor in common with the period. The second makes whole periods, so that a
-    sample stays in its phase however often it is taken.
+    The first number plus the sample has no common factor with the period. The second plus the sample is a whole number
+    of
+    periods, so that a repeated sample stays in its phase.
     """
     return (next(turns for turns in count(1) if gcd(turns + 1, period) == 1),
             next(turns for turns in count(1) if (turns + 1) % period == 0))  # fmt: skip
 
 
 def _between_events(work: Work, card: Card | None, period: int) -> float | None:
-    """None: the host was late, each time. card: what holds the device back, of work that does not wait for it"""
+    """Time one call between two events; None if the host was late at every try. `card` holds the device back."""
     event: Any = torch.cuda.Event
     start, end = (event(enable_timing=True) for _ in range(2))
     before, again = _turns(period)
@@ -229,7 +237,7 @@ def _called(work: Work) -> float:
 
 
 def less(times: Times, other: Times, units: int) -> Times:
-    """Sample by sample: the one without the other, of one unit. Where one lacks samples, so many pairs are lacking."""
+    """Subtract sample by sample, for one unit. If one side lacks samples, the pairs are lacking."""
     pairs = list(zip(times.samples, other.samples, strict=False))
     samples = tuple((whole - part) / units for whole, part in pairs)
     return Times(samples, times.how, times.lacking + len(times.samples) - len(pairs), times.replay)

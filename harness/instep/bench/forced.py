@@ -1,8 +1,8 @@
-"""What one model decoded, played by another: same requests, chunks, step counts and accepted counts, all forced.
+"""Play one model's decoding on another: the same requests, chunks, step counts and accepted counts, all forced.
 
-So a small trained model lends its accepted counts to a large one of random weights, whose time then counts. First the
-run is checked (`replay/large_model.py`); then it is timed, and at every finish the timed engine must hold the very bits
-that the checked one held. Leaves out: choosing anything.
+In this way a small trained model supplies realistic accepted counts for a large model with random weights, which is
+then timed. The run is first checked (`replay/large_model.py`). At every finish the timed engine must hold the same bits
+as the checked one. Leaves out: any choice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ..verdict import Comparison, Tier
 
 @dataclass(frozen=True)
 class Extent:
-    """How much of an arm is checked: up to and including event `until`, T2d in these GDN layers; None: all."""
+    """The checked part of an arm: events up to and including `until`, T2d in these GDN layers; None: all."""
 
     until: int | None = None
     layers: Collection[int] | None = None
@@ -56,8 +56,9 @@ class Extent:
     def full_batches(cls, decoded: Decoded, layers: Collection[int] | None = None) -> Extent:
         """Up to the first finish: until then a batch fills its graph's bucket.
 
-        A smaller one is padded there and not where places are seen; with other rows beside it a product has other bits,
-        unless the op set is invariant.
+        A smaller batch is padded in the graph but not in the observed run. With other rows in the batch a product has
+        other
+        bits, unless the op set is invariant.
         """
         return cls(next(n for n, event in enumerate(decoded.events) if isinstance(event, Finish)) - 1, layers)
 
@@ -67,7 +68,7 @@ WHOLE = Extent()
 
 @dataclass(frozen=True)
 class Lap:
-    """One timed walk: the seconds of every event, and the digests of what requests held (`Witness`)."""
+    """One timed run: the seconds of every event, and the digests of the requests' states (`Witness`)."""
 
     seconds: tuple[float, ...]
     digests: Mapping[str, str]
@@ -75,7 +76,7 @@ class Lap:
 
 @dataclass(frozen=True)
 class Played:
-    """An arm on the large model: what the check said, the digests of the checked run, and the timed laps."""
+    """An arm on the large model: the result of the check, the digests of the checked run, and the timed laps."""
 
     decoded: Decoded
     extent: Extent
@@ -85,19 +86,19 @@ class Played:
 
     @property
     def right(self) -> bool:
-        """Checked as far as asked, and agreed; every lap held the checked bits there, and all laps end alike."""
+        """Whether the check covered its extent and agreed, every lap held the checked bits, and all laps end alike."""
         last = len(self.decoded.events) - 1 if self.extent.until is None else self.extent.until
         verdict, first = self.checked.verdict, self.laps[0].digests
         looked = verdict.exit == 0 and verdict.events == min(last + 1, len(self.decoded.events)) and bool(self.digests)
         return looked and first.items() >= self.digests.items() and all(lap.digests == first for lap in self.laps)
 
     def speed(self) -> Speed:
-        """The figures of the middle lap, by its whole time."""
+        """The figures of the lap with the median total time."""
         lap = sorted(self.laps, key=lambda lap: sum(lap.seconds))[len(self.laps) // 2]
         return Speed.of(replace(self.decoded, seconds=lap.seconds))
 
     def latency_s(self) -> float:
-        """Mean seconds of a request from its admission to its finish; the median of the laps."""
+        """Mean seconds of a request from admission to finish; the median of the laps."""
         return statistics.median(_latency(self.decoded.events, lap.seconds) for lap in self.laps)
 
 
@@ -105,9 +106,9 @@ def play(
     arms: Mapping[str, Decoded], checkpoint: Checkpoint, setting: Setting, *, laps: int = 3,
     extents: Mapping[str, Extent] | None = None,
 ) -> dict[str, Played]:
-    """Every arm checked, one after another; then all timed in turn, lap by lap, after a lap that does not count.
+    """Check every arm one after another; then time all in turn, lap by lap, after one uncounted lap.
 
-    extents: how far each arm is checked; left out, all of it.
+    extents: the checked part of each arm; by default all of it
     """
     far = extents or dict.fromkeys(arms, WHOLE)
     traces = {name: trace_of(decoded, checkpoint, name) for name, decoded in arms.items()}
@@ -123,7 +124,7 @@ def play(
 
 
 def trace_of(decoded: Decoded, checkpoint: Checkpoint, name: str) -> Trace:
-    """The same events for a model of another size, whose vocabulary must hold the tokens."""
+    """The same events for a model of another size, whose vocabulary must contain the tokens."""
     config, header = checkpoint.config, decoded.ask.header
     if config.vocab < header.checkpoint.vocab or config.mtp_layers != header.checkpoint.mtp_layers:
         found = f"{config.vocab} tokens, {config.mtp_layers} MTP layers"
@@ -135,7 +136,7 @@ def trace_of(decoded: Decoded, checkpoint: Checkpoint, name: str) -> Trace:
 
 
 def digest(state: RequestState) -> str:
-    """sha256 of everything that a request holds."""
+    """sha256 of the complete logical state of a request."""
     total = hashlib.sha256(f"{state.length} {state.root} {state.proposal}".encode())
     for part in (getattr(state, each.name) for each in fields(state)):
         tensors = part.values() if isinstance(part, dict) else [part] if isinstance(part, torch.Tensor) else []
@@ -145,7 +146,7 @@ def digest(state: RequestState) -> str:
 
 
 class Witness:
-    """Not a comparison: digests of what every request held before its finish, and of all that live at event `at`."""
+    """Not a comparison: records digests of every request before its finish, and of all live ones at event `at`."""
 
     name = "witness"
     tier = Tier.BITWISE
@@ -183,8 +184,10 @@ def _engine(trace: Trace, checkpoint: Checkpoint, setting: Setting) -> Engine:
 
 
 def _lap(served: Engine, trace: Trace, device: str, at: int | None) -> Lap:
-    """A server's rounds: each ends when its tokens are on the host. States are read with the clock stopped."""
-    served.set_num_steps(trace.header.num_steps)  # the lap before ended at another
+    """Run the rounds as a server does: each ends when its tokens are on the host. States are read with the clock
+    stopped.
+    """
+    served.set_num_steps(trace.header.num_steps)  # the lap before ended at another one
     witness, watch, last = Witness(at), _Stopwatch(device), LastStates(served, digest)
     player, live = Player("timed", served, [last, watch]), dict[str, None]()
     for index, event in enumerate(trace.events):
@@ -201,7 +204,7 @@ def _lap(served: Engine, trace: Trace, device: str, at: int | None) -> Lap:
 
 
 class _Stopwatch(Observer):
-    """The seconds of every event; a state that was asked for before a finish is waited for off the clock."""
+    """Measures the seconds of every event; waiting for a state that is read before a finish is not counted."""
 
     def __init__(self, device: str) -> None:
         self._cuda, self._begun = device.startswith("cuda"), 0.0
@@ -222,7 +225,7 @@ class _Stopwatch(Observer):
         return side
 
     def wait(self) -> None:
-        """Until the device has nothing left to do."""
+        """Wait until the device is idle."""
         if self._cuda:
             torch.cuda.synchronize()
 

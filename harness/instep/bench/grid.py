@@ -1,6 +1,6 @@
 """The axes of the grids: batches, windows, heads, and how states are stored.
 
-Leaves out: which of them a kind has.
+Leaves out: which axes a kind has.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ STATES = {"tiny": ("float32",), "default": ("float32", "bfloat16"), "full": ("fl
 
 
 def batches_and_heads(size: Size, few: tuple[int, ...] = (), **more: tuple[Any, ...]) -> Iterator[At]:
-    """batch, the axes of `more`, heads, state. Of the axes behind the batch the default grid varies one at a time.
+    """Yield cells of batch, the axes of `more`, heads and state.
 
-    few  the batches with which the default grid does so; left out: all
+    The default grid varies one axis at a time in addition to the batch.
+    few: the batches for which the default grid varies the other axes; by default all
     """
     axes: dict[str, tuple[Any, ...]] = {**more, "heads": HEADS[size], "state": STATES[size]}
     rest = list(product(*axes.values()))

@@ -1,6 +1,6 @@
-"""The file of a benchmark, read again: a grid that goes on, and results of several calls that become one.
+"""Read the file of a benchmark again: resume a grid, or join the results of several calls.
 
-Leaves out: what a file must look like (`schema.py`), and measuring (`run.py`).
+Leaves out: the schema of a file (`schema.py`), and measuring (`run.py`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from . import KINDS
 from .run import Asked, Bench, Row, Session, chosen, key
 from .schema import Kept, read_file
 
-LOAD = "load"  # of the fingerprint, what changes from minute to minute
+LOAD = "load"  # the field of the fingerprint that changes from minute to minute
 PEERS = {True: "beside ours", False: "left out", None: "not known"}
 
 
 def going_on(file: Path, asked: Asked) -> tuple[list[Row], list[Session], dict[str, int]]:
-    """The rows of a file that was begun with the same op sets, dtype, grid, cells, peers, revision and machine.
+    """The rows of a file with the same op sets, dtype, grid, cells, peers, revision and machine.
 
-    With them come the calls that measured them, and how many cells of each kind it lacks.
+    Also returns the calls that measured them, and the number of missing cells of each kind.
     """
     data = read_file(file)
     begun = {**data.begun, "--at": chosen(data.setting.at) or "all cells", "peers": PEERS[data.setting.peers],
@@ -37,18 +37,18 @@ def going_on(file: Path, asked: Asked) -> tuple[list[Row], list[Session], dict[s
     now = {"op sets": list(asked.sets), "dtype": str(asked.dtype).removeprefix("torch."), "grid": asked.size,
            "--at": chosen(asked.at) or "all cells", "peers": PEERS[asked.peers], "commit": asked.commit,
            "machine": _still(fingerprint(asked.device))}  # fmt: skip
-    _same(file, begun, now, "another --json file begins anew")
+    _same(file, begun, now, "name another --json file to start again")
     return data.rows, data.sessions, data.left_out
 
 
 def joined(files: Sequence[Path], commit: str | None) -> Bench:
-    """All rows; of a cell that several files have, the latest. Op sets, dtype, grid and machine are the same in all."""
+    """Join all rows; the latest row of a cell counts. All files must share op sets, dtype, grid and machine."""
     every = [read_file(file) for file in files]
     for file, data in zip(files, every, strict=True):
         for machine in data.machines.values():
             here, there = (one.begun | {"machine": _judged_by(one.setting.device, its)}
                            for one, its in ((data, machine), (every[0], every[0].machine)))  # fmt: skip
-            _same(file, here, there, "it has a file of its own")
+            _same(file, here, there, "keep its results in a separate file")
     if not any(data.rows for data in every):
         raise BadInput(f"{files[0]}: rows", found="none", expected="a cell that was measured")
     at = every[0].setting.at if len({chosen(data.setting.at) for data in every}) == 1 else {}
@@ -57,7 +57,7 @@ def joined(files: Sequence[Path], commit: str | None) -> Bench:
         own = {key(row): (data.sessions[row["session"]], row) for row in data.rows}
         left = _left(left, data, data.apart(at), *(Counter(kind for kind, _ in one.keys() - other.keys())
                                                    for one, other in ((own, found), (found, own))))  # fmt: skip
-        # A file that was joined is younger than what it holds.
+        # A joined file is younger than its rows.
         found |= {cell: one for cell, one in own.items() if cell not in found or one[0].date >= found[cell][0].date}
     rows = sorted(found.values(), key=lambda one: list(KINDS).index(one[1]["kind"]))
     numbers = {msgspec.json.encode(session): session for session, _ in rows}
@@ -75,11 +75,11 @@ def joined(files: Sequence[Path], commit: str | None) -> Bench:
 def _left(
     left: Mapping[str, int], data: Kept, apart: set[str], new: Counter[str], stay: Counter[str]
 ) -> dict[str, int]:
-    """How many cells are left out once a further file came in, by kind.
+    """The number of missing cells by kind, after one more file was joined.
 
-    new, stay: how many cells it has that no earlier file has, and earlier files have that it has not.
-    Of the kinds `apart` it has chosen cells (`--at`), and says nothing of the others. What it left out itself an
-    earlier file may have.
+    new, stay: the cells of this file that no earlier one has, and the cells of earlier ones that it lacks.
+    apart: kinds of which this file has chosen cells only (`--at`), with no information about the others.
+    An earlier file may have the cells that this file lacks.
     """
     told = {row["kind"] for row in data.rows}.union(data.left_out) - apart
     found = {name: count - new[name] for name, count in left.items() if name not in told}
@@ -88,7 +88,7 @@ def _left(
 
 
 def _judged_by(device: str, machine: Mapping[str, str | None]) -> dict[str, str | None]:
-    """What of a machine must be the same. The name of a CPU as a device says its architecture alone."""
+    """The part of a machine's description that must be the same. A CPU's device name gives its architecture alone."""
     return {name: machine.get(name) for name in ("device_name", *["processor"] * (not device.startswith("cuda")))}
 
 

@@ -1,7 +1,6 @@
-"""Pictures of what was found, as SVG: time against an axis beside floor and peers; a round's time by kind of work.
+"""Draw results as SVG: time against an axis with floor and peers, and a round's time by kind of work.
 
-A few lines of our own: two scales, marks and a legend need no library. Every mark has its numbers as a title. Leaves
-out: tables (`render.py`).
+Two scales, marks and a legend need no library. Every mark has its numbers as a title. Leaves out: tables (`render.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Points = list[tuple[float, float]]
 
 
 def ready(folder: Path, kinds: Sequence[str], *others: Path | None) -> None:
-    """Make the folder, or refuse it, before anything is measured. others: what the same command reads or writes."""
+    """Make the folder, or refuse it, before anything is measured. others: files that the command reads or writes."""
     folder_for(folder, "--plots")
     for name in kinds:
         for file in {folder / f"{name}.svg", *folder.glob(f"{name}-*.svg")}:
@@ -32,7 +31,7 @@ def ready(folder: Path, kinds: Sequence[str], *others: Path | None) -> None:
 
 
 def write(found: Bench, folder: Path) -> list[Path]:
-    """One file for every plot -> their places."""
+    """Write one file for every plot and return their paths."""
     drawn = dict(pictures(found.rows))
     folder_for(folder, "--plots")
     files = {folder / f"{name}.svg": xml.tostring(picture) for name, picture in drawn.items()}
@@ -42,7 +41,7 @@ def write(found: Bench, folder: Path) -> list[Path]:
 
 
 def pictures(rows: Sequence[Row]) -> Iterator[tuple[str, xml.Element]]:
-    """A plot for every kind and every set of its axes but the plotted one that has two points at least."""
+    """A plot for every kind and every combination of its other axes that has at least two points."""
     for row, work in works(rows):
         which = f"{row['kind']}, {key(row['cell'])}"
         yield _name(which, "work"), bars(f"{which}: us by kind of work", work)
@@ -60,14 +59,14 @@ def pictures(rows: Sequence[Row]) -> Iterator[tuple[str, xml.Element]]:
 
 
 def works(rows: Sequence[Row]) -> Iterator[tuple[Row, dict[str, dict[str, float]]]]:
-    """Rows whose arms tell their kinds of work, in the order of the plotted axis: arm -> kind of work -> us."""
+    """Rows whose arms have times by kind of work, in the order of the plotted axis: arm -> kind of work -> us."""
     for row in sorted(rows, key=lambda row: float(row["cell"].get(kind(row["kind"]).x, 0))):
         if work := {name: arm["work"] for name, arm in row["arms"].items() if "work" in arm}:
             yield row, work
 
 
 def grouped(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    """Rows that differ in the plotted axis alone, in its order, by kind and their other axes."""
+    """Group rows that differ in the plotted axis alone, by kind and the other axes, in the order of that axis."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         x = kind(row["kind"]).x
@@ -83,7 +82,7 @@ def _name(*words: str) -> str:
 
 
 def curves(title: str, across: str, up: str, lines: Mapping[str, Points]) -> xml.Element:
-    """Both scales logarithmic. The line `floor` is dashed and grey."""
+    """Draw lines with logarithmic scales. The line `floor` is dashed and grey."""
     every = [point for points in lines.values() for point in points if min(point) > 0]
     (left, right), (low, high) = (_span([point[axis] for point in every]) for axis in (0, 1))
     svg = _canvas(title)
@@ -116,7 +115,7 @@ def curves(title: str, across: str, up: str, lines: Mapping[str, Points]) -> xml
 
 
 def bars(title: str, arms: Mapping[str, Mapping[str, float]]) -> xml.Element:
-    """A bar for every arm, made of its kinds of work."""
+    """Draw a bar for every arm, divided by kind of work."""
     most = max((sum(parts.values()) for parts in arms.values()), default=1.0) or 1.0
     names = list(dict.fromkeys(name for parts in arms.values() for name in parts))
     high = min(60.0, HEIGHT / max(1, len(arms)))

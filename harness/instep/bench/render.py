@@ -1,6 +1,6 @@
-"""Shows what the benchmark found: a table per kind and axes, floors beside times, findings below.
+"""Print the results of the benchmark: a table per kind and axes, floors next to times, findings below.
 
-Leaves out: measuring, and pictures (`plots.py`).
+Leaves out: measuring, and plots (`plots.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .base import key
 from .run import Bench, Row, Session, chosen
 from .work import gap
 
-LOUD = ("WRONG", "ABOVE")  # how notes begin that nobody may overlook
+LOUD = ("WRONG", "ABOVE")  # prefixes of notes that are printed in red
 DIGITS = 12  # of a digest
 ON_CPU = "on a CPU: `plain`, called eagerly, tiny shapes; for regressions only, not for speed"
 
@@ -40,7 +40,7 @@ def show(found: Bench, console: Console) -> None:
 
 
 def _differing(sessions: Sequence[Session]) -> Iterator[str]:
-    """What changes a speed and was not the same in all calls."""
+    """Settings that affect speed and differ between calls."""
     for name in ("torch", "triton", "kernels_syntax"):
         values = Counter((one.machine.get(name) or "none")[:DIGITS] for one in sessions)
         if len(values) > 1:
@@ -49,9 +49,9 @@ def _differing(sessions: Sequence[Session]) -> Iterator[str]:
 
 
 def _chosen(found: Bench, rows: Sequence[Row]) -> str:
-    """Of a kind whose rows were all measured by calls that chose cells: which ones."""
+    """For a kind whose rows all come from calls with `--at`: the chosen cells."""
     told = dict.fromkeys(chosen(found.sessions[row["session"]].at) for row in rows)
-    return f"only cells with {'; '.join(told)} were asked for" if told and "" not in told else ""
+    return f"only cells with {'; '.join(told)} were requested" if told and "" not in told else ""
 
 
 def _left(found: Bench, name: str, measured: bool) -> str:
@@ -61,7 +61,7 @@ def _left(found: Bench, name: str, measured: bool) -> str:
         why = "since the device works no longer"
     elif name in found.unlike:
         why = f"none has {chosen(found.asked.at)}"
-    elif found.asked.at and not measured:  # a file does not say which of the two it was
+    elif found.asked.at and not measured:  # the file does not record which of the two it was
         why = f"none with {chosen(found.asked.at)} was measured"
     else:
         why = "for want of minutes"
@@ -70,7 +70,7 @@ def _left(found: Bench, name: str, measured: bool) -> str:
 
 def _table(name: str, rows: list[Row], console: Console) -> None:
     unit = kind(name).unit
-    axes = list(dict.fromkeys(axis for row in rows for axis in row["cell"]))  # some cells have more than others
+    axes = list(dict.fromkeys(axis for row in rows for axis in row["cell"]))  # some cells have more axes than others
     places = list(dict.fromkeys(
         what for row in rows for told in row["arms"].values() for what in told.get("errors", ())))
     made = tables.table(f"{name}: {KINDS[name]}", {
@@ -99,7 +99,7 @@ def _table(name: str, rows: list[Row], console: Console) -> None:
 
 
 def _texts(rows: list[Row], console: Console) -> None:
-    """What arms tell beside their times: of whole texts, and of a round's kinds of work."""
+    """Further fields of arms: those of whole texts, and of a round's kinds of work."""
     for row in rows:
         for arm, told in row["arms"].items():
             if "tokens_per_s" in told:
@@ -122,13 +122,13 @@ def _figures(told: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _off(told: Mapping[str, Any], places: list[str]) -> str:
-    """1.9e-03, 2.1e-03: relative to fp64, by the norm."""
+    """Format errors relative to fp64, by the norm: 1.9e-03, 2.1e-03"""
     found = told.get("errors", {})
     return ", ".join(f"{found[what]:.1e}" if what in found else "-" for what in places) if found else ""
 
 
 def _once(notes: list[str]) -> list[str]:
-    """Notes that say the same of several cells, once, with how many there are."""
+    """Merge equal notes of several cells, with their number."""
     said: dict[str, list[str]] = {}
     for note in notes:
         head, _, text = note.partition(": ")

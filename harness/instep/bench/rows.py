@@ -1,7 +1,7 @@
-"""Rows that the delta rule consumes, and parts of a batch: what several kinds draw alike.
+"""Rows for the delta rule and parts of a batch, which several kinds draw alike.
 
-Decays are those of a model (`shapes/random_weights.py`): from a few tokens of memory to thousands. Leaves out: what is
-done with them.
+Decays are those of a model (`shapes/random_weights.py`): from a few tokens of memory to thousands. Leaves out: the use
+of the rows.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .base import SEED, TO, Ground
 from .right import first, off
 
 WIDE = torch.float64
-STATE = 0.1  # the size of a state's numbers
+STATE = 0.1  # scale of a state's numbers
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a GDN layer's conv and linear maps give: mixed [N, C], a, b [N, HV]; and its weights A_log, dt_bias [HV]."""
+    """Outputs of a GDN layer's conv and linear maps, mixed [N, C], a, b [N, HV], and its A_log, dt_bias [HV]."""
 
     mixed: torch.Tensor
     a: torch.Tensor
@@ -50,13 +50,13 @@ class Rows:
                    config)  # fmt: skip
 
     def inputs(self, ops: Ops, wide: bool = False) -> GdnInputs:
-        """What an op set makes of them; wide: of the same numbers, in fp64."""
+        """The inputs that an op set makes of these rows; wide: of the same numbers in fp64."""
         named = {name: getattr(self, name) for name in ("mixed", "a", "b", "A_log", "dt_bias")}
         given: dict[str, Any] = {name: x.to(WIDE) for name, x in named.items()} if wide else named
         return ops.gdn_inputs(**given, key_heads=self.config.key_heads, key_dim=self.config.key_dim, to=(TO,) * 5)
 
     def core(self, ops: Ops, parts: tuple[Part, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The read-outs of windows, norms and gates computed on the way: inside the kernel where a set has that."""
+        """The read-outs of windows, with norms and gates computed inside the kernel if the op set has such a kernel."""
         named = {name: getattr(self, name) for name in ("mixed", "a", "b", "A_log", "dt_bias")}
         return window_gdn(ops, **named, key_heads=self.config.key_heads, key_dim=self.config.key_dim, parts=parts,
                           dtype=dtype, to=(TO,) * 6)  # fmt: skip
@@ -80,22 +80,22 @@ def widened(inputs: GdnInputs) -> GdnInputs:
 
 
 def handed_over(ops: Ops, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype) -> GdnInputs:
-    """The rows in the bits in which a model hands them to `gdn`: inside a `prefill_gdn` these are fewer."""
+    """The rows in the bits that a model passes to `gdn`; inside a `prefill_gdn` they have fewer."""
     if ops.prefill_gdn is None or not serves(ops, parts, dtype):
         return inputs
     return GdnInputs(*(x.to(narrow) for x, narrow in zip(inputs, stored(dtype), strict=True)))
 
 
 def states(ground: Ground, config: ModelConfig, units: int, dtype: torch.dtype) -> torch.Tensor:
-    """A pool [units, HV, K, V] in the order VK: it holds [HV, V, K]."""
+    """A pool [units, HV, K, V] in the order VK: it stores [HV, V, K]."""
     shape = units, config.value_heads, config.value_dim, config.key_dim
     return ground.drawn(*shape, dtype=torch.float32).mul_(STATE).to(dtype).transpose(2, 3)
 
 
 def redrawn(*pools: torch.Tensor, std: float = STATE, seed: int = SEED) -> None:
-    """Each time the same numbers in the place of what the pools hold. std: their size, as it was first drawn.
+    """Return a function that refills the pools with the same numbers at each call. std: their original scale.
 
-    Pools of two calls with one seed are alike.
+    Pools of two calls with one seed are equal.
     """
     generator = torch.Generator(pools[0].device).manual_seed(seed)
     for pool in pools:
@@ -106,7 +106,7 @@ def part(
     ground: Ground, form: Literal["chunk", "window"], slots: list[int], count: int, pool: torch.Tensor,
     fresh: bool = False,
 ) -> Part:
-    """Equal requests one after the other, each in a slot of its own."""
+    """Equal requests one after the other, each in its own slot."""
     here, each = Address(pool, ground.ints(slots)), len(slots)
     begin, counts = ground.ints(number * count for number in range(each)), ground.ints([count] * each)
     new = torch.full((each,), fresh, dtype=torch.bool, device=ground.device)
@@ -117,9 +117,11 @@ def off_from_plain(
     run: Callable[[torch.Tensor], torch.Tensor], inputs: GdnInputs, form: Part, *,
     truth: GdnInputs | None = None,
 ) -> str:
-    """What is wrong with a launch of the delta rule over a pool of states, which `run` changes in place -> core.
+    """Describe what is wrong with a launch of the delta rule over a pool of states.
 
-    form    the part, with the pool that is drawn anew from;  truth: the inputs in fp64, left out: `inputs` widened
+    run    launches on a pool, changes it in place and returns core
+    form   the part, with the pool that the new one is drawn from
+    truth  the inputs in fp64; by default `inputs` widened
     """
     pool = form.read.pool
     own, wide, twin = (like(pool, dtype) for dtype in (pool.dtype, WIDE, pool.dtype))
@@ -137,7 +139,7 @@ def on(form: Part, pool: torch.Tensor) -> Part:
 
 
 def like(pool: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A copy in the same order, in a dtype."""
+    """A copy in the same order, with this dtype."""
     return torch.empty_like(pool.mT, dtype=dtype).mT.copy_(pool)
 
 
@@ -146,7 +148,7 @@ IEEE = Product("ieee", block=64)
 
 
 def true_rows(inputs: GdnInputs, form: Part, pool: torch.Tensor) -> Blocks:
-    """Read-outs and states of equal sequences, in fp64 and in blocks, which is as right as token by token there."""
+    """Read-outs and states of equal sequences in fp64, in blocks, which is as exact as token by token."""
     return _in_blocks(_operands(IEEE), widened(inputs), form, pool.to(WIDE))
 
 
@@ -159,7 +161,7 @@ def in_blocks(inputs: GdnInputs, form: Part, pool: torch.Tensor, product: Produc
 
 
 def alone(form: str, products: Mapping[str, Product]) -> Operands:
-    """What rounds the operands of one form, without a model around it."""
+    """The operand rounding of one form, without a model around it."""
     weights = cast(Any, SimpleNamespace(config=None, layers=(), draft=None))
     operands = Operands(products, weights, chunk=True)
     operands.form = form

@@ -1,9 +1,8 @@
-"""Runs a grid: each cell is built, measured (`arms.py`) and kept; within the minutes, or going on where a file stands.
+"""Run a grid: build each cell, measure it (`arms.py`) and write the file after it, within a time limit.
 
-A cell whose answers are wrong has no time. The minutes are divided among the kinds that are left, and what a kind does
-not need goes to the next; what is left of them in the end goes to cells that found no time before. What was left out
-is told. The file is written after every cell. A full grid reads it first, and a cell that is there is not run again.
-Leaves out: words and pictures (`render.py`, `plots.py`).
+An arm with wrong answers has no time. The minutes are divided among the remaining kinds. Time that a kind does not need
+goes to the next one, and at the end to cells that did not fit before. Cells that were left out are reported. A full
+grid reads its file first and skips the cells in it. Leaves out: tables and plots (`render.py`, `plots.py`).
 """
 
 from __future__ import annotations
@@ -40,9 +39,10 @@ UNKNOWN = Rates(math.nan, math.nan, math.nan)  # until they are measured
 
 
 class Session(Called):
-    """One call of the command, and the rates of its machine: the floors of its rows follow from them.
+    """One call of the command, with the rates of its machine, which define the floors of its rows.
 
-    at     the cells that it was asked for (`Asked.at`);  peers: whether it was asked for them, None: not known
+    at     the cells that the user chose (`Asked.at`)
+    peers  whether peers were requested; None: not known
     """
 
     rates: Rates | None = None
@@ -50,15 +50,15 @@ class Session(Called):
     peers: bool | None = None
 
     def __post_init__(self) -> None:
-        datetime.fromisoformat(self.date)  # the latest counts, so a date that is none would
+        datetime.fromisoformat(self.date)  # refuses an invalid date, because the latest date counts
 
 
 @dataclass
 class Asked:
-    """What is to be measured: kinds in their order, the size of the grid, the minutes (more than 0)
+    """The request: kinds in order, the size of the grid, and the minutes (more than 0).
 
-    at  axis -> values, as they are printed: only cells with one of these; of kinds without that axis none. Empty: all
-    peers  None: not known, of rows that were read from files
+    at     axis -> printed values: only cells with one of these, none of kinds without the axis; empty: all cells
+    peers  None: not known, for rows that were read from files
     """
 
     sets: Mapping[str, Ops]
@@ -85,22 +85,22 @@ class Asked:
                 raise Unsupported(f"timing {slow[0]!r} on a CPU: its kernels are interpreted there; --ops plain")
 
     def wants(self, at: At) -> bool:
-        """Whether a cell is among those that are asked for."""
+        """Whether a cell is among the requested ones."""
         return all(axis in at and str(at[axis]) in values for axis, values in self.at.items())
 
 
 def chosen(at: Mapping[str, Sequence[str]]) -> str:
-    """In words, which cells are asked for; of all of them nothing."""
+    """Format the chosen cells; empty if all are chosen."""
     return " ".join(f"{axis}={value}" for axis, values in sorted(at.items()) for value in values)
 
 
 @dataclass
 class Bench:
-    """What was found: rows by cell, the rates of the machine, and how many cells of each kind were left out.
+    """The results: rows by cell, the rates of the machine, and the number of missing cells of each kind.
 
-    sessions  of which rows are here: a row has the number of its own
-    unlike    kinds that were named and have no cell that was chosen; all of their cells are left out
-    lost      whether an arm has killed the device; then nothing was measured behind it
+    sessions  the calls that measured the rows; a row has the number of its call
+    unlike    requested kinds without a cell that matches `--at`; all their cells are missing
+    lost      whether an arm has killed the device; nothing was measured after that
     """
 
     asked: Asked
@@ -113,7 +113,7 @@ class Bench:
 
     @property
     def exit(self) -> Exit:
-        """Ours alone count: what a peer answers wrongly is told, and is no failure of this command."""
+        """The exit code. A peer's wrong answer is reported but does not count."""
         ours = [arm for row in self.rows for arm in row["arms"].values() if not arm["peer"]]
         if any(arm["finding"] for arm in ours):
             return Exit.DIVERGED
@@ -125,7 +125,7 @@ class Bench:
         return max(self.sessions, key=lambda one: one.date, default=None)
 
     def take_rates(self) -> None:
-        """The rates with which a session that has rows made their floors; files from before may not say."""
+        """Use the rates of the latest session, which define its floors; old files may not have them."""
         if self.last is not None and self.last.rates is not None:
             self.rates = self.last.rates
 
@@ -137,7 +137,7 @@ class Bench:
         machine = fingerprint(asked.device) if self.last is None else self.last.machine
         found = {"machine": machine, "setting": setting, "rates": asdict(self.rates),
                  "left_out": self.left, "sessions": msgspec.to_builtins(self.sessions), "rows": self.rows}  # fmt: skip
-        return Result(self.exit, "cpu", found, asked.commit)  # the machine stands in `found`
+        return Result(self.exit, "cpu", found, asked.commit)  # the machine is in `found`
 
 
 Told = Callable[[str, int, int | None], None]
@@ -146,14 +146,14 @@ Told = Callable[[str, int, int | None], None]
 def bench(
     asked: Asked, keep: Path | None = None, goes_on: bool = False, told: Told = lambda what, done, of: None,
 ) -> Bench:
-    """keep: a file that is written after every cell; goes_on: and is read first. It names what is not measured yet."""
+    """Run the benchmark. keep: a file that is written after every cell; goes_on: read it first and resume."""
     device = torch.device(asked.device)
     torch.manual_seed(SEED)
     ground = Ground(device, asked.dtype, asked.sets, UNKNOWN, _past(device), bool(asked.peers))
-    grid, unlike = _grid(ground, asked)  # what is refused, is refused before anything is measured
+    grid, unlike = _grid(ground, asked)  # refuse bad requests before measuring
     found = Bench(asked, UNKNOWN)
     if goes_on and keep is not None and keep.exists():
-        from .kept import going_on  # which reads what is written here
+        from .kept import going_on  # imports this module
 
         found.rows, found.sessions, found.left = going_on(keep, asked)
     told("measuring the machine", 0, None)
@@ -169,7 +169,7 @@ def bench(
     lacking += Counter(name for name, at in cells if key({"kind": name, "cell": at}) not in there)
     lacking |= Counter(unlike)
     found.unlike = tuple(unlike)
-    for number, (name, every) in enumerate((*grid.items(), *grid.items())):  # once more in what others left of theirs
+    for number, (name, every) in enumerate((*grid.items(), *grid.items())):  # a second pass uses leftover time
         parts = max(1, len(grid) - number)
         until = time.monotonic() + (end - time.monotonic()) / parts
         for done, at in enumerate(every):
@@ -178,7 +178,7 @@ def bench(
             there.add(key({"kind": name, "cell": at}))
             told(name, done, len(every))
             row = _row(name, ground, at)
-            if not found.sessions or found.sessions[-1] is not session:  # a session has rows
+            if not found.sessions or found.sessions[-1] is not session:  # a session needs a row
                 found.sessions.append(session)
             found.rows.append(row | {"session": len(found.sessions) - 1})
             session.seconds = round(time.monotonic() - begun, 1)
@@ -187,33 +187,33 @@ def bench(
             if keep is not None:
                 found.result().write(keep)
             found.lost = gone(device)
-            if ground.card and not found.lost:  # its memory is short, and the next cell asks for all of it
+            if ground.card and not found.lost:  # the card's memory is short, and the next cell may need all of it
                 gc.collect()
                 torch.cuda.empty_cache()
     found.left = dict(+lacking)
-    found.take_rates()  # where nothing was measured, they are those of the file
+    found.take_rates()  # if nothing was measured, the rates come from the file
     return found
 
 
 def _grid(ground: Ground, asked: Asked) -> tuple[dict[str, list[At]], dict[str, int]]:
-    """The cells that are asked for, by kind; and of kinds that were named and have none of these, how many they have.
+    """The requested cells by kind; and for requested kinds without any, the number of their cells.
 
-    Every value of `--at` must be that of a cell, or something that was asked for by name would be left out unsaid.
+    Every value of `--at` must be that of some cell, or else a requested cell would be missing without a message.
     """
     whole = {name: list(kind(name).cells(ground, asked.size)) for name in asked.kinds}
     found = {name: [at for at in cells if asked.wants(at)] for name, cells in whole.items()}
     axes, taken = _values(whole), _values(found)
     if none := _unmet(asked.at, axes) or _unmet(asked.at, taken):
         there = "; ".join(f"{axis} {', '.join(sorted(values))}" for axis, values in axes.items())
-        how = "" if _unmet(asked.at, axes) else " at once" if none == chosen(asked.at) else " beside the rest"
+        how = "" if _unmet(asked.at, axes) else " at once" if none == chosen(asked.at) else " with the other values"
         raise BadInput("--at", found=f"{none}, which no cell of this grid has{how}", expected=there)
-    named = {name for name in asked.kinds if set(asked.kinds) != set(KINDS)}  # of all kinds nobody named one
+    named = {name for name in asked.kinds if set(asked.kinds) != set(KINDS)}  # all kinds means none was named
     return ({name: cells for name, cells in found.items() if cells},
             {name: len(whole[name]) for name, cells in found.items() if name in named and not cells})
 
 
 def _values(grid: Mapping[str, list[At]]) -> dict[str, set[str]]:
-    """axis -> its values, as they are printed."""
+    """Map each axis to its printed values."""
     found: dict[str, set[str]] = {}
     for axis, value in (one for cells in grid.values() for at in cells for one in at.items()):
         found.setdefault(axis, set()).add(str(value))
@@ -221,12 +221,12 @@ def _values(grid: Mapping[str, list[At]]) -> dict[str, set[str]]:
 
 
 def _unmet(at: Mapping[str, Sequence[str]], axes: Mapping[str, Collection[str]]) -> str:
-    """In words, what of `at` is not among the values."""
+    """Format the part of `at` that is not among the values."""
     return chosen({axis: [value for value in values if value not in axes.get(axis, ())] for axis, values in at.items()})
 
 
 def key(row: Row) -> tuple[str, tuple[tuple[str, Any], ...]]:
-    """Which cell of which kind."""
+    """The key of a row: its kind and its cell."""
     return row["kind"], tuple(sorted(row["cell"].items()))
 
 
@@ -237,7 +237,7 @@ def _row(name: str, ground: Ground, at: At) -> Row:
         cell, fell = _built(name, ground, at)
     except (Unsupported, OutOfCapacity, torch.OutOfMemoryError) as refused:
         return row | {"absent": dict.fromkeys(ground.sets, " ".join(str(refused).split()))}
-    if gone(ground.device):  # nobody knows by whom
+    if gone(ground.device):  # the culprit is unknown
         others = dict.fromkeys((arm.name for arm in cell.arms), "the device was killed while the cell was built")
         return row | {"absent": cell.absent | others, "arms": _fallen(fell)}
     floor = ground.rates.floor(cell.read, cell.written, cell.flops)
@@ -267,14 +267,14 @@ def _row(name: str, ground: Ground, at: At) -> Row:
 
 
 def _fallen(fell: Mapping[str, str]) -> dict[str, Any]:
-    """Op sets that are not in the cell: what they raised while it was built."""
+    """Findings of op sets whose code raised while the cell was built."""
     return {one: {"peer": "", "finding": said} for one, said in fell.items()}
 
 
 def _built(name: str, ground: Ground, at: At) -> tuple[Cell, dict[str, str]]:
-    """The cell, and of op sets that are not in it what they raised while it was built.
+    """The cell, and the exceptions of op sets that could not be built.
 
-    What `plain` raises there, too, is the harness's own.
+    An exception that `plain` raises as well is the harness's own.
     """
     make = kind(name).make
     try:
@@ -296,5 +296,5 @@ def _built(name: str, ground: Ground, at: At) -> tuple[Cell, dict[str, str]]:
 
 
 def _past(device: torch.device) -> int:
-    """Twice the last cache of the card."""
+    """Twice the size of the card's last-level cache."""
     return 2 * torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 0

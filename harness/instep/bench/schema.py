@@ -1,6 +1,6 @@
-"""The file of a benchmark, held to a schema field by field, before anything uses it.
+"""The schema of a benchmark file, checked field by field before the file is used.
 
-Leaves out: what files become together (`kept.py`), and how a result is written (`report/result.py`).
+Leaves out: joining files (`kept.py`), and writing a result (`report/result.py`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .base import Size
 from .clock import Rates
 from .run import Row, Session, chosen
 
-MOST = 2**63  # of a number on an axis
+MOST = 2**63  # maximum of a number on an axis
 WRITTEN = "a result of `instep bench`"
-# Fields of an arm of which one says nothing without the others.
+# Fields of an arm that are complete only together.
 TOGETHER = (("us", "lower", "upper", "mean"), ("tokens_per_s", "latency_s", "accepted", "distribution", "steps"),
             ("work", "launches"))  # fmt: skip
 
@@ -34,12 +34,12 @@ Some = float | UnsetType
 if TYPE_CHECKING:
     Name: TypeAlias = str
     Width: TypeAlias = str
-else:  # a checker does not follow values into a type
+else:  # a type checker does not turn values into a type
     Name, Width = Literal[tuple(KINDS)], Literal[WIDTHS]
 
 
 class _Arm(msgspec.Struct):
-    """What is told of an arm and used by tables, pages or pictures. An arm may tell more."""
+    """The fields of an arm that tables, pages or plots use. An arm may have more."""
 
     peer: str
     finding: str
@@ -68,7 +68,7 @@ class _Arm(msgspec.Struct):
             if absent and len(absent) < len(names):
                 raise ValueError(f"no `{absent[0]}` beside `{next(name for name in names if name not in absent)}`")
         if self.of_floor is not UNSET and self.us is UNSET:
-            raise ValueError("no `us` beside `of_floor`")
+            raise ValueError("`of_floor` without `us`")
 
 
 class _Row(msgspec.Struct):
@@ -93,7 +93,7 @@ class _Row(msgspec.Struct):
 
 
 class _Setting(msgspec.Struct, forbid_unknown_fields=True):
-    """peers: None: not known, as in files from before it was written. minutes: None: no end"""
+    """The setting of a file. peers None: not recorded, in older files. minutes None: no limit."""
 
     ops: list[str]
     device: str
@@ -111,7 +111,7 @@ class _Setting(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Kept(msgspec.Struct):
-    """A file. Its rows are held to `_Row` and stay as they stand there, with what else they tell."""
+    """A file. Its rows are checked against `_Row` and kept unchanged, with all their further fields."""
 
     date: str
     commit: str | None
@@ -144,11 +144,11 @@ class Kept(msgspec.Struct):
 
     @property
     def begun(self) -> dict[str, object]:
-        """What rows of one file have in common."""
+        """The setting that all rows of one file share."""
         return {"op sets": self.setting.ops, "dtype": self.setting.dtype, "grid": self.setting.grid}
 
     def apart(self, at: Mapping[str, Sequence[str]]) -> set[str]:
-        """The kinds of which it has only cells that were chosen otherwise than by `at`: of others it says nothing."""
+        """The kinds of which the file has only cells chosen by another `--at`, and no information about the others."""
         if chosen(self.setting.at) != chosen(at):
             return {row["kind"] for row in self.rows} | self.left_out.keys()
         by = {row["kind"]: True for row in self.rows if row["kind"] not in self.left_out}
@@ -159,7 +159,7 @@ class Kept(msgspec.Struct):
 
 
 def read_file(file: Path) -> Kept:
-    """A file as `instep bench` writes it, or a refusal that names the field."""
+    """Read a file of `instep bench`, or refuse it with the name of the field."""
     if not file.is_file():
         raise BadInput("--join", found=f"no file {file}", expected="a file that `instep bench` wrote")
     data: Kept = decode(msgspec.json.encode(read(file)), Kept, str(file), WRITTEN)
@@ -168,7 +168,7 @@ def read_file(file: Path) -> Kept:
         if held.session >= len(data.sessions):
             raise BadInput(f"{file}: rows[{number}]: session", found=held.session,
                            expected=f"one of {len(data.sessions)} sessions, from 0")  # fmt: skip
-    for session in data.sessions:  # of files from before a session told it
+    for session in data.sessions:  # for files from before sessions recorded it
         session.at = session.at or data.setting.at
         session.peers = data.setting.peers if session.peers is None else session.peers
     return data

@@ -1,6 +1,6 @@
-"""The same prompts decoded in several arms: with a controller of step counts, and with each fixed count.
+"""Decode the same prompts in several arms: with a step controller, and with each fixed count.
 
-Leaves out: the time that it takes (`forced.py` plays the arms on a model of real size).
+Leaves out: timing (`forced.py` plays the arms on a model of real size).
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from instep_reference.contract.engine import Commit
 from ..generate.decode import Ask, Decoded, decode
 
 ADAPTIVE = "adaptive"
-# What the prompts beside the fixture lack: text that every draft head follows, and text that none can.
+# Kinds of prompts that the fixture lacks: text that every draft head follows, and text that none can.
 REPEATED = (b"spam, eggs, ", b"    pass\n", b"0, 1, 2, 3, ")
 REPEATS, NOISE_BYTES, NOISES = 8, 48, 3
 
 
 def arms(ask: Ask, adaptive: dict[str, Any], fixed: tuple[int, ...]) -> dict[str, Decoded]:
-    """Arm -> what was decoded: `adaptive`, and the number of drafts for each of `fixed`. `ask` says everything else."""
+    """Map each arm to its decoding: `adaptive`, and the number of drafts for each of `fixed`."""
     asked = {ADAPTIVE: dataclasses.replace(ask, adaptive=adaptive)}
     asked |= {str(steps): dataclasses.replace(ask, adaptive=None, num_steps=steps) for steps in fixed}
     return {name: decode(one) for name, one in asked.items()}
 
 
 def parted(decoded: Mapping[str, Decoded]) -> list[str]:
-    """Requests that said other tokens in some arm than in the first one."""
+    """The requests whose tokens differ between some arm and the first one."""
     first, *others = decoded.values()
     return [name for name in first.ask.prompts if any(other.said(name) != first.said(name) for other in others)]
 
 
 def hardest_first(ask: Ask) -> Ask:
-    """The same requests in the order of how many drafts a round of theirs accepts: a load whose difficulty drifts.
+    """Sort the requests by the number of accepted drafts per round, so that the difficulty of the load drifts.
 
-    A batch in which easy and hard requests stand side by side looks the same to a controller all the time.
+    A batch with easy and hard requests side by side looks the same to a controller all the time.
     """
     accepted: dict[str, list[int]] = {name: [] for name in ask.prompts}
     for event in decode(ask).events:
@@ -49,7 +49,7 @@ def hardest_first(ask: Ask) -> Ask:
 
 
 def mixed(prompts: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, tuple[int, ...]]:
-    """Prompts of bytes, in turn with repeated text and with noise: easy, ordinary, hard."""
+    """Prompts of bytes that alternate with repeated text and with noise: easy, ordinary, hard."""
     generator = torch.Generator().manual_seed(seed)
     easy = {f"repeated {number}": tuple(text * REPEATS) for number, text in enumerate(REPEATED)}
     hard = {

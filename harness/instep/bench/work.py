@@ -1,6 +1,6 @@
 """A round's time on the device by kind of work, and the gaps in it, from torch's profiler.
 
-Leaves out: the time itself (`kinds/rounds.py`).
+Leaves out: the total time (`kinds/rounds.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-# Kind of work -> what the names of its kernels contain; the first that fits counts.
+# Kind of work -> parts of the names of its kernels; the first match counts.
 KINDS: dict[str, tuple[str, ...]] = {
     "conv and its inputs": ("conv", "gdn_inputs"),
     "states": ("_window", "prepare", "_solve", "carry", "fused_staged", "gated_delta", "gdn"),
@@ -27,15 +27,17 @@ KINDS: dict[str, tuple[str, ...]] = {
 OTHER = "index ops and others"
 HOLD = "_hold"  # the kernel of `perf/card.py` that holds the device back
 
-Span = tuple[float, float, str]  # a kernel's begin, end and name
+Span = tuple[float, float, str]  # a kernel's start, end and name
 
 
 def by_work(rounds: Sequence[Callable[[], object]], device: str) -> dict[str, Any]:
-    """{"work": kind -> microseconds a round, "launches": kernels a round, "gap_us": between two of a round}.
+    """Profile rounds: {"work": kind -> microseconds, "launches": kernels, "gap_us": longest gap}, each per round.
 
-    The device is held back while the host launches a round, as it is busy with the round before when rounds overlap. So
-    a gap is the device's own: under the profiler the host takes longer than the device. Where the hold did not last
-    until a round was launched, no gap is told.
+    The device is held back while the host launches a round, just as it is busy with the previous round when rounds
+    overlap.
+    So a gap belongs to the device: under the profiler the host is slower than the device. If a hold ended before its
+    round
+    was launched, no gap is reported.
     """
     if not device.startswith("cuda"):
         for play in rounds:
@@ -53,7 +55,7 @@ def by_work(rounds: Sequence[Callable[[], object]], device: str) -> dict[str, An
                 card.hold()
                 play()
                 held.append(card.release() is not None)
-    except RuntimeError as failed:  # a machine whose driver gives no traces; the rounds were timed all the same
+    except RuntimeError as failed:  # the driver of this machine gives no traces; the rounds were still timed
         return {"not_profiled": str(failed)}
     events: Any = profile.events()
     spans = sorted((one.time_range.start, one.time_range.end, one.name) for one in events
@@ -64,29 +66,30 @@ def by_work(rounds: Sequence[Callable[[], object]], device: str) -> dict[str, An
 
 
 def by_kind(spans: Sequence[Span], rounds: int, held: bool) -> dict[str, Any]:
-    """The same of kernels in the order of their begin, each round behind a kernel HOLD. Times are in microseconds.
+    """Sum kernel times by kind, in the order of their starts, each round after a kernel HOLD; in microseconds.
 
-    What another stream does while the device is held back, such as copying inputs, counts as work and ends no gap.
-    Where a HOLD is missing nobody knows where a round begins, so no gap is told.
+    Work of another stream during the hold, such as copying inputs, counts as work and ends no gap. If a HOLD is
+    missing,
+    the start of a round is unknown and no gap is reported.
     """
     work, launches, longest, free, until = dict[str, float](), 0, 0.0, math.inf, math.inf
     held = held and sum(name == HOLD for _, _, name in spans) == rounds
     for start, end, name in spans:
         if name == HOLD:
-            free, until = end, math.inf  # the first kernel of a round has none before it
+            free, until = end, math.inf  # the first kernel of a round has no predecessor
             continue
         kind = kind_of(name)
         work[kind] = work.get(kind, 0.0) + (end - start) / rounds
         launches += 1
         if start >= free:
             longest = max(longest, start - until)
-            until = end if math.isinf(until) else max(until, end)  # a kernel may end behind one that begins later
+            until = end if math.isinf(until) else max(until, end)  # a kernel may end after one that starts later
     found = {"work": dict(sorted(work.items(), key=lambda one: -one[1])), "launches": round(launches / rounds)}
     return {**found, "gap_us": longest} if held else found
 
 
 def gap(told: Mapping[str, Any]) -> str:
-    """What is said of launches and of the longest gap between two of them."""
+    """Format the number of launches and the longest gap between two of them."""
     said = f"{told['launches']} launches"
     return f"{said}, longest gap {told['gap_us']:.1f} us" if "gap_us" in told else said
 

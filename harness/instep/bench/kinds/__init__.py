@@ -1,4 +1,4 @@
-"""The kinds of work that the benchmark knows, one file each with a value `KIND`.
+"""The kinds of work of the benchmark, one file each with a value `KIND`.
 
 Leaves out: their table (`bench/__init__.py`).
 """

@@ -1,7 +1,7 @@
-"""Attention over paged KV: prompts, windows and trees behind a long context. 16 query heads on 2 KV heads of 256.
+"""Attention over paged KV: prompts, windows and trees after a long context. 16 query heads on 2 KV heads of 256.
 
-`kv` is an axis of the cells whose KV is stored in fp8 with a scale per row and head, `tree` of those whose windows are
-trees; other cells have neither. Leaves out: the linear maps, norms and rotary around it.
+Cells with fp8 KV and a scale per row and head have the axis `kv`, cells with tree windows the axis `tree`; other cells
+have neither. Leaves out: the linear maps, norms and rotary around it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..right import off
 from ..rows import WIDE
 
 HEADS, KV_HEADS, WIDTH, PAGE = 16, 2, 256, 64
-CASES: dict[Size, tuple[tuple[int, int, int], ...]] = {  # batch, rows, positions behind which they stand
+CASES: dict[Size, tuple[tuple[int, int, int], ...]] = {  # batch, rows, positions before them
     "tiny": ((1, 33, 0), (2, 3, 70)),
     "default": ((1, 2048, 0), (32, 4, 4096), (1, 4, 4096), (1, 1, 4096), (32, 1, 4096), (8, 4, 16384), (1, 512, 4096)),
     "full": tuple((batch, rows, behind) for behind in (0, 512, 4096, 16384) for rows in (1, 4, 8, 512, 2048)
@@ -33,7 +33,7 @@ CASES: dict[Size, tuple[tuple[int, int, int], ...]] = {  # batch, rows, position
                   and (behind or rows > 8)),
 }  # fmt: skip
 BINARY = "binary"  # node n continues node (n - 1) // 2
-MORE: dict[Size, tuple[tuple[int, int, int, dict[str, str]], ...]] = {  # the same, with the axes that others lack
+MORE: dict[Size, tuple[tuple[int, int, int, dict[str, str]], ...]] = {  # the same, with further axes
     "tiny": ((2, 3, 70, {"kv": FP8}), (2, 5, 70, {"tree": BINARY})),
     "default": ((32, 4, 4096, {"kv": FP8}), (8, 8, 4096, {"tree": BINARY})),
     "full": (*((batch, rows, 4096, {"kv": FP8}) for rows in (1, 4, 512) for batch in (1, 8, 32) if batch * rows <= 512),
@@ -80,7 +80,7 @@ def make(ground: Ground, at: At) -> Cell:
     cell = Cell([], read=kv + row / 2, written=row / 2, flops=4.0 * batch * rows * seen * heads * width)
     for name, ops in ground.sets.items():
         if narrow and not ops.tiled:
-            cell.absent[name] = "its ops read no scales beside a pool"
+            cell.absent[name] = "its ops do not read scales"
         elif tree and not ops.trees:
             cell.absent[name] = "it serves no trees"
         else:
@@ -91,7 +91,7 @@ def make(ground: Ground, at: At) -> Cell:
 
 
 def _paths(nodes: int) -> list[int]:
-    """What every node of a binary tree sees: bit n stands for node n."""
+    """The nodes that each node of a binary tree attends to, as a bit mask."""
     found = [1]
     for node in range(1, nodes):
         found.append(found[(node - 1) // 2] | 1 << node)
@@ -106,7 +106,7 @@ def _stored(form: Pages) -> Pages:
 
 
 def _wide(form: Pages) -> Pages:
-    """What is read of the pages, in fp64: a product with a scale is exact in fp32."""
+    """The values read from the pages, in fp64: a product with a scale is exact in fp32."""
 
     def read(pool: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
         return (pool if scales is None else opened(pool, scales)).to(WIDE)

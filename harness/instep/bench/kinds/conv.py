@@ -1,6 +1,6 @@
 """The causal conv of a GDN layer over all its channels: windows, and rows of a prompt.
 
-Leaves out: the linear map before it and the norms and gates behind it.
+Leaves out: the linear map before it and the norms and gates after it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The recurrence of one token per request: `gdn` with windows of one, in place in the slots.
 
-Leaves out: norms, gates and conv before it; for peers whose kernel computes them inside, an arm of ours does it, too.
+Some peers compute norms and gates inside; one of our arms does so too. Leaves out: norms, gates and conv before it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Whole texts: what the trained fixture accepts, with each fixed step count and with the controller, at real sizes.
+"""Whole texts at real sizes, with the acceptance of the trained fixture, for fixed step counts and the controller.
 
 1. The fixture decodes prompts of mixed difficulty, the hardest first, in every arm: `adaptive` and each number of
-   drafts a round. With an op set of invariant rows every arm must say the same tokens.
-2. Every arm is forced through layers of the 9B shape: checked first, then timed lap by lap in turn, and each lap must
-   hold the bits that the checked run held (`forced.py`).
-How drafting compares with verifying hangs on the depth. `vanilla` takes an MTP layer per draft, and the trained model
-has one: of one draft it is `eagle`, and of more there is none. The row says so. Leaves out: any claim about the text,
-and the time that a proposer takes on the host (`ngram`).
+   drafts a round. With an op set of invariant rows every arm must produce the same tokens.
+2. Every arm is forced through layers of the 9B shape: checked first, then timed lap by lap in turn. Each lap must hold
+   the bits of the checked run (`forced.py`).
+
+The ratio of drafting to verifying depends on the depth. `vanilla` uses an MTP layer per draft, and the trained model
+has one: with one draft it equals `eagle`, and more drafts are not possible. The row reports that. Leaves out: any claim
+about the text, and the time of a proposer on the host (`ngram`).
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from ..step_counts import ADAPTIVE, arms, hardest_first, mixed, parted
 from .rounds import checkpoint_of
 
 CANDIDATES, FIRST = {"tiny": (1, 3), "card": (1, 3, 7)}, 3
-EXACT = "invariant"  # the op set with which all arms must agree to the bit; on a CPU `plain`, which agrees as far
-CHECKED = 16  # events of every arm that are checked; states by T2d in one layer and one arm, bytes and slots in all
+EXACT = "invariant"  # the op set with which all arms must agree bit by bit; on a CPU `plain`, which agrees too
+CHECKED = 16  # checked events of every arm; states by T2d in one layer and one arm, bytes and slots in all
 SIZES = {"tiny": (2, 5, 1), "card": (16, 64, 3)}  # prompts, tokens of each, laps
 CASES: dict[Size, tuple[tuple[int, int, str], ...]] = {  # batch, layers, drafter
     "tiny": ((2, 0, "eagle"),), "default": ((8, 8, "eagle"), (8, 8, "ngram")),
@@ -49,7 +50,7 @@ def cells(ground: Ground, size: Size) -> Iterator[At]:
 
 @dataclass
 class Texts:
-    """All arms of one op set: decoded, played and timed together, when the first of them is asked for."""
+    """All arms of one op set: decoded, played and timed together when the first of them is needed."""
 
     ground: Ground
     at: At
@@ -89,7 +90,7 @@ class Texts:
         return "" if one.right else "a lap holds other bits than the checked run, or nothing was compared"
 
     def samples(self, name: str) -> list[float]:
-        """Seconds a token, lap by lap."""
+        """Seconds per token, lap by lap."""
         one = self.played[name]
         return [sum(lap.seconds) / one.speed().tokens for lap in one.laps]
 

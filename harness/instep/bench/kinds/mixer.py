@@ -1,6 +1,6 @@
-"""What a GDN layer does between its linear maps with one token per request: conv, norms, gates and the recurrence.
+"""The work of a GDN layer between its linear maps for one token per request: conv, norms, gates and recurrence.
 
-A peer may put norms and gates into the conv or into the recurrence: here all do the same work.
+A peer may compute norms and gates in the conv or in the recurrence, so all arms do the same work here.
 Leaves out: the parts alone (`conv.py`, `decode.py`).
 """
 
@@ -32,7 +32,7 @@ class Layer:
     weight: torch.Tensor
     windows: torch.Tensor
     states: torch.Tensor
-    form: Part  # of both pools but for the address
+    form: Part  # of both pools, except for the address
 
     @property
     def slots(self) -> torch.Tensor:
@@ -42,16 +42,16 @@ class Layer:
         return on(self.form, pool)
 
     def to(self, dtype: torch.dtype) -> Layer:
-        """Copies, in a wider dtype."""
+        """Copies in a wider dtype."""
         x, weight, windows = (one.to(dtype) for one in (self.x, self.weight, self.windows))
         return replace(self, x=x, weight=weight, windows=windows, states=like(self.states, dtype))
 
     def again(self) -> Layer:
-        """A layer with memory of its own."""
+        """A layer with separate memory."""
         return replace(self, windows=self.windows.clone(), states=like(self.states, self.states.dtype))
 
 
-Judge = Callable[[Callable[[Layer], torch.Tensor]], str]  # of what runs one layer and gives its read-outs [B, HV, V]
+Judge = Callable[[Callable[[Layer], torch.Tensor]], str]  # gets a function from layer to read-outs
 
 
 def cells(ground: Ground, size: Size) -> Iterator[At]:

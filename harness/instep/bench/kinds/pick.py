@@ -1,4 +1,4 @@
-"""The argmax over a vocabulary of 248,320 logits in fp32, the lowest token on a tie.
+"""The argmax over a vocabulary of 248,320 logits in fp32, with the lowest token on a tie.
 
 Leaves out: the product that makes the logits (`products.py`), and drawing.
 """

@@ -1,9 +1,9 @@
-"""The recurrence of prompts: `gdn` with chunks, whole sequences that begin from a state in their slot.
+"""The recurrence of prompts: `gdn` with chunks, whole sequences that start from a state in their slot.
 
-Every arm reads rows in the bits in which a model hands them over. Truth is fp64 in blocks, which is as right as token
-by token there, from rows that were not rounded for that. The yardstick rounds operands as the kernel declares
-(`Ops.products`, and for a peer bf16 in blocks of 64). Beside that, the errors of every arm are told, and where one of
-ours is above FLA's on the same rows, the row says so. Leaves out: norms, gates and conv before it.
+Every arm reads rows in the bits that a model passes. Truth is fp64 in blocks, which is as exact as token by token, from
+rows that were not rounded for that. The yardstick rounds operands as the kernel declares (`Ops.products`; for a peer
+bf16 in blocks of 64). The errors of every arm are printed as well, and the row reports an error of ours above FLA's on
+the same rows. Leaves out: norms, gates and conv before it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEQUENCES = {
     "tiny": ((1, 70), (2, 33)), "default": ((1, 2048), (1, 8192), (8, 2048), (1, 32768)),
     "full": (*((1, 512 << power) for power in range(7)), (8, 512), (8, 2048), (32, 512)),
 }  # fmt: skip
-FEW = HEADS["default"][:2]  # in the default grid: for other heads peers tune themselves anew, 20 seconds long
+FEW = HEADS["default"][:2]  # in the default grid: for other heads peers tune themselves again, for 20 seconds
 PEER = {"gdn.chunk": Product("bf16", block=64)}
 Run = Callable[[torch.Tensor], torch.Tensor]
 
@@ -73,7 +73,7 @@ def make(ground: Ground, at: At) -> Cell:
 
 
 class _Truth:
-    """The read-outs and states of a launch in fp64, made once for all arms; a yardstick, once for all that round so."""
+    """The read-outs and states of a launch in fp64, made once for all arms; a yardstick is made once per rounding."""
 
     def __init__(self, inputs: GdnInputs, form: Part) -> None:
         self.inputs, self.form, self.start = inputs, form, form.read.pool.clone()

@@ -1,6 +1,6 @@
-"""Products with weights, at the widths of a 9B model and of a 35B-A3B one: linear layers, MLP, experts, the head.
+"""Products with weights at the widths of a 9B and a 35B-A3B model: linear layers, MLP, experts, the head.
 
-With `--ops triton --ops invariant` it shows what bits that do not depend on the other rows cost. Leaves out: the ops in
+With `--ops triton --ops invariant` it shows the cost of bits that do not depend on other rows. Leaves out: the ops in
 between.
 """
 
@@ -29,11 +29,11 @@ TOP = 2
 ROWS: dict[Size, tuple[int, ...]] = {"tiny": (1, 3), "default": (4, 32, 1, 128, 2048),
                                      "full": (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)}  # fmt: skip
 Inputs = dict[str, Any]
-Run = Callable[..., torch.Tensor]  # called as an op is
+Run = Callable[..., torch.Tensor]  # called like an op
 
 
 def _cases(ground: Ground) -> dict[str, tuple[str, int, Callable[[], Inputs]]]:
-    """Name -> op, the width of its rows, how its weights are drawn."""
+    """Map a name to its op, the width of its rows, and how its weights are drawn."""
     hidden, inner, vocab, narrow, experts, each = TINY if ground.tiny else LARGE
 
     def weight(*shape: int) -> torch.Tensor:
@@ -59,7 +59,7 @@ def _cases(ground: Ground) -> dict[str, tuple[str, int, Callable[[], Inputs]]]:
 def cells(ground: Ground, size: Size) -> Iterator[At]:
     for rows in ROWS[size]:
         for name in _cases(ground):
-            if not (rows > 512 and name in ("moe", "lm_head")):  # nobody asks for the logits of a prompt
+            if not (rows > 512 and name in ("moe", "lm_head")):  # logits of a whole prompt are never needed
                 yield {"op": name, "rows": rows}
 
 
@@ -73,7 +73,7 @@ def _widened(given: Inputs, dtype: torch.dtype) -> Inputs:
 
 
 def _drawn(op: str, x: torch.Tensor, given: Inputs, ground: Ground, ops: Ops) -> torch.Tensor:
-    """The yardstick: plain. Logits are not rounded behind their sum, so they are summed as `ops` declares."""
+    """The yardstick: plain. Logits are not rounded after their sum, so they are summed as `ops` declares."""
     if op != "lm_head":
         found: torch.Tensor = getattr(PLAIN, op)(x=x, **given, to=TO)
         return found
@@ -83,7 +83,7 @@ def _drawn(op: str, x: torch.Tensor, given: Inputs, ground: Ground, ops: Ops) ->
 
 
 def _idle(x: torch.Tensor, given: Inputs) -> float:
-    """Bytes of the experts that none of the rows chooses."""
+    """Bytes of the experts that no row chooses."""
     weights: ExpertWeights = given["weights"]
     scores = x.float() @ weights.router.float().T
     chosen = torch.zeros(len(weights.router), dtype=torch.bool, device=x.device)
@@ -106,7 +106,7 @@ def make(ground: Ground, at: At) -> Cell:
         return Arm(name, lambda: [run(x=x, **given, to=TO) for given in every],
                    lambda: off(at["op"], run(x=x, **first, to=TO), truth, plain), len(every), peer=peer)  # fmt: skip
 
-    flops = 2.0 * at["rows"] * size / ground.dtype.itemsize * (1 if op != "moe" else 0.0)  # of experts rows choose few
+    flops = 2.0 * at["rows"] * size / ground.dtype.itemsize * (1 if op != "moe" else 0.0)  # rows choose few experts
     cell = Cell([arm(name, getattr(ops, op), ops) for name, ops in ground.sets.items()],
                 read=chosen + x.numel() * x.element_size(),
                 written=truth.numel() * (4.0 if op == "lm_head" else ground.dtype.itemsize), flops=flops)  # fmt: skip

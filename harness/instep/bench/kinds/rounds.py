@@ -1,11 +1,11 @@
-"""Whole rounds of a model in the 9B shape, weights drawn: draft, verify and commit, in graphs, rounds overlapping.
+"""Whole rounds of a model in the 9B shape with random weights: draft, verify and commit, in graphs, overlapped.
 
-A time is from one round's counts on the host to the next one's: the host is in it. They are copied behind their round,
-and read while the next one runs. Before, the same events are replayed with the checks that need no whole reference, as
-far as `CHECKED` rounds; there the timed engine must hold the very bits of the checked one. The floor is every weight
-once (the head once per draft and once for the verify), every state read and written once, and all keys and values of
-the middle round read once per layer and run of the draft head. Leaves out: prompts, and accepting anything but what the
-course forces.
+A time is from one round's counts on the host to the next one's, so the host is included. The counts are copied after
+their round, and read while the next one runs. Before the timing the same events are replayed with the checks that need
+no whole reference, for `CHECKED` rounds; there the timed engine must hold the bits of the checked one. The floor is
+every weight once (the head once per draft and once for the verify), every state read and written once, and all keys and
+values of the middle round read once per layer and per run of the draft head. Leaves out: prompts, and any acceptance
+but the forced one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from ..forced import Witness
 from ..work import by_work
 
 SHAPE, NUM_STEPS, PROMPT, PAGE = "qwen3.5-9b", 3, 32, 16
-ACCEPTED = (2, 3, 1, 2)  # drafts, in turn over rounds and requests: two of three, as a good head's
+ACCEPTED = (2, 3, 1, 2)  # accepted drafts, in turn over rounds and requests: two of three, as with a good draft head
 CHECKED, TIMED, PROFILED = 2, {"tiny": 4, "card": 200}, 4
 CASES: dict[Size, tuple[tuple[int, int], ...]] = {  # batch, layers
     "tiny": ((1, 0), (2, 0)), "default": ((1, 8), (1, 32), (8, 32), (32, 32)),
@@ -58,14 +58,14 @@ def cells(ground: Ground, size: Size) -> Iterator[At]:
 
 
 def checkpoint_of(ground: Ground, layers: int | None) -> Checkpoint:
-    """The shape's first layers; where nobody waits, the trained model that instep brings."""
+    """The first layers of the shape; in tiny runs the trained model that instep ships."""
     if ground.tiny:
         return Checkpoint.open(model())
     return random_checkpoint(shape(SHAPE, layers=layers), device=ground.device, dtype=ground.dtype)
 
 
 def laid(checkpoint: Checkpoint, batch: int, rounds: int) -> Trace:
-    """Prompts, then rounds: every choice is forced, and drawn. So nobody need be asked for one."""
+    """Events of prompts and rounds with every choice drawn and forced, so that no engine has to choose."""
     reach = PROMPT + (rounds + 2) * (NUM_STEPS + 1)
     pages, names = batch * -(-reach // PAGE), tuple(f"r{number}" for number in range(batch))
     room = Room(tuple(range(1, batch + 1)), tuple(range(1, pages + 1)), PAGE, batch * PROMPT, reach)
@@ -91,7 +91,7 @@ def laid(checkpoint: Checkpoint, batch: int, rounds: int) -> Trace:
 
 @dataclass
 class Run:
-    """One op set through the course: checked, then timed."""
+    """One op set on the forced trace: checked, then timed."""
 
     trace: Trace
     checkpoint: Checkpoint
@@ -100,7 +100,7 @@ class Run:
     work: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> str:
-        """What is wrong, in words. The run is timed on the way, because what it holds is compared with what was."""
+        """Describe what is wrong. This also runs the timing, because the states of both runs are compared."""
         commits = [number for number, event in enumerate(self.trace.events) if isinstance(event, Commit)]
         until = commits[CHECKED - 1]
         witness, judged = Witness(until), [self.checkpoint.config.layer_kinds.index("gdn")]
@@ -117,7 +117,7 @@ class Run:
         return "" if held == witness.found else "the timed engine holds other bits than the checked one"
 
     def _timed(self, until: int) -> dict[str, str]:
-        """Serve all events -> digests of what the requests hold at event `until`."""
+        """Serve all events and return digests of the requests' states at event `until`."""
         events, header = self.trace.events, self.trace.header
         served = engine(self.checkpoint, self.setting, header.room(), num_steps=header.num_steps,
                         batches=self._batches)  # fmt: skip
@@ -131,7 +131,7 @@ class Run:
                 _wait(self.setting.device)
                 begun = time.perf_counter()
             elif begun and isinstance(answer, Committed):
-                # To read the answer itself here would wait for the round that was launched behind it.
+                # Reading the answer here would wait for the round that was launched after it.
                 counts.append(HostCopy(answer.accept_lens, immutable=True))
                 if len(counts) > 1:
                     counts[-2].list()
@@ -145,7 +145,7 @@ class Run:
 
     @property
     def _batches(self) -> tuple[int]:
-        """Of graphs: all requests are in every round. Kernels of smaller batches would be compiled for nothing."""
+        """Batch sizes for graphs: every round has all requests, so kernels of smaller batches need not be compiled."""
         return (len(self.trace.header.capacity.slots),)
 
     @property
@@ -182,7 +182,7 @@ def _arm(name: str, run: Run) -> Arm:
 
 
 def least(checkpoint: Checkpoint, batch: int, ground: Ground, length: float) -> tuple[float, float]:
-    """Bytes that a round of requests with so many tokens reads and writes at least."""
+    """Minimum bytes that a round of requests with `length` tokens reads and writes."""
     config, each = checkpoint.config, {"trunk": 0, "draft": 0, "head": 0}
     for name, size in expected_shapes(config, FUSED).items():
         head = name == ("model.embed_tokens.weight" if config.tied else "lm_head.weight")

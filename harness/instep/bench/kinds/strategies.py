@@ -1,11 +1,11 @@
 """Verify and commit of one layer under every commit strategy: states alone, without the round's index ops.
 
-Kernels of peers compute norms and gates inside and move cursors. So beside them every strategy has a second arm, which
-makes its inputs in every layer of every round and from which nothing is taken off.
+Peers' kernels compute norms and gates inside and move cursors. So every strategy has a second arm for comparison, which
+makes its inputs in every layer of every round and from which nothing is subtracted.
 
-Checked before and behind the timing, over rounds in which every request accepts another number of drafts: the read-outs
-of all rows and the states are bit by bit those of the one-token kernel. Leaves out: conv windows (`conv.py`), the rest
-of a model.
+Checked before and after the timing, over rounds in which every request accepts another number of drafts: the read-outs
+of all rows and the states must have the bits of the one-token kernel. Leaves out: conv windows (`conv.py`), the rest of
+a model.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ def accepted_of(window: int) -> int:
 
 
 def period_of(strategy: str, window: int, ops: Ops) -> int:
-    """Rounds after which a strategy stores again, while `accepted_of` tokens are committed in each.
+    """Rounds after which a strategy stores again, if `accepted_of` tokens are committed in each.
 
-    A strategy with a ring stores states when more tokens are pending than the ring can spare. Of one that an op set
-    brings, and that is none of these, 1 is taken.
+    A strategy with a ring stores states when more tokens are pending than the ring has room for. For strategies of
+    external
+    op sets the result is 1.
     """
     made = strategies.known("state", ops)[strategy].make
     if not (isinstance(made, type) and issubclass(made, Rerun)):
@@ -66,7 +67,7 @@ def period_of(strategy: str, window: int, ops: Ops) -> int:
 
 @dataclass(frozen=True)
 class Course:
-    """A batch of windows under one strategy, and what its rows consume: inputs, or `rows` that make them in a layer."""
+    """A batch of windows under one strategy, with its inputs, or `rows` that make the inputs in a layer."""
 
     ops: Ops
     dtype: torch.dtype
@@ -84,7 +85,7 @@ class Course:
         cls, ground: Ground, ops: Ops, config: ModelConfig, strategy: str, at: At, rows: list[Rows],
         within: bool = False,
     ) -> Course:
-        """within: inputs are made in every layer, too."""
+        """Build a course; with `within` the inputs are made in every layer as well."""
         batch, window = at["batch"], at["window"]
         room = Capacity(tuple(range(1, batch + 1)), tuple(range(1, batch + 1)), PAGE, batch * window)
         wanted, kept, sizes = _pools(ground, ops, config, strategy, room, at)
@@ -101,7 +102,7 @@ class Course:
                    len(config.layer_kinds), tuple(one.name for one in kept), rows if within else None)  # fmt: skip
 
     def anew(self) -> None:
-        """As if nothing had been served: every request has no tokens, and its memory is zeros."""
+        """Reset: every request has no tokens, and its memory is zero."""
         for pool in (self.memory[name] for name in self.kept):
             for layer in pool.demand.layers:
                 pool.units(layer).zero_()
@@ -110,7 +111,9 @@ class Course:
             self.commit.claim(slot)
 
     def round(self, lens: torch.Tensor, layers: int | None = None) -> list[torch.Tensor]:
-        """Verify in so many layers, left out: all; then commit -> the read-outs. With no layer the index ops alone."""
+        """Verify in `layers` layers (by default all), commit, and return the read-outs. With 0 layers only index ops
+        run.
+        """
         tokens = torch.zeros(len(lens) * self.window, dtype=torch.int64, device=lens.device)
         bound = self.commit.bind(self.ops, windows(self.ops, self.memory, self.who, tokens, "verify", self.window))
         count = self.layers if layers is None else layers
@@ -130,11 +133,12 @@ class Course:
         return self.ops.gdn(inputs=self.inputs[drawn], parts=parts, dtype=self.dtype, to=TO)
 
     def check(self, stored: torch.dtype) -> str:
-        """What differs from the one-token kernel, whose state is rounded where a window's is: once a round.
+        """Compare with the one-token kernel, whose state is rounded once a round, as a window's is.
 
-        The kernel computes in fp32, and beside fp64 activations in fp64. Where states are stored in fp32, its bits are
-        the truth. Else it would be compiled for another pool, whose loads may lie otherwise: then truth and yardstick
-        are those of `plain`.
+        The kernel computes in fp32, and with fp64 activations in fp64. If states are stored in fp32, its bits are the
+        truth.
+        Otherwise it would be compiled for another pool with possibly different loads, so truth and yardstick come from
+        `plain`.
         """
         exact = stored is torch.float32
         judges = [(self.ops, stored)] if exact else [(PLAIN, WIDE), (PLAIN, stored)]
@@ -169,9 +173,10 @@ class Course:
     def _one_by_one(
         self, ops: Ops, inputs: GdnInputs, state: torch.Tensor, lens: torch.Tensor, stored: torch.dtype
     ) -> torch.Tensor:
-        """The read-outs of a window's rows, one token a launch; `state` becomes that after the accepted ones, rounded.
+        """The read-outs of a window's rows, one token a launch; `state` becomes the rounded one after the accepted
+        tokens.
 
-        The width of `state` or that of activations is the one in which is computed, fp32 at least.
+        Computes in the wider dtype of `state` and activations, at least fp32.
         """
         units, wide = torch.arange(len(lens), device=lens.device), WIDE in (state.dtype, self.dtype)
         running = state.mT.to(WIDE if wide else torch.float32, copy=True).mT
@@ -198,7 +203,7 @@ def _pools(
 
 
 def beside(ground: Ground, ops: Ops, config: ModelConfig, strategy: str, at: At) -> dict[str, int]:
-    """Bytes per request and layer: of slots, rings and rows."""
+    """Bytes per request and layer of slots, rings and rows."""
     room = Capacity((1,), (1,), 64, at["window"])
     sizes = Sizes(ops.types(ground.dtype, state_dtype(at)), "VK", room, at["window"], keeps=ops.keeps)
     costs = bytes_per(strategies.demands(config, sizes, strategy, "windows", ops), guarded=False)
@@ -229,10 +234,10 @@ def make(ground: Ground, at: At) -> Cell:
 def _arm(
     told: str, ground: Ground, ops: Ops, config: ModelConfig, strategy: str, at: At, rows: list[Rows], within: bool
 ) -> Arm:
-    """within: norms, gates and the round's index ops are timed, too."""
+    """An arm; with `within` norms, gates and the round's index ops are timed as well."""
     lens, course = ground.ints([accepted_of(at["window"])] * at["batch"]), Course.of(
         ground, ops, config, strategy, at, rows, within)
-    # Requests of their own: to bind moves marks, and a round of the course must find its own where it left them.
+    # Separate requests: binding moves marks, and a round of the course must find its own where it left them.
     apart = None if within else Course.of(ground, ops, ground.config(config.key_heads, 1), strategy, at, [])
     return Arm(
         told + TOO * within, lambda: course.round(lens), lambda: course.check(state_dtype(at)), len(config.layer_kinds),

@@ -1,8 +1,8 @@
-"""Kernels of other packages as arms beside ours: which, of which package, in which kind.
+"""Kernels of other packages as arms next to ours: which kernel of which package in which kind.
 
-A maker gets the ground, the cell's axes and what the kind has drawn, and gives an arm. Its answers are checked like
-ours. Where its package is neither installed nor unpacked on Python's path, or its kernel does not serve the cell, the
-cell says so. Leaves out: anything that a package contains.
+A maker gets the machine, the cell's axes and the inputs of the kind, and returns an arm. Its answers are checked like
+ours. If the package is neither installed nor unpacked on Python's path, or its kernel does not support the cell, the
+cell reports that. Leaves out: the contents of the packages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PEERS: dict[str, dict[str, str]] = {
 
 
 def arms(kind: str, ground: Ground, at: At, cell: Cell, **drawn: Any) -> Cell:
-    """The cell with the peers of its kind."""
+    """Add the peers of its kind to a cell."""
     for name, address in PEERS.get(kind, {}).items() if ground.peers else ():
         module, _, maker = address.partition(":")
         try:

@@ -1,6 +1,6 @@
-"""FLA's two functions of the gated delta rule as arms, over dense states, as its callers hold them.
+"""FLA's two functions of the gated delta rule as arms, over dense states, as its callers use them.
 
-Leaves out: paging; its states are one tensor, gathered by nobody. Mirrors: fla-core 0.6.0.
+Leaves out: paging; the states are one tensor, without a gather. Mirrors: fla-core 0.6.0.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def decode(ground: Ground, at: At, name: str, rows: Rows, parts: list[Part]) -> 
 def prefill(
     ground: Ground, at: At, name: str, rows: Rows, parts: list[Part], inputs: GdnInputs, judge: Callable[..., Judged],
 ) -> Arm:
-    """Rows in the activations' dtype, as a model's are."""
+    """Run on rows in the activations' dtype, as a model's are."""
     form = import_module("instep.adapters.fla").FLA.chunk_gated_delta_rule
     starts = torch.arange(0, at["sequences"] * at["tokens"] + 1, at["tokens"], device=ground.device)
     given: dict[str, Any] = {name: x[None].to(ground.dtype) for name, x in zip("qkv", inputs[:3], strict=True)}

@@ -1,8 +1,8 @@
 """FlashInfer's and FlashQLA's gated delta rule as arms, called as their adapters call them; FlashInfer's attention.
 
-Both want K = V = 128, bf16 rows, fp32 states and a card from Hopper on. FlashInfer's verify keeps snapshots and leaves
-the commit to its caller: here it is torch's indexed copy; its ReplaySSM refuses a Hopper card. Its attention is planned
-once for a batch, outside of what is timed, and reads our pages.
+Both need K = V = 128, bf16 rows, fp32 states and a Hopper card or newer. FlashInfer's verify keeps snapshots and leaves
+the commit to its caller: here torch's indexed copy does it. Its ReplaySSM refuses a Hopper card. Its attention is
+planned once for a batch, outside the timing, and reads our pages.
 Mirrors: flashinfer-python 0.7.2.post1, flash-qla 0.1.3.
 """
 
@@ -30,7 +30,7 @@ from ..right import Judged, off
 from ..rows import Rows, off_from_plain, redrawn
 from .snapshots import committed, pools
 
-WORKSPACE = 256 << 20  # bytes, for what FlashInfer's attention keeps between the parts of a sequence
+WORKSPACE = 256 << 20  # bytes of FlashInfer's attention workspace for the parts of a sequence
 
 
 def _adapter(name: str, ground: Ground, at: At) -> Any:
@@ -74,7 +74,7 @@ def verify(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
         for layer in range(layers):
             core = one(layer, pool[layer])
             pool[layer].index_copy_(0, slots, kept[layer, :, step])
-        return core  # of the last layer: who holds the others, gives each of them memory of its own
+        return core  # only the last layer's result: a caller that keeps all of them allocates memory for each
 
     def check() -> str:
         before = pool[0].clone()
@@ -155,7 +155,7 @@ def _attend(
 
 
 def _mask(form: Pages) -> torch.Tensor | None:
-    """What every row of trees sees, request after request; None: rows are causal."""
+    """The mask of every row of trees, request after request; None: rows are causal."""
     if form.ancestors is None:
         return None
     return torch.cat([visible(form, *each).flatten() for each in extents(form)])

@@ -2,13 +2,13 @@
 
     verify_and_scatter  `fused_sigmoid_gating_delta_rule_update` with snapshots, then
                         `fused_mamba_state_scatter_with_mask` over all layers
-    replay              ReplaySSM (since 0.5.23): `gdn_replayssm_spec_decode` with its cursors; a row that has no room
-                        for a further window is folded in the same launch
+    replay              ReplaySSM (since 0.5.23): `gdn_replayssm_spec_decode` with its cursors; a row without room
+                        for another window is folded in the same launch
     decode, packed_decode, prefill, conv
     mixer_packed, mixer_gated  `causal_conv1d_update`, then a decode of its rows
 
-Norms and gates are computed inside, so ours beside it are the arms that compute them, too. Where the package is only
-unpacked, its modules come out of the wheel by themselves. Leaves out: trees. Mirrors: sglang 0.5.12 to 0.5.23.
+The kernels compute norms and gates inside, so they are compared with our arms that do so too. If the package is only
+unpacked, its modules are loaded from the wheel one by one. Leaves out: trees. Mirrors: sglang 0.5.12 to 0.5.23.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ INSIDE = {"softplus_beta": 1.0, "softplus_threshold": 20.0, "use_qk_l2norm_in_ke
 
 
 def _kernels() -> Any:
-    """The adapter, which finds the kernels of every release; out of an unpacked wheel where that is all there is."""
+    """The adapter, which finds the kernels of every release, in an unpacked wheel if the package is not installed."""
     try:
         return import_module("instep.adapters.sglang")
     except ImportError:
@@ -115,13 +115,13 @@ def _over_pools(name: str, run: Callable[[torch.Tensor], torch.Tensor], rows: Ro
 
 def conv(ground: Ground, at: At, name: str, inputs: list[torch.Tensor], weight: torch.Tensor,
          pools: list[torch.Tensor], judge: Callable[..., str]) -> Arm:  # fmt: skip
-    """It shifts the live window, as a decode does. As for ours, every pool has rows of its own."""
+    """Shift the live window, as a decode does. As with ours, every pool has separate rows."""
     if at["rows"] > 16:
         raise Unsupported("causal_conv1d_update is for windows")
     _kernels()
     update = import_module("instep.adapters.sglang_commit")._conv("causal_conv1d_update")
     slots = ground.ints(range(1, at["batch"] + 1)).int()
-    even = [x.clone().view(at["batch"], at["rows"], -1).mT for x in inputs]  # older releases write over them
+    even = [x.clone().view(at["batch"], at["rows"], -1).mT for x in inputs]  # older releases overwrite them
 
     def run(pool: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = update(even[0].clone(), pool, weight, None, "silu", conv_state_indices=slots)
@@ -152,7 +152,7 @@ def mixer_gated(ground: Ground, at: At, name: str, rows: Rows, layers: list[Laye
 
 
 def _mixer(name: str, rule: Rule, layers: list[Layer], judge: Judge) -> Arm:
-    """The conv writes over its rows, so it has some of its own, and whoever is judged gets a copy."""
+    """The conv overwrites its rows, so it gets separate ones, and the judge gets a copy."""
     _kernels()
     update, slots = import_module("instep.adapters.sglang_commit")._conv("causal_conv1d_update"), layers[0].slots.int()
     drawn, layers = layers, [replace(layer, x=layer.x.clone()) for layer in layers]
@@ -193,7 +193,7 @@ def verify_and_scatter(ground: Ground, at: At, name: str, rows: list[Rows], conf
         for layer in range(layers):
             core = verify(layer, pool[layer])
         scatter(pool, kept, slots, steps)
-        return core  # of the last layer: who holds the others, gives each of them memory of its own
+        return core  # only the last layer's result: a caller that keeps all of them allocates memory for each
 
     def check() -> str:
         before = pool[0].clone()
@@ -206,9 +206,10 @@ def verify_and_scatter(ground: Ground, at: At, name: str, rows: list[Rows], conf
 
 
 def replay(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelConfig) -> Arm:
-    """Cursors move by the accepted tokens, so of windows of 4 every third round folds; the mean of samples has it.
+    """Move cursors by the accepted tokens. With windows of 4 every third round folds, which the mean of samples
+    includes.
 
-    It folds as soon as a ring has no room for two more windows. Then the accepted tokens of one round are kept in it.
+    A ring folds as soon as it has no room for two more windows, and then keeps the accepted tokens of one round.
     """
     if state_dtype(at) is not torch.float32:
         raise Unsupported("it keeps fp32 checkpoints")
@@ -257,7 +258,7 @@ def replay(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
             cell.zero_()
 
     def check() -> str:
-        """Read-outs of every round until one has read a folded checkpoint, which is judged by these alone."""
+        """Compare the read-outs of every round until one has read a folded checkpoint, which only they can judge."""
         before, said = pool[0].clone(), list[str]()
         whole = before.mT.clone().to(WIDE)
         for number in range(RING // accepted_of(window) + 2):  # the last but one folds at the latest

@@ -1,4 +1,4 @@
-"""Windows of peers that keep a state per row: packed pools, read-outs and the states that a commit leaves, judged.
+"""Judge windows of peers that keep a state per row: packed pools, read-outs and the states after a commit.
 
 Leaves out: the kernels.
 """
@@ -30,7 +30,7 @@ def _windows(ground: Ground, at: At, pool: torch.Tensor, count: int) -> Part:
 
 
 def read_out(ground: Ground, at: At, rows: Rows, state: torch.Tensor, core: torch.Tensor, what: str) -> str:
-    """Of a whole window from this state [slots, HV, K, V] in fp64, which becomes that behind the accepted tokens."""
+    """Judge a whole window from this state [slots, HV, K, V] in fp64, which becomes that after the accepted tokens."""
     truth, twin, narrow = rows.inputs(PLAIN, wide=True), state.clone(), state.float()
     o = PLAIN.gdn(inputs=truth, parts=(_windows(ground, at, twin, at["window"]),), dtype=WIDE, to=TO)
     r = PLAIN.gdn(inputs=rows.inputs(PLAIN), parts=(_windows(ground, at, narrow, at["window"]),), dtype=core.dtype,

