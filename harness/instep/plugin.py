@@ -150,6 +150,7 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--instep-traces: no trace (*{TRACE}) below {folder}: nothing would be compared")
     if not folders:
         return
+    _interpret()
     _warn_of_another_root(config)
     asking = ("--instep-traces",) if _given(config, "traces") else ("--instep-ops",)
     typed = any(str(word).startswith(asking) for word in config.invocation_params.args)
@@ -159,6 +160,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if typed and not paths:
         config.args.clear()
     config.args.extend(str(folder) for folder in folders)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule(module_path: Path) -> None:
+    """Switch Triton's interpreter on before pytest imports a test that uses instep and may import Triton first."""
+    if b"instep" in module_path.read_bytes():
+        _interpret()
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> TraceFile | None:
@@ -305,6 +313,13 @@ class TraceItem(pytest.Item):
             trace, part.ops, until=part.until, tiers=_given(self.config, "tiers"), checkpoint=_checkpoint(self.config),
             **{"strategy": part.strategy, "conv": part.conv, **named},
         ).outcomes[0]
+
+
+def _interpret() -> None:
+    """Ask for interpreted kernels on a machine without a GPU."""
+    from instep_optimized.ops.interpreter import wanted_without_gpu
+
+    wanted_without_gpu()
 
 
 def _given(config: pytest.Config, name: str) -> Any:

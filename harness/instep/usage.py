@@ -24,6 +24,7 @@ def must_be_there(named: Iterable[str], engine: str | None, typed: dict[str, Any
     engine: the one of them that is driven through callbacks
     typed: the setting that all items share
     """
+    from instep_optimized.ops.interpreter import wanted_on
     from instep_reference.contract.checkpoint import OnDisk
     from instep_reference.contract.errors import InstepError
 
@@ -31,6 +32,7 @@ def must_be_there(named: Iterable[str], engine: str | None, typed: dict[str, Any
     from .engines.verbs import find as find_engine
     from .replay.setting import Setting
 
+    wanted_on(typed.get("device", "cpu"))  # as the command does, before a module of the user imports Triton
     option = "ops"
     try:
         for name in dict.fromkeys(named):

@@ -5,13 +5,16 @@
 
     def test_whole_runs(): kit.replayed(kit.small(), OPS, strategy="snapshot").must_agree()
 
-Lazy, as `instep` itself is. Leaves out: everything else. What is not named here may change in any version.
+Names are imported lazily, as those of `instep` are. On a machine without a GPU, importing this module switches Triton's
+interpreter on. Leaves out: everything else. What is not named here may change in any version.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from instep_optimized.ops.interpreter import wanted_without_gpu
 
 if TYPE_CHECKING:
     from instep_optimized import load
@@ -43,6 +46,8 @@ _HOMES = {
     "instep.kit.launches": ("Served", "op_cases", "served"),
     "instep.kit.strategies": ("configurations", "prompts", "traces"), "instep.kit.workload": ("Workload", "small"),
 }
+
+wanted_without_gpu()  # at once: the next line of a test may import Triton
 
 
 def __getattr__(name: str) -> object:

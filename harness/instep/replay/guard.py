@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import torch
 
+from instep_optimized.ops.interpreter import VARIABLE, is_native_on_cpu
 from instep_reference.contract.copies import BY, Copy
 from instep_reference.contract.engine import (
     Answer,
@@ -22,7 +23,7 @@ from instep_reference.contract.engine import (
     Region,
     RequestState,
 )
-from instep_reference.contract.errors import InstepError, Unsupported
+from instep_reference.contract.errors import BadInput, InstepError, Unsupported
 from instep_reference.contract.event_facts import facts, kind_of, named
 from instep_reference.contract.meaning import WHATS, Meaning, Positions
 from instep_reference.contract.place import COMPONENTS, Place, See
@@ -67,6 +68,11 @@ def calling(question: str) -> Iterator[None]:
     except KeyboardInterrupt:  # the user's
         raise
     except BaseException as error:  # whatever it is, no `Exception` either: a panic of Rust's, an outcome of pytest's
+        if is_native_on_cpu(error):
+            raise BadInput(VARIABLE, found="a native Triton kernel with tensors on the CPU",
+                           expected="an interpreted kernel: Triton was imported before instep could switch its "
+                                    f"interpreter on ({type(error).__name__}: {said_by(error)})",
+                           hint=f"start Python with {VARIABLE}=1") from None
         raise SubjectFailed(question, error) from error
 
 

@@ -18,10 +18,8 @@ import torch
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.rounding import Blocked, Storage
 
-from ..ops.interpreter import VARIABLE
+from ..ops.interpreter import VARIABLE, imported
 from .quick_interpreter import quicken
-
-_WITNESS = "triton.language.standard"  # the type of its functions shows how Triton was imported
 
 
 def decide(environment: MutableMapping[str, str], loaded: Mapping[str, Any], cuda: bool) -> bool:
@@ -33,14 +31,12 @@ def decide(environment: MutableMapping[str, str], loaded: Mapping[str, Any], cud
     if not cuda:
         environment[VARIABLE] = "1"
     wanted = environment.get(VARIABLE, "0").lower() in ("1", "true", "on", "yes", "y")
-    if _WITNESS in loaded:
-        found = type(loaded[_WITNESS].sum).__name__ == "InterpretedFunction"
-        if found != wanted:
-            raise Unsupported(
-                f"Triton was imported {'interpreted' if found else 'native'} before instep could choose, and "
-                f"{'interpreted' if wanted else 'native'} kernels are needed here; import "
-                f"instep_optimized.kernels first, or start Python with {VARIABLE}={int(wanted)}"
-            )
+    due = "interpreted" if wanted else "native"
+    if (found := imported(loaded)) not in ("", due):
+        raise Unsupported(
+            f"Triton was imported {found} before instep could choose, and {due} kernels are needed here; import "
+            f"instep_optimized.kernels first, or start Python with {VARIABLE}={int(wanted)}"
+        )
     return wanted
 
 
