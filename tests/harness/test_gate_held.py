@@ -61,7 +61,7 @@ def test_what_only_further_pairs_show_is_not_called_slower() -> None:
     """Whoever looks again until it is slower finds it slower too often. The sentence says how to ask anew."""
     report, told = played((1.01, 60), (1.2, 180))
     assert report.decided == 60 and report.says("commit") is Say.NOISY and all(map(report.late, report.judged))
-    assert "but 60 pairs did not show more than 3%" in told and "--pairs 240 asks anew" in told
+    assert "but 60 pairs did not show more than 3%" in told and "--pairs 240 decides on all of them" in told
     assert of(report).data()["decided"] == 60
     report, _ = played((1.2, 240))
     assert report.says("commit") is Say.SLOWER and report.judged[0].change.pairs == report.decided == 60

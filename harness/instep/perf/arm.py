@@ -1,7 +1,7 @@
-"""The gate's side of an arm: what its name stands for, the process that serves it, and the questions to it.
+"""The gate's side of an arm: its source, the process that serves it, and the requests to that process.
 
-An arm is an op set by name, or a source tree: a folder in which the packages stand flat or as in a checkout. A package
-that a tree does not have is taken from here. Leaves out: what the process does (`worker.py`).
+An arm is an op set by name, or a source tree: a folder with the packages at its top or as in a checkout. A package that
+a tree does not have is taken from here. Leaves out: the process itself (`worker.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .cases import Shown
 
 PACKAGES = {"instep_reference": "reference", "instep_optimized": "optimized", "instep": "harness"}
 PERF = Path(__file__).resolve().parent
-GRACE_S = 5.0  # how long an arm may take to end, after the gate has closed its input
+GRACE_S = 5.0  # seconds that an arm may take to end after the gate has closed its input
 
 # Starts the worker: the `perf` folder is the gate's own, everything else is the tree's.
 START = f"""
@@ -45,7 +45,7 @@ main()
 
 @dataclass(frozen=True)
 class Source:
-    """One arm: its name on the command line (`said`), its op set, and the folders that stand first on its path."""
+    """One arm: its name on the command line (`said`), its op set, and the first folders on its path."""
 
     said: str
     ops: str
@@ -54,9 +54,9 @@ class Source:
 
     @classmethod
     def of(cls, said: str, ops: str, arm: str = "arm") -> Source:
-        """An op set of ours comes before a folder of the same name. What cannot be timed is refused here.
+        """An op set of ours takes precedence over a folder of the same name. An arm that cannot be timed is refused.
 
-        arm: what an error calls it
+        arm: its name in errors
         """
         folder = Path(said).resolve()
         tree = said not in BY_NAME and folder.is_dir()
@@ -108,11 +108,11 @@ class Arm:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if any(raised):  # its answer is not needed any more
+        if any(raised):  # its answer is no longer needed
             self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(BrokenPipeError):  # it had ended before; `hear` has said so
+                with suppress(BrokenPipeError):  # it had ended before, and `hear` has reported it
                     pipe.close()
         self._ended()
         self._errors.close()

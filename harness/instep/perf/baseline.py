@@ -1,9 +1,9 @@
-"""What is known of the gate: one file per fingerprint, op set and setting, with false alarms, power and times.
+"""The gate's calibrations: one file per fingerprint, op set and setting, with false alarms, power and times.
 
-Model and cases are in a file's name where they are not the usual ones, so no other calibration takes its place.
+Model and cases are in a file's name if they are not the usual ones, so no other calibration replaces it.
 
-A machine is everything that changes a speed but how busy it is (`fingerprint.py`). Times of another day decide nothing:
-they are told beside new ones. Leaves out: measuring (`power.py`).
+A machine is everything that affects a speed, except for its load (`fingerprint.py`). Times of another day decide
+nothing: they are printed next to new ones. Leaves out: measuring (`power.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .fingerprint import fingerprint
 from .power import Power
 from .question import Question
 
-LOAD = "load"  # of a fingerprint, what is no part of the machine
+LOAD = "load"  # the field of a fingerprint that is not part of the machine
 NOT_THE_MACHINE = (LOAD, "instep", "kernels_syntax")
 
 
@@ -44,7 +44,7 @@ class _Setting(msgspec.Struct):
 
 
 class _Kept(msgspec.Struct):
-    """What a run reads of a file; other fields may be missing, as in files of earlier forms."""
+    """The fields that a run reads of a file; other fields may be missing, as in older files."""
 
     date: str
     setting: _Setting
@@ -56,10 +56,10 @@ class _Kept(msgspec.Struct):
 
 
 def setting(question: Question) -> dict[str, Any]:
-    """How BEFORE was set up and what it played: all that the gate's rates hang on, but for the machine.
+    """The setting and the events of BEFORE: everything except the machine on which the gate's rates depend.
 
-    Clocks and cases are named only where some are left out, and a model only where its configuration is not that of
-    instep's own. So files of what is usual keep their names.
+    Clocks and cases are in it only if some are excluded, and a model only if its configuration differs from that of the
+    shipped one. So files of the usual setting keep their names.
     """
     asked = {"pairs": question.pairs, "allowed": question.allowed, "batch": question.batch, "rounds": question.rounds,
              "num_steps": question.num_steps, **question.setting.data(), "ops": ops_of(question)}  # fmt: skip
@@ -74,7 +74,7 @@ def setting(question: Question) -> dict[str, Any]:
 
 
 def _digest(checkpoint: Path) -> str | None:
-    """Of a model that has gone since it was timed it is None, and the result is told all the same."""
+    """The digest of a model; None if it has been removed since it was timed, and the result is still printed."""
     try:
         return config_digest(checkpoint)
     except OSError:
@@ -87,13 +87,13 @@ def ops_of(question: Question) -> str:
 
 
 def file_of(question: Question, folder: Path | None = None) -> Path:
-    """Where this machine's baseline of BEFORE and this setting stands: nvidia-h100-80gb-hbm3-triton-1f2e3d4c.json"""
+    """The path of BEFORE's baseline on this machine, as in nvidia-h100-80gb-hbm3-triton-1f2e3d4c.json."""
     name = named(fingerprint(question.setting.device), setting(question))
     return (fixtures() / "baselines" if folder is None else folder) / name
 
 
 def named(machine: Mapping[str, str | None], asked: Mapping[str, Any]) -> str:
-    """The name of the file of a fingerprint and a setting."""
+    """The file name for a fingerprint and a setting."""
     here = {name: value for name, value in machine.items() if name not in NOT_THE_MACHINE}
     device = here["device_name"] if asked["device"].startswith("cuda") else here["processor"]
     digest = hashlib.sha256(msgspec.json.encode([sorted(here.items()), sorted(asked.items())])).hexdigest()[:8]
@@ -102,7 +102,7 @@ def named(machine: Mapping[str, str | None], asked: Mapping[str, Any]) -> str:
 
 
 def known(question: Question, folder: Path | None = None) -> dict[str, Any] | None:
-    """What stands there; None: the gate was never calibrated on this machine. What is no calibration is refused."""
+    """Read the calibration; None if the gate was never calibrated on this machine. Any other file is refused."""
     file = file_of(question, folder)
     if not file.exists():
         return None

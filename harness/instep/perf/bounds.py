@@ -1,15 +1,14 @@
-"""What counts of trials say of a rate: how high or low it may be, how many trials are asked, how many are independent.
+"""Bounds on a rate from counts of trials, the number of trials that are needed, and how many are independent.
 
-Trials are independent if they share no pair. Of k of them each ends in one way (is called slower, say) with the same
-unknown probability p. Then the number of those that end so is binomial. `highest` is the p at which so few as were
-seen, or fewer, come in 5% of calibrations. With a larger p they come still less often. So a calibration whose bound is
-below the true p is one of the rarest 5%, and the bound holds with 95% (Clopper and Pearson). Where none was seen,
-(1 - p)^k = 5%, so the bound is 1 - 0.05^(1/k): about 3 / k. `lowest` is the same bound for the trials that ended
-otherwise.
+Trials are independent if they share no pair. Each of k trials ends in a certain way (is called slower, say) with the
+same unknown probability p. Then the number of those trials is binomial. `highest` is the p at which the observed number
+or fewer occur in 5% of calibrations. With a larger p they occur less often. So a calibration whose bound is below the
+true p is one of the rarest 5%, and the bound holds with 95% (Clopper and Pearson). If none was observed,
+(1 - p)^k = 5%, so the bound is 1 - 0.05^(1/k): about 3 / k. `lowest` is the same bound for the other trials.
 
-It follows how many trials are needed. Even if all of k slowed arms are found, the power is only known to be above
-0.05^(1/k). This reaches the power that is asked from a certain k on (`FEWEST_TRIALS`). With fewer, a gate that finds
-too little could pass as fit. Leaves out: which trials there are (`power.py`).
+The number of trials that are needed follows. Even if all of k slowed arms are found, the power is only known to be
+above 0.05^(1/k). This reaches the required power from a certain k on (`FEWEST_TRIALS`). With fewer, a gate that finds
+too little could pass as fit. Leaves out: the trials (`power.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LARGEST = 1000  # with more trials a binomial coefficient may be larger than any
 
 
 def highest(seen: int, trials: int) -> float:
-    """The highest probability at which `seen` of so many independent trials, or fewer, are not too rare."""
+    """The highest probability at which `seen` of `trials` independent trials, or fewer, are not too rare."""
     if seen >= trials:
         return 1.0
     low, high = seen / trials, 1.0
@@ -38,7 +37,7 @@ def highest(seen: int, trials: int) -> float:
 
 
 def _chance(seen: int, trials: int, rate: float) -> float:
-    """How probable exactly `seen` of so many trials are."""
+    """The probability of exactly `seen` of `trials` trials."""
     if trials <= LARGEST:
         return comb(trials, seen) * rate**seen * (1 - rate) ** (trials - seen)
     ways = lgamma(trials + 1) - lgamma(seen + 1) - lgamma(trials - seen + 1)
@@ -46,14 +45,14 @@ def _chance(seen: int, trials: int, rate: float) -> float:
 
 
 def lowest(seen: int, trials: int) -> float:
-    """The lowest probability at which `seen` of so many independent trials, or more, are not too rare."""
+    """The lowest probability at which `seen` of `trials` independent trials, or more, are not too rare."""
     return 1 - highest(trials - seen, trials)
 
 
 def independent(found: Mapping[str, Any]) -> int:
-    """How many trials of a calibration share no pair.
+    """The number of trials of a calibration that share no pair.
 
-    Files from before they all did have 200 trials each, which began at even distances in what was sampled.
+    Older files have 200 trials each, which start at even distances in the samples.
     """
     if "independent" in found:
         return int(found["independent"])
@@ -61,9 +60,9 @@ def independent(found: Mapping[str, Any]) -> int:
 
 
 def bounds(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Of a calibration: "A/A" -> case -> at most so often a false alarm; "slowed" -> case -> found at least so often.
+    """Bounds of a calibration: "A/A" -> case -> maximum rate of false alarms; "slowed" -> case -> minimum power.
 
-    Where trials overlap, the part that ended so counts as the same part of the independent ones, rounded for the worse.
+    If trials overlap, the observed share is applied to the independent ones, rounded to the unfavourable side.
     """
     if not found["trials"]:
         return {"A/A": {}, "slowed": {}}

@@ -1,6 +1,6 @@
-"""What a clock needs of a GPU: to wait for it, to hold it back while work is launched, to let it compute longer.
+"""GPU operations for the clocks: wait for the device, hold it while work is launched, make it compute longer.
 
-Leaves out: the clocks themselves (`clock.py`), and statistics.
+Leaves out: the clocks (`clock.py`), and statistics.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
-HELD_S = 0.02  # the longest time that a device is held back; an event of graphs is launched in a twentieth of it
+HELD_S = 0.02  # maximum seconds of a hold; launching an event of graphs takes a twentieth of it
 TRIES = 10
 
 
@@ -28,7 +28,7 @@ class Card:
 
     def __init__(self, device: str) -> None:
         self._device, event = torch.device(device), torch.cuda.Event
-        if self._device.index:  # launches and events are on the current one; the process serves one arm alone
+        if self._device.index:  # launches and events use the current device; the process serves one arm
             torch.cuda.set_device(self._device)
         self._begun, self._ended = (event(enable_timing=True) for _ in range(2))
         self._go = torch.zeros(1, dtype=torch.int32, pin_memory=True)
@@ -39,15 +39,17 @@ class Card:
         self._of_nothing(dragged=True)  # compiles both kernels
 
     def wait(self) -> None:
-        """Until everything that was launched has ended."""
+        """Wait until everything that was launched has ended."""
         torch.cuda.synchronize(self._device)
 
     def hold(self, drag: float = 0.0) -> None:
-        """What is launched from now on begins when `release` is called, or after HELD_S.
+        """Hold the device: later launches start when `release` is called, or after HELD_S.
 
-        drag: the device then goes on for so large a part of the time that it takes. To launch anything behind the work
-        takes a good part of that, and counts as such. How much is measured at the first drag, and not where the card is
-        made: there other arms may start on the same device.
+        drag: part of the work's time by which the device computes longer. Launching anything after the work takes a
+        good part
+        of that, and is subtracted. The first drag measures how much; the constructor does not, because other arms may
+        be
+        starting on the same device then.
         """
         if drag and self._launch is None:
             self._launch = self._of_a_drag()
@@ -57,7 +59,7 @@ class Card:
         self._begun.record()
 
     def release(self) -> float | None:
-        """Seconds from the end of the hold to the end of what was launched. None: the hold did not last so long."""
+        """Seconds from the end of the hold to the end of the launched work. None: the hold ended too early."""
         if self._part:
             self._drag(self._part, self._launch or 0.0)
         self._ended.record()
@@ -83,7 +85,7 @@ class Card:
 
 @triton.jit
 def _hold(go, since, longest):
-    """Spin until the host says go -> when that was, in nanoseconds of the device's own clock."""
+    """Spin until the host writes the word; store the time in nanoseconds of the device's clock."""
     now = globaltimer()
     until = now + longest
     while (tl.load(go, volatile=True) == 0) & (now < until):
@@ -91,7 +93,7 @@ def _hold(go, since, longest):
     tl.store(since, now)
 
 
-@triton.jit(do_not_specialize=["launch"])  # or its first true value would be compiled while the device is held
+@triton.jit(do_not_specialize=["launch"])  # otherwise its first true value would be compiled while the device is held
 def _drag(since, part, launch):
     """Spin for a part of the time since then, less what it took to launch this."""
     now = globaltimer()

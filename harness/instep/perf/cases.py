@@ -1,14 +1,14 @@
-"""What is timed: one event of a round, on an engine that goes through legal rounds only.
+"""The timed cases: one event of a round, on an engine that goes through legal rounds only.
 
-Two cheaper ways were left out. To verify the same window again and again is not legal, so an engine may do anything on
-it: free its memory, or answer from a copy. To call the commit strategy alone is not what a user waits for: a commit is
-acceptance, the move of the states AND draft extend.
+Two cheaper ways were rejected. Verifying the same window again and again is not legal, so an engine may do anything
+with it: free its memory, or answer from a copy. Calling the commit strategy alone is not what a user waits for: a
+commit is acceptance, the move of the states AND draft extend.
 
 So every round is played in full: draft, verify, commit, each with the recorded choices. The clock runs only during the
 case's own event, and one walk serves all cases. A lap goes through all recorded rounds. Before it, while the clock is
 stopped, every request is aborted, admitted again and given its state after the prompt. So every lap is the same work on
 the same bits, with the same uneven acceptance, and one lap can be timed by the host, the next by the device. Leaves
-out: clocks (`clock.py`), and which arms are compared (`gate.py`).
+out: clocks (`clock.py`), and the choice of arms (`gate.py`).
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ class Walk:
     """An engine that walks through the course; `laps` may be called again and again."""
 
     def __init__(self, engine: Engine, course: Course) -> None:
-        self.player, self.course = Player("timed", engine), course  # without observers: the engine and nothing else
+        self.player, self.course = Player("timed", engine), course  # without observers
         for event in course.opening:
             self.player.serve(event)
         for name in course.prompts:
             self.player.serve(Save(name, _start(name)))
 
     def laps(self, count: int, clock: Clock, drag: Mapping[str, float] = NO_DRAG) -> dict[str, Reading]:
-        """Play the course `count` times in each of the clock's ways, in turn -> the summed seconds of each case.
+        """Play the course `count` times in each of the clock's ways, in turn; return the summed seconds of each case.
 
-        drag: case -> by which part its events go on computing
+        drag: case -> part by which its events compute longer
         """
         spent = dict.fromkeys(CASES, NOTHING)
         for timed in clock.ways * count:

@@ -1,16 +1,16 @@
-"""The clocks for one piece of work: how long the user waits, how long the process computes, how long the device does.
+"""The clocks for one piece of work: how long the user waits, the process computes, and the device computes.
 
-Leaves out: repetition and statistics (`pairs.py`), and what a GPU does for them (`card.py`).
+Leaves out: repetition and statistics (`pairs.py`), and their operations on a GPU (`card.py`).
 
 wall    the time that the user waits. On a shared machine it includes the time that other processes took.
 cpu     the process's own computing time. It resolves a few percent where the wall time does not; it does not see
         waiting. The CPU engine computes on one thread and waits for nothing, so there this is the wall time without
-        the other processes. On a GPU it is what the host does until everything is launched. To wait for the device
-        behind that would count as computing, as the driver spins, and is left out.
-device  a GPU's own time. Work is launched while the device is held back, so no gap is in it in which the device waits
-        for the host. It sees nothing of the host, and so nothing of who shares it. Streams beside the current one
-        count as far as this one waits for them.
-All that a device has are judged, on a CPU the first two, and any of them may find a slow-down.
+        the other processes. On a GPU it is the host's work until everything is launched. Waiting for the device after
+        that is excluded, because the driver spins and it would count as computing.
+device  a GPU's own time. Work is launched while the device is held back, so the device never waits for the host. It
+        includes nothing of the host, and so nothing of the host's other processes. Other streams count as far as the
+        current one waits for them.
+All clocks of a device are judged, on a CPU the first two, and each of them may find a slow-down.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Work = Callable[[], object]
 
 
 class Reading(NamedTuple):
-    """What the clocks showed, in seconds; NaN: could not be read."""
+    """The readings of the clocks in seconds; NaN: could not be read."""
 
     wall: float = 0.0
     cpu: float = 0.0
@@ -41,7 +41,7 @@ NOTHING = Reading()
 
 
 class Device(Protocol):
-    """A device beside the host; `card.Card` says what the methods do."""
+    """A device next to the host; see `card.Card` for the methods."""
 
     def wait(self) -> None: ...
     def hold(self, drag: float = 0.0) -> None: ...
@@ -51,9 +51,9 @@ class Device(Protocol):
 class Clock:
     """Times one piece of work: `clock.ways[0](work, drag)`. No clock stops before all work on the device has ended.
 
-    ways   that see each a part of the clocks; the others stand at 0. The work is played once for each of them
-    clocks that somebody asks for, empty: all. A way that sees none of them is left out
-    drag   by which part the work is to take longer by each clock: a true slow-down
+    ways    functions that each read some of the clocks, and 0 for the others. The work is played once for each of them
+    clocks  the requested clocks; empty: all. A way that reads none of them is dropped
+    drag    part by which the work takes longer on each clock: a true slow-down
     """
 
     def __init__(self, device: str, card: Device | None = None, clocks: Collection[str] = ()) -> None:
@@ -68,7 +68,7 @@ class Clock:
         self.ways = tuple(way for way, wanted in zip(ways, seen, strict=True) if wanted)
 
     def _by_host(self, work: Work, drag: float = 0.0) -> Reading:
-        """Wall and cpu. What is dragged goes on computing on the host, until the clock has gone so much further."""
+        """Read wall and cpu. A drag computes on the host until the clock has advanced by that part."""
         self._wait()
         wall, cpu = time.perf_counter(), time.process_time()
         work()
@@ -78,14 +78,14 @@ class Clock:
         if drag:
             begun = time.process_time()
             computed += _go_on(time.process_time, begun + drag * computed) - begun
-            if self._card is None:  # computing is all that it does
+            if self._card is None:  # computing is all of its work
                 waited = time.perf_counter() - wall
             else:
                 waited = _go_on(time.perf_counter, wall + (1 + drag) * waited) - wall
         return Reading(wall=waited, cpu=computed)
 
     def _by_device(self, work: Work, drag: float = 0.0) -> Reading:
-        """The device's own time. What is dragged goes on computing there, behind the work."""
+        """Read the device's time. A drag computes on the device after the work."""
         assert self._card is not None
         self._card.wait()
         self._card.hold(drag)
@@ -99,9 +99,9 @@ class Clock:
 
 
 def _go_on(clock: Callable[[], float], until: float) -> float:
-    """Compute until this clock shows so much -> what it shows in the end."""
+    """Compute until this clock reads `until`; return its last reading."""
     before, now = clock(), clock()
-    while now + (now - before) / 2 < until:  # the end falls half a reading of the clock before or behind
+    while now + (now - before) / 2 < until:  # end within half a reading of the clock
         before, now = now, clock()
     return now
 

@@ -1,8 +1,8 @@
 """The events that a gate checks and times: one short trace, recorded with the reference for some model.
 
 All choices are given, so both arms do the same work: an arm that accepts more does not look faster. Drafts are the
-reference's own. The number of accepted drafts is forced: all, none, one, two and so on in turn. With a model that
-accepts nothing by itself a wrong commit would otherwise pass, and be timed. Leaves out: running them (`cases.py`).
+reference's own. The number of accepted drafts is forced: all, none, one, two and so on in turn. Otherwise, with a model
+that accepts nothing, a wrong commit would pass and be timed. Leaves out: running them (`cases.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Course:
 def lay(directory: Path, out: Path, *, batch: int, rounds: int, num_steps: int) -> Course:
     """Record a course for the model in `directory` and write its trace to `out`.
 
-    Prompts are those beside the model (`prompts.json`), or random tokens if there are none.
+    Prompts are those in the model's folder (`prompts.json`), or random tokens if there are none.
     """
     opened = Checkpoint.open(directory)
     width, reach = num_steps + 1, PROMPT_TOKENS + (rounds + 1) * (num_steps + 1)

@@ -1,17 +1,16 @@
 """The gate: is `after` slower than `before` by more than is allowed? Only arms that passed all checks are timed.
 
 Three processes take turns, one at a time, in an order that changes from pair to pair: before, after, and `again`, which
-is a second process of before. Two processes of one source differ only by chance (the machine, the place of memory).
+is a second process of before. Two processes of one source differ by noise alone (the machine, the placement of memory).
 This is the A/A run. As long as it does not resolve the allowed slow-down, more pairs are taken, up to a limit. Only A/A
 decides this, so taking more favours neither side. Then *slower* is decided.
 
-What is not slower is held only if its own interval lies within what is allowed. As long as it does not, further pairs
-are taken, up to the same limit. The change decides this, so these pairs are not asked whether it is slower: whoever
-looks again and again finds a slow-down that is not there. They are asked whether it is held, at most three times more.
-So a slow-down beyond what is allowed is called held by a clock in four runs of a hundred at most, as far as it is
-hidden by chance within pairs. Over pairs of one CPU, drawn anew (`tests/perf/gate_resampled.py`), 200 runs of both
-cases: without these pairs 28 runs of A/A and 166 of a slow-down of 1% were inconclusive, with them 1 and 24. None of 3%
-and more was held.
+A case that is not slower is held only if its own interval is within what is allowed. As long as it is not, further
+pairs are taken, up to the same limit. The change decides this, so these pairs cannot make a case slower: repeated
+looks find a slow-down that does not exist. They can only make it held, at most three times. So the gate calls a
+slow-down beyond what is allowed held by a clock in at most four runs of a hundred, as far as noise within pairs hides
+it. With pairs of one CPU, resampled (`tests/perf/gate_resampled.py`), in 200 runs of both cases: without these pairs 28
+runs of A/A and 166 of a slow-down of 1% were inconclusive, with them 1 and 24. No run of 3% and more was held.
 Leaves out: the statistics (`pairs.py`) and the words (`render.py`).
 """
 
@@ -43,7 +42,7 @@ from .question import SAMPLES, Judged, Question, Report
 from .yardstick import Yardstick
 
 ARMS = ("before", "after", "again")
-NAMES = {"before": "BEFORE", "after": "AFTER", "again": "BEFORE"}  # as the command line calls them
+NAMES = {"before": "BEFORE", "after": "AFTER", "again": "BEFORE"}  # names on the command line
 # Before and after run AB, BA, AB, ...: each order is followed by its reverse, so every arm has every place equally
 # often.
 ORDERS = tuple(
@@ -51,18 +50,18 @@ ORDERS = tuple(
     for first in (("before", "after", "again"), ("before", "again", "after"), ("again", "before", "after"))
     for order in (first, first[::-1])
 )
-SAMPLE_S = 2e-3  # the least length of a sample, so that reading the host's clocks takes under a thousandth of it
+SAMPLE_S = 2e-3  # minimum length of a sample, so that reading the host's clocks takes under a thousandth of it
 PROBES = 5  # samples of one lap, which set the length of a sample and warm the arms up
-MOST_TIMES = 4  # at most so many times the wanted number of pairs is taken
-TOO_LITTLE = ("  nothing wrong was found, but a batch so small tells too few wrong states from right ones; a larger "
-              "--batch, or states stored wider, would do")  # fmt: skip
+MOST_TIMES = 4  # maximum of pairs, as a multiple of the wanted number
+TOO_LITTLE = ("  nothing wrong was found, but a batch this small separates too few wrong states from right ones; use a "
+              "larger --batch, or store states wider")  # fmt: skip
 
 Progress = Callable[[str, int, int], None]
 Enough = Callable[[Question, Mapping[str, Any]], bool]
 
 
 def gate(question: Question, folder: Path, progress: Progress = lambda what, done, of: None) -> Report:
-    """Check both arms, then time them; `folder` is for what passes between the processes."""
+    """Check both arms, then time them; `folder` is for files that the processes exchange."""
     report = Report(question)
     sources = dict(zip(ARMS, (question.before, question.after, question.before), strict=True))
     found = {name: Source.of(said, question.setting.ops, NAMES[name]) for name, said in sources.items()}
@@ -95,8 +94,8 @@ def judge(
 ) -> list[Judged]:
     """Judge every case by every clock that counts on the device.
 
-    decided: the pairs on which *slower* was decided, None: all. With more of them nothing becomes slower.
-    Shapes: samples of each arm (pairs, cases of the question, clocks), seconds for so many `events`; NaN: not read
+    decided: the pairs on which *slower* was decided, None: all. More pairs cannot make a case slower.
+    Shapes: samples of each arm (pairs, cases of the question, clocks), seconds for `events` events; NaN: not read
     """
     generator = np.random.default_rng(question.seed)
     found = []
@@ -146,9 +145,9 @@ def yardsticks_of(question: Question, course: Course, sources: Mapping[str, Sour
 
 
 def checked(arms: Mapping[str, Arm], report: Report) -> str:
-    """Let the arms replay the course with every check after every event -> why one is refused, or an empty text.
+    """Let the arms replay the course with every check after every event; return why one is refused, or an empty text.
 
-    Where nothing is wrong but too little could be told apart, the report says that the arm was not judged.
+    If nothing is wrong but too little could be judged, the report marks the arm as not judged.
     """
     unjudged = ""
     for arm in arms.values():
@@ -170,7 +169,7 @@ def checked(arms: Mapping[str, Arm], report: Report) -> str:
 
 
 def agree_at_the_end(arms: Mapping[str, Arm], yardsticks: Mapping[str, Yardstick], folder: Path, report: Report) -> str:
-    """Compare every arm's states with the gate's own reference -> why one is refused, or an empty text."""
+    """Compare every arm's states with the gate's own reference; return why one is refused, or an empty text."""
     for name, arm in arms.items():
         try:
             shown: Shown = arm.show(folder / f"{name}.safetensors")
@@ -194,7 +193,7 @@ def _first(verdict: Verdict) -> str:
 def _timed(
     arms: Mapping[str, Arm], question: Question, report: Report, progress: Progress
 ) -> dict[str, Samples]:
-    """Samples of every arm, as `judge` takes them; the report says on how many of them *slower* is decided."""
+    """Take the samples of every arm for `judge`, and report the number of pairs on which *slower* is decided."""
     report.laps, orders, told = laps_of(arms, question), cycle(ORDERS), partial(progress, "timing")
     first = timed(arms, question, report.laps, orders, told)
     report.decided = len(first["before"])
@@ -207,10 +206,11 @@ def timed(
     told: Callable[[int, int], None], drags: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
     behind: Mapping[str, Samples] = MappingProxyType({}), enough: Enough | None = None,
 ) -> dict[str, Samples]:
-    """Pairs until they are enough, or up to the limit -> samples of every arm, as `judge` takes them.
+    """Take pairs until they are enough, or up to the limit; return the samples of every arm for `judge`.
 
-    drags: arm -> case -> by which part its events go on computing;  behind: what was taken before
-    enough: left out: A/A resolves what is allowed
+    drags   arm -> case -> part by which its events compute longer
+    behind  samples that were taken before
+    enough  by default: A/A resolves what is allowed
     """
     taken: dict[str, list[Any]] = {name: list(behind.get(name, ())) for name in arms}
     most, pairs, enough = MOST_TIMES * question.pairs, len(taken["before"]), enough or resolved
@@ -231,14 +231,14 @@ def answered(question: Question, taken: Mapping[str, Any], decided: int) -> bool
 
 
 def as_samples(taken: Mapping[str, Any]) -> dict[str, Samples]:
-    """What `sample` gave, arm by arm -> pairs, cases, clocks. A number that no arm could read is NaN."""
+    """Turn the results of `sample` into pairs, cases, clocks by arm. A number that no arm could read is NaN."""
     return {name: np.array(samples, np.float64) for name, samples in taken.items()}
 
 
 def laps_of(arms: Mapping[str, Arm], question: Question) -> int:
     """Laps per sample, the same for all arms: as many as the shortest case needs to last SAMPLE_S in every arm.
 
-    Without a clock of the host it is one: the device times every event by itself.
+    Without a clock of the host it is one: the device times every event separately.
     """
     taken = [sample(arm, 1, question.cases) for _ in range(PROBES) for arm in arms.values()]
     if not set(question.judged_by) & set(ON_HOST):

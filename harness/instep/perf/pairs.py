@@ -2,12 +2,12 @@
 
 Sample i of every arm was taken on the same events, one right after the other.
 
-Every pair is first divided by its own level, the geometric mean of its two samples. What slows both samples (another
-process, a falling clock rate) is the same within a pair, so it cancels there. Between medians it would not.
-Measured on two busy cores (load 3), before against itself, 120 pairs: intervals of 0.87 to 1.16 (wall) and 0.96 to 1.10
-(cpu) become 0.95 to 1.07 and 0.99 to 1.06. The ratio of medians is then the median of the pairs' ratios. It favours no
-side: for one source, after / before and before / after have the same distribution, so its median is 1. Leaves out:
-where samples come from.
+Every pair is first divided by its own level, the geometric mean of its two samples. A disturbance that slows both
+samples (another process, a falling clock rate) is the same within a pair, so it cancels there. Between medians it would
+not. Measured on two busy cores (load 3), before against itself, 120 pairs: intervals of 0.87 to 1.16 (wall) and 0.96 to
+1.10 (cpu) become 0.95 to 1.07 and 0.99 to 1.06. The ratio of medians is then the median of the pairs' ratios. It
+favours no side: for one source, after / before and before / after have the same distribution, so its median is 1.
+Leaves out: the source of the samples.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Samples = NDArray[np.float64]
 Places = NDArray[np.int64]
 
 FEWEST_PAIRS = 60  # fewer do not resolve a few percent on a shared machine
-DRAWS = 2000  # resamples; with so many a bound scatters by a tenth of the interval's width
+DRAWS = 2000  # resamples; with this number a bound scatters by a tenth of the interval's width
 CONFIDENCE = 0.98  # of the two-sided interval: each bound is wrong in one run of a hundred
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """after / before; above 1 means slower. `low`, `high`: bounds of the interval; `pairs`: how many it is made of."""
+    """after / before; above 1 means slower. `low`, `high`: bounds of the interval; `pairs`: the number of pairs."""
 
     value: float
     low: float
@@ -37,7 +37,7 @@ class Ratio:
 
 
 class Say(Enum):
-    """What one clock says about one case."""
+    """The verdict of one clock on one case."""
 
     HELD = "held"
     SLOWER = "slower"
@@ -45,7 +45,7 @@ class Say(Enum):
 
 
 def ratio(before: Samples, after: Samples, generator: np.random.Generator) -> Ratio:
-    """The ratio of medians and its interval. Pairs of which a sample could not be read (NaN) are left out."""
+    """The ratio of medians and its interval. Pairs with a sample that could not be read (NaN) are dropped."""
     read = ~np.isnan(before + after)
     if not read.any():
         return Ratio(np.nan, np.nan, np.nan, 0)
@@ -67,10 +67,11 @@ def ratios(before: Samples, after: Samples, generator: np.random.Generator) -> t
 
 
 def middles(pairs: int, draws: int, generator: np.random.Generator) -> tuple[Places, Places]:
-    """Where the two middle ones of a resample stand among the pairs in order of size; of an odd number both are one.
+    """The ranks of the two middle elements of a resample among the sorted pairs; for an odd number both are one.
 
-    A resample chooses `pairs` places evenly. Of so many even numbers between 0 and 1 the k-th in size is distributed as
-    Beta(k, pairs + 1 - k), and the next one divides the rest as Beta(1, pairs - k). So nothing else of it is drawn,
+    A resample chooses `pairs` ranks uniformly. The k-th smallest of `pairs` uniform numbers between 0 and 1 has the
+    distribution Beta(k, pairs + 1 - k), and the next one divides the rest as Beta(1, pairs - k). So nothing else is
+    drawn,
     which takes a hundredth of the time.
     """
     k = (pairs + 1) // 2
@@ -87,14 +88,18 @@ def resolves(same: Ratio, allowed: float) -> bool:
 
 
 def say(change: Ratio, same: Ratio, allowed: float) -> Say:
-    """Slower only if the change's lower bound lies above the allowed slow-down, and above all that A/A shows.
+    """Slower only if the change's lower bound is above the allowed slow-down, and above all that A/A shows.
 
-    Held only if A/A resolves what is allowed, and the change's upper bound lies within it. Each bound is wrong in one
-    run of a hundred, so a slow-down beyond what is allowed is called held no oftener than that, in one look at the
-    pairs. An interval that has the allowed slow-down inside says neither.
-    What A/A shows in one direction, other processes may show in the other. Where it is resolved, this asks no more.
-    So noise cannot fail a change; it can only leave it undecided. And a change that is larger than the noise is seen on
-    a busy machine too. With a NaN on either side the answer is undecided.
+    Held only if A/A resolves what is allowed, and the change's upper bound is within it. Each bound is wrong in one run
+    of
+    a hundred, so a slow-down beyond what is allowed is called held no more often than that, in one look at the pairs.
+    An
+    interval that contains the allowed slow-down gives neither.
+    A disturbance that A/A shows in one direction may occur in the other. If A/A is resolved, this requires nothing
+    more. So
+    noise cannot fail a change; it can only leave it undecided. A change that is larger than the noise is found on a
+    busy
+    machine too. With a NaN on either side the result is undecided.
     """
     if change.pairs < FEWEST_PAIRS or same.pairs < FEWEST_PAIRS:
         return Say.NOISY

@@ -1,17 +1,15 @@
 """How often the gate is wrong on this machine: trials of A/A, and of an arm that truly computes longer.
 
-Four processes of one source take turns, as in the gate: before, after, `again`, and `slowed`, which goes on computing
-after each event, so long that it takes 8% longer by each clock. How much slower that made it is measured, and stands in
-the result (`ratio`).
+Four processes of one source take turns, as in the gate: before, after, `again`, and `slowed`, which computes after each
+event until it takes 8% longer by each clock. The true slow-down is measured and is in the result (`ratio`).
 A trial is a run of the gate up to where *slower* is decided, with more pairs while A/A does not resolve what is
-allowed. The pairs that a run takes behind these only tell held from inconclusive, so they say nothing of false alarms
-and power; and of runs fewer are inconclusive than of trials. The pairs are judged twice, with `after` and with `slowed`
-in its place. Every trial has pairs of its own, so what disturbs a pair is in one trial only, and trials are
-independent. What lasts longer than a trial they still share: the four processes, which are started once, and how busy
-the machine is. Processes of one source differ by a little, so which of them has which part is drawn anew for every
-trial. The trial at whose end the minutes are over is the last. It is not cut off, as those that take longest are the
-noisiest.
-Leaves out: the gate's own run, and what counts of trials say of a rate (`bounds.py`).
+allowed. The pairs that a run takes after these only separate held from inconclusive, so they do not affect false alarms
+and power; and runs are inconclusive less often than trials. The pairs are judged twice, with `after` and with `slowed`
+in its place. Every trial has separate pairs, so a disturbance of a pair is in one trial only, and trials are
+independent. They still share everything that lasts longer than a trial: the four processes, which are started once, and
+the load of the machine. Processes of one source differ by a little, so their roles are drawn again for every trial. The
+trial at whose end the minutes are over is the last. It is not cut off, because the longest trials are the noisiest.
+Leaves out: the gate's own run, and the bounds on rates (`bounds.py`).
 """
 
 from __future__ import annotations
@@ -46,13 +44,14 @@ Trial = Mapping[str, Samples]  # arm -> pairs, cases, clocks
 
 @dataclass
 class Power:
-    """What trials came to. says: "A/A" or "slowed" -> case -> verdict -> trials.
+    """The results of trials. says: "A/A" or "slowed" -> case -> verdict -> trials.
 
-    pairs   of all trials together, which share none;  minutes: how long they took
-    drag    case -> by which part its events are asked to go on computing
-    ratio   case -> clock -> slowed / before, the median over all pairs;  spread: the same of before, seconds an event;
-            without a clock that was never read
-    clocks  says, by one clock alone: "A/A" or "slowed" -> case -> clock -> verdict -> trials
+    pairs    of all trials together, which share none
+    minutes  their duration
+    drag     case -> part by which its events had to compute longer
+    ratio    case -> clock -> slowed / before, the median over all pairs, without clocks that were never read
+    spread   the same of before, in seconds per event
+    clocks   like `says`, by one clock alone: "A/A" or "slowed" -> case -> clock -> verdict -> trials
     """
 
     report: Report
@@ -97,7 +96,7 @@ class Power:
 def measure(
     question: Question, folder: Path, minutes: float, progress: Progress = lambda what, done, of: None
 ) -> Power:
-    """Check the arms, let them take turns for so many minutes, then judge the trials."""
+    """Check the arms, let them take turns for this many minutes, then judge the trials."""
     found = Power(Report(question))
     sources = {name: Source.of(question.before, question.setting.ops, "BEFORE") for name in ARMS}
     progress("checking", 0, 0)
@@ -135,10 +134,12 @@ def measure(
 
 
 def tuned(arm: Arm, question: Question, laps: int) -> dict[str, float]:
-    """Case -> what is asked of its events so that they take SLOWED longer, by the clock that decides.
+    """Map each case to the drag that makes its events take SLOWED longer, by the clock that decides.
 
-    To ask for SLOWED itself made some take 13% longer on a CPU, and if only the events before them were asked, 3%:
-    presumably what an event needs is no longer near then. One process with and without it says by how much.
+    A drag of SLOWED itself made some events take 13% longer on a CPU, and if only the events before them were dragged,
+    3%:
+    presumably the event's data is no longer in a near cache then. One process with and without drag measures the
+    factor.
     """
     asked, clock = dict.fromkeys(question.cases, SLOWED), CLOCKS.index(question.judged_by[-1])
     taken: dict[bool, list[list[list[float]]]] = {False: [], True: []}
@@ -154,7 +155,7 @@ def tuned(arm: Arm, question: Question, laps: int) -> dict[str, float]:
 def trials_of(
     processes: Sequence[Arm], question: Question, laps: int, drag: Mapping[str, float], progress: Progress
 ) -> Iterator[Trial]:
-    """One trial behind the other, without end."""
+    """One trial after the other, without end."""
     generator, number = np.random.default_rng(question.seed), count(1)
     orders = [order for order in permutations(ARMS) if order <= order[::-1]]
     turns = cycle([order for one in orders for order in (one, one[::-1])])  # each is followed by its reverse

@@ -1,6 +1,6 @@
-"""What a gate is asked, and what it answers.
+"""The input and the result of a gate.
 
-Leaves out: how the answer is found (`gate.py`), and how it is shown (`render.py`).
+Leaves out: how the result is found (`gate.py`), and how it is shown (`render.py`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ MOST_PATIENCE_S = 1e9  # thirty years; the system cannot wait much longer
 
 @dataclass(frozen=True)
 class Question:
-    """What a gate is asked.
+    """The input of a gate.
 
     setting     how both arms are set up; a source tree runs its op set
-    pairs       the least number of pairs;  allowed: the allowed slow-down, 0.03 is 3%
+    pairs       minimum number of pairs
+    allowed     the allowed slow-down, 0.03 is 3%
     batch, rounds, num_steps  of the course
-    clocks      that are judged; empty: all that the device has. Others are not read
-    patience_s  how long an arm may take for an answer, also for its checks
+    clocks      the judged clocks; empty: all that the device has. Others are not read
+    patience_s  how long an arm may take for an answer, including its checks
     """
 
     before: str
@@ -62,7 +63,7 @@ class Question:
             if not right:
                 raise BadInput(name, found=found, expected=expected)
         chosen = tuple(clock for clock in clocks if clock in self.clocks)
-        object.__setattr__(self, "clocks", () if chosen == clocks else chosen)  # one way to say the same
+        object.__setattr__(self, "clocks", () if chosen == clocks else chosen)  # one form for each choice
 
     @property
     def judged_by(self) -> tuple[str, ...]:
@@ -89,11 +90,11 @@ class Judged:
 
 @dataclass
 class Report:
-    """The answer of the gate. `refused`: why an arm was not timed; then no arm was.
+    """The result of the gate. `refused`: why an arm was not timed; then no arm was.
 
-    unjudged    it was refused because its checks could tell too little apart, and found nothing wrong
-    decided     pairs on which *slower* was decided; those behind them only tell *held* from *inconclusive*
-    served      arm -> package -> digest of the source that served
+    unjudged    it was refused because its checks could judge too little, and found nothing wrong
+    decided     pairs on which *slower* was decided; later ones only separate *held* from *inconclusive*
+    served      arm -> package -> digest of the source that ran
     acceptance  arm -> its own count of accepted drafts a window
     elements    numbers compared with the gate's own reference, before and after timing
     laps        laps of the course per sample
@@ -111,10 +112,11 @@ class Report:
     decided: int = 0
 
     def says(self, case: str) -> Say:
-        """Slower if any clock says so. Held if none does, one says held, and none leaves it open.
+        """Slower if any clock finds that. Held if none does, at least one finds held, and none leaves it open.
 
-        So a clock that is too noisy takes nothing back. What only it would have seen is not known to be held. Nothing
-        is held where a clock reads what was before, and never what comes after: the change took the clock away.
+        So a clock that is too noisy revokes nothing. A slow-down that only this clock would have seen is not known to
+        be held.
+        Nothing is held if a clock can be read before the change and never after it: the change removed the clock.
         """
         judged = [one for one in self.judged if one.case == case]
         found = {one.says for one in judged}
@@ -124,7 +126,7 @@ class Report:
         return Say.HELD if Say.HELD in found and not lost and not self.open(case) else Say.NOISY
 
     def open(self, case: str) -> list[Judged]:
-        """The clocks that could tell, as A/A resolves what is allowed or the change stands out of it, and do not.
+        """The clocks that should decide, because A/A resolves what is allowed or the change exceeds it, and do not.
 
         Such a clock shows a change that may be slower than is allowed. It is not noise, so no other clock outvotes it.
         """
@@ -135,7 +137,7 @@ class Report:
         ]
 
     def late(self, one: Judged) -> bool:
-        """Whether a clock says slower only with pairs behind those on which it is decided."""
+        """Whether a clock finds slower only with pairs after those on which it is decided."""
         return one.says is Say.NOISY and say(one.change, one.same, self.question.allowed) is Say.SLOWER
 
     @property

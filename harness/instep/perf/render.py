@@ -1,4 +1,4 @@
-"""Shows what the gate found: as a table on the terminal, and as data.
+"""Print the result of the gate as a table, and turn it into data.
 
 Leaves out: the judgement (`gate.py`).
 """
@@ -31,7 +31,9 @@ STYLES = {Say.HELD: "green", Say.SLOWER: "red", Say.NOISY: "yellow"}
 
 
 def show(report: Report, console: Console, baselines: Path | None = None) -> None:
-    """Print everything. After a refusal no figure is printed. baselines: where calibrations are, None: instep's own."""
+    """Print everything. After a refusal no figure is printed. baselines: the folder of calibrations, None: the shipped
+    one.
+    """
     question = report.question
     if report.refused:
         tables.say(console, *_refused(report, "; --keep FOLDER keeps the trace"))
@@ -51,11 +53,11 @@ def show(report: Report, console: Console, baselines: Path | None = None) -> Non
 
 
 def of(report: Report, baselines: Path | None = None, commit: str | None = None) -> Result:
-    """What the gate found, as data. The machine's load is part of it."""
+    """The result of the gate as data. The machine's load is part of it."""
     question = report.question
     setting = asdict(question) | {"checkpoint": str(question.checkpoint)} | question.setting.data()
     setting["ops"] = ops_of(question)
-    del setting["setting"]  # its fields stand beside the others
+    del setting["setting"]  # its fields are at the top level
     found = {
         "refused": report.refused or None, "setting": setting,
         "calibrated": None if report.refused else _known(question, baselines)[0],
@@ -74,7 +76,7 @@ def _refused(report: Report, more: str = "") -> tuple[str, str]:
 
 
 def _known(question: Question, baselines: Path | None) -> tuple[dict[str, Any] | None, str]:
-    """This machine's calibration; or none, and why its file cannot be used. The verdict does not hang on it."""
+    """This machine's calibration; or none, and why its file cannot be used. The verdict does not depend on it."""
     try:
         return known(question, baselines), ""
     except BadInput as error:
@@ -82,7 +84,7 @@ def _known(question: Question, baselines: Path | None) -> tuple[dict[str, Any] |
 
 
 def _judged(one: Judged) -> dict[str, Any]:
-    """Of a clock that was never read there are no numbers."""
+    """The numbers of a clock; none for a clock that was never read."""
     told = asdict(one) | {"says": one.says.value}
     for name in ("before", "after", "change", "same"):
         told[name] = {field: number(value) for field, value in told[name].items()}
@@ -90,7 +92,7 @@ def _judged(one: Judged) -> dict[str, Any]:
 
 
 def show_power(found: Power, console: Console) -> None:
-    """How often the gate was wrong, by case."""
+    """Print how often the gate was wrong, by case."""
     question = found.report.question
     if found.report.refused:
         tables.say(console, *_refused(found.report))
@@ -127,12 +129,12 @@ def _fit(found: Power, case: str, bound: Mapping[str, Mapping[str, float]]) -> s
 
 
 def _slowed(ratio: Mapping[str, float]) -> str:
-    """By how much an arm was slower in truth, by each clock: what was asked of it is not what it came to."""
+    """The true slow-down of the slowed arm by each clock, which differs from the requested one."""
     return "a true " + ", ".join(f"{value - 1:.1%} ({clock})" for clock, value in ratio.items())
 
 
 def _calibrated(question: Question, baselines: Path | None) -> str:
-    """What the gate is known to do on this machine."""
+    """Describe the calibration of the gate on this machine."""
     (told, wrong), said = _known(question, baselines), list[str]()
     if wrong:
         return f"this machine's calibration cannot be used: {wrong}; instep gate BEFORE --calibrate makes another"
@@ -146,8 +148,8 @@ def _calibrated(question: Question, baselines: Path | None) -> str:
             said.append(f"{case} {alarmed} (at most {alarms:.0%}), {_slowed(slowed)} found {right} (at least "
                         f"{power:.0%})")  # fmt: skip
     if told is None or not said:
-        return ("not calibrated on this machine with this setting; instep gate BEFORE --calibrate says how often the "
-                "gate is wrong here")  # fmt: skip
+        return ("not calibrated on this machine with this setting; instep gate BEFORE --calibrate measures how often "
+                "the gate is wrong here")  # fmt: skip
     trials, alone = told["trials"], independent(told)
     apart = "" if alone == trials else f", no more than {alone} of them independent"
     few = "; too few to tell" if alone < FEWEST_TRIALS else ""
@@ -188,7 +190,7 @@ def _sentence(report: Report, case: str) -> str:
 
 
 def _undecided(report: Report, case: str, clocks: list[Judged]) -> Iterator[str]:
-    """Why a case is neither slower nor held, and what may be done about it: a sentence for each reason."""
+    """Why a case is neither slower nor held, and a remedy: a sentence for each reason."""
     allowed, pairs = f"{report.question.allowed:.0%}", max(min(one.change.pairs, one.same.pairs) for one in clocks)
     if 0 < pairs < FEWEST_PAIRS:
         yield f"of {pairs} pairs, and {FEWEST_PAIRS} are the fewest; --pairs {FEWEST_PAIRS} would take them"
@@ -196,8 +198,8 @@ def _undecided(report: Report, case: str, clocks: list[Judged]) -> Iterator[str]
     late = [one for one in clocks if report.late(one)]
     if late:
         shown = ", ".join(f"{one.clock} {_interval(one.change)}" for one in late)
-        yield (f"after / before is {shown}, but {report.decided} pairs did not show more than {allowed}, and those "
-               f"behind them are not asked for it; --pairs {max(one.change.pairs for one in late)} asks anew")
+        yield (f"after / before is {shown}, but {report.decided} pairs did not show more than {allowed}, and later "
+               f"pairs cannot make it slower; --pairs {max(one.change.pairs for one in late)} decides on all of them")
     open_ = [one for one in report.open(case) if one not in late]
     if open_:
         shown = ", ".join(f"{one.clock} {_interval(one.change)}" for one in open_)
@@ -215,7 +217,7 @@ def _same(one: Judged) -> str:
 
 
 def _spread(spread: Spread) -> str:
-    """A median and half of the range between the quartiles, as everywhere here."""
+    """A median and half of the interquartile range."""
     return f"{spread.median * 1e3:.3g} ±{(spread.upper - spread.lower) / 2 * 1e3:.2g}"
 
 

@@ -1,8 +1,8 @@
-"""The process of one arm. It serves `build`, `check`, `show` and `time`, with one JSON line per question and answer.
+"""The process of one arm. It serves `build`, `check`, `show` and `time`, with one JSON line per request and answer.
 
-The engines, the replay and the reference come from the tree that stands first on this process's path. This folder
-(`perf`) is the gate's own in both arms, so both are timed by the same code. Leaves out: the questions (`arm.py`), and
-judging the answers.
+The engines, the replay and the reference come from the tree that is first on this process's path. This folder (`perf`)
+is the gate's own in both arms, so both are timed by the same code. Leaves out: the requests (`arm.py`), and judging the
+answers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Worker:
         outcome = self.replay.run()
         verdict = outcome.verdict
         message = divergence(outcome) if verdict.exit is Exit.DIVERGED else ""
-        # A check that could not decide says so as a finding. Where there is no other, nothing wrong was found.
+        # A check that could not decide yields a finding. If there is no other finding, nothing wrong was found.
         undecided = bool(verdict.findings) and all(one.check == "undecidable" for one in verdict.findings)
         return {"exit": int(verdict.exit), "elements": verdict.elements, "message": message, "undecided": undecided}
 
@@ -89,9 +89,9 @@ class Worker:
         return {"numbers": numbers, "acceptance": shown.acceptance}
 
     def time(self, laps: int, drag: dict[str, float]) -> dict[str, Any]:
-        """Seconds per case for so many laps, [wall, cpu, device]. The garbage collector is off meanwhile.
+        """Seconds per case for `laps` laps, [wall, cpu, device]. The garbage collector is off meanwhile.
 
-        drag: case -> by which part its events go on computing
+        drag: case -> part by which its events compute longer
         """
         gc.collect(0)
         gc.disable()
