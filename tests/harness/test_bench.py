@@ -1,4 +1,4 @@
-"""`instep bench` on a CPU: what is wrong has no speed, peers are judged, a grid goes on, pictures have every mark.
+"""`instep bench` on a CPU: wrong arms have no speed, peers are judged, a grid is resumed, plots have every mark.
 
 Leaves out: figures, which need a card (`tests/on_gpu.sh`), the clock (`test_bench_clock.py`), and whole texts
 (`test_bench_decoding.py`).
@@ -124,7 +124,7 @@ def test_states_of_16_bits_are_held_to_plain(
     ("products", "linear", narrow, "is off by"),
     ("decode", "gdn", falls, "ValueError: planted"),
 ])  # fmt: skip
-def test_what_is_wrong_has_no_speed(name: str, op: str, wrong: Callable[..., Any], says: str) -> None:
+def test_wrong_arm_has_no_speed(name: str, op: str, wrong: Callable[..., Any], says: str) -> None:
     found = ran(replace(PLAIN, name="wrong", **{op: wrong}), name)
     said = {arm["finding"] for row in found.rows for arm in row["arms"].values()}
     assert found.exit is Exit.DIVERGED and any(says in one for one in said), said
@@ -136,7 +136,7 @@ def test_what_is_wrong_has_no_speed(name: str, op: str, wrong: Callable[..., Any
 @pytest.mark.parametrize("name", [
     pytest.param("strategies", marks=SLOW), "decode", "mixer", "conv", "prefill", "attend", "pick", "products",
 ])  # fmt: skip
-def test_what_is_right_is_timed_and_its_mark_is_drawn(name: str, tmp_path: Path) -> None:
+def test_correct_arm_is_timed_and_plotted(name: str, tmp_path: Path) -> None:
     found = ran(PLAIN, name)
     assert found.exit is Exit.AGREED and "no speed" not in text(found)
     for row in found.rows:
@@ -156,7 +156,7 @@ def _in_a_plot(row: run.Row, found: Bench, x: str) -> bool:
     return sum({name: value for name, value in one["cell"].items() if name != x} == rest for one in found.rows) > 1
 
 
-def test_what_is_taken_off_leaves_the_rounds_as_they_are() -> None:
+def test_subtracted_work_leaves_the_rounds_unchanged() -> None:
     """Between two timed rounds the index ops are timed alone; still every round runs the accepted tokens again."""
     again = list[int]()
 
@@ -176,8 +176,10 @@ def test_what_is_taken_off_leaves_the_rounds_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("name", ["strategies", "decode"])
-def test_beside_peers_a_second_arm_makes_its_inputs_in_every_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first finds them made; from the second nothing is taken off, and it is checked with inputs of its own."""
+def test_second_arm_makes_its_inputs_in_every_layer_for_peers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first arm gets prepared inputs. Nothing is subtracted from the second, and it is checked with its own
+    inputs.
+    """
     made = list[int]()
 
     def gdn_inputs(**given: Any) -> Any:
@@ -206,9 +208,9 @@ def test_beside_peers_a_second_arm_makes_its_inputs_in_every_layer(name: str, mo
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rounds", "decoding"])
 def test_whole_rounds_and_texts_are_checked_then_timed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Counts are copied behind their round and read behind the next one's launch: else no round runs beside another.
+    """Counts are copied after their round and read after the next one's launch, or else rounds do not overlap.
 
-    Graphs of rounds are asked for their own batch alone, of the engine that is checked and of the one that is timed.
+    Graphs are made for the batch of the rounds alone, in the checked engine and in the timed one.
     """
     monkeypatch.setattr(rounds, "HostCopy", copied := Mock())
     monkeypatch.setattr(rounds, "outcome", checked := Mock(wraps=rounds.outcome))
@@ -267,7 +269,7 @@ def lacks_a_file(*given: Any, **drawn: Any) -> Arm:
     (lambda g, at, name, logits: made_up(logits, lacks_a_file, lambda: 0), "no build: 'kernel.cu' and", True, ""),
 ], ids=["right", "wrong", "falls in its check", "falls in its work", "missing", "refused", "falls", "lacks a file",
         "lacks a file in its check"])  # fmt: skip
-def test_a_peer_is_judged_and_its_finding_stands_beside_its_speed(
+def test_peer_is_judged_and_its_finding_is_next_to_its_speed(
     maker: Callable[..., Arm], finding: str | None, timed_too: bool, absent: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module: Any = ModuleType("made_up_peer")
@@ -286,7 +288,7 @@ def test_a_peer_is_judged_and_its_finding_stands_beside_its_speed(
 # The grid
 
 
-def test_what_there_is_no_time_for_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_without_time_are_left_out_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     found = ran(PLAIN, "conv", "pick", minutes=1e-9)
     assert found.left == {name: len(list(kind(name).cells(_ground(), "tiny"))) for name in ("conv", "pick")}
     assert found.exit is Exit.INCONCLUSIVE and "cells left out" in text(found)
@@ -299,7 +301,7 @@ def _ground() -> Any:
 # Clocks and words
 
 
-def test_only_cells_that_are_asked_for_are_measured() -> None:
+def test_only_requested_cells_are_measured() -> None:
     asked = Asked({"plain": PLAIN}, "cpu", FP32, ("decode", "pick"), "tiny", peers=False, at={"batch": ("2",)})
     found = bench(asked)
     assert [(row["kind"], row["cell"]["batch"]) for row in found.rows] == [("decode", 2)]
@@ -352,7 +354,7 @@ def test_a_round_by_kind_of_work_is_drawn() -> None:
     ElementTree.fromstring(ElementTree.tostring(svg))
 
 
-def test_rounds_stand_in_the_order_of_their_batches_whichever_was_measured_first() -> None:
+def test_rounds_are_listed_by_batch_in_any_order_of_measurement() -> None:
     """As in a file that was joined of several calls."""
     rows: list[run.Row] = [{"kind": "rounds", "cell": {"batch": batch}, "arms": {"it": {"work": {"states": 1.0}}}}
                            for batch in (32, 8, 1)]  # fmt: skip
@@ -369,11 +371,11 @@ def test_rounds_stand_in_the_order_of_their_batches_whichever_was_measured_first
     (["--minutes", "0"], "--minutes"), (["--at", "batch"], "expected AXIS=VALUE"),
     (["--kind", "pick", "--plots", "README.md"], "expected a folder"),
 ])  # fmt: skip
-def test_what_cannot_be_measured_is_told_in_a_line(instep: Runner, words: list[str], says: str) -> None:
+def test_unmeasurable_request_is_refused_in_one_line(instep: Runner, words: list[str], says: str) -> None:
     assert says in complaint(instep("bench", *words))
 
 
-def test_the_command_says_what_a_cpu_is_for_and_writes_its_result(instep: Runner, tmp_path: Path) -> None:
+def test_command_explains_cpu_times_and_writes_its_result(instep: Runner, tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     done = instep("bench", "--kind", "pick", "--json", str(file), "--plots", str(tmp_path / "p"), "--commit", "a1",
                   "--html", str(tmp_path / "page.html"))  # fmt: skip

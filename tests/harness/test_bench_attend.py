@@ -1,4 +1,4 @@
-"""`instep bench --kind attend` times fp8 KV and trees too: judged as others, and beside rows that are older than these.
+"""`instep bench --kind attend` also times fp8 KV and trees: judged like the others, and next to rows of older files.
 
 Leaves out: what all kinds share (`test_bench.py`), and figures, which need a card.
 """
@@ -84,7 +84,7 @@ def test_the_floor_of_fp8_is_that_of_its_bytes() -> None:
     assert wide["bytes"] == kept * 64 + moved and narrow["bytes"] == kept * 20 + moved
 
 
-def test_an_op_set_that_serves_neither_says_so() -> None:
+def test_op_set_without_fp8_and_trees_is_reported() -> None:
     found = ran(replace(PLAIN, tiled=False, trees=False))
     assert found.exit is Exit.AGREED and [len(row["arms"]) for row in found.rows] == [1, 1, 0, 0]
     assert "no scales" in rows(found, "kv")[0]["absent"]["it"] and "no trees" in rows(found, "tree")[0]["absent"]["it"]
@@ -101,7 +101,7 @@ def test_every_grid_has_both_and_other_cells_keep_their_keys(size: Any) -> None:
         assert due in every and len([at for at in every if at not in plain]) >= (2 if size == "default" else 10)
 
 
-def test_older_rows_are_joined_and_stand_beside_new_ones(tmp_path: Path) -> None:
+def test_older_rows_are_joined_with_new_ones(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("old.json", "new.json")]
     whole = ran(PLAIN)
     whole.result().write(files[1])
@@ -165,7 +165,7 @@ class Planned:
 
 
 @pytest.mark.parametrize("at", [TREE, {"batch": 2, "rows": 3, "behind": 70}], ids=["tree", "chain"])
-def test_flashinfer_is_told_by_a_mask_what_a_node_sees(at: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flashinfer_gets_the_tree_as_a_mask(at: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("flashinfer")
     module.BatchPrefillWithPagedKVCacheWrapper = Planned
     monkeypatch.setitem(sys.modules, "flashinfer", module)
@@ -179,7 +179,7 @@ def test_flashinfer_is_told_by_a_mask_what_a_node_sees(at: dict[str, Any], monke
     assert ("attended of head" in str(causal["flashinfer, FA2"].check())) is ("tree" in at)
 
 
-def test_a_dtype_that_it_does_not_take_is_refused_before_a_package_is_looked_for() -> None:
+def test_unsupported_dtype_is_refused_before_the_package_is_imported() -> None:
     cell = attend.make(run.Ground(torch.device("cpu"), FP32, {"it": PLAIN}, MACHINE, 0), TREE)
     assert cell.absent["flashinfer, FA2"] == "it takes bf16 and fp16"
     with pytest.raises(Unsupported, match="bf16"):

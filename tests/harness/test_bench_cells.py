@@ -41,8 +41,8 @@ POOLS: dict[str, Callable[[Any], list[torch.Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", POOLS)
-def test_memory_is_drawn_anew_in_the_size_in_which_it_was_drawn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A conv whose window is a tenth of its row hangs on one tap alone, and errs otherwise than one of four."""
+def test_memory_is_redrawn_in_its_original_scale(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conv whose window is a tenth of its row depends on one tap alone, and has other errors than one of four."""
     module: Any = ModuleType("made_up_peer")
     seen: dict[str, Any] = {}
 
@@ -68,7 +68,7 @@ def test_memory_is_drawn_anew_in_the_size_in_which_it_was_drawn(name: str, monke
 
 
 def test_windows_and_states_are_not_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where both are drawn anew."""
+    """The places at which both are drawn again."""
     drawn: list[tuple[int, ...]] = []
     monkeypatch.setattr(mixer, "redrawn", lambda *pools, seed=SEED, **_: drawn.append((seed, len(pools))))
     made("mixer", ground()).anew()
@@ -92,7 +92,7 @@ def test_experts_need_grouped_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_groups
 def test_experts_are_chosen_by_scores_that_are_not_rounded() -> None:
-    """The last expert's score is the largest, by less than bf16 tells from 1."""
+    """The last expert has the largest score, by less than the bf16 distance from 1."""
     x, router = torch.ones(1, 8, dtype=torch.bfloat16), torch.zeros(8, 8, dtype=torch.bfloat16)
     router[:, 0], router[7, 1] = 1.0, 2.0**-9
     gate_up, down = torch.ones(8, 16, 8).bfloat16(), torch.ones(8, 8, 8).bfloat16()
@@ -121,7 +121,7 @@ def test_products_of_torch_are_ours(op: str, dtype: torch.dtype) -> None:
     ("mlp", "silu", torch.relu), ("moe", "silu", torch.relu), ("qkv", "linear", lambda x, w: 1.01 * (x @ w.T)),
     ("moe", "_mlp", lambda x, *weights: torch.zeros_like(x)), ("moe", "_gated", lambda both: both.chunk(2, dim=-1)[0]),
 ])  # fmt: skip
-def test_a_wrong_product_of_torch_is_told(op: str, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_product_of_torch_is_reported(op: str, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_own, name, wrong)
     number = [at["op"] for at in kind("products").cells(ground(), "tiny")].index(op)
     assert "is off by" in made("products", ground(), number).arms[-1].judged().finding

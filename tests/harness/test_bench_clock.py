@@ -42,7 +42,7 @@ def test_arms_are_timed_in_turn_and_a_part_is_taken_off() -> None:
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens on a card: events are recorded, and waited for, in turn with the work between them."""
+    """A log of a card: events are recorded and waited for, in turn with the work between them."""
     happened = list[str]()
 
     class Event:
@@ -63,7 +63,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 class Held:
-    """What a clock asks of a card. late: how often it had to begin before all was launched"""
+    """A fake card for a clock. late: how often it had to start before all was launched"""
 
     def __init__(self, said: list[str], late: int = 0) -> None:
         self.said, self.late = said, late
@@ -75,7 +75,7 @@ class Held:
         return None if self.late >= 0 else 1.0
 
 
-def test_on_a_card_a_sample_stands_right_behind_the_same_work(said: list[str]) -> None:
+def test_sample_on_a_card_directly_follows_the_same_work(said: list[str]) -> None:
     """The device does not begin before all is launched. Work that waits for the device would wait for itself then."""
     card: Any = Held(said)
     assert clock._between_events(lambda: said.append("work"), card, 2) == 1e-3  # two turns before: three have no half
@@ -121,9 +121,9 @@ def test_work_that_waits_for_the_host_is_not_held_back(
 
 
 class Turns:
-    """Work that knows its turn, on a card for which the host is late as often as `late` says.
+    """Work that counts its calls, on a card for which the host is late `late` times.
 
-    A sample is the turn that was timed: the last one when a hold is released.
+    A sample is the number of the timed call: the last one when a hold is released.
     """
 
     def __init__(self, late: Callable[[], bool]) -> None:
@@ -154,7 +154,7 @@ class Turns:
 def test_every_phase_of_a_period_is_timed_alike(
     period: int, late: float, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often a sample is taken again or left out, and beside arms of other periods."""
+    """For any number of repeated or dropped samples, and next to arms of other periods."""
     draw = random.Random(period)
     arms = {f"of {one}": (one, Turns(lambda: draw.random() < late)) for one in (period, 1, 13)}
     monkeypatch.setattr(clock, "_ready", lambda work, card, period: work().ready(work, card, period))
@@ -169,7 +169,7 @@ def test_every_phase_of_a_period_is_timed_alike(
         assert late or all(after - turn > 1 for turn, after in pairwise(turns))
 
 
-def test_samples_that_are_left_out_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropped_samples_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "_ready", lambda work, card, period: (work, "graph", None))
     turn = iter(range(1000))
     found = timed({"never": lambda: None, "rarely": lambda: [None, 2.0][next(turn) % 6 == 0]}, CPU)
@@ -197,7 +197,7 @@ def repeats(seen: list[Any]) -> int:
 
 
 @pytest.mark.parametrize("window", range(1, 9))
-def test_a_strategy_stores_as_often_as_its_period_says(window: int) -> None:
+def test_strategy_stores_once_per_period(window: int) -> None:
     stored = list[tuple[int, ...]]()
 
     def gdn(*, parts: Any, **given: Any) -> torch.Tensor:
@@ -227,7 +227,7 @@ def cursors(write_pos: Any, cache_base: Any, is_flush: Any, accepted: Any, index
 
 
 @pytest.mark.parametrize("window", range(1, 9))
-def test_replayssm_folds_as_often_as_its_period_says(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayssm_folds_once_per_period(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     name, folds = "sglang.kernels.ops.attention.linear.gdn_replayssm_spec_decode", list[list[int]]()
     try:
         with warnings.catch_warnings(action="ignore"):

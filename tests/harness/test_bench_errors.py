@@ -1,6 +1,6 @@
-"""What `instep bench` says is wrong, and when: before, while and after it is timed; and errors of prompts beside FLA's.
+"""Findings of `instep bench` before, during and after the timing, and errors of prompts compared with FLA's.
 
-Every row keeps its errors, and where ours is above, the table says so in words. Leaves out: figures, and FLA's kernels
+Every row keeps its errors, and the table reports an error of ours above FLA's. Leaves out: figures, and FLA's kernels
 themselves, which need a card.
 """
 
@@ -54,7 +54,7 @@ def off_in_state(part: float) -> Gdn:
 
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bench]:
-    """Prompts with `ours` beside a peer under FLA's name that computes as `theirs`; None: there is none."""
+    """Prompts with `ours` next to a peer under FLA's name that computes as `theirs`; None: there is none."""
     monkeypatch.setattr(run, "rates", lambda device, dtype: Rates(1e10, 2e10, 1e11))
 
     def ran(ours: Gdn, theirs: Gdn | None) -> Bench:
@@ -88,7 +88,7 @@ def text(found: Bench) -> str:
     (PLAIN.gdn, PLAIN.gdn, None), (PLAIN.gdn, off_in_core(SMALL), None), (PLAIN.gdn, off_in_state(LARGE), None),
     (off_in_core(SMALL), None, None),
 ], ids=["a core above", "a state above", "equal", "theirs above", "theirs wrong", "nobody there"])  # fmt: skip
-def test_an_error_above_fla_s_is_said_beside_our_speed(
+def test_error_above_flas_is_printed_next_to_our_speed(
     ours: Gdn, theirs: Gdn | None, place: str | None, beside: Callable[..., Bench]
 ) -> None:
     found = beside(ours, theirs)
@@ -116,7 +116,7 @@ def test_an_error_is_relative_to_the_norm_over_all_heads() -> None:
     assert Judged("", found).above(Judged("", {"off": 0.05})) == "off is off by 0.1, there by 0.05"
 
 
-def test_rows_without_errors_stand_beside_rows_with_them(beside: Callable[..., Bench], tmp_path: Path) -> None:
+def test_rows_with_and_without_errors_share_a_table(beside: Callable[..., Bench], tmp_path: Path) -> None:
     """Files that are older than errors are joined and printed as they were."""
     files = [tmp_path / name for name in ("old.json", "new.json")]
     for file in files:
@@ -131,7 +131,7 @@ def test_rows_without_errors_stand_beside_rows_with_them(beside: Callable[..., B
     assert text(found).count("ABOVE") == 1
 
 
-# What is wrong, and when
+# Findings, and when they occur
 
 CPU, MACHINE = torch.device("cpu"), Rates(1e10, 2e10, 1e11)
 
@@ -161,7 +161,7 @@ def falls(**given: Any) -> Any:
 
 
 @pytest.mark.parametrize("state", ["float32", "bfloat16"])
-def test_beside_fp64_activations_windows_are_judged_in_fp64(
+def test_fp64_activations_are_judged_in_fp64(
     state: str, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`lazy_rerun` rounds a state where its ring is full: with states narrower than the arithmetic it is refused."""
@@ -181,7 +181,7 @@ def test_beside_fp64_activations_windows_are_judged_in_fp64(
 
 
 @pytest.mark.parametrize("first", [4, 10], ids=["when it is first called", "in a lap"])
-def test_what_raises_while_it_is_timed_is_a_finding_and_others_are_timed(first: int, quick: None) -> None:
+def test_exception_during_timing_is_a_finding_and_others_are_timed(first: int, quick: None) -> None:
     """The check calls it once, and so does who looks whether it can be timed at all, in two layers."""
     found = ran({"falls": wrong_from(first, falls), "it": PLAIN}, "pick", "conv")
     row = found.rows[0]
@@ -193,7 +193,7 @@ def test_what_raises_while_it_is_timed_is_a_finding_and_others_are_timed(first: 
 
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """An op that kills the device when it is called for the n-th time; every launch behind that raises."""
+    """An op that kills the device at its n-th call; every later launch raises."""
     dead = list[bool]()
     for place in (arms, run):
         monkeypatch.setattr(place, "gone", lambda device: bool(dead))
@@ -214,7 +214,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("at", [1, 2, 30], ids=["in its check", "when it is first called", "in a lap"])
-def test_who_kills_the_device_is_told_and_nobody_else_is_blamed(
+def test_arm_that_kills_the_device_is_the_only_one_blamed(
     at: int, quick: None, killed: Callable[..., Any]
 ) -> None:
     sets = {"it": replace(PLAIN, pick=killed(picks, 10**6)), "kills": replace(PLAIN, pick=killed(picks, at))}
@@ -227,7 +227,7 @@ def test_who_kills_the_device_is_told_and_nobody_else_is_blamed(
     assert "for want of minutes" not in said
 
 
-def test_a_device_that_is_killed_while_a_cell_is_built_is_told(
+def test_device_killed_while_a_cell_is_built_is_reported(
     quick: None, killed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a peer that tries itself out."""
@@ -242,7 +242,7 @@ def test_a_device_that_is_killed_while_a_cell_is_built_is_told(
     assert row["absent"]["it"] == "the device was killed while the cell was built"
 
 
-def test_what_an_arm_raises_that_keeps_time_itself_is_a_finding() -> None:
+def test_exception_of_a_self_timing_arm_is_a_finding() -> None:
     def arm(name: str, samples: Any = lambda count: [1.0], more: Any = dict) -> Arm:
         return Arm(name, None, lambda: "", samples=samples, more=more)
 
@@ -251,7 +251,7 @@ def test_what_an_arm_raises_that_keeps_time_itself_is_a_finding() -> None:
     assert [one.times is None for one in found.values()] == [True, True, False]
 
 
-def test_what_raises_while_a_cell_is_built_is_a_finding_and_the_others_are_in_it(
+def test_exception_while_building_drops_only_its_op_set(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = ran({"falls": replace(PLAIN, gdn_inputs=falls), "it": PLAIN}, "decode")
@@ -278,7 +278,7 @@ def test_the_command_ends_with_1_where_an_op_raises_in_a_lap(
 
 
 @pytest.mark.parametrize("calls", [2, 20], ids=["on its first call", "as long as it was timed first"])
-def test_what_is_right_once_and_then_wrong_has_no_time(calls: int, quick: None) -> None:
+def test_arm_that_becomes_wrong_has_no_time(calls: int, quick: None) -> None:
     found = ran({"it": wrong_from(calls, lambda logits, to: picks(logits=-logits, to=to))}, "pick")
     own = found.rows[0]["arms"]["it"]
     assert found.exit is Exit.DIVERGED and "us" not in own
@@ -306,7 +306,7 @@ def test_a_graph_that_computes_as_a_call_agrees_in_every_kind(
 
 
 def stale(work: Any) -> Any:
-    """What its first turn left, each time: it neither reads nor stores."""
+    """Returns the results of its first call each time: it neither reads nor stores."""
     left = [x.clone() for x in work()]
     return lambda: left
 
@@ -321,7 +321,7 @@ def lost(work: Any) -> Any:
     ("products", lambda work: lambda: [2 * x for x in work()], "have other bits"),
     ("products", lambda work: falls, "ValueError: planted"),
 ])  # fmt: skip
-def test_a_graph_that_computes_otherwise_than_a_call_has_no_time(
+def test_graph_that_differs_from_a_call_has_no_time(
     name: str, changed: Callable[[Any], Any], says: str, quick: None, graphs: Callable[[Callable[[Any], Any]], None]
 ) -> None:
     graphs(changed)
@@ -332,9 +332,8 @@ def test_a_graph_that_computes_otherwise_than_a_call_has_no_time(
     assert found.exit is Exit.DIVERGED
 
 
-def test_of_calls_that_differ_among_themselves_a_graph_is_not_asked_for_their_bits() -> None:
-    """As of kernels that sum by atomics. They are still judged as before, and a peer's time stands beside what is said.
-    """
+def test_graph_of_irreproducible_calls_needs_no_equal_bits() -> None:
+    """For kernels that sum with atomics. They are still judged, and a peer's time is next to its finding."""
     turn = count(1.0)
     drawn = Arm("drawn", lambda: torch.tensor(next(turn)), lambda: "")
     assert measured_in_a_graph(drawn).judged.finding == ""

@@ -1,4 +1,4 @@
-"""What a grid has time for: shares of the kinds, and cells that come back when others leave minutes.
+"""The cells for which a grid has time: shares of the kinds, and cells that use time left by others.
 
 Leaves out: answers and times (`test_bench.py`), and files (`test_bench_kept.py`).
 """
@@ -25,7 +25,7 @@ GROUND = run.Ground(torch.device("cpu"), torch.float32, {}, Rates(1e10, 2e10, 1e
 
 
 class Clock:
-    """Cells that take as many seconds as is said of their kind, and nothing else takes any."""
+    """Cells that take the given seconds of their kind, while nothing else takes any time."""
 
     def __init__(self, **seconds: float) -> None:
         self.now, self.seconds, self.order = 0.0, seconds, list[str]()
@@ -46,7 +46,7 @@ def ran(clock: Clock, seconds: float, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return bench(Asked({"it": PLAIN}, "cpu", torch.float32, tuple(clock.seconds), "tiny", seconds / 60, peers=False))
 
 
-def test_what_kinds_leave_of_their_minutes_goes_to_cells_that_found_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_minutes_go_to_cells_that_had_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four attentions of 10 seconds, with a share of 17, then two quick kinds; everything fits into 50."""
     assert [len(list(kind(name).cells(GROUND, "tiny"))) for name in ("attend", "pick", "prefill")] == [4, 2, 2]
     found = ran(clock := Clock(attend=10.0, pick=0.5, prefill=1.0), 50.0, monkeypatch)
@@ -54,12 +54,12 @@ def test_what_kinds_leave_of_their_minutes_goes_to_cells_that_found_none(monkeyp
     assert not found.left and len({run.key(row) for row in found.rows}) == len(found.rows) == 8
 
 
-def test_what_does_not_fit_into_the_minutes_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cell_that_does_not_fit_the_minutes_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
     found = ran(clock := Clock(attend=10.0, pick=0.5), 20.5, monkeypatch)
     assert clock.order == ["attend"] * 2 + ["pick"] * 2 and found.left == {"attend": 2}
 
 
-def test_other_windows_heads_and_states_have_fewer_batches_in_the_default_grid() -> None:
+def test_default_grid_varies_other_axes_for_few_batches() -> None:
     cells = list(strategies.cells(GROUND, "default"))
     first = {"window": 4, "heads": 32, "state": "float32"}
     others = [at for at in cells if first.items() - at.items()]
@@ -71,12 +71,12 @@ def test_other_windows_heads_and_states_have_fewer_batches_in_the_default_grid()
     assert all(at in full for at in cells) and len(full) == 8 * 8 * 5 * 2
 
 
-def test_prompts_of_few_heads_stand_in_the_full_grid_alone() -> None:
+def test_prompts_of_few_heads_are_in_the_full_grid_only() -> None:
     heads = {size: {at["heads"] for at in prefill.cells(GROUND, size)} for size in ("default", "full")}  # type: ignore
     assert heads == {"default": {32, 64}, "full": {16, 24, 32, 48, 64}}
 
 
-def test_texts_say_why_no_vanilla_drafter_stands_beside_the_others() -> None:
+def test_texts_explain_the_missing_vanilla_drafter() -> None:
     ground = replace(GROUND, sets={"plain": PLAIN})
     eagle, ngram = (decoding.make(ground, {"batch": 2, "drafter": name}) for name in ("eagle", "ngram"))
     assert eagle.absent == {"vanilla": "it takes an MTP layer per draft, and the trained model has 1"}
@@ -97,7 +97,7 @@ def test_a_value_that_no_cell_has_is_refused_at_once(
     assert says in complaint(instep("bench", "--device", "cpu", *words))
 
 
-def test_a_kind_that_was_named_and_has_no_chosen_cell_is_told(tmp_path: Path, instep: Runner) -> None:
+def test_requested_kind_without_a_chosen_cell_is_reported(tmp_path: Path, instep: Runner) -> None:
     file, words = tmp_path / "found.json", ("bench", "--device", "cpu", "--at", "rows=1", "--json")
     ran = instep(*words, file, "--kind", "pick", "--kind", "decode")
     found = json.loads(file.read_text())

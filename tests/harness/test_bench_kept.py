@@ -1,4 +1,4 @@
-"""Results of `instep bench` that go on: a full grid where its file stands, and calls that become one file.
+"""Resumed results of `instep bench`: a full grid continues its file, and several calls become one file.
 
 Leaves out: answers and times (`test_bench.py`), and files with wrong fields (`test_bench_read.py`).
 """
@@ -33,7 +33,7 @@ PICK = Asked({"it": PLAIN}, "cpu", FP32, ("pick",), "tiny", peers=False)
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that nobody measures."""
+    """A machine without measurements."""
     monkeypatch.setattr("instep.bench.run.rates", lambda device, dtype: Rates(1e10, 2e10, 1e11))
 
 
@@ -71,7 +71,7 @@ def full(file: Path, **more: Any) -> Bench:
     return bench(Asked(**asked), file, goes_on=True)
 
 
-def test_a_full_grid_goes_on_where_its_file_stands(
+def test_full_grid_continues_from_its_file(
     made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "full.json"
@@ -86,7 +86,7 @@ def test_a_full_grid_goes_on_where_its_file_stands(
     assert made == [1, 2, 3], "a cell was computed twice"
 
 
-def test_what_a_full_grid_lacks_of_other_kinds_it_still_lacks(made: list[Any], tmp_path: Path) -> None:
+def test_full_grid_still_lacks_the_cells_of_other_kinds(made: list[Any], tmp_path: Path) -> None:
     file = tmp_path / "full.json"
     full(file)
     file.write_text(json.dumps(json.loads(file.read_text()) | {"left_out": {"pick": 1, "decode": 2}}))
@@ -100,7 +100,7 @@ def test_a_full_grid_needs_a_file_that_keeps_it(instep: Runner) -> None:
         assert "full without a file" in complaint(instep("bench", "--device", "cpu", "--grid", "full", *words))
 
 
-def test_a_call_that_is_stopped_leaves_what_it_measured_and_says_what_is_left(
+def test_interrupted_call_keeps_its_cells_and_counts_the_rest(
     made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instep: Runner
 ) -> None:
     monkeypatch.setitem(pick.ROWS, "tiny", (1, 2, 3))
@@ -117,7 +117,7 @@ def test_a_call_that_is_stopped_leaves_what_it_measured_and_says_what_is_left(
 @pytest.mark.parametrize(("more", "says"), [
     ({"sets": {"other": PLAIN}}, "op sets"), ({"commit": "b2"}, "commit b2"), ({}, "machine device_name"),
 ])  # fmt: skip
-def test_what_was_begun_otherwise_does_not_go_on(
+def test_different_setting_is_not_resumed(
     more: dict[str, Any], says: str, made: list[Any], tmp_path: Path
 ) -> None:
     file = tmp_path / "full.json"
@@ -172,13 +172,13 @@ def test_results_of_several_calls_are_one_in_which_rows_keep_their_date(tmp_path
         assert "to join measures nothing" in complaint(refused)
 
 
-def test_a_file_that_is_there_is_drawn_and_nothing_is_measured_or_written(
+def test_existing_file_is_plotted_without_measuring_or_writing(
     tmp_path: Path, instep: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "kept.json"
     bench(Asked({"it": PLAIN}, "cpu", FP32, ("pick",), "tiny", peers=False)).result().write(file)
     before = file.read_text()
-    monkeypatch.setattr("instep.bench.run.rates", None)  # whoever measures falls
+    monkeypatch.setattr("instep.bench.run.rates", None)  # measuring raises
     done = instep("bench", "--join", file, "--plots", tmp_path / "p", "--html", tmp_path / "page.html")
     assert done.code == 0 and "pick: " in done.out, done.err
     assert [one.name for one in (tmp_path / "p").iterdir()] == ["pick.svg"]
@@ -191,7 +191,7 @@ def test_a_file_that_is_there_is_drawn_and_nothing_is_measured_or_written(
         assert "to join measures nothing" in complaint(refused)
 
 
-def test_a_call_of_chosen_cells_says_nothing_of_the_others(tmp_path: Path) -> None:
+def test_call_with_chosen_cells_counts_no_others(tmp_path: Path) -> None:
     asked = Asked({"it": PLAIN}, "cpu", FP32, ("pick",), "tiny", peers=False)
     files = [tmp_path / name for name in ("grid.json", "chosen.json")]
     for file, rows in zip(files, ("1", "3"), strict=True):
@@ -207,7 +207,7 @@ def test_a_call_of_chosen_cells_says_nothing_of_the_others(tmp_path: Path) -> No
     assert joined(files, None).left == {} and "at" not in joined(files, None).result().found["setting"]
 
 
-def test_what_a_later_call_left_out_an_earlier_one_may_have(tmp_path: Path) -> None:
+def test_cells_missing_in_a_later_call_come_from_an_earlier_one(tmp_path: Path) -> None:
     asked = Asked({"it": PLAIN}, "cpu", FP32, ("pick",), "tiny", peers=False)
     files = [tmp_path / name for name in ("first.json", "second.json")]
     for file, rows, left in zip(files, ("1", "3"), (1, 2), strict=True):
@@ -232,7 +232,7 @@ def test_a_file_that_was_joined_later_does_not_bring_older_rows_back(tmp_path: P
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_changes_a_speed_and_was_not_the_same_is_said(tmp_path: Path) -> None:
+def test_differences_that_affect_a_speed_are_reported(tmp_path: Path) -> None:
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     bench(replace(PICK, at={"rows": ("1",)})).result().write(one)
     bench(replace(PICK, at={"rows": ("3",)})).result().write(other)
@@ -250,7 +250,7 @@ def test_a_full_grid_with_peers_does_not_go_on_without(made: list[Any], tmp_path
     file = tmp_path / "full.json"
     full(file)
     assert json.loads(file.read_text())["setting"]["peers"] is False
-    with pytest.raises(BadInput, match="begun with peers left out, expected beside ours"):
+    with pytest.raises(BadInput, match="begun with peers left out, expected included"):
         full(file, peers=True)
     edited(file, lambda data: (data["setting"].pop("peers"), data["sessions"][0].pop("peers")))  # as files were before
     with pytest.raises(BadInput, match="begun with peers not known"):
@@ -286,7 +286,7 @@ def test_a_join_keeps_which_cells_were_chosen(tmp_path: Path) -> None:
     assert [session.at for session in found.sessions] == [{"rows": ("1",)}, {"rows": ("3",)}]
     edited(one, lambda data: data["sessions"][0].pop("at"))  # as files were before
     assert [session.at for session in joined([one, other], None).sessions] == [session.at for session in found.sessions]
-    # What was joined of chosen cells says as little of the others as each of them.
+    # Joined files of chosen cells have no more information about the others than each of them.
     found.result().write(one)
     edited(one, lambda data: data["rows"].pop())
     bench(PICK).result().write(whole)

@@ -25,9 +25,9 @@ AT = {"sequences": 2, "tokens": 66, "heads": 4}
 
 
 class Told:
-    """Op sets with their `gdn` watched and, if asked for, changed.
+    """Op sets with their `gdn` watched and, on request, changed.
 
-    seen: the dtypes of its inputs, by set;  said: what is wrong with the arm of a set
+    seen: the dtypes of its inputs, by set;  said: the finding of a set's arm
     """
 
     def __init__(self, dtype: torch.dtype, *names: str, strength: float = 1.0) -> None:
@@ -54,6 +54,6 @@ def test_rows_are_as_a_model_hands_them_over(dtype: torch.dtype, keys: torch.dty
     assert told.said == {"triton": "", "precise": ""}
 
 
-def test_what_is_wrong_is_seen_in_rows_of_16_bits() -> None:
+def test_fault_is_found_in_rows_of_16_bits() -> None:
     told = Told(BF16, "triton", strength=0.9)
     assert told.seen["triton"][0] is BF16 and "is off by" in told.said["triton"]

@@ -84,7 +84,7 @@ def test_a_file_with_any_field_spoilt_is_refused_by_name_or_serves_whole(name: s
             render.show(found, Console(file=io.StringIO())), list(plots.pictures(found.rows))
             pages.page(found.result().data())
             found.result().write(tmp_path / "again.json")
-    assert served < 2 * len(every), "more than that are right by chance: what may be left out, texts, numbers"
+    assert served < 2 * len(every), "the rest is valid by coincidence: optional fields, texts, numbers"
 
 
 @pytest.mark.parametrize(("place", "value", "says"), [
@@ -109,7 +109,7 @@ def test_a_file_with_any_field_spoilt_is_refused_by_name_or_serves_whole(name: s
     (("machine", "device_name"), GONE, "no `machine.device_name`"),
     (("left_out", "pick"), -1, "`left_out.pick` -1"),
 ])  # fmt: skip
-def test_what_is_wrong_in_a_file_is_told_with_file_and_field(
+def test_invalid_field_is_reported_with_file_and_name(
     place: tuple[Any, ...], value: object, says: str, tmp_path: Path, instep: Runner
 ) -> None:
     data, file, out = small(), tmp_path / "spoilt.json", tmp_path / "out.json"

@@ -1,8 +1,8 @@
-"""`instep gate` from end to end on a small model: silent on A against A, finds twice the time, refuses what is wrong.
+"""`instep gate` end to end on a small model: quiet on A against A, finds twice the time, refuses wrong arms.
 
-Leaves out: the statistics on known samples (`test_gate_pairs.py`; 20% are found there). The machine of a test is
-shared and was seen to blur a true 20% to 14%; so what is planted here stands far beyond the 10% that are allowed, and
-A against A may be called inconclusive, but never slower.
+Leaves out: the statistics on known samples (`test_gate_pairs.py`, which finds 20%). The machine of a test is shared and
+blurred a true 20% to 14%. So the planted slow-down is far above the allowed 10%, and A against A may be inconclusive,
+but never slower.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SMALL = {"num_hidden_layers": 2, "full_attention_interval": 2}
 DONE = "        for p in plan:\n            p.ran()\n"
 NAMED = "requests = self._named([row.request for row in rows])\n"
 ROOTED = "chosen = Roots([p.request.name for p in plan if p.rooted], roots)\n"
-# Goes on computing for as long again as the event took, on the clock of the process: whatever the machine does.
+# Computes for as long again as the event took, on the clock of the process, under any load.
 SLOWER_FORWARD = (
     Edit("instep_optimized/engine.py", NAMED, f"import time\nbegun = time.process_time()\n{NAMED}"),
     Edit(
@@ -129,8 +129,8 @@ def test_a_tree_that_builds_no_engine_is_bad_input(model: Path, tmp_path: Path) 
         run("plain", planted(tmp_path / "planted", broken), model, tmp_path)
 
 
-def test_a_silent_arm_is_given_up(model: Path, tmp_path: Path) -> None:
-    """Whatever keeps it from answering: the gate waits for nobody without end."""
+def test_silent_arm_is_ended(model: Path, tmp_path: Path) -> None:
+    """For any reason that it does not answer: the gate never waits forever."""
     setting = Question("plain", "plain", model, batch=2, patience_s=0.05)
     with pytest.raises(BadInput, match=r"BEFORE plain: .*no answer to `build` within 0.05 s"):
         gate(setting, tmp_path)
@@ -150,7 +150,7 @@ def test_an_arm_that_ends_while_it_is_timed_is_refused(model: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["ledger", "nobody", "instep:nobody"])
-def test_what_cannot_be_timed_is_bad_input(name: str) -> None:
+def test_untimeable_arm_is_bad_input(name: str) -> None:
     with pytest.raises(InstepError, match=name):
         Source.of(name, "plain")
     with pytest.raises(InstepError, match=name):
@@ -170,7 +170,7 @@ def test_what_cannot_be_timed_is_bad_input(name: str) -> None:
     (["plain", "plain", "--model", "nowhere"], "nowhere: found no such directory"),
     (["plain", "plain", "--baselines", "nowhere"], "--baselines: found nowhere: no such folder"),
 ])  # fmt: skip
-def test_what_cannot_be_timed_is_told_in_a_line(instep: Runner, words: list[str], says: str) -> None:
+def test_untimeable_setting_is_refused_in_one_line(instep: Runner, words: list[str], says: str) -> None:
     assert says in complaint(instep("gate", *words, "--batch", "1", "--rounds", "1", "--num-steps", "1"))
 
 
@@ -195,7 +195,7 @@ def test_an_op_set_that_is_timed_may_be_named_twice(
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_a_batch_that_is_too_small_to_judge_is_inconclusive(tmp_path: Path, instep: Runner) -> None:
-    """A right engine with states in fp8, of one request: most wrong states cannot be told from right ones."""
+    """A correct engine with states in fp8 and one request: most wrong states cannot be separated from right ones."""
     file, small = tmp_path / "gate.json", ["--batch", "1", "--num-steps", "2", "--rounds", "1"]
     done = instep("gate", "plain", "plain", *small, "--state-dtype", "float8_e4m3fn", "--json", file)
     told = json.loads(file.read_text())
@@ -204,7 +204,7 @@ def test_a_batch_that_is_too_small_to_judge_is_inconclusive(tmp_path: Path, inst
     assert "DIVERGED" not in done.out and "could not be told from the right one" in told["refused"]
 
 
-def test_what_is_wrong_comes_before_what_could_not_be_judged() -> None:
+def test_wrong_arm_is_reported_before_an_unjudged_one() -> None:
     class Answers:
         source = Source("plain", "plain", (), frozenset())
 
@@ -262,7 +262,7 @@ def test_a_result_keeps_samples_of_pairs() -> None:
     drawn = {arm: 0.25 * (1 + number + np.arange(3.0 * SAMPLES))[:, None, None] * np.ones((1, 2, len(CLOCKS)))
              for number, arm in enumerate(ARMS)}  # fmt: skip
     for one in judge(Question("plain", "plain", Path("model")), drawn, 4):
-        assert len(one.samples) == SAMPLES, "no more than so many"
+        assert len(one.samples) == SAMPLES, "at most this many"
         first, second = (np.array(one.samples[at]) * 16 for at in (0, 1))
         assert {*first} == {1.0, 2.0, 3.0} and (second - first == 3.0).all(), "in their order"
         assert first[0] == 1.0 + ARMS.index("before") and first[1] == 1.0 + ARMS.index("after")

@@ -1,4 +1,4 @@
-"""Files of calibrations: what their names hang on, what is read of them, and those that stand in the repository.
+"""Calibration files: what their names depend on, which fields are read, and the committed ones.
 
 Leaves out: what a calibration counts (`test_gate_power.py`).
 """
@@ -31,7 +31,7 @@ QUESTION = Question("plain", "plain", carried.model(), ("commit",))
 
 
 def calibrated(trials: int) -> Power:
-    """As if so many trials had been played."""
+    """As if this many trials had been played."""
     says = {which: {"commit": Counter({says: trials})} for which, says in (("A/A", "held"), ("slowed", "slower"))}
     return Power(Report(QUESTION), 60 * trials, trials, says, {"commit": {"wall": 1.08}})
 
@@ -42,7 +42,7 @@ def calibrated(trials: int) -> Power:
     ({"trials": -1}, "at `$.trials`"), ({"date": 7}, "at `$.date`"), ({"setting": {}}, "`pairs`"),
     ({"ratio": {"commit": {"wall": None}}}, "at `$.ratio"), ("{", "no JSON"), ("[]", "schema None"),
 ], ids=str)  # fmt: skip
-def test_a_file_that_is_no_calibration_is_told_and_changes_no_verdict(
+def test_invalid_calibration_is_reported_and_changes_no_verdict(
     wrong: dict[str, Any] | str, says: str, tmp_path: Path
 ) -> None:
     whole = baseline.result(calibrated(2))
@@ -89,7 +89,7 @@ def test_another_question_has_another_baseline(other: dict[str, Any], tmp_path: 
     assert f"-{ops}-" in file.name and baseline.result(Power(Report(asked))).data()["setting"]["ops"] == ops
 
 
-def test_what_is_usual_is_not_named(tmp_path: Path) -> None:
+def test_default_setting_is_not_in_the_name(tmp_path: Path) -> None:
     """So files keep their names: both cases in any order, and the model by whatever path, or with other weights."""
     both = replace(QUESTION, cases=("verify", "commit"))
     assert {"cases", "model", "clocks"}.isdisjoint(baseline.setting(both))
@@ -105,8 +105,8 @@ BASELINES = sorted(Path("fixtures/baselines").glob("*.json"))
 
 
 @pytest.mark.parametrize("file", BASELINES, ids=lambda file: str(file.stem))
-def test_what_stands_in_the_repository_is_found_by_a_run_of_today(file: Path) -> None:
-    """Whoever adds an option to a setting, or a fact to the machine, gives every baseline another name."""
+def test_committed_baseline_is_found_by_a_current_run(file: Path) -> None:
+    """A new option of a setting, or a new fact about the machine, gives every baseline another name."""
     told = json.loads(file.read_text())
     asked = {name: value for name, value in told["setting"].items() if name not in ("source", "cases")}
     assert told["setting"]["cases"] == [*CASES], "others would be named"
@@ -123,11 +123,11 @@ def test_what_stands_in_the_repository_is_found_by_a_run_of_today(file: Path) ->
 
 
 @pytest.mark.parametrize("file", BASELINES, ids=lambda file: str(file.stem))
-def test_what_stands_in_the_repository_is_of_a_gate_that_is_fit(file: Path) -> None:
-    """Few false alarms; and what was slowed is found as often as is asked, or the file says: too noisy, or too few.
+def test_committed_baseline_shows_a_gate_that_is_fit(file: Path) -> None:
+    """Few false alarms; and the power reaches the requirement, or the file says: too noisy, or too few.
 
-    An arm is asked to take 8% longer. It came to between 6% and 12%, as the file tells: that much is shown to be found.
-    On a GPU by one clock at least, which finds it alone: processes of one source differ by some percent on the host.
+    The slowed arm should take 8% longer. The file shows between 6% and 12%, so that much is known to be found. On a GPU
+    by at least one clock alone: processes of one source differ by a few percent on the host.
     """
     told = json.loads(file.read_text())
     trials, alone = told["trials"], told["independent"]
@@ -145,11 +145,11 @@ def test_what_stands_in_the_repository_is_of_a_gate_that_is_fit(file: Path) -> N
         assert enough or told["exit"] == Exit.INCONCLUSIVE, case
 
 
-def test_a_baseline_that_no_run_would_find_is_told() -> None:
-    """The fault that this exists for: a setting got one more option, and nobody looks for the old name any more."""
+def test_baseline_that_no_run_would_find_is_reported() -> None:
+    """The fault for which this exists: a setting got one more option, and no run looks for the old name."""
     assert BASELINES
     told = json.loads(BASELINES[0].read_text())
     old = {name: value for name, value in told["setting"].items() if name != "state_rounding"}
     file = SimpleNamespace(read_text=lambda: json.dumps(told | {"setting": old}), name="of its own keys")
     with pytest.raises(AssertionError, match=r"no run looks for this setting: .'state_rounding'."):
-        test_what_stands_in_the_repository_is_found_by_a_run_of_today(file)  # type: ignore[arg-type]
+        test_committed_baseline_is_found_by_a_current_run(file)  # type: ignore[arg-type]

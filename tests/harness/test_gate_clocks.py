@@ -62,7 +62,7 @@ def work(machine: Machine, host: float = 1.0, device: float = 1.0) -> Callable[[
 
 
 def read(machine: Machine, run: Callable[[], None], drag: float = 0.0) -> Reading:
-    """By every way, twice: what the first leaves behind is not part of the second."""
+    """By every way, twice: the second run does not include anything left by the first."""
     return [sum_of(*(way(run, drag) for way in machine.clock.ways)) for _ in range(2)][-1]
 
 
@@ -78,10 +78,10 @@ def close(found: float, truth: float) -> bool:
 
 
 def test_every_clock_sees_its_own_part(machine: Machine) -> None:
-    """The host waits behind its last launch only. The device alone has no gap between its kernels."""
+    """The host waits after its last launch only. The device alone has no gap between its kernels."""
     found = read(machine, work(machine))
     assert close(found.wall, PIECES * HOST + DEVICE)
-    assert close(found.cpu, PIECES * HOST), "the driver that spins behind it is no computing"
+    assert close(found.cpu, PIECES * HOST), "the driver's spinning afterwards is not computing"
     assert close(found.device, PIECES * DEVICE)
 
 
@@ -89,7 +89,7 @@ def test_every_clock_sees_its_own_part(machine: Machine) -> None:
     ({"host": 1.1}, ("cpu", "wall")), ({"device": 1.1}, ("device",)), ({"host": 1.1, "device": 1.1}, CLOCKS),
 ], ids=str)  # fmt: skip
 def test_a_slow_down_is_seen_on_its_side(machine: Machine, slower: dict[str, float], seen: tuple[str, ...]) -> None:
-    """Where the device is faster than the host, the user waits for the host, and wall does not see the device."""
+    """If the device is faster than the host, the user waits for the host, and wall does not see the device."""
     before, after = read(machine, work(machine)), read(machine, work(machine, **slower))
     rises = {clock: getattr(after, clock) / getattr(before, clock) for clock in CLOCKS}
     assert {clock for clock, rise in rises.items() if rise > 1.05} == set(seen), rises
@@ -97,7 +97,7 @@ def test_a_slow_down_is_seen_on_its_side(machine: Machine, slower: dict[str, flo
 
 
 @pytest.mark.parametrize("bound", ["host", "device"])
-def test_what_is_slowed_is_slower_by_every_clock(machine: Machine, bound: str) -> None:
+def test_drag_slows_every_clock(machine: Machine, bound: str) -> None:
     run = work(machine, **{bound: 5.0})
     plain, dragged = read(machine, run), read(machine, run, 0.08)
     for clock in CLOCKS:
@@ -105,13 +105,13 @@ def test_what_is_slowed_is_slower_by_every_clock(machine: Machine, bound: str) -
 
 
 def test_a_device_that_is_slow_to_begin_is_not_dragged_further(machine: Machine) -> None:
-    """What it takes to launch the drag is longer than the drag: it is slower by that, and by nothing more."""
+    """Launching the drag takes longer than the drag: the work is slower by the launch, and by nothing more."""
     short = 1e-5
     plain, dragged = (read(machine, lambda: machine.launch(short), drag).device for drag in (0.0, 0.08))
     assert close(dragged - plain, 2e-6)
 
 
-# What stands in the source, and what is planted there: each must break what is held above.
+# The source text, and the planted text: each must break a claim above.
 CLOCK, CARD = "instep/perf/clock.py", "instep/perf/card.py"
 WAITED, COMPUTED = "waited = time.perf_counter() - wall", "computed = time.process_time() - cpu"
 TAKEN = "return None if late else 1e-3 * float(self._begun.elapsed_time(self._ended))"
@@ -135,7 +135,7 @@ def test_a_clock_that_is_wrong_is_seen(machine: Machine, fault: str) -> None:
     test_every_clock_sees_its_own_part(machine)
 
 
-def test_of_work_that_waits_for_the_device_the_device_is_not_read(machine: Machine) -> None:
+def test_device_clock_is_not_read_when_work_waits_for_the_device(machine: Machine) -> None:
     def run() -> None:
         work(machine)()
         machine.wait()
@@ -150,7 +150,7 @@ def test_of_work_that_waits_for_the_device_the_device_is_not_read(machine: Machi
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_real_card_is_held_back_and_dragged() -> None:
-    """A host that is slow to launch changes nothing on the device; a drag is what was asked; a held device is late."""
+    """A slow host changes nothing on the device; a drag has its requested length; a hold that ends early is late."""
     x, (by_host, by_device) = torch.ones(1 << 24, device="cuda"), Clock("cuda").ways
 
     def run(pause: float = 0.0) -> None:
@@ -197,7 +197,7 @@ def test_any_clock_may_find_a_slow_down(slower: tuple[float, ...], says: Say) ->
 
 
 @pytest.mark.usefixtures("on_a_card")
-def test_pairs_in_which_a_clock_was_not_read_are_left_out() -> None:
+def test_pairs_with_an_unread_clock_are_dropped() -> None:
     samples = drawn(np.random.default_rng(0), 2 * FEWEST_PAIRS)
     samples["after"][::3, 0, 2] = np.nan
     samples["again"][:, 0, :2] *= 2.0  # the host's clocks resolve nothing
@@ -225,7 +225,7 @@ def test_a_clock_that_misses_one_pair_gets_more_of_them() -> None:
 
 
 @pytest.mark.usefixtures("on_a_card")
-def test_nothing_is_held_by_a_clock_where_the_change_took_another_one_away() -> None:
+def test_nothing_is_held_when_the_change_removed_a_clock() -> None:
     samples = drawn(np.random.default_rng(0), FEWEST_PAIRS)
     for arm in ("after", "again"):
         samples[arm][:, 0, 1] = samples["before"][:, 0, 1]
@@ -247,7 +247,7 @@ def test_a_clock_that_leaves_it_open_is_not_outvoted() -> None:
     assert report.says("commit") is Say.NOISY and "after / before is wall 1.000-1.050" in printed(show, report)
 
 
-def test_too_few_pairs_are_the_reason_that_is_told() -> None:
+def test_too_few_pairs_are_the_printed_reason() -> None:
     samples = {arm: one[:48, :, :] for arm, one in drawn(np.random.default_rng(0)).items()}
     for arm in ("after", "again"):
         samples[arm] = samples["before"] * 1.0001
@@ -256,7 +256,7 @@ def test_too_few_pairs_are_the_reason_that_is_told() -> None:
     assert "cannot be seen here" not in told
 
 
-def test_what_was_not_read_passes_between_processes() -> None:
+def test_nan_passes_between_processes() -> None:
     told = msgspec.json.decode(msgspec.json.encode({"commit": Reading(1.0, 2.0, float("nan"))}))
     one = as_samples({"before": [[told["commit"]]]})["before"]
     assert one.shape == (1, 1, len(CLOCKS)) and one[0, 0, :2].tolist() == [1.0, 2.0] and isnan(one[0, 0, 2])
@@ -286,7 +286,7 @@ def test_how_long_a_sample_is_the_host_decides() -> None:
 
 
 @pytest.mark.usefixtures("on_a_card")
-def test_clocks_that_nobody_asks_for_are_not_read(machine: Machine) -> None:
+def test_unrequested_clocks_are_not_read(machine: Machine) -> None:
     def seen(*clocks: str) -> tuple[bool, ...]:
         machine.clock = Clock("cuda", clocks=clocks)
         return tuple(number > 0 for number in read(machine, work(machine)))
@@ -302,7 +302,7 @@ def test_clocks_that_nobody_asks_for_are_not_read(machine: Machine) -> None:
     (("wall",), (0.0, 0.3, 0.3), True), (("wall",), (0.3, 0.0, 0.0), False),
     (("cpu", "device"), (0.0, 0.3, 0.0), False), (("cpu", "device"), (0.3, 0.0, 0.0), True),
 ], ids=str)  # fmt: skip
-def test_of_clocks_that_are_asked_for_pairs_are_enough_when_they_are_resolved(
+def test_pairs_are_enough_when_the_requested_clocks_are_resolved(
     clocks: tuple[str, ...], noise: tuple[float, ...], enough: bool
 ) -> None:
     generator, asked = np.random.default_rng(0), replace(QUESTION, clocks=clocks)
@@ -322,7 +322,7 @@ def test_a_slow_host_is_not_looked_at_where_the_device_alone_is_judged() -> None
 
 
 @pytest.mark.usefixtures("on_a_card")
-def test_a_calibration_of_some_clocks_has_a_file_of_its_own() -> None:
+def test_calibration_of_some_clocks_has_a_separate_file() -> None:
     every, one = setting(QUESTION), setting(replace(QUESTION, clocks=("device",)))
     assert every == setting(replace(QUESTION, clocks=CLOCKS)) and "clocks" not in every
     assert one == {**every, "clocks": ["device"]}
@@ -338,7 +338,7 @@ def test_a_clock_that_the_device_has_not_is_refused() -> None:
     ("slowed", "found"), [((1.08, 1.08, 1.08), 1.0), ((1.08, 1.08, 1.0), 0.1), ((1.0, 1.0, 1.08), 1.0)]
 )
 def test_trials_on_a_card(slowed: tuple[float, ...], found: float) -> None:
-    """Where only the device is resolved, a slow host is not found, and A/A is held by the device."""
+    """If only the device is resolved, a slow host is not found, and the device holds A/A."""
     generator = np.random.default_rng(1)
     trials = [drawn(generator, names=power.ARMS) for _ in range(20)]
     for trial in trials:

@@ -1,4 +1,4 @@
-"""What an arm of the gate times: the engine as production has it, by `event.on(engine)` and nothing else.
+"""The timed engine of an arm: as production has it, with `event.on(engine)` and nothing else.
 
 Leaves out: clocks and statistics (`test_gate.py`, `test_gate_pairs.py`).
 """
@@ -46,7 +46,7 @@ def test_the_engine_that_is_timed_has_nothing_around_it(model: Path, course: Cou
 
 
 @pytest.mark.slow
-def test_what_is_checked_is_set_up_as_what_is_timed(model: Path, course: Course) -> None:
+def test_checked_engine_has_the_setting_of_the_timed_one(model: Path, course: Course) -> None:
     worker = Worker()
     worker.build(str(course.trace.path), str(model), SETTING.data())
     assert worker.replay.plan.setting == SETTING.recorded(course.trace.header.recording)
@@ -54,7 +54,7 @@ def test_what_is_checked_is_set_up_as_what_is_timed(model: Path, course: Course)
 
 
 class Recorder:
-    """Stands where an engine would, and writes down whatever is asked of it."""
+    """Replaces an engine, and records every access to it."""
 
     def __init__(self, engine: Any) -> None:
         self.engine, self.asked = engine, list[str]()

@@ -1,6 +1,6 @@
-"""What is not slower: which pairs tell whether it is held, and what is said where they do not.
+"""Cases that are not slower: the pairs that decide whether they are held, and the message otherwise.
 
-Leaves out: two ratios alone (`test_gate_pairs.py`), and how clocks go together (`test_gate_clocks.py`).
+Leaves out: two ratios alone (`test_gate_pairs.py`), and the combination of clocks (`test_gate_clocks.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def played(*after: tuple[float, int], alike: bool = True) -> tuple[Report, str]:
     return report, printed(show, report)
 
 
-def test_what_is_neither_slower_nor_held_gets_pairs_that_only_tell_whether_it_is_held() -> None:
+def test_open_case_gets_pairs_that_only_decide_held() -> None:
     """An interval that goes beyond 3% is not held, although A/A is quiet. More pairs may bring it within."""
     report, told = played((1.015, 60), (0.985, 180))
     assert report.decided == 60 < report.judged[0].change.pairs and report.says("commit") is Say.HELD
@@ -57,8 +57,8 @@ def test_what_is_neither_slower_nor_held_gets_pairs_that_only_tell_whether_it_is
     assert "after / before is wall 0.980-1.040" in told and "--pairs 240 would narrow it" in told
 
 
-def test_what_only_further_pairs_show_is_not_called_slower() -> None:
-    """Whoever looks again until it is slower finds it slower too often. The sentence says how to ask anew."""
+def test_slow_down_in_later_pairs_only_is_not_called_slower() -> None:
+    """Repeated looks find a slow-down too often. The message names the --pairs that decide on all of them."""
     report, told = played((1.01, 60), (1.2, 180))
     assert report.decided == 60 and report.says("commit") is Say.NOISY and all(map(report.late, report.judged))
     assert "but 60 pairs did not show more than 3%" in told and "--pairs 240 decides on all of them" in told
@@ -67,7 +67,7 @@ def test_what_only_further_pairs_show_is_not_called_slower() -> None:
     assert report.says("commit") is Say.SLOWER and report.judged[0].change.pairs == report.decided == 60
 
 
-def test_of_noise_no_further_pairs_are_taken() -> None:
+def test_noisy_case_gets_no_further_pairs() -> None:
     report, told = played((1.0, 240), alike=False)
     assert report.decided == 240 and "before against itself gives wall 0.800-1.200" in told
 

@@ -39,7 +39,7 @@ def test_a_against_a_never_fails() -> None:
 
 
 @pytest.mark.slow
-def test_a_slowdown_that_is_just_allowed_fails_no_oftener_than_the_bound_says() -> None:
+def test_barely_allowed_slow_down_fails_no_more_often_than_the_bound() -> None:
     assert (lower_bounds(ALLOWED) > 1 + ALLOWED).mean() <= 0.04  # 1% is promised; of 200 trials, 8 are 4 deviations
 
 
@@ -50,7 +50,7 @@ def test_a_real_slowdown_is_found(slowdown: float, power: float) -> None:
 
 
 @pytest.mark.slow
-def test_what_both_arms_share_cancels() -> None:
+def test_common_disturbance_cancels() -> None:
     """The machine drifts by a factor of 1.5 between pairs; 8% within them is still seen."""
     assert (lower_bounds(0.08, shared=0.4) > 1 + ALLOWED).mean() >= 0.9
 
@@ -65,7 +65,7 @@ def test_the_interval_covers_the_truth() -> None:
 
 
 @pytest.mark.parametrize("pairs", [1, 2, 3, 60, 61])
-def test_the_middle_of_a_resample_stands_where_resampling_puts_it(pairs: int) -> None:
+def test_middle_of_a_resample_has_the_rank_of_resampling(pairs: int) -> None:
     """Against resamples that are drawn in full: how often each pair of places is the middle, within 5 deviations."""
     generator, draws = np.random.default_rng(5), 40_000
     drawn = np.sort(generator.integers(pairs, size=(draws, pairs)), axis=1)[:, [(pairs - 1) // 2, pairs // 2]]
@@ -101,7 +101,7 @@ def quiet(low: float = 0.99, high: float = 1.01, pairs: int = FEWEST_PAIRS) -> R
         (quiet(1.05, 1.09), quiet(0.92, 1.06), Say.NOISY),  # as far out as A/A itself
         (quiet(1.07, 1.09), quiet(0.92, 1.02), Say.NOISY),  # as far out as A/A in the other direction
         (quiet(1.035, 1.09), quiet(0.971, 1.02), Say.SLOWER),  # A/A is resolved: what is allowed decides
-        (quiet(1.15, 1.25), quiet(0.92, 1.06), Say.SLOWER),  # stands out of the noise
+        (quiet(1.15, 1.25), quiet(0.92, 1.06), Say.SLOWER),  # exceeds the noise
         (quiet(pairs=FEWEST_PAIRS - 1), quiet(pairs=FEWEST_PAIRS - 1), Say.NOISY),
         (quiet(1.5, 1.6, FEWEST_PAIRS - 1), quiet(), Say.NOISY),
         (quiet(float("nan"), float("nan")), quiet(), Say.NOISY),
@@ -109,7 +109,7 @@ def quiet(low: float = 0.99, high: float = 1.01, pairs: int = FEWEST_PAIRS) -> R
         (quiet(1.5, 1.6), quiet(float("nan"), float("nan")), Say.NOISY),
     ],
 )
-def test_what_is_said_of_two_ratios(change: Ratio, same: Ratio, expected: Say) -> None:
+def test_verdict_of_two_ratios(change: Ratio, same: Ratio, expected: Say) -> None:
     assert say(change, same, ALLOWED) is expected
 
 

@@ -60,7 +60,7 @@ def sampled(slowed: float, noise: float, trials: int = TRIALS, count: int = 60) 
     (0.08, 0.03, (0.87, 1.0), Exit.AGREED), (0.03, 0.03, (0.0, 0.1), Exit.INCONCLUSIVE),
     (0.08, 0.5, (0.0, 0.1), Exit.INCONCLUSIVE), (0.0, 0.03, (0.0, 0.0), Exit.INCONCLUSIVE),
 ])  # fmt: skip
-def test_trials_count_what_the_gate_says(
+def test_trials_count_the_gates_verdicts(
     slowed: float, noise: float, found: tuple[float, float], says: Exit, tmp_path: Path
 ) -> None:
     known = Power(Report(QUESTION), ratio={"commit": {"wall": 1 + slowed}})
@@ -84,7 +84,7 @@ def test_trials_count_what_the_gate_says(
     assert kept["clocks"]["slowed"]["commit"] == {clock: dict(counts) for clock, counts in alone.items()}
 
 @pytest.mark.parametrize(("trials", "enough"), [(1, False), (2, False), (21, False), (22, True)])
-def test_of_few_trials_nothing_is_concluded(trials: int, enough: bool) -> None:
+def test_few_trials_are_inconclusive(trials: int, enough: bool) -> None:
     """However clear each of them is."""
     known = Power(Report(QUESTION), ratio={"commit": {"wall": 1.08}}, minutes=trials * 0.25)
     tried(known, sampled(0.08, 0.001, trials))
@@ -101,7 +101,7 @@ def test_of_few_trials_nothing_is_concluded(trials: int, enough: bool) -> None:
 
 
 @pytest.mark.parametrize("trials", [1, 2, 22, 149])
-def test_a_bound_is_where_what_was_seen_is_as_rare_as_it_says(trials: int) -> None:
+def test_bound_makes_the_observation_as_rare_as_claimed(trials: int) -> None:
     """Against counts that are drawn: with the bound as the true rate one calibration of twenty sees so few."""
     generator = np.random.default_rng(4)
     assert highest(0, trials) == pytest.approx(1 - 0.05 ** (1 / trials)) and highest(trials, trials) == 1.0
@@ -120,13 +120,13 @@ def test_bounds_of_many_trials_are_those_of_few(monkeypatch: pytest.MonkeyPatch)
     assert highest(40, 90) == pytest.approx(exact) and highest(0, 90) == pytest.approx(1 - 0.05 ** (1 / 90))
 
 
-def test_the_fewest_trials_are_those_that_can_show_the_power_that_is_asked() -> None:
+def test_fewest_trials_can_show_the_required_power() -> None:
     assert lowest(FEWEST_TRIALS, FEWEST_TRIALS) >= LEAST_POWER > lowest(FEWEST_TRIALS - 1, FEWEST_TRIALS - 1)
 
 
 @pytest.mark.parametrize(("sampled", "alone"), [(60, 1), (129, 2), (577, 9), (20_000, 200)])
 def test_an_old_file_has_as_many_independent_trials_as_its_pairs_hold(sampled: int, alone: int) -> None:
-    """200 trials began at even distances in all pairs. Of 129 pairs no more than two trials of 60 share none."""
+    """200 trials started at even distances in all pairs. Of 129 pairs at most two trials of 60 share none."""
     says = {"A/A": {"commit": {"held": 199, "slower": 1}}, "slowed": {"commit": {"slower": 200}}}
     old = {"trials": 200, "pairs": sampled, "setting": {"pairs": 60}, "says": says}
     assert independent(old) == alone
@@ -135,7 +135,7 @@ def test_an_old_file_has_as_many_independent_trials_as_its_pairs_hold(sampled: i
 
 
 class Told:
-    """An arm that takes so long as it is told, and writes down what it was asked. It may take `times` so much."""
+    """An arm that takes the requested time, times `times`, and records its requests."""
 
     def __init__(self, name: str, asked: list[tuple[str, float]], noise: float, times: float = 1.0) -> None:
         self.name, self.asked, self.noise, self.times = name, asked, noise, times
@@ -150,7 +150,7 @@ class Told:
 
 @pytest.mark.parametrize(("noise", "times"), [(0.001, 1), (1.0, MOST_TIMES)])
 def test_a_trial_takes_the_pairs_that_the_gate_would_take(noise: float, times: int) -> None:
-    """And every trial draws anew which process is slowed: each is slowed in a quarter of them."""
+    """Every trial draws again which process is slowed: each is slowed in a quarter of them."""
     asked = list[tuple[str, float]]()
     processes: list[Any] = [Told(name * (1 + at), asked, noise) for at, name in enumerate("abcd")]
     trials = list(islice(power.trials_of(processes, QUESTION, 1, {"commit": 0.08}, lambda what, done, of: None), 8))
@@ -167,8 +167,8 @@ def test_a_trial_takes_the_pairs_that_the_gate_would_take(noise: float, times: i
 
 
 @pytest.mark.parametrize(("times", "part"), [(1.0, 0.08), (1.6, 0.05), (0.8, 0.1), (9.0, 0.04), (0.01, 0.16)])
-def test_an_event_is_asked_for_what_makes_it_take_so_much_longer(times: float, part: float) -> None:
-    """Within half and twice of it: what lies beyond is no after-effect, and the result says how much longer it took."""
+def test_drag_is_tuned_to_the_wanted_slow_down(times: float, part: float) -> None:
+    """Within half and twice of it: more than that is no after-effect, and the result has the true slow-down."""
     asked = list[tuple[str, float]]()
     found: Any = power.tuned(cast(Any, Told("a", asked, 0.001, times)), QUESTION, 1)
     assert found == {"commit": pytest.approx(part, rel=0.02)}
@@ -179,7 +179,7 @@ def test_a_refused_arm_has_no_power() -> None:
     assert Power(Report(QUESTION, refused="it does not pass")).exit is Exit.DIVERGED
 
 
-def test_what_is_slowed_takes_so_much_longer() -> None:
+def test_slowed_arm_takes_the_wanted_time() -> None:
     (timed,) = Clock("cpu").ways
 
     def work() -> None:
@@ -226,7 +226,7 @@ def course(model: Path) -> Course:
 
 
 class Operations(TorchDispatchMode):
-    """Counts what torch is asked to compute."""
+    """Counts the operations that torch computes."""
 
     count = 0
 
@@ -286,5 +286,5 @@ def test_a_gain_that_is_a_fault_is_refused_by_the_whole_gate(
     (["plain", "--calibrate", "--minutes", "inf"], "--minutes: found inf"),
     (["plain", "--calibrate", "--baselines", "nowhere/there"], "no such folder"),
 ])  # fmt: skip
-def test_what_cannot_be_asked_is_told_in_a_line(instep: Runner, words: list[str], says: str) -> None:
+def test_invalid_request_is_refused_in_one_line(instep: Runner, words: list[str], says: str) -> None:
     assert says in complaint(instep("gate", *words))

@@ -23,7 +23,7 @@ from .run import Asked, Bench, Row, Session, chosen, key
 from .schema import Kept, read_file
 
 LOAD = "load"  # the field of the fingerprint that changes from minute to minute
-PEERS = {True: "beside ours", False: "left out", None: "not known"}
+PEERS = {True: "included", False: "left out", None: "not known"}
 
 
 def going_on(file: Path, asked: Asked) -> tuple[list[Row], list[Session], dict[str, int]]:
