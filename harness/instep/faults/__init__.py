@@ -1,6 +1,6 @@
-"""Faults planted on purpose: the proof that the harness bites. A line of FAMILIES is a family of them.
+"""Planted faults: the proof that the harness detects errors. FAMILIES lists one family of faults per line.
 
-Leaves out: how they are planted and judged (`campaign.py`), and classes whose feature is not built.
+Leaves out: planting and judging (`campaign.py`), and classes of faults in features that do not exist.
 """
 
 from __future__ import annotations
@@ -63,5 +63,5 @@ TRACES = fixtures() / "traces" / "faults"
 
 
 def by_id() -> dict[str, Fault]:
-    """Every fault by its name."""
+    """Map every fault's name to the fault."""
     return {fault.id: fault for faults in FAMILIES.values() for fault in faults}

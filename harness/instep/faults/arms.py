@@ -1,6 +1,6 @@
-"""The runs of a fault, each an ordinary command in a process of its own, with a copy of the source that serves it.
+"""The runs of a fault: ordinary commands, each in a separate process with its own copy of the source.
 
-Leaves out: what two runs mean side by side (`judge.py`).
+Leaves out: comparing two runs (`judge.py`).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from ..verdict import Exit
 from . import plant
 from .freerun import POLICY
 
-# What a request says in the free run; interpreted kernels take a hundred times as long for a token.
+# Tokens of a request in the free run; interpreted kernels take a hundred times as long per token.
 TOKENS, INTERPRETED_TOKENS = 64, 10
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What a replay ended with.
+    """The result of a replay.
 
     code      its exit code; None: it did not end in time
-    findings  of the event at which it stopped, first finding first, as a result file has them
-    looked    check -> its tier, of the checks that compared something at that event
-    served    package -> digest of the source that answered
+    findings  those of the event at which it stopped, first finding first, as in a result file
+    looked    check -> its tier, for the checks that compared something at that event
+    served    package -> digest of the source that ran
     trail     a line for every event that was served (`observe/event_digests.py`)
-    events    how many events were served; of: how many the trace has
-    cause     what made it, once confirmed (`instep.localise`)
-    error     the last thing it said, where there is no result
+    events    number of events that were served; of: number of events in the trace
+    cause     the confirmed cause (`instep.localise`)
+    error     the last line of its output, if there is no result
     """
 
     code: int | None
@@ -58,7 +58,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Said:
-    """What a free run ended with (`freerun.py`). error: why it broke, or did not run."""
+    """The result of a free run (`freerun.py`). error: why it stopped early, or did not run."""
 
     texts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     drafts: int = 0
@@ -69,12 +69,12 @@ class Said:
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted drafts of those that were verified."""
+        """Accepted drafts per verified draft."""
         return self.accepted / self.drafts if self.drafts else None
 
 
 def replayed(folder: Path, trace: Path, how: Setting, out: Path) -> Arm:
-    """`instep replay` of the trace with the packages of that folder; its result goes to `out`, a trail beside it."""
+    """Run `instep replay` with the packages of that folder; the result goes to `out`, a trail next to it."""
     trail = out.with_suffix(".trail")
     words = ("replay", str(trace), *how.words(), "--json", str(out), "--trail", str(trail))
     code, seconds, error = _ran(lambda: plant.run(folder, *words))
@@ -88,7 +88,7 @@ def replayed(folder: Path, trace: Path, how: Setting, out: Path) -> Arm:
 
 
 def related(folder: Path, trace: Path, how: Setting, out: Path, relation: str) -> Arm:
-    """`instep relations` with that one."""
+    """Run `instep relations` with one relation."""
     words = ("relations", str(trace), relation, *how.words(), "--json", str(out))
     code, seconds, error = _ran(lambda: plant.run(folder, *words))
     if not out.exists():
@@ -101,7 +101,7 @@ def related(folder: Path, trace: Path, how: Setting, out: Path, relation: str) -
 
 
 def both(replay: Arm, relation: Arm) -> Arm:
-    """A replay and a relation of the same copy as one arm: what either found, and the replay's trail."""
+    """Combine a replay and a relation of the same copy: the findings of both, and the replay's trail."""
     return replace(
         replay, code=relation.code if replay.code == Exit.AGREED else replay.code,
         seconds=replay.seconds + relation.seconds, findings=replay.findings + relation.findings,
@@ -111,9 +111,9 @@ def both(replay: Arm, relation: Arm) -> Arm:
 
 
 def spoken(folder: Path, trace: Path, how: Setting, out: Path) -> Said:
-    """The free run with the packages of that folder."""
+    """Run the free run with the packages of that folder."""
     if not trace.with_suffix(POLICY).exists():
-        return Said(error="the trace has no policy beside it")
+        return Said(error="the trace has no policy file")
     tokens = INTERPRETED_TOKENS if how.ops == "triton" else TOKENS
     words = (str(trace), str(tokens), str(out), msgspec.json.encode(how).decode())
     _, _, error = _ran(lambda: plant.run_python(folder, "-m", "instep.faults.freerun", *words))
@@ -121,13 +121,13 @@ def spoken(folder: Path, trace: Path, how: Setting, out: Path) -> Said:
 
 
 def _run_of(out: Path, folder: Path) -> dict[str, Any]:
-    """The run of a result file. Files of the copy are named without its folder, which is gone afterwards."""
+    """The run of a result file. Paths in the copy are given without its folder, which is deleted afterwards."""
     run: dict[str, Any] = json.loads(out.read_text().replace(f"{folder}/", ""))["runs"][0]
     return run
 
 
 def _ran(run: Callable[[], subprocess.CompletedProcess[str]]) -> tuple[int | None, float, str]:
-    """Exit code, seconds, and the last line of what it complained about."""
+    """Exit code, seconds, and the last line of the complaint."""
     begun = time.perf_counter()
     try:
         done = run()

@@ -1,6 +1,6 @@
-"""Plants faults one by one and runs each beside its control, several processes at a time.
+"""Plant faults one by one and run each next to its control, with several processes at a time.
 
-Leaves out: a single run (`arms.py`), what comes of it (`judge.py`), and telling it (`render.py`, `picture.py`).
+Leaves out: a single run (`arms.py`), judging (`judge.py`), and printing (`render.py`, `picture.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .base import Fault, speaking
 from .judge import Judged, Result, Session, judge
 
 T = TypeVar("T")
-SLOW = "triton"  # interpreted, it takes longest: what is begun first holds nobody up in the end
+SLOW = "triton"  # interpreted runs take longest, so they start first
 CONTROL = "control"
 
 
@@ -32,12 +32,12 @@ def campaign(
     progress: Callable[[int, int], None] = lambda ended, of: None, commit: str | None = None,
     model: str | UnsetType = UNSET,
 ) -> Result:
-    """Every fault beside its control, which faults of the same trace and setting share.
+    """Run every fault next to its control, which faults of the same trace and setting share.
 
     traces    the folder with the traces that the faults name
-    text      whether each also speaks freely: what a test of accuracy would see
-    progress  is told how many processes have ended, and of how many
-    model     the digest of the model with which these traces were recorded anew
+    text      whether each fault also generates text freely, as a test of accuracy would
+    progress  called with the number of processes that have ended, and the total
+    model     the digest of the model with which these traces were recorded again
     """
     session, begun, spent = Session.now("cpu", commit), time.perf_counter(), _spent()
     session.jobs, session.model = jobs, model
@@ -53,13 +53,13 @@ def campaign(
 
 
 def _spent() -> float:
-    """Seconds of processors that ended processes have taken: what a campaign costs, however busy the machine is."""
+    """Processor seconds of all ended processes: the cost of a campaign, whatever the load of the machine."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime + (0.0 if plant.forks is None else plant.forks.spent)
 
 
 class _Runs:
-    """Every copy of the source, planted before anything runs, and every process that was asked for."""
+    """All copies of the source, planted before anything runs, and all requested processes."""
 
     def __init__(self, folder: Path, faults: Sequence[Fault], traces: Path, pool: ThreadPoolExecutor) -> None:
         self.folder, self.traces, self.pool = folder, traces, pool
@@ -80,7 +80,7 @@ class _Runs:
         return judge(fault, control, faulty, right, planted, said)
 
     def _arm(self, copy: str, fault: Fault) -> Callable[[], Arm]:
-        """A replay, with the relation that the fault names, if it does; called, it waits for them."""
+        """A replay, with the fault's relation if it has one; a call waits for both."""
         replay = self._ask(replayed, copy, fault.trace, fault.how)
         if fault.relation is None:
             return replay.result
@@ -91,7 +91,7 @@ class _Runs:
         return self._ask(spoken, copy, fault.trace, speaking(fault.how))
 
     def _ask(self, run: Callable[..., T], copy: str, trace: str, how: Setting, *more: str) -> Future[T]:
-        """`run(folder, trace, how, out, *more)`; the same question is asked once."""
+        """Start `run(folder, trace, how, out, *more)`; equal requests run once."""
         key = (run, copy, trace, how, *more)
         if key not in self.asked:
             out = self.folder / f"{len(self.asked)}.json"

@@ -1,7 +1,7 @@
-"""Runs of copies of the source as forks of one process that has imported torch, which takes each of them a second.
+"""Run copies of the source as forks of a process that has imported torch, which saves about a second each.
 
-Only on Linux: elsewhere a fork of a process that has loaded so much is unsafe, and every run is a new Python.
-Leaves out: what a fork does (`server.py`).
+Only on Linux: elsewhere a fork of such a large process is unsafe, and every run is a new Python.
+Leaves out: the forking process (`server.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def warm() -> Iterator[None]:
 
 
 class Forks:
-    """The server. spent: seconds of processors that ended runs have taken."""
+    """The server. spent: processor seconds of the runs that have ended."""
 
     def __init__(self) -> None:
         self.spent, self._lock = 0.0, threading.Lock()
@@ -58,10 +58,10 @@ class Forks:
     def run(
         self, words: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float
     ) -> subprocess.CompletedProcess[str]:
-        """As `subprocess.run` of `python -P WORDS`, its output as text. Where the server has ended, it says so."""
+        """Run like `subprocess.run` of `python -P WORDS`, with output as text. Raises if the server has ended."""
         try:
             return self._run(words, folder, environment, timeout)
-        except (OSError, ValueError):  # the other end is closed, or says nothing
+        except (OSError, ValueError):  # the other end is closed, or silent
             with suppress(subprocess.TimeoutExpired):
                 self._server.wait(5)
             if (code := self._server.returncode) is None:

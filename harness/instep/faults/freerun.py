@@ -1,6 +1,6 @@
-"""A fault's engine left to itself: its own drafts, picks and acceptance, on the schedule that the fault's trace has.
+"""Let a fault's engine run freely: its own drafts, picks and acceptance, on the schedule of the fault's trace.
 
-Leaves out: judging. What comes of it is what a test of accuracy would see: texts, and how many drafts were accepted.
+The result is what a test of accuracy would see: texts, and the number of accepted drafts. Leaves out: judging.
 
     python -P -m instep.faults.freerun TRACE TOKENS OUT.json HOW      (how: JSON of a `Setting`)
 """
@@ -31,18 +31,18 @@ from ..trace.file import Trace, read
 from ..trace.policy import Policy, read_policy
 from ..trace.request_table import Standing
 
-ENDLESS = 1000  # rounds: more than anybody needs
-POLICY = ".policy.json"  # beside every trace of a fault: what it was recorded from
+ENDLESS = 1000  # rounds: more than any run needs
+POLICY = ".policy.json"  # next to every trace of a fault: the policy from which it was recorded
 
 
 def spoken(trace: Path, setting: Setting, tokens: int) -> dict[str, Any]:
-    """Every request says so many tokens. An engine that breaks keeps what was said until then, and its error."""
+    """Generate `tokens` tokens for every request. An engine that raises keeps its tokens so far, and its error."""
     loaded = read(trace)
     checkpoint = Checkpoint.open(trace.parent / loaded.header.checkpoint.near)
     policy = freed(read_policy(trace.with_suffix(POLICY)), loaded, tokens)
     setting = setting.recorded(loaded.header.recording)
     header, _ = header_of(policy, checkpoint, recording=loaded.header.recording)
-    propose = ngram if setting.mode == EXTERNAL else None  # what is handed in must come from somewhere
+    propose = ngram if setting.mode == EXTERNAL else None  # external drafts need a source
     plain = engine(
         checkpoint, setting, header.room(), num_steps=header.num_steps, adaptive=header.adaptive_file("policy")
     )
@@ -51,7 +51,7 @@ def spoken(trace: Path, setting: Setting, tokens: int) -> dict[str, Any]:
     try:
         for step in drive(policy, prompts, header, plain, [last], propose):
             events.append(step.event)
-    except Exception as broken:  # whatever it is: that it broke is what a user sees
+    except Exception as broken:  # any exception: a user sees that it failed
         error = f"{type(broken).__name__}: {' '.join(str(broken).split())}"
     rules = EventRules(header)
     for event in events:
@@ -61,7 +61,7 @@ def spoken(trace: Path, setting: Setting, tokens: int) -> dict[str, Any]:
 
 
 def freed(policy: Policy, trace: Trace, tokens: int) -> Policy:
-    """The policy without forced acceptance, with room for so many tokens of everybody."""
+    """The policy without forced acceptance, with room for `tokens` tokens of every request."""
     room, widest = policy.capacity, max((*trace.header.candidates, policy.num_steps)) + 1
     prompts = _prompts(trace)
     arrivals = tuple(
@@ -76,12 +76,12 @@ def freed(policy: Policy, trace: Trace, tokens: int) -> Policy:
 
 
 def _prompts(trace: Trace) -> dict[str, tuple[int, ...]]:
-    """Request -> prompt."""
+    """Map each request to its prompt."""
     return {event.request: event.prompt for event in trace.events if isinstance(event, Admit)}
 
 
 def _data(standings: Mapping[str, Standing], events: Iterable[AnyEvent], tokens: int) -> dict[str, Any]:
-    """drafts: how many were verified; accepted: how many of them the engine took."""
+    """The result. drafts: number of verified drafts; accepted: how many of them the engine accepted."""
     drafts = accepted = 0
     windows: dict[str, int] = {}
     for event in events:
@@ -95,7 +95,7 @@ def _data(standings: Mapping[str, Standing], events: Iterable[AnyEvent], tokens:
 
 
 def _digest(state: RequestState) -> str:
-    """Of a request's logical state when it finishes."""
+    """The digest of a request's logical state at its finish."""
     digest = hashlib.blake2b(digest_size=16)
     feed(digest, state)
     return digest.hexdigest()

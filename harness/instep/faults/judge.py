@@ -1,10 +1,10 @@
-"""A fault and its control side by side: void, or found, named, located; and what its text and acceptance tell.
+"""Compare a fault with its control: void, or found, named, located; and the effect on text and acceptance.
 
 Leaves out: running them (`arms.py`, `campaign.py`).
-    void     nothing can be said: the control is not clean, the planted source did not serve, or nothing fired
-    found    a check that is meant to see it has a finding
-    named    the first finding's diagnosis says what the catalogue says: it is what a reader sees first
-    located  the first finding stands at the fault's first event, stage, layer and component
+    void     no conclusion: the control is not clean, the planted source did not run, or nothing fired
+    found    a check that is meant to see the fault has a finding
+    named    the first finding's diagnosis, which a reader sees first, contains the catalogue's sentence
+    located  the first finding is at the fault's first event, stage, layer and component
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from .arms import Arm, Said
 from .base import Fault
 
 TIERS = [tier.value for tier in Tier]
-MADE_OF = {Experts.name, Grown.name}  # checks of T4 that look at the numbers which a choice was made of
+MADE_OF = {Experts.name, Grown.name}  # checks of T4 that compare the numbers from which a choice was made
 # Who made the sentence that names a fault: the check, of what it compares; the bank of explanations, which fits any op;
 # or a hypothesis of that mistake, a sentence of its own.
 NAMERS = ("check", "bank", "hypothesis")
-LOCATED = 0.95  # of the faults that fire must be located exactly
+LOCATED = 0.95  # share of the faults that fire which must be located exactly
 
 
 @dataclass(frozen=True)
 class Heard:
-    """What a test of accuracy would see of a fault.
+    """The view that a test of accuracy has of a fault.
 
-    agreement   part of the control's tokens that stand at the same place in its text
-    acceptance  part of the drafts that were accepted; usual: with the control
-    states      whether any request's logical state at its end is another than the control's
-    error       why it broke off, or was not run
+    agreement   share of the control's tokens that are at the same place in its text
+    acceptance  share of drafts that were accepted; usual: with the control
+    states      whether any request's final logical state differs from the control's
+    error       why it stopped early, or was not run
     """
 
     agreement: float = 0.0
@@ -47,28 +47,28 @@ class Heard:
 
     @property
     def equal(self) -> bool:
-        """The same text, while the states behind it are not the same."""
+        """Whether the text is the same while the states differ."""
         return not self.error and self.agreement == 1 and self.states
 
     @property
     def raised(self) -> bool:
-        """More drafts are accepted than without the fault."""
+        """Whether more drafts are accepted than without the fault."""
         return not self.error and (self.acceptance or 0) > (1 if self.usual is None else self.usual)
 
 
 class Session(Called):
-    """One call of the command: processes at a time, seconds of processors, the digest of the model that it named."""
+    """One call of the command: number of processes, processor seconds, the digest of the model that it named."""
 
     jobs: int = 1
     processor_seconds: float = 0.0
-    model: str | UnsetType = UNSET  # not set: of the traces as they come, or not yet told
+    model: str | UnsetType = UNSET  # unset: the traces' own model, or not recorded
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A fault with its arms; void: why nothing can be said of it, or empty; heard: None where no text was asked for.
+    """A fault with its arms; void: why there is no conclusion, or empty; heard: None if no text was requested.
 
-    session  in which it was planted
+    session  the call in which it was planted
     """
 
     fault: Fault
@@ -80,7 +80,7 @@ class Judged:
 
     @property
     def seen(self) -> dict[str, str]:
-        """Check that has a finding -> its tier, in the order of tiers."""
+        """Map each check with a finding to its tier, in the order of tiers."""
         found = {finding["check"]: finding["tier"] for finding in self.arm.findings}
         return dict(sorted(found.items(), key=lambda each: (TIERS.index(each[1]), each[0])))
 
@@ -112,7 +112,7 @@ class Judged:
 
     @property
     def decisions_only(self) -> bool:
-        """Whether nothing but tokens and acceptance gave it away."""
+        """Whether nothing but tokens and acceptance revealed it."""
         return self.found and set(self.seen.values()) == {Tier.DECISIONS.value} and not MADE_OF & self.seen.keys()
 
 
@@ -124,7 +124,7 @@ class Result:
 
     @property
     def sessions(self) -> list[Session]:
-        """Every one of which a fault is here, once."""
+        """Every call that has a fault here, once."""
         found: list[Session] = []
         for one in self.judged:
             if one.session not in found:
@@ -142,7 +142,7 @@ class Result:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What was required and does not hold, a sentence each."""
+        """Requirements that are not met, a sentence each."""
         fired = self.fired
         missed = [one.fault.id for one in fired if not one.found]
         only = [one.fault.id for one in fired if one.decisions_only]
@@ -159,7 +159,7 @@ class Result:
 
     @property
     def exit(self) -> Exit:
-        """As everywhere, what is wrong outranks what said nothing."""
+        """The exit code; as everywhere, a divergence outranks an inconclusive run."""
         if self.failures:
             return Exit.DIVERGED
         return Exit.AGREED if self.judged and len(self.fired) == len(self.judged) else Exit.INCONCLUSIVE
@@ -169,7 +169,7 @@ def judge(
     fault: Fault, control: Arm, arm: Arm, right: Mapping[str, str], planted: Mapping[str, str],
     said: tuple[Said, Said] | None = None,
 ) -> Judged:
-    """right, planted: digests of the source that was to serve the control, and the faulty arm; said: control, fault."""
+    """Judge a fault. right, planted: digests of the control's and the fault's source; said: control, fault."""
     heard = None if said is None else hear(said[0], said[1], planted)
     return Judged(fault, control, arm, next(_reasons(control, arm, right, planted), ""), heard)
 
@@ -177,7 +177,7 @@ def judge(
 def _reasons(
     control: Arm, arm: Arm, right: Mapping[str, str], planted: Mapping[str, str]
 ) -> Iterator[str]:
-    """Why nothing can be said."""
+    """Why there is no conclusion."""
     if not control.clean:
         yield f"the control is not clean: {control.message or control.error or f'exit code {control.code}'}"
     elif control.served != right:
@@ -196,7 +196,7 @@ def fired(control: Arm, arm: Arm) -> bool:
 
 
 def hear(control: Said, faulty: Said, planted: Mapping[str, str]) -> Heard:
-    """The two texts beside each other, token by token."""
+    """Compare two texts token by token."""
     if control.error:
         return Heard(error=f"the control broke: {control.error}")
     if faulty.served and faulty.served != planted:

@@ -1,4 +1,4 @@
-"""The file of a campaign, read again, so that runs in pieces, later or on other machines become one.
+"""Read the file of a campaign, so that runs in parts, at other times or on other machines become one.
 
 Leaves out: writing it (`render.py`).
 """
@@ -26,7 +26,7 @@ FILE = "a file that `instep faults` wrote"
 
 
 def read(path: Path) -> Result:
-    """What was judged, with all that is told of it."""
+    """Read the judged faults with all their fields."""
     if not path.is_file():
         raise BadInput("--join", found=f"no file {path}", expected=FILE)
     try:
@@ -38,7 +38,7 @@ def read(path: Path) -> Result:
 
 
 def of_one_model(results: Iterable[Result], model: str | UnsetType | None) -> None:
-    """Refused are rows of other models in one file. model: of what is planted now; None: nothing is."""
+    """Refuse rows of other models in one file. model: that of the faults planted now; None: none are."""
     models = {session.model for result in results for session in result.sessions} | {model} - {None}
     if len(models) > 1:
         told = sorted("the traces as they come" if one is UNSET else f"a model of digest {one:.12}" for one in models)
@@ -47,9 +47,9 @@ def of_one_model(results: Iterable[Result], model: str | UnsetType | None) -> No
 
 
 def joined(*results: Result) -> Result:
-    """Of a fault that several have: a row that is not void, and of those the latest. In the catalogue's order.
+    """Join rows of the same fault: a row that is not void counts, and of those the latest. In the catalogue's order.
 
-    What the catalogue no longer has is left out.
+    Faults that the catalogue no longer has are dropped.
     """
     best: dict[str, Judged] = {}
     for one in sorted((one for result in results for one in result.judged), key=_weight):

@@ -1,6 +1,6 @@
-"""The classes of faults, by family: what goes wrong in each, in a few words.
+"""The classes of faults, by family, each described in a few words.
 
-Leaves out: the faults (`catalogue/`), and classes whose feature is not built: tensor parallelism.
+Leaves out: the faults (`catalogue/`), and classes of missing features: tensor parallelism.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "one-slot-too-few": "a pool is smaller than its own count by one",
         "int32-offset": "an offset does not fit into the integer that holds it",
         "stride-blind": "a kernel takes a strided view for a packed one",
-        "lost-write": "a result goes into a copy that nobody reads",
+        "lost-write": "a result goes into a copy that is never read",
         "row-for-slot": "memory of a slot is found by the number of a batch row",
     },
     "chunks": {
@@ -57,7 +57,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "draft": {
         "mtp-hidden": "the head is fed another hidden row than the one it was trained on",
         "draft-prefill": "the head's tokens of a prompt are not shifted by one, or not ended rightly",
-        "draft-chain": "a step of the chain stands at another position, or runs on another draft",
+        "draft-chain": "a step of the chain is at another position, or runs on another draft",
         "draft-input": "what is joined for the head is joined in another order",
         "draft-kv": "the head's KV is not as long as the target's",
         "config-alias": "making the head changes the target's configuration",
@@ -70,12 +70,12 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "numerics": {
         "gate-numerics": "gates or norms are computed by a formula that is almost the right one",
         "attention-numerics": "attention turns, weighs or sums with a number that is almost the right one",
-        "product-numerics": "some columns of a product are computed otherwise than the others",
+        "product-numerics": "some columns of a product are computed differently from the others",
         "state-narrowed": "a state is stored in a narrower type than declared",
         "fold-formula": "accepted tokens are folded in by another formula than decode's, and drift",
     },
     "norms": {
-        "norm-eps": "an epsilon is another one's, or stands elsewhere",
+        "norm-eps": "an epsilon is that of another norm, or in another place",
         "norm-weight": "a weight is read as another norm's",
     },
     "paths": {
@@ -86,7 +86,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "storage": {
         "scale-mixed": "a number meets the scale of another one",
         "scale-stale": "a scale is that of an older store, or of a later one",
-        "chance-other": "what is rounded by chance falls by other numbers than declared",
+        "chance-other": "stochastic rounding uses other random numbers than declared",
         "rounded-twice": "what is stored narrow is rounded more often than it is stored",
         "state-transpose": "one pool has states the other way round",
     },
@@ -103,43 +103,43 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     },
     "sampling": {
         "draw-uniform": "a choice is drawn with another uniform than its own",
-        "draw-rest": "behind a refused draft something else is drawn than what the target leaves",
+        "draw-rest": "after a rejected draft the draw is not from the target's remainder",
         "draw-numbers": "temperature, top-k or top-p are another request's, or are applied otherwise",
     },
     "prefixes": {
         "prefix-count": "a prefix is tracked under another number of tokens, or a multiple is missed",
         "prefix-state": "a prefix holds what its donor had after another token",
-        "prefix-component": "whoever goes on from a prefix is not given every part of it",
+        "prefix-component": "a request that continues from a prefix lacks a part of it",
         "prefix-layers": "of several MTP layers a prefix has other rows than its tokens make, or a hit too few",
         "prefix-draft-row": "the draft head's last row is made of another token than the next one",
         "prefix-owner": "a prefix holds what belongs to another request",
-        "prefix-changed": "a prefix goes on changing with its donor",
+        "prefix-changed": "a prefix keeps changing with its donor",
     },
     "tiers": {
         "tier-component": "what goes to the host or comes back lacks a part",
         "tier-other": "what goes to the host or comes back is another's, or of another time",
-        "tier-evicted": "what is evicted or moved goes on being kept, or takes away what is another's",
+        "tier-evicted": "an evicted or moved prefix stays allocated, or takes memory of another",
     },
     "trees": {
-        "tree-as-chain": "a node goes on from the row before it, not from its parent",
+        "tree-as-chain": "a node continues from the row before it, not from its parent",
         "commit-node": "the committed state is that of another node of the tree",
-        "path-not-moved": "what was kept of the accepted path does not come to stand side by side",
+        "path-not-moved": "rows of the accepted path are not moved next to each other",
         "parents-of-another": "a window is served in the shape of another one",
         "walk": "acceptance goes down another branch than the target's choices",
         "draft-node": "the draft head runs on a node with something of another node",
-        "own-window": "what the drafter proposes is not what is verified, where nobody gives a window",
+        "own-window": "the verified window is not the one that the drafter proposed",
         "grown-tree": "a tree that the drafter grows has other nodes, or other parents, than the scores say",
     },
     "experts": {
         "expert-of-another": "a row goes to an expert, or takes a share, that is another's",
         "expert-left-out": "an expert that a row has does not serve it",
-        "expert-order": "in which order a row's experts are added hangs on the rows beside it",
+        "expert-order": "the order in which a row's experts are added depends on other rows",
         "share-numerics": "shares, gates or experts are computed by a formula that is almost the right one",
     },
     "others": {
         "empty-batch": "a step without rows is not left alone",
         "hot-sync": "a round waits for the host",
         "controller": "step counts are chosen from the wrong rounds, or at the wrong time",
-        "batch-dependent-tile": "how a row is summed hangs on the rows beside it",
+        "batch-dependent-tile": "the order of a row's sum depends on other rows",
     },
 }

@@ -15,7 +15,7 @@ FAMILY_OF = {fault.id: family for family, faults in FAMILIES.items() for fault i
 
 
 class Mark(Enum):
-    """What one check did."""
+    """The result of one check."""
 
     MEANT = "it is meant to see the fault, and does"
     ALSO = "it sees the fault, too"
@@ -25,7 +25,7 @@ class Mark(Enum):
 
 @dataclass(frozen=True)
 class Column:
-    """A check, by the tier in which it looks."""
+    """A check with its tier."""
 
     check: str
     tier: str

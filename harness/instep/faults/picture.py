@@ -1,6 +1,6 @@
-"""The matrix as a picture: SVG for light and dark pages, a row per fault, a column per check.
+"""The matrix as SVG for light and dark pages, with a row per fault and a column per check.
 
-Leaves out: the matrix itself (`matrix.py`). Nothing is measured in the picture: text is set in a fixed-width font.
+The picture measures nothing: text has a fixed-width font. Leaves out: the matrix itself (`matrix.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .judge import Judged
 from .matrix import Column, Mark, Matrix
 
 ROW, CELL, CHAR = 15, 17, 6.05  # pixels: a line, a cell, a character of the font at its size
-FOOT, GAP, MARGIN = 40, 20, 8  # the legend; between families; around all
+FOOT, GAP, MARGIN = 40, 20, 8  # pixels: legend; space between families; margin
 SLANT, RISE, RUN = -52, 0.79, 0.62  # degrees of the checks' names, and their sine and cosine
 JUDGED = ("found", "named", "located")
 SIGNS = {"check": "✓", "bank": "b", "hypothesis": "h"}  # who names a fault
@@ -35,7 +35,7 @@ STYLE = """
 
 
 def picture_of(matrix: Matrix) -> str:
-    """The whole file."""
+    """The complete file."""
     rows = [row for family in matrix.families.values() for row in family]
     label = MARGIN + CHAR * max((len(row.judged.fault.id) for row in rows), default=0) + 10
     edges = list(_edges(matrix.columns, label + len(JUDGED) * CELL + 14))
@@ -70,13 +70,13 @@ def picture_of(matrix: Matrix) -> str:
 
 
 def _label(matrix: Matrix) -> str:
-    """What the picture shows, for whoever cannot see it."""
+    """A description of the picture for readers who cannot see it."""
     faults = [row.judged for family in matrix.families.values() for row in family]
     return f"{sum(one.found for one in faults)} of {len(faults)} planted faults found, by {len(matrix.columns)} checks"
 
 
 def _edges(columns: tuple[Column, ...], x: float) -> Iterator[float]:
-    """Where each column begins: a little room between tiers."""
+    """The start of each column, with a little space between tiers."""
     for number, column in enumerate(columns):
         x += CELL * (number > 0) + 7 * (number > 0 and columns[number - 1].tier != column.tier)
         yield x
@@ -104,7 +104,7 @@ def _judged(one: Judged, label: float, y: float) -> Iterator[str]:
         return
     for number, name in enumerate(JUDGED):
         holds = getattr(one, name)
-        unnamed = name == "named" and not one.fault.says  # an error has a size and a place, and not always a name
+        unnamed = name == "named" and not one.fault.says  # an error has a size and a place, but not always a name
         sign = SIGNS[one.named_by] if name == "named" and holds else "✓"
         kind, sign = ("meant", sign) if holds else ("quiet", "-") if unnamed else ("bad", "✗")
         yield (f'<text class="{kind}" x="{label + number * CELL + CELL / 2:.1f}" y="{y + ROW - 4:.1f}" '

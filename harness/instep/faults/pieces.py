@@ -1,4 +1,4 @@
-"""Pieces of Python: a text read as one, and where a syntax tree has it.
+"""Find a piece of Python in a syntax tree.
 
 A piece is a run of whole statements, one expression, or a run of arguments of a call. Line breaks, quotes, comments
 and the docstrings of functions and classes do not matter to the search.
@@ -21,9 +21,9 @@ DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 @dataclass(frozen=True)
 class Match:
-    """Where a piece stands: the nodes of `parent.field` from `nodes[0]` to `nodes[-1]`; the field may be no list.
+    """The place of a piece: the nodes of `parent.field` from `nodes[0]` to `nodes[-1]`; the field may be no list.
 
-    A run of arguments lies in two fields of a call. Its field is "arguments" here.
+    A run of arguments covers two fields of a call. Its field is "arguments" here.
     """
 
     parent: ast.AST
@@ -43,7 +43,7 @@ def body_of(text: str) -> tuple[ast.stmt, ...] | None:
 
 
 def arguments_of(text: str) -> tuple[ast.AST, ...] | None:
-    """In the order in which they are written."""
+    """The arguments in the order in which they are written."""
     try:
         call = ast.parse(f"_(\n{dedented(text)}\n)", mode="eval").body
     except SyntaxError:
@@ -80,7 +80,7 @@ def _runs(nodes: Sequence[ast.AST], wanted: tuple[ast.AST, ...]) -> Iterator[tup
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two nodes mean the same: positions, quotes, and docstrings of functions and classes do not count."""
+    """Whether two nodes mean the same, ignoring positions, quotes, and docstrings of functions and classes."""
     if type(one) is not type(other):
         return False
     if isinstance(one, ast.AST):
@@ -98,7 +98,7 @@ def _plain(node: ast.AST, field: str) -> Any:
 
 
 def missing(tree: ast.Module, old: str) -> str:
-    """Of several statements, the first that stands nowhere."""
+    """The first of several statements that is missing."""
     for number, one in enumerate(body_of(old) or (), start=1):
         if not any(found(tree, (one,))):
             return f": no statement of it is {ast.unparse(one).splitlines()[0]!r}" if number > 1 else ""
@@ -122,7 +122,7 @@ def first_line(text: str) -> str:
 
 @lru_cache(maxsize=64)
 def parsed(text: str, field: str) -> ast.Module:
-    """A file's tree, which nobody may change."""
+    """A file's tree, which must not be changed."""
     try:
         return ast.parse(text)
     except SyntaxError as broken:

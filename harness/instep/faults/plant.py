@@ -1,6 +1,6 @@
-"""Plants source edits in a temporary copy of the three packages, and runs that copy in a process of its own.
+"""Plant source edits in a temporary copy of the three packages, and run that copy in a separate process.
 
-Leaves out: which faults there are. The product is never touched, and contains no switch that makes it wrong.
+The product itself is never changed, and contains no switch that makes it wrong. Leaves out: the faults.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 PACKAGES = ("instep_reference", "instep_optimized", "instep")
 TIMEOUT_S = 300.0
-forks: Forks | None = None  # who makes the processes of runs (`forks.warm`); None: each is a new Python
+forks: Forks | None = None  # makes the processes of runs (`forks.warm`); None: each is a new Python
 
 
 def source(package: str) -> Path:
-    """Where a package is imported from; it is not imported for that."""
+    """The folder from which a package would be imported, without importing it."""
     found = importlib.util.find_spec(package)
     assert found is not None and found.origin is not None
     return Path(found.origin).parent
 
 
 def planted(folder: Path, *edits: Edit | Wrap) -> Path:
-    """A new folder with a copy of the packages in which the edits stand; without edits, the control."""
+    """Make a folder with a copy of the packages and the edits; without edits, the control."""
     for package in PACKAGES:
-        # Compiled files come along: they hold for every source whose time of change was copied too. What a wheel
-        # carries beside its sources does not.
+        # Compiled files are copied as well: they are valid for sources with the same modification time. Other files of
+        # a wheel are not copied.
         shutil.copytree(source(package), folder / package, ignore=shutil.ignore_patterns("fixtures"))
     for edit in edits:
         path = folder / edit.file
@@ -48,22 +48,22 @@ def planted(folder: Path, *edits: Edit | Wrap) -> Path:
 
 
 def edited(text: str, edit: Edit | Wrap) -> str:
-    """The text with the edit; refused unless what it changes stands in its syntax tree exactly once."""
+    """Apply the edit to a text; refuse it unless its old text is in the syntax tree exactly once."""
     return wrapped(text, edit) if isinstance(edit, Wrap) else replaced(text, edit.old, edit.new, edit.file)
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Package -> sha256 of its source in that folder, as a result file has it under `served`."""
+    """Map each package to the sha256 of its source in that folder, as `served` in a result file."""
     return {package: _digest(folder / package) for package in PACKAGES}
 
 
 def run(folder: Path, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """`instep ARGS` with the packages of that folder alone, as a user would run it."""
+    """Run `instep ARGS` with the packages of that folder alone, as a user would."""
     return run_python(folder, "-c", "from instep.cli import main; main()", *args, cwd=cwd)
 
 
 def run_python(folder: Path, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """`python ARGS` with the packages of that folder first (`-P`: not the working directory)."""
+    """Run `python ARGS` with the packages of that folder first (`-P`: not the working directory)."""
     env = environment() | {"PYTHONPATH": str(folder)}
     if forks is not None:
         return forks.run(args, cwd or folder, env, TIMEOUT_S)
@@ -74,7 +74,7 @@ def run_python(folder: Path, *args: str, cwd: Path | None = None) -> subprocess.
 
 
 def environment() -> dict[str, str]:
-    """Of a run: the user's, without what says how this process runs."""
+    """The environment of a run: the user's, without the variables that configure this process."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
     return kept | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 

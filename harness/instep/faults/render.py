@@ -1,4 +1,4 @@
-"""A campaign, rendered: a table and a score on the terminal, and the same as data.
+"""Print a campaign as a table with a score, and turn it into data.
 
 Leaves out: the picture (`picture.py`), and judging.
 """
@@ -22,12 +22,12 @@ from ..report.words import spelled
 from .judge import Heard, Judged, Result
 from .matrix import FAMILY_OF
 
-TOP = Path(__file__).resolve().parents[3]  # what a result says of files is said from here
+TOP = Path(__file__).resolve().parents[3]  # paths in a result are relative to this folder
 YES, NO, UNNAMED = Text("yes", style="green"), Text("NO", style="red"), Text("-", style="dim")
 
 
 def show(result: Result, console: Console) -> None:
-    """A line per fault; what is not as the catalogue has it, in words; the score."""
+    """Print a line per fault, deviations from the catalogue in words, and the score."""
     columns: dict[str, tables.Kind] = {
         "fault": "word", "found": "word", "named": "word", "located": "word", "seen by": "text",
     }  # fmt: skip
@@ -54,7 +54,7 @@ def _marks(one: Judged) -> tuple[Text, ...]:
 
 
 def _heard(one: Heard | None) -> tuple[str, ...]:
-    """How much of the text is the control's, and the part of drafts accepted beside the control's."""
+    """The share of the text that equals the control's, and the acceptance next to the control's."""
     if one is None:
         return ()
     text = "broke" if one.error else f"{one.agreement:.0%}"
@@ -62,7 +62,7 @@ def _heard(one: Heard | None) -> tuple[str, ...]:
 
 
 def surprises(one: Judged) -> Iterator[str]:
-    """What is otherwise than the catalogue says, and how it came."""
+    """Deviations from the catalogue, and their cause."""
     fault, first = one.fault, one.arm.findings[0] if one.arm.findings else None
     if one.void:
         yield f"{fault.id}: void: {one.void}"
@@ -90,21 +90,21 @@ def summary(result: Result) -> str:
 
 
 def said(found: Mapping[str, Any]) -> str:
-    """Of a result: 18 of 18 faults found, 17 located, 16 named (9 by check, 5 by bank, 2 by hypothesis); 0 void; ..."""
+    """The score: 18 of 18 faults found, 17 located, 16 named (9 by check, 5 by bank, 2 by hypothesis); 0 void; ..."""
     by = ", ".join(f"{count} by {who}" for who, count in found.get("named_by", {}).items())
     return (f"{found['found']} of {found['fired']} faults found, {found['located']} located, {found['named']} named "
             f"({by}); {found['void']} void; {took(found)}")  # fmt: skip
 
 
 def took(found: Mapping[str, Any]) -> str:
-    """What it cost, however busy the machines were: 3621 processor seconds, in 2 sessions"""
+    """The cost, whatever the load of the machines: 3621 processor seconds, in 2 sessions"""
     sessions = found["sessions"]
     several = f", in {len(sessions)} sessions" if len(sessions) > 1 else ""
     return f"{sum(one['processor_seconds'] for one in sessions):.0f} processor seconds{several}"
 
 
 def of(result: Result, commit: str | None = None) -> File:
-    """What the campaign found."""
+    """The result of the campaign."""
     fired, sessions = result.fired, result.sessions
     found = {
         "sessions": to_builtins(sessions),

@@ -1,7 +1,7 @@
-"""The traces of faults recorded anew with another model: the same policies and prompts, the choices of that model.
+"""Record the traces of faults again with another model: the same policies and prompts, that model's choices.
 
 So every fault can be planted under a model with experts, or with other layers. Events follow from the policy, so most
-faults show at the same event. Leaves out: traces whose policy this model cannot serve (`BadInput` says why).
+faults show at the same event. Leaves out: traces whose policy this model cannot serve (`BadInput` gives the reason).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .freerun import POLICY
 
 
 def retraced(traces: Path, stems: Iterable[str], checkpoint: Path, folder: Path) -> Path:
-    """`folder`, with these traces of the model in `checkpoint`."""
+    """Fill `folder` with these traces of the model in `checkpoint`."""
     for stem in dict.fromkeys(stems):
         old, policy = read(traces / f"{stem}.jsonl"), read_policy(traces / f"{stem}{POLICY}")
         said = {event.request: event.prompt for event in old.events if isinstance(event, Admit)}

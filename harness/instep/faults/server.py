@@ -1,8 +1,8 @@
-"""A process that has imported torch, and nothing of ours, and forks itself for every run that it is sent.
+"""A process that has imported torch but none of our packages, and forks itself for every requested run.
 
-Started by its path, with a socket (`forks.py`). For a run it is sent three descriptors: a socket of that run, stdout
-and stderr. The run's socket says the words behind `python -P`, the environment and the folder; what goes back is the
-run's process, and in the end its exit code and the seconds of processors that it took. Leaves out: who asks.
+It is started by its path, with a socket (`forks.py`). Each run sends it three descriptors: a socket of that run, stdout
+and stderr. The run's socket carries the words after `python -P`, the environment and the folder; the reply is the run's
+process id, and in the end its exit code and its processor seconds. Leaves out: the caller.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ OURS = {"instep", "instep_optimized", "instep_reference"}
 
 
 def serve(control: socket.socket) -> None:
-    """Until whoever asks has gone."""
+    """Serve until the caller has gone."""
     for name in THEIRS:
         with suppress(ImportError):
             import_module(name)
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for a keeper
-    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends the runs, and whoever asks
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need no wait
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends the runs and the caller
     while True:
         said, received, _, _ = socket.recv_fds(control, 1, 3)
         if not said:
@@ -46,7 +46,9 @@ def serve(control: socket.socket) -> None:
 
 
 def keep(told: socket.socket, out: int, err: int, interrupted: Any) -> NoReturn:
-    """In a process of its own: run what is told, wait for it, and say how it ended. interrupted: what SIGINT does."""
+    """In a separate process: run the request, wait for it, and report how it ended. interrupted: the handler of
+    SIGINT.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     request = json.loads(told.makefile().readline())
     pid = os.fork()
@@ -61,7 +63,7 @@ def keep(told: socket.socket, out: int, err: int, interrupted: Any) -> NoReturn:
 
 
 def begin(request: dict[str, Any], out: int, err: int) -> NoReturn:
-    """As a new Python does: with these descriptors, this environment, these paths first, and an exit code."""
+    """Start like a new Python: with these descriptors, this environment, these first paths, and an exit code."""
     for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), out, err)):
         os.dup2(descriptor, number)
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(end, mode, closefd=False) for end, mode in enumerate("rww"))

@@ -1,6 +1,6 @@
-"""Puts a piece of Python in the place of another one. Everything outside the piece keeps its text.
+"""Replace a piece of Python by another one. Everything outside the piece keeps its text.
 
-Leaves out: finding it (`pieces.py`), which pieces there are (`catalogue/`), and copies of the source (`plant.py`).
+Leaves out: finding it (`pieces.py`), the pieces (`catalogue/`), and copies of the source (`plant.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WHOLE = "whole statements, one expression, or arguments of a call"
 
 
 def replaced(text: str, old: str, new: str, where: str) -> str:
-    """The text with `new` where `old` stands. Refused unless `old` stands in its syntax tree exactly once."""
+    """Replace `old` by `new`. Refuses unless `old` is in the syntax tree exactly once."""
     tree = parsed(text, f"planting in {where}")
     statements = _statements(new)
     readings = _readings(old, where, as_statements=statements is not None)
@@ -46,7 +46,7 @@ def replaced(text: str, old: str, new: str, where: str) -> str:
 
 
 def _readings(old: str, where: str, *, as_statements: bool) -> list[tuple[ast.AST, ...]]:
-    """What the old text may be. `theta=x` is an assignment, and also an argument by name."""
+    """The possible readings of the old text. `theta=x` is an assignment, and also an argument by name."""
     readings: list[tuple[ast.AST, ...]] = []
     body = body_of(old)
     if body is not None and len(body) == 1 and isinstance(body[0], ast.Expr) and not as_statements:
@@ -62,14 +62,14 @@ def _readings(old: str, where: str, *, as_statements: bool) -> list[tuple[ast.AS
 
 
 def _statements(new: str) -> tuple[ast.stmt, ...] | None:
-    """The new text where it can be nothing but statements; None: an expression, arguments, or no Python."""
+    """The new text if it can only be statements; None: an expression, arguments, or no Python."""
     body = body_of(new)
     single = body is not None and len(body) == 1 and isinstance(body[0], ast.Expr | ast.Assign)
     return None if body is None or single or arguments_of(new) else body
 
 
 def _piece(match: Match, new: str, statements: tuple[ast.stmt, ...] | None, where: str) -> tuple[ast.AST, ...]:
-    """The new text, read as what it replaces."""
+    """The new text, parsed like the piece that it replaces."""
     piece: tuple[ast.AST, ...] | None = statements
     if isinstance(match.nodes[0], ast.stmt):
         piece = body_of(new)
@@ -87,7 +87,7 @@ def _piece(match: Match, new: str, statements: tuple[ast.stmt, ...] | None, wher
 
 @contextmanager
 def _in_its_place(match: Match, piece: tuple[ast.AST, ...]) -> Iterator[None]:
-    """The tree has the piece within the block, and is then as before."""
+    """The tree contains the piece within the block, and is restored afterwards."""
     fields = ("args", "keywords") if match.field == "arguments" else (match.field,)
     before = {field: getattr(match.parent, field) for field in fields}
     try:
@@ -107,7 +107,7 @@ def _in_its_place(match: Match, piece: tuple[ast.AST, ...]) -> Iterator[None]:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two trees are dumped alike: positions do not count, all else does."""
+    """Whether two trees have equal dumps: positions do not count, all else does."""
     if type(one) is not type(other):
         return False
     if isinstance(one, ast.AST):
@@ -123,7 +123,7 @@ def _spliced(nodes: Sequence[ast.AST], run: tuple[ast.AST, ...], piece: tuple[as
 
 
 def _candidates(text: str, match: Match, new: str) -> Iterator[str]:
-    """The text with the new piece in it: as it is, or in brackets where what stands around it binds closer."""
+    """The text with the new piece in it: as it is, or in brackets if its surroundings bind closer."""
     (line, column), bare = start(match.nodes[0]), dedented(new)
     before = text.encode().splitlines()[line - 1][:column].decode()
     if isinstance(match.nodes[0], ast.stmt):
@@ -136,7 +136,7 @@ def _candidates(text: str, match: Match, new: str) -> Iterator[str]:
 
 
 def spliced_text(text: str, begin: tuple[int, int], last: ast.AST, new: str) -> str:
-    """The text with something new from a line and a byte of it to the end of a node. A tree counts in bytes."""
+    """Replace the text from a line and a byte of it to the end of a node. A tree counts in bytes."""
     assert isinstance(last, ast.stmt | ast.expr | ast.keyword)
     assert last.end_lineno is not None and last.end_col_offset is not None
     source, begins = text.encode(), [0]
@@ -147,7 +147,7 @@ def spliced_text(text: str, begin: tuple[int, int], last: ast.AST, new: str) -> 
 
 
 def indented(text: str, margin: str) -> str:
-    """The text with the margin before every line but the first, and but those that begin inside a string."""
+    """Add a margin before every line except the first, and except lines that begin inside a string."""
     inside = {
         line
         for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant | ast.JoinedStr)

@@ -1,7 +1,7 @@
-"""Puts a function around a function of a file: other arguments go in, or another result comes out.
+"""Wrap a function of a file, so that its arguments or its result are changed.
 
-The function keeps its name, its parameters and its decorators, so that everybody who calls it calls the wrapped one.
-Leaves out: edits inside of a function (`syntax.py`).
+The function keeps its name, its parameters and its decorators, so that every caller calls the wrapped one.
+Leaves out: edits inside a function (`syntax.py`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .base import Wrap
 from .pieces import body_of, parsed, start
 from .syntax import indented, spliced_text
 
-RIGHT, RESULT = "right", "result"  # the function as it was; what it returned
+RIGHT, RESULT = "right", "result"  # the original function; its result
 
 
 def wrapped(text: str, wrap: Wrap) -> str:
-    """The text with the wrapping. Refused unless the function stands there exactly once."""
+    """Wrap the function in this text. Refuses unless the function is there exactly once."""
     field = f"planting in {wrap.file}"
     functions = list(_functions(parsed(text, field), wrap.seam.split(".")))
     if len(functions) != 1:

@@ -1,6 +1,6 @@
-"""What was given away or put aside, and is changed afterwards.
+"""Answers and saved copies that are changed afterwards.
 
-Leaves out: what was wrong when it was put aside (`scheduling.py`, `chunks.py`).
+Leaves out: copies that were wrong when they were made (`scheduling.py`, `chunks.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "kept-in-one-buffer", "kept-copy-changed",
-        "What is saved and what is preempted go through one staging buffer: the second one is the first one's, too.",
+        "Saves and preemptions share one staging buffer, so the second copy overwrites the first.",
         "",
         (
             Edit(ENGINE, SAVE, f"{STAGED}        self._saved[name] = kept_aside\n"),
@@ -56,7 +56,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "kept-by-reference", "kept-copy-changed",
-        "A save keeps a view of the slot's state: it goes on changing with the request.",
+        "A save keeps a view of the slot's state: it keeps changing with the request.",
         "",
         (Edit(ENGINE, SAVE,
               "        kept, memory = self._kept(request)\n"

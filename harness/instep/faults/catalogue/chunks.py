@@ -21,7 +21,7 @@ NO_STATE = Edit(
     "    memory = before(part, who, work)\n"
     "    state = _settle(torch.zeros_like(memory) if part.form == \"chunk\" else memory, part, who)\n",
 )
-# The mask of a block's rows has <= for <: whoever is shorter than the longest request takes its last row twice.
+# The mask of a block's rows has <= for <: a request shorter than the longest one takes its last row twice.
 TWICE = Edit(
     LANES, "inside.sum(dim=0).tolist(), again[which]", "(token <= length[:, None]).sum(dim=0).tolist(), again[which]",
 )
@@ -63,7 +63,7 @@ READ_TURNED = Edit(
     f"            {TURNED},\n            store=None if verify else own,\n",
 )
 
-# States are tracked at multiples of an interval; the count beside them is rounded down to it, and the KV with it.
+# States are tracked at multiples of an interval; the recorded count is rounded down to it, and the KV with it.
 UNDER_THE_INTERVAL = Edit(
     "instep_optimized/engine.py", "        self._saved[name] = self._kept(request)\n",
     "        kept, memory = self._kept(request)\n"
@@ -103,7 +103,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "chunk-boundary-counted-twice", "chunk-boundary",
-        "A chunk packed beside a longer one folds its last token in twice.",
+        "A chunk packed next to a longer one folds its last token in twice.",
         "sglang-jax 1039", (TWICE,), "rounds", Setting(), 2, Place("trunk", 0, "state"),
         "counts the last token twice", ("directed",), ("identity", "bytes"),
     ),

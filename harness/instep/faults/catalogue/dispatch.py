@@ -11,7 +11,7 @@ from ...replay.setting import Setting
 from ..base import Edit, Fault, Wrap
 
 BATCH = "instep_optimized/batch.py"
-MIXED = Place("trunk", 0, "mixed")  # the conv is the first op that is told how rows are served
+MIXED = Place("trunk", 0, "mixed")  # the conv is the first op that gets the kinds of rows
 
 
 def _served(*lines: str) -> tuple[Wrap, ...]:
@@ -41,7 +41,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "prefill-as-decode", "prefill-as-verify",
-        "A prompt of one token is served as a decode, which takes what stands in the slot for the request's own.",
+        "A prompt of one token is served as a decode, which takes the old contents of the slot as the request's own.",
         "vllm 53051",
         _served("spans = [replace(s, kind=\"decode\", fresh=False) if (s.kind, s.count) == (\"prefill\", 1) else s "
                 "for s in spans]"),

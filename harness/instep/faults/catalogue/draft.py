@@ -13,7 +13,7 @@ from ..base import Edit, Fault, Wrap
 EAGLE, EXTEND, MTP = (f"instep_optimized/draft/{name}.py" for name in ("eagle", "extend", "mtp"))
 ROUND, MIXED = "instep_optimized/round.py", "instep_optimized/mixed.py"
 
-# The prompt's rows go to the head as the last layer left them; rounds take them behind the final norm.
+# The prompt's rows reach the head as the last layer left them; rounds use them after the final norm.
 PRE_NORM = (
     Edit(
         "instep_optimized/model/trunk.py",
@@ -40,14 +40,14 @@ NOT_CHAINED = Edit(
     EAGLE, CHAIN,
     "            y = self.mtp.rows(ops, hidden, batch, stage)\n            own.append(self.mtp.pick(ops, y, stage))\n",
 )
-# The head begins its chain on the target's row behind the root, not on its own.
+# The head begins its chain on the target's row after the root, not on its own.
 TARGETS_ROW = Edit(
     EAGLE, "hidden = ops.select(x=memory.slot_table.proposed, index=who.slots)",
     "hidden = ops.select(x=memory.slot_table.final[:, 0], index=who.slots)",
 )
-# Where every request has one row, there is nothing to gather, and what would be gathered is not kept either.
+# If every request has one row, nothing is gathered, and rows to gather are not kept either.
 STALE = Edit(EXTEND, "not number", "not number and len(y) > len(asked.last)")
-# The last rows of packed requests; but a window's rows stand a window apart.
+# The last rows of packed requests; but a window's rows are a window apart.
 PACKED_ROWS = Edit(
     ROUND, "            asked = (Asked(batch.last, who.slots),) * drafter.layers\n",
     "            asked = (Asked(batch.count.cumsum(0) - 1, who.slots),) * drafter.layers\n",
@@ -87,7 +87,7 @@ ALIASED_EPS = Wrap(MTP, "MtpLayer.all", "object.__setattr__(config, \"eps\", 1e-
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "mtp-hidden-pre-norm", "mtp-hidden",
-        "Behind a prompt the head reads the target's rows before the final norm.",
+        "After a prompt the head reads the target's rows before the final norm.",
         "vllm 36531", PRE_NORM, "accepted", Setting(), 2, Place("extend", STAGE_LEVEL, "post_normed"),
         "reads the target's rows before the final norm", ("derived",), ("identity", "bytes", "directed"),
     ),
@@ -106,19 +106,19 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "mtp-hidden-targets-row", "mtp-hidden",
-        "A draft chain begins on the target's row of the window's root, not on the head's own behind draft 1.",
+        "A draft chain begins on the target's row of the window's root, not on the head's own after draft 1.",
         "vllm 36531", (TARGETS_ROW,), "accepted", Setting(), 3, Place("chain.1", STAGE_LEVEL, "post_normed"),
         "", ("poison", "derived"), ("identity", "bytes"),
     ),
     Fault(
         "mtp-hidden-stale", "mtp-hidden",
-        "After a plain step the head's row behind draft 1 is that of the round before.",
+        "After a plain step the head's row after draft 1 is that of the round before.",
         "sglang 22041", (STALE,), "rounds", Setting(), 10, Place("extend", AFTER_LAYERS, "final"),
         "is the head's row of the round before", ("bytes",), ("identity", "directed"),
     ),
     Fault(
         "mtp-hidden-packed-rows", "mtp-hidden",
-        "After a commit draft 1 is picked from row sum(accept_lens) - 1, where rows stand a window apart.",
+        "After a commit draft 1 is picked from row sum(accept_lens) - 1, although rows are a window apart.",
         "vllm 36531", (PACKED_ROWS,), "accepted", Setting(), 5, Place("extend", AFTER_LAYERS, "final"),
         "", ("bytes", "derived"), ("identity", "directed"),
     ),
@@ -154,7 +154,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "draft-prefill-not-shifted", "draft-prefill",
-        "Behind a prompt row p of the head is paired with token p, not with token p + 1.",
+        "After a prompt, row p of the head is paired with token p, not with token p + 1.",
         "", (NOT_SHIFTED,), "accepted", Setting(), 2, Place("extend", STAGE_LEVEL, "embedding"),
         "embedding of token", ("derived",), ("identity", "directed"),
     ),
@@ -166,7 +166,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "draft-chain-own-drafts", "draft-chain",
-        "A draft chain goes on from the head's own picks where others are in use.",
+        "A draft chain continues from the head's own picks although others are in use.",
         "", (OWN_DRAFTS,), "accepted", Setting(ops="ledger"), 3, Place("chain.1", STAGE_LEVEL, "embedding"),
         "the draft head's own pick", ("labels",), ("identity", "bytes"),
     ),

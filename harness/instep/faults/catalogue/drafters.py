@@ -24,7 +24,7 @@ NOTED = "            drafts = tuple(inputs.forced[:, step] for step in range(inp
 
 
 def _put(short: str) -> Edit:
-    """What is brought back of a request, as many positions of each pool as `short` says."""
+    """Resume with `short` positions less of each pool."""
     return Edit(SAVED, PUT, f"            units, short = memory.units(name, layer), {short}\n"
                             "            units.put((at[0][:short], at[1][:short]), rows[:short])\n")
 
@@ -64,7 +64,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "draft-kv-first-layer", "draft-validity",
-        "Of three MTP layers the first one's KV is brought back, and not that of the others.",
+        "Only the first one of three MTP layers has its KV restored.",
         "", (_put("0 if name.startswith(\"draft\") and layer else length"),), "several", Setting(), 6,
         Place("extend.1", 1, "keys"), "the target's memory came back, the draft KV did not", ("bytes",),
         ("identity", "directed"),
@@ -96,7 +96,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "handed-in-not-noted", "handed-in",
-        "The last draft of a block that is handed in is answered, and the window keeps what stood there before.",
+        "The last supplied draft of a block is answered, but the window keeps its previous token.",
         "",
         (Edit(ROUND, f"            for step, draft in enumerate(drafts):\n{NOTE}",
               f"            for step, draft in enumerate(drafts[:-1]):\n{NOTE}"),),

@@ -1,8 +1,8 @@
-"""A mixture of experts that sends rows elsewhere, weighs them otherwise, or leaves some out.
+"""A mixture of experts that routes rows wrongly, weighs them differently, or leaves some out.
 
-Faults of rows that are grouped by expert lie in the kernel of 16-bit activations. Where a block must be full, blocks
-have 2 rows there: a small trace has no expert of 16. Leaves out: reads behind a block that a later block writes over,
-which are a race on a card, and right where Triton is interpreted.
+Faults of rows grouped by expert are in the kernel of 16-bit activations. If a block must be full, blocks have 2 rows
+there, because a small trace has no expert with 16. Leaves out: reads past a block that a later block overwrites, which
+are a race on a card, and correct in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ FAULTS: tuple[Fault, ...] = (
         "the router's scores are rounded to bfloat16",
     ),
     _fault(
-        "gate-and-up-of-one-expert", "share-numerics", "Of one expert, up stands before gate.",
+        "gate-and-up-of-one-expert", "share-numerics", "One expert has up before gate.",
         Edit(MLP, ANSWER, "_swiglu(rows[row], weights.gate_up[expert].roll(weights.down.shape[-1] * (expert == 2), 0), "
                           "weights.down[expert])"),
         "gate and up of expert 2 have changed places",
@@ -116,7 +116,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "grouped-last-block-dropped", "expert-left-out",
-        "Rows are grouped by expert and cut into blocks; behind a full block, one that is not full is left out.",
+        "Rows are grouped by expert and cut into blocks; a partial block after a full one is skipped.",
         (Edit(GROUPED, "FEW, MANY, MANY_FROM = 16, 64, 512", "FEW, MANY, MANY_FROM = 2, 2, 512"),
          Edit(GROUPED, "(p < pairs) & (sooner % RT == 0)",
               "(p < pairs) & (sooner % RT == 0) & ((sooner == 0) | (alike - sooner >= RT))"),
@@ -142,7 +142,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "experts-summed-by-arrival", "expert-order",
-        "A row's experts are added in an order that hangs on how many rows there are, as if each came when it is done.",
+        "The order of a row's experts in the sum depends on the number of rows, as if each were added when done.",
         "", tuple(Edit(KERNEL, old, old.replace("TOP + n", "TOP + (n + tl.num_programs(1)) % TOP")) for old in (
             "down + tl.load(chosen + row * TOP + n) * expert_step", "middle + (row * TOP + n) * inner + i",
             "tl.load(share + row * TOP + n) * answer")),

@@ -1,4 +1,4 @@
-"""What goes stale in a graph: inputs, padding, metadata, and graphs that are taken for one another.
+"""Stale contents of graphs: inputs, padding, metadata, and graphs that are mistaken for one another.
 
 Leaves out: every other family.
 """
@@ -12,7 +12,7 @@ from ..base import Edit, Fault, Wrap
 
 RUNNER, ENGINE = "instep_optimized/graphs/runner.py", "instep_optimized/engine.py"
 ROUND, MOVE = "instep_optimized/round.py", "instep_optimized/ops/plain/move.py"
-# What the device knows of a request, and what a graph is given, belong to no layer.
+# Requests' metadata on the device and inputs of graphs belong to no layer.
 SLOT_TABLE = Place("trunk", STAGE_LEVEL, "length")
 KEY = "(kind, self._round.num_steps)"
 LABELS = Setting(ops="ledger", graphs=True)
@@ -20,7 +20,7 @@ LABELS = Setting(ops="ledger", graphs=True)
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "stale-pad-row", "stale-pad-row",
-        "Padding rows are not refreshed: who stood there last is served again, and another owns the slot by now.",
+        "Padding rows are not refreshed: their last request is served again, although another one owns the slot now.",
         "rtp-llm 1181",
         (Edit(RUNNER, "    own[len(given) :].fill_(value)\n", ""),),
         "graphs", LABELS, 13, SLOT_TABLE,
@@ -58,7 +58,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "frozen-capture-table", "frozen-capture",
-        "The page table is assigned anew whenever it grows: a graph goes on with the one that it was captured with.",
+        "The page table is reallocated when it grows, but a graph keeps the one of its capture.",
         "vllm 44868",
         (Wrap("instep_optimized/memory/__init__.py", "Memory.grow",
               "from dataclasses import replace\n"
@@ -68,7 +68,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "frozen-capture-forced", "frozen-capture",
-        "Inputs with two axes are not copied in: a graph goes on with the choices that it was captured with.",
+        "Inputs with two axes are not copied in: a graph keeps the choices of its capture.",
         "vllm 44868",
         (Edit(RUNNER, "    return own[: len(given)], given\n",
               "    return own[: len(given)], given if given.dim() == 1 else own[: len(given)]\n"),),

@@ -61,7 +61,7 @@ FAULTS: tuple[Fault, ...] = (
         "KV head h % 2, not h // 2", ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
-        "token-behind", "wrong-token", "The draft head looks up the id behind every token's own.",
+        "token-behind", "wrong-token", "The draft head looks up the id after every token's own.",
         "",
         (Edit("instep_optimized/draft/mtp.py", "tokens=batch.tokens", "tokens=batch.tokens + 1"),),
         "accepted", Setting(), 2, Place("extend", STAGE_LEVEL, "embedding"),

@@ -19,7 +19,7 @@ EPS_ON_THE_MEAN = Edit(
     "    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + L2_EPS) * x.shape[-1] ** -0.5\n",
 )
 EPS_OUTSIDE = Edit(GDN, UNIT, "    return x / (x.square().sum(dim=-1, keepdim=True).sqrt() + L2_EPS)\n")
-# A token's decay as exp(G_t) exp(-G_{t-1}) of running sums G: the second factor passes the largest fp32 behind -88.7.
+# A token's decay as exp(G_t) exp(-G_{t-1}) of running sums G: the second factor overflows fp32 below -88.7.
 OF_RUNNING_SUMS = Edit(
     GDN, "    return Write(_per_value_head(k, heads), v, log_decay.exp(), beta)\n",
     "    if log_decay.dim() == 3:\n"
@@ -52,7 +52,7 @@ NARROW_POOL = Edit(
 )
 NARROW_RING = Edit(BUDGET, "sizes.types.recurrence if sizes.keeps == \"update\" else sizes.types.consumed",
                    "torch.bfloat16 if sizes.keeps == \"update\" else sizes.types.consumed")  # fmt: skip
-# What is run again is folded by a formula of its own: written first, then decayed.
+# Rerun tokens are folded by another formula: written first, then decayed.
 FOLD_OF_ITS_OWN = Edit(
     GDN,
     "            _again(S, recalled(part.ring, who.which[owing], age))\n",

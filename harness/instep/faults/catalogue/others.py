@@ -1,4 +1,4 @@
-"""Faults of no other family: empty batches, waits, controllers, tiles that hang on the batch.
+"""Faults of no other family: empty batches, host waits, controllers, tiles that depend on the batch.
 
 Leaves out: every other family.
 """
@@ -58,7 +58,7 @@ STEPS_BY_ROWS = Edit(
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
-        "empty-batch-division", "empty-batch", "An idle step is served as a round of nobody, which divides by nobody.",
+        "empty-batch-division", "empty-batch", "An idle step is a round without requests, and divides by zero.",
         "LightLLM 1338", EMPTY_DIVISION, "controller", Setting(ops="ledger"), 6,
         Place("trunk", STAGE_LEVEL, "embedding"),
         "raised ZeroDivisionError", ("serves",),
@@ -101,7 +101,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "batch-dependent-tile", "batch-dependent-tile",
-        "A single row is multiplied in deeper steps than several: its bits hang on the company.",
+        "A single row is multiplied in deeper steps than several, so its bits depend on the batch.",
         "vllm 42960", (STEPS_BY_ROWS,), "pair", Setting(ops="invariant"), 2, Place("trunk", 0, "qkv"),
         '"alone" and "the trace" part', ("alone",), ("identity", "bytes", "derived", "propagated"), relation="alone",
     ),

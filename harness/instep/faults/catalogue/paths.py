@@ -65,7 +65,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "position-in-windows", "path-position",
-        "Rows of a window turn by the position behind their own; they are stored and seen where they belong.",
+        "Rows of a window are rotated by the position after their own; they are stored and read at the right place.",
         "",
         (Edit(ROUND, VERIFY, VERIFY + "        batch = replace(batch, positions=batch.positions + 1)\n"),),
         "accepted", Setting(), 4, Place("trunk", 3, "query"),

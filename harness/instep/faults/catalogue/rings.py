@@ -44,7 +44,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "rerun-next-decay", "ring-rerun",
-        "A token is run again with its own key and update, and with the decay of the token behind it.",
+        "A token is run again with its own key and update, and with the decay of the next token.",
         "", (Edit(GDN, AGAIN,
                   "            kept, behind = (recalled(part.ring, who.which[owing], age + by) for by in (0, 1))\n"
                   "            _again(S, kept._replace(decay=behind.decay))\n"),),
@@ -61,7 +61,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "update-of-a-stale-state", "ring-update",
-        "The update that is kept hangs on the state as it is stored, without the tokens that are pending.",
+        "The kept update is computed from the stored state, without the pending tokens.",
         "", (
             Edit(LEDGER, "    after(part.settled, who, expand(chain, *block))\n",
                  "    stale = read(memory)\n    after(part.settled, who, expand(chain, *block))\n"),

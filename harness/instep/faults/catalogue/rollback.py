@@ -1,4 +1,4 @@
-"""Rejected drafts that leave something behind: what a request has after a commit is not that of the accepted node.
+"""Rejected drafts that leave traces: the memory of a request after a commit is not that of the accepted node.
 
 Leaves out: every other family.
 """
@@ -64,7 +64,7 @@ FAULTS: tuple[Fault, ...] = (
         "holds the window after 4 tokens; 3 were accepted", ("bytes",), ("directed",),
     ),
     Fault(
-        "zero-accept-skipped", "zero-accept", "A request none of whose drafts is accepted is left out of the commit.",
+        "zero-accept-skipped", "zero-accept", "The commit skips a request none of whose drafts is accepted.",
         "vllm 56419",
         (Edit(ROUND, ACCEPTED_WINDOWS, ACCEPTED_WINDOWS.replace(
             "inputs.slots", "torch.where(acceptance.num_correct_drafts > 0, inputs.slots, -1)",
@@ -145,7 +145,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "positional-arguments-ring", "positional-arguments",
-        "Where the pending tokens begin and how many they are is swapped in the ring of a launch.",
+        "The start and the number of the pending tokens are swapped in the ring of a launch.",
         "sglang 25029",
         (Edit(RERUN, "slots, plan.begin, plan.pending, plan.keep", "slots, plan.pending, plan.begin, plan.keep"),),
         "ragged", Setting(), 4, CORE,
@@ -182,7 +182,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "pending-after-load", "pending-count",
-        "A state that is loaded or resumed is said to have all its tokens pending.",
+        "A loaded or resumed state claims that all its tokens are pending.",
         "",
         (Edit(RERUN, "self._marks.put(slot, length)", "self._marks.put(slot, 0)"),),
         "kept", Setting(ops="ledger"), 12, STATE,

@@ -1,4 +1,4 @@
-"""What is drawn wrongly: with another uniform, from another rest, by the numbers of another request.
+"""Wrong draws: with another uniform, from another remainder, with the parameters of another request.
 
 Leaves out: sums over several children, which only a tree has, and every other family.
 """
@@ -33,7 +33,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "draw-uniform-packed", "draw-uniform",
-        "The final uniform of a short row is not at the end of its line: beside windows it is read as 0.", "",
+        "The final uniform of a short row is not at the end of its row: next to windows it is read as 0.", "",
         (Edit(UNITS, "*row.uniforms[:-1], *[0.0] * (width + 1 - len(row.uniforms)), *row.uniforms[-1:]",
               "*row.uniforms, *[0.0] * (width + 1 - len(row.uniforms))"),),
         "drawn", PLAIN, 2, PICK, "with uniforms of 0", ("draws",),

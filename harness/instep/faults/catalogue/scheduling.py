@@ -70,19 +70,19 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "count-permute-rows", "count-permute",
-        "After an abort the commit numbers the rows of the verify anew, and takes those of the aborted request.",
+        "After an abort the commit renumbers the rows of the verify, and takes those of the aborted request.",
         "vllm 53919", (CONDENSED_ROWS,), "aborted", Setting(), 6, Place("trunk", 0, "conv"),
         'of request "a"', ("bytes",), ("identity",),
     ),
     Fault(
         "lifecycle-loss-pending", "lifecycle-loss",
-        "A preempted request keeps the state as it stands in the slot, without the tokens that are run again later.",
+        "A preempted request keeps the state in the slot, without the tokens that would be rerun later.",
         "sglang 35957", (UNSETTLED,), "kept", Setting(ops="ledger"), 10, Place("trunk", 0, "state"),
         "holds the state from before the step; 3 were accepted", ("labels", "bytes"), ("identity",),
     ),
     Fault(
         "lifecycle-loss-draft-kv", "lifecycle-loss",
-        "What is kept of a request comes back without the draft head's KV.",
+        "A saved request is restored without the draft head's KV.",
         "sglang 35957", (NO_DRAFT_KV,), "kept", Setting(), 12, Place("extend", 0, "keys"),
         "the target's memory came back, the draft KV did not", ("bytes",), ("identity", "directed", "decisions"),
     ),
@@ -94,13 +94,13 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "lifecycle-loss-proposed-row", "lifecycle-loss",
-        "A resumed request has lost the head's row behind its proposed draft: the chain goes on from another one.",
+        "A resumed request has lost the head's row after its proposed draft: the chain continues from another one.",
         "sglang 35957", (NO_PROPOSED,), "kept", Setting(), 16, Place("extend", AFTER_LAYERS, "final"),
         "comes back otherwise than it was kept", ("bytes",), ("identity", "directed"),
     ),
     Fault(
         "lifecycle-loss-root", "lifecycle-loss",
-        "A resumed request goes on from whatever root stood in its new slot.",
+        "A resumed request continues from the old root of its new slot.",
         "sglang 35957", (NO_ROOT,), "kept", Setting(ops="ledger"), 16, Place("trunk", AFTER_LAYERS, "root"),
         "root is poison, as in memory that nobody wrote", ("identity",),
     ),
@@ -112,7 +112,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "lifecycle-loss-slot", "lifecycle-loss",
-        "An abort between verify and commit leaves the slot and its pages behind.",
+        "An abort between verify and commit does not free the slot and its pages.",
         "sglang 35957", (SLOT_STAYS,), "kept", Setting(ops="ledger"), 22, Place("trunk", STAGE_LEVEL, "length"),
         "slots are", ("identity",),
     ),

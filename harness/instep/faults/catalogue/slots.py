@@ -17,7 +17,7 @@ SLOT_TABLE = Place("trunk", STAGE_LEVEL, "length")  # what the device knows of a
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
-        "dirty-slot", "dirty-slot", "A first chunk takes what stands in its slot for the request's own.",
+        "dirty-slot", "dirty-slot", "A first chunk takes the old contents of its slot as the request's own.",
         "vllm 35219",
         (Edit("instep_optimized/mixed.py", "fresh=prefill and not begin", "fresh=False"),),
         "ragged", Setting(strategy="snapshot"), 2, MIXED,
@@ -83,7 +83,7 @@ FAULTS: tuple[Fault, ...] = (
         "window has 2 places; 4 are needed", ("capacity",),
     ),
     Fault(
-        "one-slot-too-few", "one-slot-too-few", "State pools have as many units as the highest slot says: one too few.",
+        "one-slot-too-few", "one-slot-too-few", "State pools have as many units as the highest slot's number.",
         "sglang 37066",
         (Edit(BUDGET, "component, \"slot\", of_kind(config, \"gdn\"), max(sizes.capacity.slots) + 1,",
               "component, \"slot\", of_kind(config, \"gdn\"), max(sizes.capacity.slots),"),),
@@ -117,7 +117,7 @@ FAULTS: tuple[Fault, ...] = (
         "", ("poison", "derived"),
     ),
     Fault(
-        "stride-blind-move", "stride-blind", "The copy kernel takes slots to stand as close as they can.",
+        "stride-blind-move", "stride-blind", "The copy kernel assumes that slots are packed.",
         "sglang 12335",
         (Edit("instep_optimized/kernels/rowwise/move.py",
               "        return pool, address.units, address.units, pool.stride(0), 0\n",

@@ -1,4 +1,4 @@
-"""What a way to store makes possible: scales of another tile or of an older store, and pools of two layouts.
+"""Faults of narrow storage: scales of another tile or of an older store, and pools of two layouts.
 
 Leaves out: memory that is stored narrower than declared (`numerics.py`).
 """
@@ -26,7 +26,7 @@ ALONG = "        along(part.per_row, who, row, S, trail.depth(row, alive))\n"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
-        "scale-of-neighbour", "scale-mixed", "A state is read with the scale of the tile beside its own.",
+        "scale-of-neighbour", "scale-mixed", "A state is read with the scale of the neighbouring tile.",
         "", (Edit(TILES, "opened(address.pool[at], address.scales[at])",
                   "opened(address.pool[at], address.scales[at].roll(1, -3))"),),
         "rounds", NARROW, 3, CORE,
@@ -47,7 +47,7 @@ FAULTS: tuple[Fault, ...] = (
         "", ("derived", "directed"),
     ),
     Fault(
-        "scale-not-restored", "scale-stale", "A state that is loaded meets the scales that stood in its slot.",
+        "scale-not-restored", "scale-stale", "A loaded state keeps the old scales of its slot.",
         "", (Edit(UNITS, "            self.scales[at] = scales\n", "            pass\n"),),
         "kept", NARROW, 12, STATE,
         "is poison, as memory that nobody wrote", ("bytes", "poison"),
@@ -83,7 +83,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "chance-of-the-batch-row", "chance-other",
-        "What a state falls by hangs on the number of its request in the launch.",
+        "The rounding of a state depends on the row of its request in the launch.",
         "", (Edit(TILES, "uniforms(address.chance, tokens, tuple(x.shape[1:]))",
                   "uniforms(address.chance, tokens + torch.arange(len(tokens)), tuple(x.shape[1:]))"),),
         "rounds", CHANCE, 2, STATE,
@@ -97,7 +97,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "chance-of-the-depth", "chance-other",
-        "A snapshot falls by how many nodes stand before its own, where siblings stand beside each other.",
+        "The rounding of a snapshot depends on the number of nodes before its own, which differs between siblings.",
         "", (Edit(GDN, "trail.depth(row, alive)", "row + 1"),),
         "branching", SNAPSHOTS_BY_CHANCE, 6, STATE,
         "is rounded by the chances of a state of", ("derived",), ("identity", "bytes"),
@@ -109,14 +109,14 @@ FAULTS: tuple[Fault, ...] = (
         "is cut off, not rounded by chance", ("derived", "directed"), ("identity", "bytes"),
     ),
     Fault(
-        "chance-of-every-head", "chance-other", "The kernel counts the elements of a state in every head anew.",
+        "chance-of-every-head", "chance-other", "The kernel restarts the count of a state's elements in every head.",
         "", (Edit(WINDOW, "(head.to(tl.int32) * K + tl.arange(0, KI)[None, None, None, :]) * V + tile_v",
                   "tl.arange(0, KI)[None, None, None, :] * V + tile_v"),),
         "short", replace(CHANCE, ops="triton"), 5, STATE,
         "is rounded by the chances of its first head in every head", ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
-        "chance-of-the-slot", "chance-other", "What a state falls by after a prefill hangs on its slot.",
+        "chance-of-the-slot", "chance-other", "The rounding of a state after a prefill depends on its slot.",
         "flashinfer 2645, vllm 35753 (as made)",
         (Edit("instep_optimized/kernels/prompts/state.py", "tl.load(before + request) + rows", "unit"),),
         "short", replace(CHANCE, ops="triton", state_dtype="bfloat16"), 2, STATE,
@@ -136,7 +136,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "turned-while-speculating", "state-transpose",
-        "States lie the other way round where windows have drafts: the pool turns itself, and nobody else knows.",
+        "States are transposed when windows have drafts: the pool changes its layout, but its users do not know.",
         "sglang, chunked prefill on NPU",
         (Edit(BUDGET, "self.layout == \"VK\"", "(self.layout == \"VK\") == (self.widest == 1)"),),
         "rounds", Setting(), 0, STATE,

@@ -1,6 +1,6 @@
-"""What is kept goes to the host, comes back and is evicted: without a part, of another time, or without going at all.
+"""Prefixes that are offloaded, reloaded and evicted wrongly: without a part, at another time, or not at all.
 
-Leaves out: how prefixes come to be kept, and are given on (`prefixes.py`).
+Leaves out: how prefixes are made and shared (`prefixes.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ POP = "request, kept = self.here.pop(name)"
 FORGET = "        if self.here.pop(name, None) is None:\n            del self.aside[name]\n"
 OFFLOAD, EVICT = "        self._tiers.offload(name)\n", "        self._tiers.evict(name)\n"
 GIVEN = "        self._restore(kept.given_to(live), memory)\n"
-# What an engine does that has the donor at hand: it reads out the state anew.
+# An engine that still has the donor reads out the state again.
 NEWER = (
     "        kept, memory = self._saved[name]\n"
     "        if kept.name in self._requests:\n"
@@ -29,14 +29,14 @@ NEWER = (
     "            state = self._round.strategy.of_state.peek(self._base, slot, length)\n"
     "            self._saved[name] = kept, Kept(**{**memory.__dict__, \"state\": state})\n"
 )
-# What stands on the host is written over by the next prefix, as far as its parts reach.
+# The next prefix overwrites the host copy, as far as its parts reach.
 OVER = (
     "        for other in self.aside.values():\n"
     "            for (_, old), (_, new) in zip(other.kept.parts(), kept.parts()):\n"
     "                few = min(old.numel(), new.numel())\n"
     "                old.view(-1)[:few] = new.reshape(-1)[:few]\n"
 )
-# What an engine does whose prefixes stand on their donors' pages, and which counts nobody who stands there.
+# An engine whose prefixes share their donors' pages, and that does not count the users of a page.
 UNSHARED = (
     "        kept, _ = self._tiers.shown(name)\n"
     "        if kept.name in self._requests:\n"
@@ -62,13 +62,13 @@ FAULTS: tuple[Fault, ...] = (
         ("bytes",), ("identity",),
     ),
     Fault(
-        "offload-without-state", "tier-component", "A prefix goes to the host with states that nobody has filled in.",
+        "offload-without-state", "tier-component", "A prefix goes to the host with uninitialised states.",
         "", (_without("state", "{layer: torch.zeros_like(x) for layer, x in kept.state.items()}"),), "tiers", PLAIN, 5,
         Place("trunk", 0, "state"), WENT, ("bytes",), ("identity",),
     ),
     Fault(
         "offload-without-scales", "tier-component",
-        "States that are stored in tiles go to the host, and their scales stay behind.",
+        "States that are stored in tiles go to the host, without their scales.",
         "", (_without("state", "{n: x._replace(scales=torch.ones_like(x.scales)) for n, x in kept.state.items()}"),),
         "tiers", Setting(state_dtype="float8_e4m3fn"), 5, Place("trunk", 0, "state"), WENT, ("bytes",), ("identity",),
     ),
@@ -104,13 +104,13 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "hit-into-the-donor-s-ring", "tier-other",
-        "A request that goes on from a prefix settles its donor's ring and state, too.",
+        "A request that continues from a prefix settles its donor's ring and state, too.",
         "", (Edit(ENGINE, GIVEN, GIVEN + TWICE),), "tiers", PLAIN, 14, NOWHERE,
         "settled slot 4, which this event may not write", ("bytes",), ("identity",),
     ),
     Fault(
         "offload-frees-nothing", "tier-evicted",
-        "What went to the host is still held on the device: nothing is won.",
+        "An offloaded prefix is still held on the device, so nothing is freed.",
         "", (Edit(TIERS, POP, f"        {POP}\n        self.__dict__.setdefault(\"_held\", []).append(kept)\n"),),
         "tiers", LABELS, 5, NOWHERE, HELD, ("copies",), ("identity", "bytes"),
     ),
@@ -133,7 +133,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "evicted-with-a-shared-page", "tier-evicted",
-        "An eviction frees the page on which the prefix began, while its donor still stands on it.",
+        "An eviction frees the page on which the prefix began, while its donor still uses it.",
         "", (Edit(ENGINE, EVICT, UNSHARED + EVICT),), "tiers", PLAIN, 19, Place("trunk", 3, "keys"),
         "page 9, which this event may not write", ("bytes",), ("identity",),
     ),

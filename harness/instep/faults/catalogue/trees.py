@@ -22,7 +22,7 @@ SLOT_TABLE = Place("trunk", STAGE_LEVEL, "length")
 NODES = "inputs.rows, inputs.slots, acceptance.last_correct_step_indices, acceptance.accept_lens,"
 GROWN = Place("chain.0", AFTER_LAYERS, "pick")
 SNAPSHOT = Setting(strategy="snapshot")
-# The path of every request behind each other, in numbers that count the rows of the whole batch.
+# The paths of all requests concatenated, with numbers that count the rows of the whole batch.
 PACKED = (
     "        rows = torch.arange(count, device=path.device)\n"
     "        packed = (path + rows[:, None] * width).flatten()[(path < 0).flatten().long().argsort(stable=True)]\n"
@@ -47,7 +47,7 @@ def _grown(name: str, what: str, edits: tuple[Edit, ...], says: str, how: Settin
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
-        "tree-as-chain-state", "tree-as-chain", "A node's state goes on from the row before it, whatever its parent.",
+        "tree-as-chain-state", "tree-as-chain", "A node's state continues from the row before it, whatever its parent.",
         "", (Edit(GDN, "trail = Trail(state, ancestry(part, who))", "trail = Trail(state, None)"),),
         "branching", Setting(), 5, CORE,
         "the tree is taken for a chain", ("derived", "directed"), ("identity", "bytes"),
@@ -106,7 +106,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "packed-offset-of-sizes", "commit-node",
-        "The last node is looked up among the packed paths, less an offset that counts nodes; rows stand T apart.",
+        "The last node is looked up among the packed paths, less an offset that counts nodes; rows are T apart.",
         "",
         (Edit(ROUND, PATH, PATH + PACKED.format(offset="inputs.width.cumsum(0) - inputs.width")),
          _node("node")),
@@ -115,13 +115,13 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ring-not-moved", "path-not-moved",
-        "Kept tokens of the accepted path stay where their nodes stood in the ring.",
+        "Kept tokens of the accepted path stay at their nodes' places in the ring.",
         "", (Edit(RERUN, "accepted.path is None", "accepted.path is not None"),),
         "branching", Setting(), 6, STATE,
         "takes the tree for a chain: holds rows 0 to", ("directed", "bytes"),
     ),
     Fault(
-        "kv-not-moved", "path-not-moved", "Keys and values of the accepted path stay where their nodes stood.",
+        "kv-not-moved", "path-not-moved", "Keys and values of the accepted path stay at their nodes' places.",
         "", (Edit(ACCEPTED, '("keys", "values", f"keys{SCALES}", f"values{SCALES}")', "()"),),
         "branching", Setting(), 6, KEYS,
         "was written 2 positions too late", ("bytes", "derived"),
@@ -144,7 +144,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "parents-of-the-last-replay", "parents-of-another",
-        "The shapes of windows are not copied into a graph's inputs: it goes on with those that it was captured with.",
+        "The shapes of windows are not copied into a graph's inputs: it keeps those of its capture.",
         "vllm 44868",
         (Edit("instep_optimized/graphs/runner.py", "    return own[: len(given)], given\n",
               "    kept = given.dim() > 1 and given.shape[1] > 8\n"
@@ -167,15 +167,15 @@ FAULTS: tuple[Fault, ...] = (
         "branching", Setting(), 4, Place("chain.2", STAGE_LEVEL, "post_normed"),
         "", ("derived",), ("identity", "bytes"),
     ),
-    _grown("tie", "Of equal scores the higher number comes first.", (Edit(
+    _grown("tie", "The higher number wins a tie of scores.", (Edit(
         GROW, "return x.sort(dim=1, descending=True, stable=True).indices[:, :count].contiguous()",
         "return x.shape[1] - 1 - x.flip(1).sort(dim=1, descending=True, stable=True).indices[:, :count]"),),
         "of equal scores the higher number comes first", Setting(ops="ledger")),
-    _grown("parent-beside", "Scores and parents are those of the beam beside.", (Edit(
+    _grown("parent-beside", "Scores and parents are those of the neighbouring beam.", (Edit(
         GROW, "beams = before.beams.view(requests, topk)",
         "beams = before.beams.view(requests, topk).roll(1, dims=1)"),),
         "a parent is the beam before the one that it should be"),
-    _grown("parent-alone", "The score is that of the right beam, the parent is the beam beside.", (Edit(
+    _grown("parent-alone", "The score is that of the right beam, the parent is the neighbouring beam.", (Edit(
         GROW, "scores, parents = above + log_probs.reshape(requests, many), beams.repeat_interleave(topk, dim=1)",
         "scores = above + log_probs.reshape(requests, many)\n"
         "parents = beams.roll(1, dims=1).repeat_interleave(topk, dim=1)"),),
@@ -209,7 +209,7 @@ FAULTS: tuple[Fault, ...] = (
         "grown", Setting(), 4, Place("chain.2", STAGE_LEVEL, "post_normed"),
         "reads the head's row of", ("derived",), ("identity", "bytes"),
     ),
-    # Whoever is given every window sees none of these.
+    # With every window given, none of these can be seen.
     Fault(
         "own-window-in-the-given-shape", "own-window",
         "The parents that the host gives are noted for the verify, also where it gives none: the tree has no shape.",
