@@ -33,12 +33,13 @@ SCRATCH = 2**28  # bytes of what is not joined yet, if one tile of rows fits; mo
 
 
 class Division(NamedTuple):
-    """How positions are divided.
+    """Tuning constants: how the positions of a request are divided among programs.
 
-    window  a request of at most so many rows is read in parts, and so is every tree
+    window  maximum number of rows of a request that is read in parts (every tree is read in parts)
     part    positions of a part: fixed, so that a row's bits do not depend on how the work is divided
-    group   parts that are joined before the groups are
-    few     items of one part, up to which a program stores each part alone; of more it stores groups, joined
+    group   number of parts that are joined into a group; the groups are joined afterwards
+    few     maximum number of items of one part for which each part is stored alone; above it a program joins its
+            parts and stores groups
     """
 
     window: int
@@ -52,8 +53,11 @@ WINDOW, PART, GROUP, FEW = Division(12, 32, 2, 16) if INTERPRETED else COMPILED
 
 
 class Unjoined(NamedTuple):
-    """What is not joined yet. few: parts that all requests may have if each is stored alone; most: parts of a request;
-    room: units of all; at_once: rows of each."""
+    """Size of the scratch memory for partial results that are not joined yet.
+
+    few: parts over all requests, if each is stored alone; most: parts of one request; room: units of all requests;
+    at_once: rows of each request that are processed together.
+    """
 
     few: int
     most: int
@@ -68,10 +72,11 @@ def unjoined(
     requests: int, mapped: int, pooled: int, most: int, tokens: int, heads: int, kv_heads: int, width: int,
     of: Division, trees: bool = False,
 ) -> Unjoined:
-    """For `most` rows of each request, in tiles of `tokens`.
+    """Compute the scratch size for `most` rows of each request, in tiles of `tokens`.
 
-    mapped: positions that a request may have;  pooled: those of the pool. No page is of two requests. So together they
-    have no more whole units than the pool, and a broken one each. A tree is given one more: its paths may reach there.
+    mapped: positions that a request may have;  pooled: positions of the pool. No two requests share a page. So together
+    they have at most as many whole units as the pool, plus one broken unit each. A tree gets one unit more, because its
+    paths may reach into it.
     """
 
     def units(positions: int) -> int:
@@ -85,11 +90,12 @@ def unjoined(
 
 
 def sides_of(requests: int, mapped: int, pooled: int, tiles: int, group: int, places: int) -> int:
-    """Tiles of rows that a program reads together: one, if all tiles may run at a time, else two.
+    """Number of row tiles that a program reads together: one if all tiles can run at a time, else two.
 
-    Two share what is copied, and take longer than one. A request is counted as if it filled what it may have, and a
-    group that it only begins behind others takes little.  mapped, pooled: as above;  tiles: of a request, with those of
-    all KV heads;  group: positions of a group;  places: programs that run at a time
+    Two tiles share the copied keys and values, but a program with two takes longer. The estimate assumes that a request
+    fills the positions that it may have. It ignores a group that a request has only begun, because that costs little.
+    mapped, pooled: as in `unjoined`;  tiles: tiles of a request times its KV heads;  group: positions of a group;
+    places: programs that run at a time
     """
     groups = min(requests * max(mapped // group, 1), pooled // group + requests)
     return 1 if groups * tiles <= places else 2
@@ -106,8 +112,11 @@ class Shape(NamedTuple):
 
 
 class Join(NamedTuple):
-    """Of the joining kernel. rows: of a program; alone: groups of parts that are loaded together; pieces: of a row,
-    each by a program of its own."""
+    """Launch shape of the joining kernel.
+
+    rows: rows of a program; alone: groups of parts that are loaded together; pieces: number of programs that share a
+    row.
+    """
 
     rows: int
     warps: int
@@ -115,18 +124,18 @@ class Join(NamedTuple):
     pieces: int
 
 
-FEWEST, JOINS = 64, 264  # rows, up to which registers are there for more loads under way
-FEWEST_JOINED = Join(tile(1, 128), 4, tile(5, 1), tile(2, 1))  # of trees the compiler loads one part after the other
+FEWEST, JOINS = 64, 264  # maximum number of rows for which there are registers for more loads in flight
+FEWEST_JOINED = Join(tile(1, 128), 4, tile(5, 1), tile(2, 1))  # for trees the compiler loads the parts one by one
 FEW_JOINED = Join(tile(1, 128), 4, tile(3, 1), 1)
 MANY_JOINED = Join(tile(1, 128), 1, 1, 1)  # one warp: LOG.md
 
-# By the bytes of an element; others are as the last.
+# By the bytes of an element; other sizes use the last entry.
 CHUNK = {2: Shape(128, 64, 8, 2), 4: Shape(16, 32, 8, 2)}
 PARTS = {2: Shape(16, 64, 4, 2), 4: Shape(16, 32, 8, 2)}
 SMALL = Shape(16, 16, 4, 1)  # interpreted
-TREES_FROM = 2  # requests: a tree alone is read sooner without explicit layouts, in one launch less
-# Of the kernels with explicit layouts, which have the tiles above: stages, registers of a thread that reads (parts: of
-# one that sums values), and of one that copies.
+TREES_FROM = 2  # requests: a single tree is read faster without explicit layouts, with one launch fewer
+# Kernels with explicit layouts, whose tiles are those above: stages, registers of a thread that reads (for parts: of a
+# thread that sums values), registers of a thread that copies.
 CHUNK_STAGED, PARTS_STAGED, WIDENED_PARTS = (2, 232, 40), (2, 168, 40), (2, 248, 40)
 
 
@@ -136,14 +145,15 @@ def shape_of(shapes: dict[int, Shape], query: torch.Tensor) -> Shape:
 
 
 def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
-    """`Attend` of the seam: row j of request b sees positions 0 .. before[b] + j of its mapped pages, or its ancestors.
+    """Implement `Attend`: row j of request b sees positions 0 .. before[b] + j of its pages, or its ancestors.
 
     Scores and sums are fp32. The products of fp32 inputs are fp32 too (`ieee`). Probabilities are cast to the dtype of
     the values, relative to the largest score of the part (of all positions so far, in a prefill chunk).
 
-    A row of a window or of a tree has bits of its own: they depend on its query, its position, and the keys and values
-    up to there. So decode and verify agree, and a path of a tree is its chain. A row of a request with more than WINDOW
-    rows in one launch differs from these in last bits; `invariant/attend.py` has them alike.
+    The bits of a row of a window or of a tree depend only on its query, its position, and the keys and values up to
+    that
+    position. So decode and verify agree, and a path of a tree equals the same chain. A row of a request with more than
+    WINDOW rows in one launch differs from these in the last bits; `invariant/attend.py` makes them equal.
     """
     return read(query, pages, shape_of(CHUNK, query), shape_of(PARTS, query), PART, alone=False)
 
@@ -152,7 +162,7 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
 def gated_attend(
     *, query: torch.Tensor, pages: Pages, projected: torch.Tensor, to: tuple[Place, Place]
 ) -> torch.Tensor:
-    """`GatedAttend` of the seam: who joins the parts of a row opens it, too. Rows of long requests have no parts."""
+    """Implement `GatedAttend`: the joining kernel also applies the gate. Rows of long requests have no parts."""
     if pages.most > WINDOW or not pages.most:
         return output_gate(attended=attend(query=query, pages=pages, to=to[0]), projected=projected, to=to[1])
     opened = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -161,7 +171,7 @@ def gated_attend(
 
 
 def read(query: torch.Tensor, pages: Pages, chunk: Shape, parts: Shape, part: int, *, alone: bool) -> torch.Tensor:
-    """Attention with parts of `part` positions. alone: prefill chunks join them too, for the same bits."""
+    """Run attention with parts of `part` positions. alone: prefill chunks join parts too, which gives the same bits."""
     if not pages.most:
         return torch.zeros_like(query, memory_format=torch.contiguous_format)
     attended = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -172,7 +182,7 @@ def read(query: torch.Tensor, pages: Pages, chunk: Shape, parts: Shape, part: in
 
 
 def height(shape: Shape, group: int) -> tuple[int, int]:
-    """(rows, tokens) of a tile for so many heads per KV head."""
+    """Return (rows, tokens) of a tile for `group` query heads per KV head."""
     rows = max(shape.queries, power_of_2(group))
     return rows, rows // group
 
@@ -181,9 +191,10 @@ def scratch(
     config: ModelConfig, element: int, requests: int, positions: int, page_size: int, nodes: int,
     of: Division = COMPILED,
 ) -> int:
-    """The bytes of what is not joined yet, at the most: for requests that fill pools of just their positions.
+    """Maximum number of scratch bytes for partial results, over requests that fill pools of just their positions.
 
-    element: bytes of an activation;  nodes: of the largest window. One layer runs at a time, and all share them.
+    element: bytes of an activation;  nodes: of the largest window. Layers run one at a time and share the scratch
+    memory.
     """
     mapped, heads, most = ceil_div(positions, page_size) * page_size, config.heads, max(of.window, nodes)
     _, tokens = height(PARTS.get(element, PARTS[4]), heads // config.kv_heads)
@@ -191,15 +202,19 @@ def scratch(
     def taken(rows: int) -> int:
         found = unjoined(requests, mapped, requests * mapped + page_size, rows, tokens, heads, config.kv_heads,
                          config.head_dim, of)  # fmt: skip
-        least = SCRATCH if found.at_once < rows else 0  # rows wait: fewer requests may fill what is given
+        least = SCRATCH if found.at_once < rows else 0  # rows wait: fewer requests may still use all of SCRATCH
         return max(found.bytes(heads, config.head_dim), least)
 
     return max(taken(rows) for rows in range(1, most + 1))
 
 
 class Call(NamedTuple):
-    """What the kernels of one call are given alike. placed: what says how positions are divided; held: those that a
-    line of the table has entries for."""
+    """Arguments that all kernels of one attention call share.
+
+    placed: the arguments that determine how positions are divided; held: positions for which a line of the page table
+    has
+    entries.
+    """
 
     query: torch.Tensor
     pages: Pages
@@ -232,12 +247,12 @@ class Call(NamedTuple):
         return height(shape, self.query.shape[1] // self.pages.keys.shape[2])
 
     def staged(self, rows: int, shape: Shape, of: tuple[int, int, int]) -> Any:
-        """What `attend_staged.fitted` says of such tiles; nothing if explicit layouts are not there."""
+        """Return what `attend_staged.fitted` returns for such tiles; a false value if explicit layouts do not apply."""
         same = staged is not None and rows == shape.queries
         return same and staged.fitted(self.query, self.pages, rows, shape.positions, *of)
 
     def whole(self, shape: Shape, part: int) -> bool:
-        """Requests of many rows: a program reads all positions of its rows.  ->  whether these are all rows"""
+        """Read requests with many rows, one program per row tile over all positions  ->  whether no rows are left."""
         rows, tokens = self.height(shape)
         pages, (requests, kv_heads) = self.pages, (self.pages.begin.numel(), self.pages.keys.shape[2])
         if not part and pages.key_scales is None and (fit := self.staged(rows, shape, CHUNK_STAGED)):
@@ -251,9 +266,11 @@ class Call(NamedTuple):
         return False
 
     def _whole_staged(self, fit: tuple[Any, dict[str, int]], tokens: int) -> bool:
-        """That by lasting programs. Where few run, a tile has half as many rows: all programs have one then, or more.
+        """Do the work of `whole` with persistent programs. If few would run, tiles have half as many rows.
 
-        Where the host knows that the only request has all rows, there are no parts: who reads them is not launched.
+        Then every program has at least one tile. If the host knows that a single request has all rows, no rows are
+        read in
+        parts, so the kernel for parts is not launched.
         """
         pages, (pools, constants) = self.pages, fit  # the last two of `pools` are None: there are no scales
         requests, kv_heads, places = pages.begin.numel(), pages.keys.shape[2], multiprocessors(self.query.device)
@@ -273,9 +290,9 @@ class Call(NamedTuple):
         return alone
 
     def in_parts(self, shape: Shape, part: int, gate: torch.Tensor | None = None) -> None:
-        """Requests of few rows, and trees: parts of their positions, then the parts joined in order.
+        """Read requests of few rows, and trees: parts of their positions, then the parts joined in order.
 
-        gate [N, heads, width]: what opens the rows then
+        gate [N, heads, width]: opens the rows as they are joined
         """
         pages, (heads, width) = self.pages, self.query.shape[1:]
         requests, kv_heads, most = pages.begin.numel(), pages.keys.shape[2], min(pages.most, max(WINDOW, pages.nodes))
@@ -295,7 +312,7 @@ class Call(NamedTuple):
         if fit:
             sides = min(tiles, sides_of(
                 requests, mapped * size, pooled * size, kv_heads * tiles, part * GROUP, places))  # fmt: skip
-            if sides == 1:  # who sums one tile needs no more over 8 bits than over 16: who weighs has the others
+            if sides == 1:  # warps that sum one tile need no more registers over 8 bits than over 16
                 fit = fit[0], fit[1] | {"REGISTERS": PARTS_STAGED[1]}
         items = requests * most_parts * kv_heads * ceil_div(tiles, sides)
         programs = max(min(places * (1 if fit else RESIDENT), items), 1)
@@ -306,7 +323,7 @@ class Call(NamedTuple):
             if fit:
                 launch(windows.read_parts_staged, (programs,), *self.queries, *fit[0], *beside, *counts,
                        PT=part, GROUP=GROUP, BT=listed, SIDES=sides, **fit[1])  # fmt: skip
-            if trees or not fit:  # beside explicit layouts: what each node sees alone
+            if trees or not fit:  # in addition to explicit layouts: the part that each tree node sees alone
                 launch(
                     *((read_alone, (at_once, kv_heads, requests)) if fit else (read_parts, (programs,))),
                     *self.queries, *self.pools, *beside, *counts,
@@ -327,7 +344,7 @@ class Call(NamedTuple):
 
 
 def _beside(pool: torch.Tensor, scales: torch.Tensor | None) -> tuple[torch.Tensor, int]:
-    """The scales of a pool and their step from page to page; without scales the pool, which is not touched."""
+    """Return the scales of a pool and their page stride; without scales the pool itself, which is then not read."""
     if scales is None:
         return pool, 0
     assert scales[0].is_contiguous(), "the scales of a page lie side by side"

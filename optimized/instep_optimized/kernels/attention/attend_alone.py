@@ -1,6 +1,7 @@
-"""Attention of trees beside explicit layouts: what each node sees alone, of the part in which its window begins.
+"""Attention of trees alongside explicit layouts: the part in which the window begins, for each node alone.
 
-Leaves out: the parts before, which all nodes see (`attend_parts_staged.py`); what joins the units (`attend_parts.py`).
+Leaves out: the earlier parts, which all nodes see (`attend_parts_staged.py`), and joining the units
+(`attend_parts.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -26,11 +27,14 @@ def read_alone(
     MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, GROUP: tl.constexpr, BT: tl.constexpr,
     PAGE: tl.constexpr, WIDEN: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The parts of one node that reach into its window, for the heads of a KV head. Grid: [nodes, KV heads, requests].
+    """Read the parts of one node that reach into its window. Grid: [nodes, KV heads, requests].
 
-    A tile computes what that of `read_parts` for one node computes. Of a group that begins before the window the launch
-    before has joined the parts before, and has stored that where the group will be. So a program waits for that launch
-    when it has read a part; what that launch waited for was there before any program was (EARLY).
+    A program has the heads of one KV head.
+
+    A tile computes exactly what a tile of `read_parts` for one node computes. If a group begins before the window, the
+    previous launch has joined the group's earlier parts and stored the result at the group's place. So a program first
+    reads a part and then waits for that launch. Everything that the previous launch waited for is finished before any
+    program here starts (EARLY).
     """
     if EARLY:
         next_comes()
@@ -69,7 +73,7 @@ def read_alone(
             unit = base + place // size
             spot = (unit.to(tl.int64) * most + token - skipped) * (kv_heads * group) + head
             there = m < tl.where(unit < room, group, 0)
-            behind = m < tl.where(place % size != 0, group, 0)  # of a unit something lies before this part
+            behind = m < tl.where(place % size != 0, group, 0)  # the unit has an earlier part
             at_means, at_sums = means + (spot * width)[:, None] + d[None, :], sums + spot * 2
             if place == begun:
                 if EARLY:
@@ -77,7 +81,7 @@ def read_alone(
                 best = tl.load(at_sums, mask=there & behind, other=float("-inf"))
                 total = tl.load(at_sums + 1, mask=there & behind, other=0.0)
                 mean = tl.load(at_means, mask=inside & (there & behind)[:, None], other=0.0)
-                tl.debug_barrier()  # all threads have it before one stores there
+                tl.debug_barrier()  # all threads have loaded it before one thread stores there
             else:
                 best, total = tl.where(behind, best, float("-inf")), tl.where(behind, total, 0.0)
                 mean = tl.where(behind[:, None], mean, 0.0)

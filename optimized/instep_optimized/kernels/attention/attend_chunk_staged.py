@@ -1,13 +1,13 @@
-"""`read_chunk` of `attend_chunk.py` with explicit layouts: the same bits, and products run while weights are made.
+"""`read_chunk` of `attend_chunk.py` with explicit layouts: the same bits, with products and softmax overlapped.
 
-Lasting programs walk the tiles of rows. Keys, values and queries of a tile come while the tile before ends. Two groups
-of warps have half of a tile's rows each: one makes weights while the products of the other run. Where few programs
-would run, tiles have half as many rows, and one group reads them.
+Persistent programs walk the tiles of rows. Keys, values and queries of a tile are copied while the previous tile ends.
+Two groups of warps have half of a tile's rows each: one computes weights while the products of the other run. If few
+programs would run, tiles have half as many rows, and one group reads them.
 
 Leaves out: the device functions (`attend_staged.py`), and which tiles a program reads (`attend_tiles.py`).
 """
 
-# ruff: noqa: SIM102 (what is absent is not compiled: the test for it stands alone)
+# ruff: noqa: SIM102 (a test for an absent argument is a separate `if`, so that the branch is not compiled)
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # (device code: Triton's types are not Python's)
@@ -33,9 +33,9 @@ from ..device.layouts import (
 from .attend_staged import holes, over_columns, places, seen, weighed
 from .attend_tiles import TOLD, copy_tiles, tile_of, told
 
-# The compiler puts a wait for products before all arithmetic that needs none of them. Then a group that is alone makes
-# weights behind the product that it should make them beside. No wait is moved over a barrier, and threads would come to
-# this one if sums of weights were less than 0, which none is. Two groups fill each other's gaps without it.
+# The compiler puts a wait for products before all arithmetic that needs none of them. A single group of warps would
+# then compute weights after the product instead of during it. The compiler moves no wait over a barrier; threads would
+# reach this one if sums of weights were less than 0, which none is. Two groups fill each other's gaps without it.
 _MADE = gl.constexpr(
     "{ .reg .pred p; .reg .f32 both; add.f32 both, $2, $3; setp.lt.f32 p, both, 0f00000000; @p bar.sync 15, 128; "
     "mov.f32 $0, $2; mov.f32 $1, $3; }"
@@ -44,7 +44,7 @@ _MADE = gl.constexpr(
 
 @gluon.jit
 def _fetch(given, of, query_tile, tokens, MT: gl.constexpr, DT: gl.constexpr, SIDE: gl.constexpr):
-    """Begin to copy the queries of MT rows, from row SIDE * MT of a tile on. Where there are none it becomes 0."""
+    """Begin to copy the queries of MT rows, from row SIDE * MT of a tile on. Absent rows become 0."""
     query, query_row, query_head, _, _, _, _, _, _, group, _ = given
     row, _, kv_head, first, rows, _, _ = of
     LOADED: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DT, DT // 8], [gl.num_warps(), 1], [1, 0])
@@ -65,7 +65,7 @@ def _scores(queries, keys, MT: gl.constexpr, NT: gl.constexpr, SCORES: gl.conste
 
 @gluon.constexpr_function
 def _wide(rows, width, warps):
-    """Lanes of a row swap numbers, so that each stores 8 that stand side by side."""
+    """Lanes of a row swap numbers, so that each stores 8 adjacent numbers."""
     columns = [1 << i for i in range(5, width.bit_length() - 1)]
     return gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 4], *([0, column] for column in columns), [8, 0]],
@@ -92,7 +92,7 @@ def _read(
     MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
     SIDES: gl.constexpr, SIDE: gl.constexpr,
 ):  # fmt: skip
-    """MT rows of each tile, from row SIDE * MT on. The next scores and means are made while scores are weighed."""
+    """Read MT rows of each tile, from row SIDE * MT on. The next scores and means run while scores are weighed."""
     _, _, _, _, _, _, table, table_row, table_column, group, scale = given
     tokens = work[10]
     key_tiles, value_tiles, full_keys, full_values, free_keys, free_values = tiles
@@ -152,7 +152,7 @@ def _read(
         done += 1
         mbarrier.wait(full_values.index(place), phase)
         means = warpgroup_mma(weights, value_tiles.index(place), mean, is_async=True)
-        barrier()  # nobody reads the queries any more
+        barrier()  # no warp reads the queries any more
         turn += 1
         after_this = told(orders, turn)
         if after_this >= 0:
@@ -166,7 +166,7 @@ def _read(
 
 @gluon.jit
 def _zero(into, into_row, into_head, rows, HEADS: gl.constexpr, DT: gl.constexpr):
-    """All rows become 0."""
+    """Set all rows to 0."""
     d = gl.arange(0, DT, gl.BlockedLayout([DT // 128], [32], [gl.num_warps()], [0]))
     into += gl.program_id(0).to(gl.int64) * into_row + d
     for _row in range(gl.program_id(0), rows, gl.num_programs(0)):
@@ -185,9 +185,9 @@ def read_chunk_staged(
     REGISTERS: gl.constexpr, COPIER_REGISTERS: gl.constexpr, SIDES: gl.constexpr, ALONE: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
-    """`tokens` rows of one request for the `group` query heads of one KV head are a tile. Grid: any.
+    """Attention of row tiles, each `tokens` rows of one request for the `group` query heads of one KV head. Grid: any.
 
-    ALONE: the only request has all rows. They become 0 if it has no slot.
+    ALONE: a single request has all rows. They become 0 if it has no slot.
     """
     DTYPE: gl.constexpr = query.dtype.element_ty
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)

@@ -1,6 +1,6 @@
-"""Windows in parts, with explicit layouts: what programs read, and who copies it. Device functions.
+"""Windows in parts, with explicit layouts: the items that programs read, and the copies. Device functions.
 
-Leaves out: the kernel (`attend_parts_staged.py`); what prompts need, too (`attend_staged.py`).
+Leaves out: the kernel (`attend_parts_staged.py`) and the functions that prompts share (`attend_staged.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -17,17 +17,17 @@ from .attend_staged import copied, plus
 
 @gluon.jit
 def _units(positions, each, PT: gl.constexpr, GROUP: gl.constexpr):
-    """Whole units in so many positions: parts, or groups of them."""
+    """Number of whole units (parts, or groups of them) in `positions`."""
     return gl.where(each == 1, positions // PT, positions // (PT * GROUP))
 
 
 @gluon.jit
 def listed(work, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr, SIDES: gl.constexpr):
-    """Of every request [BT]: what its items are made from, and where they end in two lists; parts in a unit.
+    """Work lists over all requests [BT]: inputs of their items, and where the items end in two lists; parts in a unit.
 
-    A unit is whole or broken. The list of the whole ones comes first: they take the same time. An item has a unit, a KV
-    head, and SIDES tiles of rows. Of a tree they have the parts before its window, which all nodes see (`read_alone`
-    has the others).
+    A unit is whole or broken. The list of the whole units comes first, because they take the same time. An item has a
+    unit, a KV head, and SIDES tiles of rows. For a tree it covers the parts before its window, which all nodes see
+    (`read_alone` reads the others).
     """
     slots, count, before, held, window, most, skipped, few, requests, kv_heads, tokens, trees = work
     begin, ancestors, ancestors_step, nodes = trees
@@ -56,13 +56,14 @@ def listed(work, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr, SIDES:
 
 @gluon.jit
 def of_one(mine, numbers):
-    """Of numbers of all requests that of one"""
+    """Select the number of one request from the numbers of all requests."""
     return gl.sum(gl.where(mine, numbers, 0), axis=0)
 
 
 @gluon.jit
 def chosen(item, lists, work, unit_size, SIDES: gl.constexpr):
-    """An item -> its request, slot, KV head, first row, unit, the request's first unit; the positions that it reads."""
+    """Locate an item -> its request, slot, KV head, first row, unit, the request's first unit; the positions it
+    reads."""
     b, rows, slot, known, high, whole, first, whole_ends, ends, common = lists
     held, skipped, kv_heads, tokens = work[3], work[6], work[9], work[10]
     all_whole = gl.max(whole_ends, axis=0)
@@ -75,7 +76,7 @@ def chosen(item, lists, work, unit_size, SIDES: gl.constexpr):
     unit = at // its // kv_heads + gl.where(broken, of_one(mine, whole), 0)
     row, behind_last, its_known = skipped + at % its * SIDES * tokens, skipped + of_one(mine, rows), of_one(mine, known)
     if work[11][1] is not None:
-        held = of_one(mine, common)  # a tree is read up to there, and nobody further
+        held = of_one(mine, common)  # this kernel reads a tree only up to the positions that all nodes share
     reach = gl.minimum(its_known + gl.minimum(row + SIDES * tokens, behind_last), held).to(gl.int32)
     start = unit * unit_size
     of = request, of_one(mine, slot), at // its % kv_heads, row, behind_last, its_known, unit, of_one(mine, first)
@@ -88,10 +89,10 @@ def copy(
     NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr, PAGE: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, SIDES: gl.constexpr, KV: gl.constexpr,
 ):  # fmt: skip
-    """Copy the keys and values of all items of this program, and scales beside them if there are any."""
+    """Copy the keys and values of all items of this program, with their scales if there are any."""
     if EARLY:
         gdc_wait()
-        if work[11][1] is not None:  # `read_alone` behind this launch takes what is idle, and waits itself
+        if work[11][1] is not None:  # the next launch, `read_alone`, uses idle multiprocessors and waits itself
             gdc_launch_dependents()
     lists, each = listed(work, PT, GROUP, BT, SIDES)
     done = 0
@@ -100,5 +101,5 @@ def copy(
         pages = (table + of[1].to(gl.int64) * table_row, table_column)
         done = copied(done, start, stop, (keys, values), scales, of[2] * DT, pages, tiles, beside,
                       NT, DT, PAGE, STAGES, KV)  # fmt: skip
-    if EARLY:  # so late that the programs of the launch behind do not crowd where these end first
+    if EARLY:  # late, so that programs of the next launch do not crowd the multiprocessors that finish first
         gdc_launch_dependents()

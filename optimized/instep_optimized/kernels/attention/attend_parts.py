@@ -26,12 +26,13 @@ def read_parts(
     MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, GROUP: tl.constexpr, BT: tl.constexpr,
     PAGE: tl.constexpr, WIDEN: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
-    """Parts of the positions of one request, for `tokens` rows and the heads of one KV head. Grid: any.
+    """Read parts of the positions of one request, for `tokens` rows and the heads of one KV head. Grid: any.
 
-    The programs walk one list: of every request its units (parts, or groups of them, which are then joined here), and
-    of each its KV heads and row tiles. In a tree the units that reach into the window have tiles of one token. These
-    take their ancestors in order, as if they stood one behind the other: node a_j of its path (a_0 the root) as
-    position before + j. So such a tile computes what that chain computes, and what it does not see is not loaded.
+    The programs walk one list: for every request its units (parts, or groups of parts, which are then joined here),
+    times
+    its KV heads and row tiles. In a tree the units that reach into the window have tiles of one token. These tiles take
+    the ancestors in order, as consecutive positions: node a_j of the path (a_0 is the root) as position before + j. So
+    such a tile computes exactly what the same chain computes, and loads only what it sees.
     """
     rows_of, first_unit, shared, units, each_of = division(
         held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, few, requests,
@@ -100,10 +101,10 @@ def division(
     held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, few,
     requests, PT: tl.constexpr, GROUP: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """Of every request [BT]: its rows that are read in parts, the number of its first unit, how many units all rows of
-    a tile read together, and how many units it has; and the parts in a unit.
+    """Division of every request [BT]: its rows that are read in parts, the number of its first unit, how many units all
+    rows of a tile read together, and how many units it has; and the parts in a unit.
 
-    A unit is a part where all requests have at most `few` of them, else a group.
+    A unit is a part if all requests have at most `few` parts, else a group.
     """
     b = tl.arange(0, BT)
     there = b < requests
@@ -132,11 +133,13 @@ def join_parts(
     RT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, GROUP: tl.constexpr, BT: tl.constexpr,
     CT: tl.constexpr, ALONE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The parts of RT rows of heads of one request: those of a group in order, then the groups. Grid: any.
+    """Join the parts of RT rows of heads of one request: the parts of a group in order, then the groups. Grid: any.
 
-    A program has CT columns. ALONE: groups whose loads are under way together, if their parts are stored alone. What is
-    read before `wait` was written before the parts were read. gate: what opens each row, or None. Rows of no request
-    become 0, or what their gate makes of it.
+    A program has CT columns. ALONE: number of groups whose loads are in flight together, if their parts are stored
+    alone.
+    Everything that is read before `wait` was written before the parts were read. gate: opens each row, or None. Rows
+    that
+    belong to no request become 0, or 0 with the gate applied.
     """
     b = tl.arange(0, BT)
     rows_of, first_unit, _, units_of, each = division(
@@ -194,7 +197,7 @@ def join_parts(
             if gate is not None:
                 found = (found.to(tl.float32) / opened_by).to(attended.dtype.element_ty)
             tl.store(attended + (row * attended_row + head * attended_head)[:, None] + d[None, :], found, mask=inside)
-    if EARLY:  # who has no rows waits, too: whoever waits for this launch waits for all that it waits for
+    if EARLY:  # programs without rows wait, too: the next launch then waits for all that this launch waits for
         wait()
     if tl.sum(tl.where(begins >= 0, behind - begins, 0), axis=0) != rows_of_all:
         d = tl.arange(0, DT)
@@ -203,7 +206,7 @@ def join_parts(
                 far = tl.cast(some_row, tl.int64)
                 for some_head in range(heads):
                     zero = tl.zeros((DT,), tl.float32)
-                    if gate is not None:  # it may be no number
+                    if gate is not None:  # the gate may be NaN
                         zero /= opening(gate + far * gate_row + some_head * gate_head + d, d < width)
                     tl.store(attended + far * attended_row + some_head * attended_head + d,
                              zero.to(attended.dtype.element_ty), mask=d < width)  # fmt: skip
@@ -214,7 +217,7 @@ def groups(
     best, total, mean, stored, start,
     RT: tl.constexpr, DT: tl.constexpr, GROUP: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
-    """What was joined so far, and COUNT groups behind it, from their parts."""
+    """Join COUNT further groups, from their parts, to what was joined so far."""
     loaded = loads(stored, start, GROUP * COUNT, DT)
     for group in tl.static_range(COUNT):
         best_of, total_of, mean_of = nothing(RT, DT)
@@ -227,7 +230,7 @@ def groups(
 
 @triton.jit
 def loads(stored, start, COUNT: tl.constexpr, DT: tl.constexpr):
-    """COUNT units: all are loaded before the first is used, so that they are under way together."""
+    """Load COUNT units: all are loaded before the first is used, so that the loads are in flight together."""
     means, sums, reads, between, width, d = stored
     loaded, inside = (), (d < width)[None, :]
     for step in tl.static_range(COUNT):

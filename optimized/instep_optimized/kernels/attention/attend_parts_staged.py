@@ -1,13 +1,13 @@
-"""`read_parts` of `attend_parts.py` with explicit layouts: the same bits, and copies go on while parts are computed.
+"""`read_parts` of `attend_parts.py` with explicit layouts: the same bits, with copies and arithmetic overlapped.
 
-One group of warps computes the weights of an item, of one tile or of two, and hands them on through shared memory. One
-more group per tile multiplies the values. So the scores of a step are computed while the values of the step before are
-summed. Values of 8 bits have one group for both tiles, so that each is widened once.
+One group of warps computes the weights of an item, for one tile or two, and passes them on through shared memory. One
+more group per tile multiplies the values. So the scores of a step are computed while the values of the previous step
+are summed. Values of 8 bits have one group for both tiles, so that each value is widened once.
 
-What is stored waits in the cache for the join (`evict_last`). Otherwise it goes to memory while keys and values come
-from there, which takes longer than its bytes say.
+Stored parts stay in the cache for the join (`evict_last`). Without that hint they would go to memory while keys and
+values are read from there, which takes longer than their bytes suggest.
 
-Leaves out: what nodes of a tree do not see alike, and what does not fit; what programs read, and who copies it
+Leaves out: tree positions that the nodes see differently, and calls that do not fit; the items and the copies
 (`attend_items.py`); how numbers of 8 bits are loaded (`attend_widened.py`).
 """
 
@@ -40,10 +40,10 @@ PIECE = gl.constexpr(64)  # numbers of a key that are multiplied at a time: fewe
 
 @gluon.jit
 def _hands(DTYPE: gl.constexpr, MT: gl.constexpr, NT: gl.constexpr, SIDES: gl.constexpr, TO: gl.constexpr):
-    """Shared memory for what is handed on: the weights of a step, four factors per row (`_weigh`), and what says that a
-    place is full, and that it is free. TO: groups of warps
+    """Shared memory between the groups: weights of a step, four factors per row (`_weigh`), and barriers for a full and
+    for a free place. TO: groups of warps
 
-    Each factor has memory of its own: between stores to the same memory the compiler puts a barrier.
+    Each factor has a separate buffer, because the compiler puts a barrier between stores to the same buffer.
     """
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     FACTOR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -64,7 +64,7 @@ def _hands(DTYPE: gl.constexpr, MT: gl.constexpr, NT: gl.constexpr, SIDES: gl.co
 
 @gluon.constexpr_function
 def _by_thread(rows):
-    """Of a tensor [rows, 4] a thread has all four numbers of the rows that it has of a product."""
+    """Layout of a tensor [rows, 4]: a thread has all four numbers of the rows that it has of a product."""
     registers = [[0, 1], [0, 2], *([row, 0] for row in (8, 16) if row < rows)]
     lanes = [[0, 0], [0, 0], [1, 0], [2, 0], [4, 0]]
     return gl.DistributedLinearLayout(registers, lanes, [[0, 0], [0, 0]], [], [rows, 4])
@@ -95,7 +95,7 @@ def _added(of_warps, OF_ROW: gl.constexpr):
 
 @gluon.jit
 def _scored(query_tile, key_tile, TILE: gl.constexpr):
-    """Products of all rows with the keys of a step, not yet scaled"""
+    """Multiply all rows with the keys of a step; the products are not yet scaled."""
     LEFT: gl.constexpr = gl.DotOperandLayout(0, TILE, 2)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, TILE, 2)
     score = gl.full((query_tile.shape[0], key_tile.shape[0]), 0.0, gl.float32, TILE)
@@ -113,17 +113,17 @@ def _scored(query_tile, key_tile, TILE: gl.constexpr):
 
 @gluon.jit
 def _summed(weights, value, beside, kv_head, mean, position, step, stop, KV: gl.constexpr):
-    """The values of a step, by their weights, added to `mean`.
+    """Add the values of a step, by their weights, to `mean`.
 
-    weights: loaded, or where they are if values have 8 bits; beside: the scales of values, or None; position: along the
-    keys of a step, or of a piece
+    weights: loaded, or their place in shared memory if values have 8 bits; beside: the scales of values, or None;
+    position: along the keys of a step, or of a piece
     """
     LEFT: gl.constexpr = gl.DotOperandLayout(0, mean.type.layout, 2)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, mean.type.layout, 2)
     if beside is None:
         if step + value.shape[0] <= stop:
             mean = mma_v2(weights, value.load(RIGHT), mean)
-        else:  # behind the last position may be NaN
+        else:  # values after the last position may be NaN
             there = gl.expand_dims(position, 1) < stop - step
             mean = mma_v2(weights, gl.where(there, value.load(RIGHT), 0.0).to(value.dtype), mean)
     else:
@@ -136,7 +136,8 @@ def _summed(weights, value, beside, kv_head, mean, position, step, stop, KV: gl.
 
 @gluon.jit
 def _factors(best, total, more, sum_of_more):
-    """`joined` of `attend_steps.py` without means: the maximum and the sum, the factors of both means, and who sees."""
+    """`joined` of `attend_steps.py` without means: maximum and sum, factors of both means, and which rows see
+    anything."""
     higher = gl.maximum(best, more)
     shift = gl.where(higher == float("-inf"), 0.0, higher)
     kept, new = gl.exp2(best - shift), gl.exp2(more - shift)
@@ -151,13 +152,16 @@ def _weigh(
     MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr,
     PAGE: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, SIDES: gl.constexpr, KV: gl.constexpr,
 ):  # fmt: skip
-    """The weights of every step, of the tiles of an item below each other. Beside them stand factors of each row:
+    """Compute the weights of every step, with the tiles of an item below each other, and four factors for each row.
 
-    of what was summed of the part before; and in the last step of a part that of the parts before, that of the part,
-    and whether the row sees anything of it (else neither counts). beside: the scales of keys, or None
+    The first factor rescales what was summed so far of the part. In the last step of a part there are three more: the
+    factor of the earlier parts, the factor of this part, and whether the row sees anything of it (if not, neither
+    counts).
+    beside: the scales of keys, or None
 
-    Each warp has a quarter of a step's positions. Maxima and sums of the quarters go through shared memory here, with a
-    barrier each: where the compiler reduces it puts three.
+    Each warp has a quarter of a step's positions. Maxima and sums of the quarters go through shared memory here, with
+    one
+    barrier each; the compiler's own reduction uses three.
     """
     query, query_row, query_head, table, table_row, table_column, begin, group, scale, _, sums, room = given
     key_tiles, _, full_keys, _, free_keys, _ = tiles
@@ -222,7 +226,7 @@ def _weigh(
                 if step + NT < behind:
                     mbarrier.arrive(full.index(hand), count=1)
                 new = sum_of_more * kept + _added(totals, OF_ROW)
-                if step + NT > full_rows:  # a row is not changed by a step that lies behind its last position
+                if step + NT > full_rows:  # a step after a row's last position does not change the row
                     reached = step <= last
                     higher, new = gl.where(reached, higher, more), gl.where(reached, new, sum_of_more)
                 more, sum_of_more = higher, new
@@ -242,7 +246,7 @@ def _weigh(
 
 @gluon.jit
 def _factor(factors, hand, AT: gl.constexpr, ROWS: gl.constexpr, OF_ROW: gl.constexpr):
-    """Of ROWS rows, which are those from AT on"""
+    """Load a factor for ROWS rows, from row AT on."""
     return gl.expand_dims(factors.index(hand).slice(AT, ROWS).load(OF_ROW), 1)
 
 
@@ -253,7 +257,7 @@ def _gather(
     STAGES: gl.constexpr, EARLY: gl.constexpr, SIDES: gl.constexpr, KV: gl.constexpr, SIDE: gl.constexpr,
     TILES: gl.constexpr,
 ):  # fmt: skip
-    """The means of the first or the second tile of every item, or of TILES below each other.
+    """Sum the means of the first or the second tile of every item, or of TILES tiles below each other.
 
     beside: the scales of values, or None
     """
@@ -337,13 +341,13 @@ def read_parts_staged(
     BT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, COPIER_REGISTERS: gl.constexpr,
     EARLY: gl.constexpr, SIDES: gl.constexpr,
 ):  # fmt: skip
-    """Parts of the positions of one request, for SIDES tiles of rows and the heads of one KV head. Grid: any."""
+    """Read parts of the positions of one request, for SIDES tiles of rows and the heads of one KV head. Grid: any."""
     DTYPE: gl.constexpr = query.dtype.element_ty
     work = (slots, count, before, held, window, most, skipped, few, requests, kv_heads, tokens,
             (begin, ancestors, ancestors_step, nodes))  # fmt: skip
     given = (query, query_row, query_head, table, table_row, table_column, begin, group, scale, means, sums, room)
     query_tile = gl.allocate_shared_memory(DTYPE, [SIDES * MT, DT], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-    TO: gl.constexpr = SIDES if key_scales is None else 1  # groups that sum values
+    TO: gl.constexpr = SIDES if key_scales is None else 1  # groups of warps that sum values
     hands = _hands(DTYPE, MT, NT, SIDES, TO)
     OF_WARPS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     exchanged = (gl.allocate_shared_memory(gl.float32, [SIDES * MT, 4], OF_WARPS),

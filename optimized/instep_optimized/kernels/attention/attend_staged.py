@@ -26,18 +26,18 @@ from ..device.layouts import (
 )
 from ..runtime import hopper
 
-WIDTH = 256  # of a head: others were not measured
-NARROW = torch.float8_e4m3fn  # numbers with scales beside them: `attend_widened.py`
-SCALED_HEADS = (1, 2, 4)  # KV heads with scales: others never ran
+WIDTH = 256  # numbers of a head; other widths were not measured
+NARROW = torch.float8_e4m3fn  # dtype of numbers that have scales: `attend_widened.py`
+SCALED_HEADS = (1, 2, 4)  # numbers of KV heads with scales; others never ran
 BOX = gl.constexpr(128)  # bytes of a row that are copied at a time where a page has fewer positions than a step
 
 
 def fitted(
     query: torch.Tensor, pages: Pages, rows: int, positions: int, stages: int, registers: int, copier_registers: int
 ) -> tuple[tuple[TensorDescriptor | None, ...], dict[str, int]] | None:
-    """The pools, their scales and constants of a kernel with tiles of so many rows  ->  None if it does not fit
+    """Return pools, scales and constants of a kernel whose tiles have `rows` rows  ->  None if it does not fit
 
-    registers: of a thread of the groups that stand first among the others; the first group of all has what is left
+    registers: of a thread in the warp groups of the second function on; the first function's group gets the rest
     """
     pools, scales = (pages.keys, pages.values), (pages.key_scales, pages.value_scales)
     tiled = pages.key_scales is not None
@@ -47,7 +47,7 @@ def fitted(
         return None
     if query.shape[2] != WIDTH or positions % 64 or not hopper(query.device):
         return None
-    if not pages.table.shape[1]:  # nothing would be copied, and who reads waits for the first positions
+    if not pages.table.shape[1]:  # nothing would be copied, and readers would wait for the first positions
         return None
     page = pages.keys.shape[1]
     if max(page, positions) % min(page, positions) or page % 8 or not all(map(_copyable, pools)):
@@ -60,16 +60,16 @@ def fitted(
 
 
 def _copyable(pool: torch.Tensor) -> bool:
-    """Whether a GPU can copy boxes of a pool. Between its pages there may be something else: a red zone.
+    """Return whether a GPU can copy boxes of a pool. There may be other memory between its pages: a red zone.
 
-    A page's pitch need be no multiple of an entry's: of strides a GPU asks for whole 16 bytes.
+    A page's pitch need not be a multiple of an entry's: the GPU only requires strides of whole 16 bytes.
     """
     left = (step * pool.element_size() % 16 for step in pool.stride()[:2])
     return pool.stride()[2:] == (pool.shape[3], 1) and pool.data_ptr() % 16 == 0 and not any(left)
 
 
 def _boxes(pool: torch.Tensor, positions: int) -> TensorDescriptor:
-    """A box is a whole step, or BOX bytes of all positions of a page."""
+    """Descriptor of boxes of a pool: a whole step, or BOX bytes of all positions of a page."""
     pages, size, heads, width = pool.shape
     rows = min(size, positions)
     seen = pool.as_strided((pages, size, heads * width), (*pool.stride()[:2], 1))
@@ -79,9 +79,9 @@ def _boxes(pool: torch.Tensor, positions: int) -> TensorDescriptor:
 
 
 def _scales_copyable(scales: torch.Tensor | None) -> bool:
-    """Whether those of a step or of a page are a box: at most 256 numbers, and whole 128 bytes, where places begin.
+    """Return whether the scales of a step or of a page are a box.
 
-    Those of a page lie side by side.
+    A box has at most 256 numbers, and whole 128 bytes where buffers begin. The scales of a page are contiguous.
     """
     if scales is None or scales.dtype is not torch.float32:
         return False
@@ -91,7 +91,7 @@ def _scales_copyable(scales: torch.Tensor | None) -> bool:
 
 
 def _scale_boxes(scales: torch.Tensor | None, positions: int) -> TensorDescriptor | None:
-    """A box has the scales of a step, or of a page, of all heads."""
+    """Descriptor of boxes of scales: those of a step, or of a page, for all heads."""
     if scales is None:
         return None
     pages, size, heads = scales.shape[:3]
@@ -102,7 +102,7 @@ def _scale_boxes(scales: torch.Tensor | None, positions: int) -> TensorDescripto
 
 @gluon.jit
 def plus(x, y):
-    """Of sums over requests, from the first one on"""
+    """Add two partial sums over requests (for a scan)."""
     return x + y
 
 
@@ -111,9 +111,9 @@ def places(
     DTYPE: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr, OF_KEYS: gl.constexpr,
     OF_VALUES: gl.constexpr,
 ):  # fmt: skip
-    """Shared memory for STAGES steps  ->  keys, values; for both what says that a place is full, and that it is free
+    """Allocate shared memory for STAGES steps -> keys, values; for both the barriers for a full and for a free place.
 
-    OF_KEYS, OF_VALUES: groups that read them.
+    OF_KEYS, OF_VALUES: groups of warps that read them.
     """
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, DTYPE.primitive_bitwidth, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
@@ -135,7 +135,7 @@ def places(
 
 @gluon.jit
 def _page_of(pages, step, stop, PAGE: gl.constexpr):
-    """The page of a position; behind the last one, as where there is none: -1, before the first page"""
+    """Return the page of a position; -1, before the first page, for a position after the last or without a page."""
     line, table_column = pages
     return gl.load(line + step // PAGE * table_column, mask=step < stop, other=-1).to(gl.int32)
 
@@ -145,9 +145,9 @@ def _begin(
     pool, scales, column, pages, step, stop, full, tile, beside,
     NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, KV: gl.constexpr,
 ):  # fmt: skip
-    """Begin to copy the positions of a step, from one page or from several. What has no page becomes 0.
+    """Begin to copy the positions of a step, from one page or from several. Positions without a page become 0.
 
-    scales: those of the pool, of KV heads, which come into `beside`; None: it has none
+    scales: those of the pool, for all KV heads, which are copied into `beside`; None: the pool has none
     """
     BITS: gl.constexpr = tile.dtype.primitive_bitwidth
     EACH: gl.constexpr = BOX * 8 // BITS  # numbers of a row in a box
@@ -177,7 +177,7 @@ def copied(
     done, start, stop, pools, scales, column, pages, tiles, beside,
     NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, KV: gl.constexpr,
 ):  # fmt: skip
-    """Copy positions start .. stop - 1 of both pools, NT at a time. Behind the last one may be anything.
+    """Copy positions start .. stop - 1 of both pools, NT at a time. The rest of the last step may hold anything.
 
     done: steps before these  ->  with these.  scales, beside: of both pools, as in `_begin`
     """
@@ -195,7 +195,7 @@ def copied(
 
 @gluon.jit
 def holes(line, table_column, start, stop, PAGE: gl.constexpr):
-    """1 if some of the positions start .. stop - 1 have no page, else 0"""
+    """Return 1 if some of the positions start .. stop - 1 have no page, else 0."""
     lanes = gl.arange(0, 128, gl.BlockedLayout([4], [32], [gl.num_warps()], [0]))
     found = 0
     for first in range(start // PAGE, (stop + PAGE - 1) // PAGE, 128):
@@ -206,7 +206,7 @@ def holes(line, table_column, start, stop, PAGE: gl.constexpr):
 
 @gluon.jit
 def seen(score, step, stop, last, pages, missing, NT: gl.constexpr, PAGE: gl.constexpr):
-    """Scores of a step without those of positions that a row does not see, or that have no page."""
+    """Mask the scores of positions that a row does not see, or that have no page."""
     line, table_column = pages
     SCORES: gl.constexpr = score.type.layout
     at = step + along(1, NT, SCORES)
@@ -220,7 +220,7 @@ def seen(score, step, stop, last, pages, missing, NT: gl.constexpr, PAGE: gl.con
 
 @gluon.jit
 def weights_of(score, best, higher, scale):
-    """Scores of a step -> weights, the factor of what was summed before. higher: the new maximum"""
+    """Turn scores of a step into weights, and the factor of what was summed before. higher: the new maximum"""
     shift = gl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: keep -inf - -inf out
     kept = gl.exp2(best - shift)
     shift = gl.expand_dims(shift, 1)
@@ -229,7 +229,7 @@ def weights_of(score, best, higher, scale):
 
 @gluon.jit
 def weighed(score, best, total, scale):
-    """Scores of a step -> weights, the factor of what was summed before, the new maximum and sum."""
+    """Turn scores of a step into weights; also the factor of what was summed before, the new maximum and sum."""
     higher = gl.maximum(best, gl.max(score, axis=1) * scale)
     weight, kept = weights_of(score, best, higher, scale)
     return weight, kept, higher, total * kept + gl.sum(weight, axis=1)

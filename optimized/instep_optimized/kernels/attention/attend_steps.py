@@ -24,7 +24,7 @@ def nothing(MT: tl.constexpr, DT: tl.constexpr):
 
 @triton.jit
 def joined(best, total, mean, more, sum_of_more, mean_of_more):
-    """What was read so far, and a part behind it. A row that sees nothing of the part is not changed."""
+    """Join a further part to what was read so far. A row that sees nothing of the part does not change."""
     higher = tl.maximum(best, more)
     shift = tl.where(higher == float("-inf"), 0.0, higher)
     kept, new = tl.exp2(best - shift), tl.exp2(more - shift)
@@ -39,7 +39,7 @@ def across(
     MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, PAGE: tl.constexpr, TREE: tl.constexpr, WIDEN: tl.constexpr,
     ALONE: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
-    """Positions start .. stop - 1 from nothing -> (best, total, mean). Every row sees those before `full`."""
+    """Read positions start .. stop - 1 from nothing -> (best, total, mean). Every row sees those before `full`."""
     full = tl.maximum(tl.minimum(full, stop) // NT * NT, start)
     best, total, mean = nothing(MT, DT)
     best, total, mean = over(
@@ -58,15 +58,16 @@ def over(
     NT: tl.constexpr, DT: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, TREE: tl.constexpr,
     WIDEN: tl.constexpr, ALONE: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
-    """Positions start .. stop - 1 in steps of NT, start a whole number of steps -> (best, total, mean) with them.
+    """Read positions start .. stop - 1 in steps of NT -> (best, total, mean) with them. `start` is a multiple of NT.
 
-    WIDEN, ORDERED: see `dot`. CAUSAL: some row may see less than all of them; else their number is whole steps.
-    ALONE: a row is not changed by a step that lies behind its last position. Such a step serves later rows of the tile,
-    and its positions may hold anything.
+    WIDEN, ORDERED: see `dot`. CAUSAL: some row may not see all positions; else stop - start is a multiple of NT.
+    ALONE: a step after a row's last position does not change the row. Such a step serves later rows of the tile, and
+    its
+    positions may hold anything.
     """
     (keys, keys_page, keys_entry, values, values_page, values_entry, key_scales, key_scales_page,
      value_scales, value_scales_page, table_column, held, width) = pools  # fmt: skip
-    ONE_PAGE: tl.constexpr = PAGE % NT == 0 and not CAUSAL  # a step whose page is missing is seen by no row
+    ONE_PAGE: tl.constexpr = PAGE % NT == 0 and not CAUSAL  # no row sees a step whose page is missing
     d = tl.arange(0, DT)
     page = page_of(line, table_column, start, stop, PAGE, NT)
     for step in range(start, stop, NT):  # positions are 32 bits wide: 64-bit division is slow
@@ -130,8 +131,8 @@ def page_of(line, table_column, start, stop, PAGE: tl.constexpr, NT: tl.constexp
 
 @triton.jit
 def stands(at, known, path, nodes):
-    """Where position known + j of a path stands: its node a_j at known + a_j. Positions before `known` stay."""
-    place, order = at, known  # the position of the next node of the path
+    """Return the physical place of position known + j of a path: known + a_j for its node a_j; earlier ones stay."""
+    place, order = at, known  # order: the position of the next node of the path
     for node in range(nodes):
         on = ((path >> node) & 1).to(tl.int32)
         place = tl.where((on != 0) & (at == order), known + node, place)

@@ -1,6 +1,6 @@
-"""Prompts with explicit layouts: which tiles of rows a program reads, in which order, and who copies keys and values.
+"""Prompts with explicit layouts: the tiles of rows that a program reads, their order, and the copies.
 
-Leaves out: the kernel (`attend_chunk_staged.py`); what windows need, too (`attend_staged.py`).
+Leaves out: the kernel (`attend_chunk_staged.py`) and the functions that windows share (`attend_staged.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -24,12 +24,12 @@ from ..device.layouts import (
 )
 from .attend_staged import copied, plus
 
-TOLD = gl.constexpr(4)  # tiles that readers are told of before they come, at most
+TOLD = gl.constexpr(4)  # maximum number of tiles that are announced to the readers in advance
 FEW, EACH = gl.constexpr(16), gl.constexpr(64)  # positions, and numbers of each, of a box where a step is not whole
 
 
 def few_boxes(pool: torch.Tensor) -> TensorDescriptor:
-    """A box has FEW positions, or all of a page if it has fewer."""
+    """Descriptor of boxes with FEW positions, or with all positions of a page if it has fewer."""
     pages, size, heads, width = pool.shape
     seen = pool.as_strided((pages, size, heads * width), (*pool.stride()[:2], 1))
     tile = gl.NVMMASharedLayout(128, 8 * pool.element_size(), rank=3)
@@ -38,14 +38,14 @@ def few_boxes(pool: torch.Tensor) -> TensorDescriptor:
 
 @gluon.jit
 def _position(turn):
-    """Which tile of all a program reads in its turn: forwards, backwards, ... so that all programs have as much."""
+    """Index of the tile for a turn: forwards, then backwards, ... so that all programs have equal work."""
     i, n = gl.program_id(0), gl.num_programs(0)
     return turn * n + gl.where(turn % 2 == 0, i, n - 1 - i)
 
 
 @gluon.jit
 def _tiles(work, BT: gl.constexpr):
-    """Of every request [BT]: how many tiles of rows it has, and how many tiles its positions are in the end."""
+    """Counts for every request [BT]: its tiles of rows, and the tiles of positions that it has in the end."""
     count, slots, begin, before, ancestors, ancestors_step, _, window, requests, _, tokens = work
     b = gl.arange(0, BT, gl.BlockedLayout([BT // 32], [32], [gl.num_warps()], [0]))
     there = b < requests
@@ -61,20 +61,20 @@ def _tiles(work, BT: gl.constexpr):
 
 @gluon.jit
 def _longer(level, high, end):
-    """How many tiles of rows end behind so many tiles of positions."""
+    """Count the tiles of rows that end after `level` tiles of positions."""
     return gl.sum(gl.maximum(gl.minimum(end - level, high), 0), axis=0)
 
 
 @gluon.jit
 def _chosen(position, of, work):
-    """A tile by its position among all, those that see the most first  ->  its request and which tile of it, or -1
+    """Select a tile by its rank, those that see the most first  ->  its request and which tile of it, or -1
 
-    They are sorted by their last position. So programs that go through them forwards and backwards have as much to do.
+    Tiles are sorted by their last position. Programs that walk them forwards and backwards therefore have equal work.
     """
     b, high, end = of
     requests, kv_heads = work[8], work[9]
     rank, head = position // kv_heads, position % kv_heads
-    low, up = -1, gl.max(end, axis=0)  # more tiles than `rank` end behind `low`, but not behind `up`
+    low, up = -1, gl.max(end, axis=0)  # more than `rank` tiles end after `low`, but not after `up`
     if requests == 1:
         low = up - 1 - rank
     else:
@@ -92,7 +92,8 @@ def _chosen(position, of, work):
 
 @gluon.jit
 def tile_of(code, work):
-    """-> its request's first row, slot, KV head, first token, rows, what is known, where what it sees ends"""
+    """Unpack a tile's code -> its request's first row, slot, KV head, first token, rows, known tokens, end of what it
+    sees"""
     count, slots, begin, before, _, _, held, _, _, kv_heads, tokens = work
     request, item = code // 4294967296, (code % 4294967296).to(gl.int32)
     rows, known = gl.load(count + request).to(gl.int32), gl.load(before + request).to(gl.int32)
@@ -103,7 +104,7 @@ def tile_of(code, work):
 
 @gluon.jit
 def told(orders, turn):
-    """Which tile comes in a turn"""
+    """Wait for the announcement of the tile of a turn and return its code."""
     codes, full = orders
     place, phase = stage_and_phase(turn, TOLD)
     mbarrier.wait(full.index(place), phase)
@@ -112,7 +113,7 @@ def told(orders, turn):
 
 @gluon.jit
 def _tell(orders, turn, code):
-    """Tell the readers which tile comes. A place was read before, if there are two more than stages."""
+    """Announce the next tile to the readers. Its place is free: there are two more places than stages."""
     codes, full = orders
     WORD: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     codes.index(turn % TOLD).store(gl.full((1,), 0, gl.int64, WORD) + code)
@@ -125,8 +126,7 @@ def _begin_few(
     pool, column, pages, step, stop, full, tile, NT: gl.constexpr, DT: gl.constexpr, PAGE: gl.constexpr,
     ROWS: gl.constexpr,
 ):  # fmt: skip
-    """Begin to copy the positions of a step in boxes of ROWS. A box behind the last position, or without a page, is 0.
-    """
+    """Begin to copy the positions of a step in boxes of ROWS. A box past the last position, or without a page, is 0."""
     PIECES: gl.constexpr = NT // ROWS
     line, table_column = pages
     boxes = seen_as(tile, [DT // EACH * PIECES, 1, ROWS, EACH], gl.NVMMASharedLayout(128, 16, rank=3), tile.dtype)
@@ -140,7 +140,7 @@ def _begin_few(
 
 @gluon.jit
 def _clear(tile, some, NT: gl.constexpr, DT: gl.constexpr):
-    """The rows behind the first `some` become 0."""
+    """Set the rows after the first `some` to 0."""
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
     parts = seen_as(tile, [DT // EACH, NT, EACH], TILE, tile.dtype)
@@ -157,9 +157,9 @@ def copy_tiles(
     pools, work, orders, tiles, copied_last,
     NT: gl.constexpr, DT: gl.constexpr, BT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Copy the keys and values of all tiles of this program, and tell the readers which tiles these are.
+    """Copy the keys and values of all tiles of this program, and announce these tiles to the readers.
 
-    Values behind the last position may be NaN: they become 0. copied_last: says that such values have come
+    Values after the last position may be NaN, so they are set to 0. copied_last: barrier for the arrival of such values
     """
     keys, values, few_keys, few_values, table, table_row, table_column = pools
     key_tiles, value_tiles, full_keys, full_values, free_keys, free_values = tiles

@@ -1,8 +1,8 @@
-"""Windows over keys and values of 8 bits, with explicit layouts: what is loaded of them, as numbers of 16 bits.
+"""Windows over keys and values of 8 bits, with explicit layouts: loading them as numbers of 16 bits.
 
-Scales come beside them. Scores are multiplied by those of keys, values by theirs. Products take numbers that were
-8 bits wide in an order of their own: `shuffled`. Device functions. Leaves out: what is made of them
-(`attend_parts_staged.py`), and what programs read (`attend_items.py`).
+Scales are copied along with them. Scores are multiplied by the scales of keys, values by the scales of values. Products
+take numbers that were 8 bits wide in a particular order: `shuffled`. Device functions. Leaves out: what is computed
+from them (`attend_parts_staged.py`), and the items that programs read (`attend_items.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -15,10 +15,10 @@ from triton.experimental.gluon import language as gl
 
 from ..device.layouts import seen_as
 
-SHUFFLED = gl.constexpr(32)  # numbers of a sum that change their places with each other
-NARROW_PIECE = gl.constexpr(128)  # numbers of a key that are multiplied at a time: bytes after which places begin again
-# Two numbers side by side of each of two positions, the scales of these, and which bits count  ->  the first ones, the
-# others
+SHUFFLED = gl.constexpr(32)  # numbers of a sum that are permuted among themselves
+NARROW_PIECE = gl.constexpr(128)  # numbers of a key that are multiplied at a time: bytes after which places repeat
+# Two adjacent numbers of each of two positions, the scales of these positions, and a mask of the valid bits  ->  the
+# first numbers, the second numbers
 _WIDER = gl.constexpr("""{
     .reg .b16 near, far, a, b, c, d;
     .reg .b32 both, first, second;
@@ -44,10 +44,11 @@ _WIDER = gl.constexpr("""{
 
 @gluon.jit
 def shuffled(x):
-    """[A, B] in the order in which the compiler sums products of numbers that were 8 bits wide, along B
+    """Permute [A, B] along B into the order in which the compiler sums products of numbers that were 8 bits wide.
 
-    Each of four lanes has four numbers side by side of both halves of SHUFFLED. The first product takes the first two
-    of them from each half, the second product the others.  half, lane, product, one of two -> product, half, lane, one
+    Each of four lanes has four adjacent numbers in both halves of SHUFFLED. The first product takes the first two of
+    them
+    from each half, the second product the others. Axes: half, lane, product, one of two -> product, half, lane, one
     of two
     """
     A: gl.constexpr = x.shape[0]
@@ -57,7 +58,7 @@ def shuffled(x):
 
 @gluon.jit
 def shuffled_from(place):
-    """The number that stands at a place of what is `shuffled`"""
+    """Return the index of the number at a place of a `shuffled` tensor."""
     inside = place % SHUFFLED
     return place - inside + inside % 2 + inside // 16 * 2 + inside % 8 // 2 * 4 + inside % 16 // 8 * 16
 
@@ -125,9 +126,9 @@ def _shuffled_rows():
 
 @gluon.jit
 def values_of(tile, beside, kv_head, piece, there, RIGHT: gl.constexpr, KV: gl.constexpr):
-    """SHUFFLED values by their scales, shuffled  ->  [SHUFFLED, DT], whose columns stand as `in_columns` undoes
+    """SHUFFLED values by their scales, shuffled  ->  [SHUFFLED, DT], with columns permuted (`in_columns` undoes it)
 
-    there: of each, whether it counts. Others become 0: they may be NaN, and so may their scales
+    there: whether each value counts. Values that do not count become 0: they and their scales may be NaN
     """
     NT: gl.constexpr = tile.shape[0]
     DT: gl.constexpr = tile.shape[1]
@@ -145,7 +146,7 @@ def values_of(tile, beside, kv_head, piece, there, RIGHT: gl.constexpr, KV: gl.c
 
 @gluon.jit
 def in_columns(mean):
-    """[MT, DT] with columns as `values_of` has them -> in their order"""
+    """Put the columns of [MT, DT], permuted as in `values_of`, back in their order."""
     MT: gl.constexpr = mean.shape[0]
     DT: gl.constexpr = mean.shape[1]
     return gl.reshape(gl.permute(gl.reshape(mean, [MT, DT // 64, 2, 32]), (0, 1, 3, 2)), [MT, DT])

@@ -1,6 +1,6 @@
 """Causal depthwise conv over prefill chunks and verify windows, with its history in memory: one kernel for both.
 
-Short windows, and prompts in bf16, have kernels of their own (`walk.py`, `walk_words.py`, `walk_prompt.py`).
+Short windows, and prompts in bf16, have separate kernels (`walk.py`, `walk_words.py`, `walk_prompt.py`).
 Leaves out: the projections around it, and the choice of addresses (the commit strategy makes it).
 """
 
@@ -35,7 +35,7 @@ from .walk_words import walk_words
 ROWS = tile(16, 64)  # per block, fewer in a shorter window; no bit depends on it: every result is its own sum
 CHANNELS = 128  # channels per program on a GPU: 256 bytes of bf16
 COLUMN_ROWS = 2  # windows that one step stores, where a window is kept per row, on a GPU
-TREE_ELEMENTS = 8192  # of a tree all windows are stored in one step: this many elements per program
+TREE_ELEMENTS = 8192  # elements per program for a tree, whose windows are all stored in one step
 
 
 def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place) -> torch.Tensor:
@@ -60,9 +60,10 @@ def consumed(
     found: GdnInputs, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], rule: tuple[torch.Tensor, ...],
     to: Place,
 ) -> None:  # fmt: skip
-    """Write `found`, each tensor in its dtype. A program of the conv has the channels of one head, so it norms them.
+    """Write `found`, each tensor in its dtype, from one kernel that also normalizes.
 
-    Where heads do not fit into a tile, and where there are several parts of a batch, conv and inputs serve.
+    A program of the conv has the channels of one head, so it can normalize them. If heads do not fit into a tile, or a
+    batch has several parts, the separate conv and inputs kernels run instead.
     rule: a, b, A_log and dt_bias;  to: the place of mixed
     """
     a, b, A_log, dt_bias = rule
@@ -80,7 +81,7 @@ def _over(
     x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], look: int, mixed: torch.Tensor | None,
     rule: tuple[Any, ...] = (None,) * 14, columns: int = 0,
 ) -> None:
-    """The kernel over all parts, with its rows into `mixed`, or with what the delta rule consumes of them."""
+    """Run the kernel over all parts. It stores its rows in `mixed`, or else the inputs of the delta rule."""
     assert x.stride(1) == 1 and weight.stride(1) == 1, "channels of x and taps of weight are contiguous"
     channels, width = weight.shape
     for part in parts:
@@ -91,7 +92,7 @@ def _over(
             walk_prompt(x, weight, part, mixed, look, rule, columns)
             continue
         ahead, step, wide = _tiles(part, channels, width)
-        # What is absent is left out of the compiled code. No bit depends on that: every result is its own sum.
+        # An absent argument compiles to no code. No bit depends on that: every result is a separate sum.
         read, store, each = (flat(at, 2, part.read) for at in (part.read, part.store, part.per_row))
         store = store if part.store is not None else (None, *store[1:])
         each = (each[0] if part.per_row is not None else None, each[1], *each[3:])  # row t is its column
@@ -118,10 +119,10 @@ def _over(
 
 
 def _tiles(part: Part, channels: int, width: int) -> tuple[int, int, int]:
-    """Rows that the launch with windows has of a request, kept windows per step, channels per program.
+    """Return rows per request of the launch with windows, kept windows per step, channels per program.
 
     Any row of a tree may reach the history, and a window may be kept over it. So one program has all rows of a tree and
-    stores their windows in one step: whatever it reads, it reads before that.
+    stores their windows in one step, after all its reads.
     """
     columns = min(power_of_2(channels), tile(CHANNELS, 512))
     if part.parents is None:
@@ -144,14 +145,17 @@ def _conv(
     HEAD: tl.constexpr, W: tl.constexpr, RT: tl.constexpr, ST: tl.constexpr, CT: tl.constexpr, ET: tl.constexpr,
     JT: tl.constexpr, QT: tl.constexpr,
 ):  # fmt: skip
-    """RT rows of one request, CT channels. Grid (row blocks, channel tiles, B and those that `clear`).
+    """Convolve RT rows of one request, CT channels. Grid (row blocks, channel tiles, B and the blocks of `clear`).
 
-    Row t takes the inputs t - (W-1) .. t. The window after row t is the last W-1 of them. With `parents` (of packed
-    rows, for trees) a row takes its own input, its parent's, and so on. Where `parents` is None, Triton leaves it out.
+    Row t takes the inputs t - (W-1) .. t. The window after row t is the last W-1 of them. With `parents` (one per
+    packed
+    row, for trees) a row takes its own input, its parent's, and so on. If `parents` is None, Triton compiles no code
+    for it.
 
     HEAD: the first RT rows of every request, and its windows. Only this launch reads the history, and a program writes
-    windows after it has read. So no program can read a window too late, when another one has overwritten it. The other
-    launch has the rows behind them: it needs neither, so many more of its programs run at once.
+    windows after it has read. So no program can read a window after another program has overwritten it. The second
+    launch
+    has the remaining rows. It needs neither history nor windows, so more of its programs run at once.
     """
     request, first = tl.program_id(2), ahead + tl.program_id(0).to(tl.int64) * RT
     c = tl.program_id(1).to(tl.int64) * CT + tl.arange(0, CT)
@@ -198,7 +202,7 @@ def _conv(
     if not HEAD:
         return
 
-    # A window lies side by side, channel by channel: so its elements are numbered, and are spread over the threads.
+    # A window is contiguous, channel by channel. Its elements are numbered in that order and spread over the threads.
     element = tl.arange(0, JT)  # [JT], entry w of channel d
     d, w = tl.program_id(1) * CT + element // ET, element % ET
     there = (element < CT * (W - 1)) & (d < channels)
@@ -236,8 +240,10 @@ def _conv(
 
 @triton.jit
 def climb(row, by, parents, start, rows, W: tl.constexpr):
-    """The row whose input lies -`by` inputs before that of `row` (0 to W-1); -1 is the last input of the history, -2
-    the one before it. Rows from `rows` on are nobody's."""
+    """Return the row whose input lies -`by` inputs before that of `row` (0 to W-1).
+
+    -1 is the last input of the history, -2 the one before it. Rows from `rows` on belong to no request.
+    """
     if parents is None:
         return row + by
     else:

@@ -1,6 +1,6 @@
-"""The conv of short windows: a program has some channels of one request, reads every input once, and walks the rows.
+"""The conv of short windows: a program has some channels of one request and reads every input once.
 
-It gives the bits of `conv.py`, whose launches it takes over for windows of at most ROWS rows that are chains.
+It gives the bits of `conv.py` and replaces it for windows of at most ROWS rows that are chains.
 Leaves out: prompts, long windows and trees.
 """
 
@@ -20,8 +20,8 @@ from ..device.cover import LANES, covering
 from ..device.early import wait
 from ..rowwise.inputs import consume_all
 
-ROWS = 8  # at most: all inputs of a channel stand in registers
-# On a GPU (LOG.md). Many requests of which no window is kept per row have one warp, if rows are normed in it as well.
+ROWS = 8  # at most: all inputs of a channel are in registers
+# On a GPU (LOG.md). Many requests with no window kept per row use one warp, also if it normalizes rows as well.
 WARPS, MANY = 4, 16
 
 
@@ -35,12 +35,12 @@ def conv_walk(
     a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
     W: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """All rows of one request, at most RT; CT channels. Grid (1, channel tiles, B)."""
+    """Convolve all rows of one request, at most RT; CT channels. Grid (1, channel tiles, B)."""
     request = tl.program_id(2)
     c = tl.program_id(1) * CT + tl.arange(0, CT)
     in_c = c < channels
     taps = ()
-    if W == 4:  # side by side in memory: one load
+    if W == 4:  # adjacent in memory: one load
         four = fetch(weight + (c * weight_row)[:, None] + tl.arange(0, 4)[None, :], in_c[:, None], WHOLE)
         even, odd = tl.split(tl.reshape(four.to(tl.float32), (CT, 2, 2)))
         first, third = tl.split(even)
@@ -51,7 +51,7 @@ def conv_walk(
             taps = taps + (fetch(weight + c * weight_row + tap, in_c, WHOLE).to(tl.float32),)
     if EARLY:
         wait()
-    # All that says where things are is loaded at once: a load that waits for none costs nothing here.
+    # All addresses and lengths are loaded at once: a load that waits for no other costs nothing here.
     unit, start = tl.load(read_units + request), tl.load(begin + request)
     rows = tl.load(count + request).to(tl.int32)
     known, column = tl.load(fresh + request) == 0, tl.load(read_columns + request)
@@ -67,7 +67,7 @@ def conv_walk(
             if covering(other, tl.arange(0, LANES), read_units, begin, count, requests) == 0:
                 if mixed is not None:
                     put(mixed + (start * 0 + other) * mixed_row + c, tl.zeros((CT,), tl.float32), in_c, WHOLE)
-                else:  # of nobody's rows as well the gates are what a and b say
+                else:  # rows without a request still get the gates that a and b give
                     free = start * 0 + other + tl.arange(0, 1)
                     consume_all(tl.zeros((1, CT), tl.float32), free, free >= 0, a, a_row, b, b_row, A_log, dt_bias,
                                 q, k, v, log_decay, beta, H, HV, scale, CT)  # fmt: skip
@@ -76,12 +76,12 @@ def conv_walk(
     # A fresh request must not read its history. Then the bound is 0; no channel index is below 0, so nothing is loaded.
     remembered = tl.where(known, channels, 0)
     history = read + unit * read_unit + column * read_column + c * read_c
-    # Oldest first: the window before row 0, then the rows; as stored, so that a window keeps their bits.
+    # Oldest first: the window before row 0, then the rows; in the stored dtype, so that a window keeps their bits.
     inputs = ()
     for w in tl.static_range(W - 1):
         inputs = inputs + (tl.load(history + w * read_w, mask=c < remembered, other=0.0),)
     row = x + start * x_row + c
-    for t in tl.static_range(RT):  # behind the last row that one again, which nobody uses
+    for t in tl.static_range(RT):  # after the last row, that row again; the copies are not used
         inputs = inputs + (fetch(row + tl.minimum(rows - 1, t) * x_row, in_c, WHOLE),)
 
     outs = ()
@@ -118,7 +118,7 @@ def conv_walk(
 
 @triton.jit
 def side_by_side(columns, COUNT: tl.constexpr):
-    """COUNT columns [CT, 1], at most 8, as [CT, COUNT]."""
+    """Combine COUNT columns [CT, 1], at most 8, into [CT, COUNT]."""
     if COUNT == 1:
         return columns[0]
     elif COUNT == 2:
@@ -133,5 +133,5 @@ def side_by_side(columns, COUNT: tl.constexpr):
 
 @triton.jit
 def between(even, odd):
-    """[CT, N] twice -> [CT, 2 N]: a column of one, then one of the other."""
+    """Interleave two [CT, N] -> [CT, 2 N]: a column of one, then one of the other."""
     return tl.reshape(tl.join(even, odd), (even.shape[0], 2 * even.shape[1]))

@@ -1,6 +1,6 @@
-"""The conv of prompts in bf16: a thread has four channels side by side and walks some rows of one request.
+"""The conv of prompts in bf16: a thread has four adjacent channels and walks some rows of one request.
 
-It gives the bits of `conv.py`, whose launches it takes over for chunks of more rows than `walk_words.py` takes.
+It gives the bits of `conv.py` and replaces it for chunks of more rows than `walk_words.py` takes.
 Leaves out: trees, windows that are kept after every row, and channels that are no whole tiles (`fits`).
 """
 
@@ -29,35 +29,37 @@ from .walk import ROWS as WALKED
 from .walk_words import Rule, bits, consume, normed, number, word
 from .words import WIDTH, in_words, words
 
-OF_THREAD = 4  # channels
+OF_THREAD = 4  # channels of a thread
 NUMBERS = tl.constexpr(OF_THREAD)
 
 
 class Shape(NamedTuple):
-    """Of a launch: the rows that a program walks, and its warps. No bit depends on them."""
+    """Shape of a launch: rows that a program walks, and its warps. No bit depends on them."""
 
     rows: int
     warps: int = tile(2, 4)
 
     @property
     def channels(self) -> int:
-        """Of a program"""
+        """Number of channels of a program."""
         return 32 * self.warps * OF_THREAD
 
 
-# By whether what the delta rule consumes is stored: how many numbers all rows have at least where a shape is used, the
-# most first (LOG.md). 2048 programs, about as many as a GPU runs at once, took longer than half or twice as many.
+# Keyed by whether the inputs of the delta rule are stored. Each entry: the minimum number of elements over all rows, in
+# descending order, and the shape to use from there on (LOG.md). 2048 programs, about as many as a GPU runs at once,
+# took
+# longer than half or twice as many.
 SHAPES: Mapping[bool, Sequence[tuple[int, Shape]]] = {
     False: ((1 << 23, Shape(8)), (1 << 22, Shape(4)), (1 << 21, Shape(8)), (0, Shape(4))),
     True: ((1 << 21, Shape(8)), (0, Shape(4))),
 }
-NARROW = tile(1, 4)  # warps, where channels or keys are no whole programs
+NARROW = tile(1, 4)  # warps, if channels or keys are not whole programs
 
 
 def fits(
     x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor | None, columns: int = 0, key_heads: int = 0,
 ) -> bool:  # fmt: skip
-    """Whether `walk_prompt` can run this part. columns: of a head, where no `mixed` is stored"""
+    """Return whether `walk_prompt` can run this part. columns: channels of a head, if no `mixed` is stored"""
     channels, width = weight.shape
     if part.parents is not None or part.per_row is not None or part.most <= WALKED or not len(part.begin):
         return False
@@ -68,12 +70,12 @@ def fits(
     if mixed is None and (columns % OF_THREAD or shape.channels % columns or keys % shape.channels):
         return False
     held = all(one.pool.dtype == x.dtype for one in (part.read, part.store) if one is not None)
-    taps = weight.is_contiguous() and in_words(weight, WIDTH)  # those of a channel are one word
+    taps = weight.is_contiguous() and in_words(weight, WIDTH)  # the taps of a channel are one word
     return held and taps and all(in_words(one, OF_THREAD) for one in rows)
 
 
 def shape_for(part: Part, channels: int, keys: int = 0) -> Shape:
-    """The shape of a launch. keys: channels of all keys, where what the delta rule consumes is stored"""
+    """Choose the shape of a launch. keys: channels of all keys, if the inputs of the delta rule are stored"""
     numbers = len(part.begin) * part.most * channels
     shape = next(shape for least, shape in SHAPES[keys > 0] if numbers >= least)
     whole = channels % shape.channels == keys % shape.channels == 0
@@ -84,9 +86,10 @@ def walk_prompt(
     x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor | None, look: int,
     rule: Rule = (None,) * 14, columns: int = 0,
 ) -> None:  # fmt: skip
-    """The conv of a part that `fits`. x, mixed [N, channels]; look: of how many rows those of nobody become zero
+    """Run the conv of a part that `fits`. x, mixed [N, channels]
 
-    rule, columns: instead of `mixed`, what the delta rule consumes of it, and of how many channels a head is
+    look: number of rows to check; those that belong to no request become zero
+    rule, columns: instead of `mixed`, the inputs of the delta rule to store, and the channels of a head
     """
     keys = 0 if mixed is not None else rule[-3] * columns
     shape, requests = shape_for(part, len(weight), keys), len(part.begin)
@@ -112,13 +115,14 @@ def conv_walk_prompt(
     a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H: tl.constexpr, HV: tl.constexpr, scale,
     RT: tl.constexpr, CT: tl.constexpr, HT: tl.constexpr, NATIVE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """RT rows of one request, at least 3; CT times NUMBERS channels, HT times as many of a head.
+    """Convolve RT rows of one request, at least 3; CT times NUMBERS channels, of which HT times NUMBERS make a head.
 
     Grid (channel tiles, row blocks, B). x is in words of two numbers, and so are its steps. Windows are read and stored
     number by number, whatever their steps are: few programs do that.
 
-    The program of a request's first rows alone reads its history and stores the window after its last row. It reads
-    before it stores: both may be the same memory.
+    Only the program of a request's first rows reads its history and stores the window after its last row. It reads
+    before
+    it stores, because both may be the same memory.
     """
     request, first = tl.program_id(2), tl.program_id(1) * RT
     c = tl.program_id(0) * CT + tl.arange(0, CT)
@@ -127,7 +131,7 @@ def conv_walk_prompt(
         taps = taps + (tl.load(weight + NUMBERS * c + channel),)
     if EARLY:
         wait()
-    # All that says where things are is loaded at once. 32 bits are enough, and make short products.
+    # All addresses and lengths are loaded at once. 32 bits are enough, and make short products.
     unit, start = tl.load(read_units + request).to(tl.int32), tl.load(begin + request).to(tl.int32)
     rows, known = tl.load(count + request).to(tl.int32), tl.load(fresh + request) == 0
     at = NUMBERS * c[:, None] + tl.arange(0, NUMBERS)[None, :]
@@ -171,7 +175,7 @@ def conv_walk_prompt(
         else:
             heads: tl.constexpr = CT // HT
             head, keys, width = tl.program_id(0) * heads, H * HT * NUMBERS, HV * HT * NUMBERS
-            if head < 2 * H:  # all of them are queries, or all are keys, which nothing scales
+            if head < 2 * H:  # all heads are queries, or all are keys, which are not scaled
                 query = head < H
                 factor, out = tl.where(query, scale, 1.0), tl.where(query, q, k)
                 out += (start + first).to(tl.int64) * keys + (at - tl.where(query, 0, keys))
@@ -188,7 +192,7 @@ def conv_walk_prompt(
                 gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, (start + line).to(tl.int64) + of * 0,
                       of + line * 0, HV, line + of * 0 < rows)  # fmt: skip
 
-    # Rows of nobody: every program looks at its share of all rows, which its own request mostly covers.
+    # Rows without a request: every program checks its share of all rows, which its own request mostly covers.
     requests = tl.num_programs(2)
     begins = (request * tl.num_programs(1) + tl.program_id(1)) * share
     ends = tl.minimum(begins + share, look)
@@ -200,41 +204,41 @@ def conv_walk_prompt(
                     far = (start * 0 + other).to(tl.int64)
                     if mixed is not None:
                         tl.store(mixed + far * mixed_row + at_word, at_word * 0)
-                    else:  # of nobody's rows as well the gates are what a and b say
+                    else:  # rows without a request still get the gates that a and b give
                         consume(tl.zeros((CT, NUMBERS), tl.float32), far, a, a_row, b, b_row, A_log, dt_bias,
                                 q, k, v, log_decay, beta, H, HV, scale, CT, HT)  # fmt: skip
 
 
 @triton.jit
 def window_of(unit, unit_step, column, column_step):
-    """Where a window begins, in numbers"""
+    """Return the offset at which a window begins, in numbers."""
     return unit.to(tl.int64) * unit_step + column.to(tl.int64) * column_step
 
 
 @triton.jit
 def entry(window, channel, step, there):
-    """One input of a window, of two channels each: as words"""
+    """Load one input of a window, for two channels each, as words."""
     return word((tl.load(window + channel * step, mask=there, other=0),
                  tl.load(window + (channel + 1) * step, mask=there, other=0)), tl.uint32, 2)  # fmt: skip
 
 
 @triton.jit
 def numbers_of(words):
-    """Two words [CT]  ->  their numbers [CT, 4] in fp32"""
+    """Split two words [CT]  ->  their numbers [CT, 4] in fp32"""
     pairs = tl.join(words[0], words[1])
     return tl.reshape(tl.join(number(pairs, 0), number(pairs, 1)), (words[0].shape[0], NUMBERS))
 
 
 @triton.jit
 def convolved(inputs, t: tl.constexpr, taps, NATIVE: tl.constexpr):
-    """Row t of the result, as two words [CT]; inputs: from three before row 0 on"""
+    """Compute row t of the result, as two words [CT]; inputs: from three before row 0 on"""
     first = rounded(active(inputs, t, 0, taps, NATIVE), active(inputs, t, 1, taps, NATIVE), NATIVE)
     return first, rounded(active(inputs, t, 2, taps, NATIVE), active(inputs, t, 3, taps, NATIVE), NATIVE)
 
 
 @triton.jit
 def active(inputs, t: tl.constexpr, channel: tl.constexpr, taps, NATIVE: tl.constexpr):
-    """One channel of row t in fp32"""
+    """Compute one channel of row t in fp32."""
     pair: tl.constexpr = channel // 2
     half: tl.constexpr = channel % 2
     # The first product is added to nothing, so that -0 becomes 0. One rounding is enough: the sum rounds nothing.
@@ -261,10 +265,11 @@ _SILU = tl.constexpr("""{
 
 @triton.jit
 def silu(total, NATIVE: tl.constexpr):
-    """The bits of total / (1 + exp(-total))
+    """Return the bits of total / (1 + exp(-total)).
 
-    The compiler's own code has nearly twice as many instructions. It takes care of exponentials below 2^-126, which are
-    lost beside 1, and of divisors below 1. What it does with a divisor above 2^126 is done here, too.
+    The compiler's own code has nearly twice as many instructions. It also handles exponentials below 2^-126, which are
+    negligible compared with 1, and divisors below 1, which do not occur. Its handling of a divisor above 2^126 is
+    reproduced here.
     """
     if NATIVE:
         return tl.inline_asm_elementwise(_SILU, "=f,f", [total], tl.float32, True, 1)
@@ -274,7 +279,7 @@ def silu(total, NATIVE: tl.constexpr):
 
 @triton.jit
 def rounded(even, odd, NATIVE: tl.constexpr):
-    """Two numbers as a word. One alone is rounded at a quarter of the speed."""
+    """Round two numbers into a word. Rounding a single number runs at a quarter of the speed."""
     if NATIVE:
         return tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [even, odd], tl.uint32, True, 1)
     else:

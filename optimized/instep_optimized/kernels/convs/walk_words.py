@@ -1,7 +1,7 @@
-"""`conv_walk` of rows in bf16: a thread has four channels side by side and moves 64 bits at once, or two and 32 bits.
+"""`conv_walk` of rows in bf16: a thread has four adjacent channels and moves 64 bits at once, or two and 32 bits.
 
-It gives the bits of `walk.py`: every result is its own sum, and the taps of a sum have one order. So does the sum of a
-head's squares (`inputs.py`).
+It gives the bits of `walk.py`: every result is a separate sum, and the taps of a sum have one order. The sum of a
+head's squares has one order as well (`inputs.py`).
 Leaves out: other widths than 4, and channels that are no whole tiles (`fits`).
 """
 
@@ -28,11 +28,11 @@ from ..runtime import ceil_div, launch, power_of_2, tile
 from .walk import ROWS
 from .words import WIDTH, in_words, windows, words
 
-CHANNELS, WIDER, WIDEST = tile(256, 32), tile(512, 32), tile(1024, 32)  # of a program
+CHANNELS, WIDER, WIDEST = tile(256, 32), tile(512, 32), tile(1024, 32)  # channels of a program
 
 
 class Shape(NamedTuple):
-    """Of a launch: numbers of a word, and channels of a program. The bits depend on neither.
+    """Shape of a launch: numbers of a word, and channels of a program. The bits depend on neither.
 
     On a GPU a program has 32 words a warp, so that every thread has one.
     """
@@ -42,12 +42,12 @@ class Shape(NamedTuple):
 
     @property
     def warps(self) -> int:
-        """As many as words need: with two words a thread, threads would exchange them before they are stored."""
+        """Number of warps, one thread per word: with two words a thread, threads would exchange them before storing."""
         return max(1, self.channels // self.numbers // 32)
 
 
-# By whether requests have several rows: how many requests there are at least where a shape is used, the most first
-# (LOG.md). One window of several rows alone goes another way.
+# Keyed by whether requests have several rows. Each entry: the minimum number of requests, in descending order, and the
+# shape to use from there on (LOG.md). A single window of several rows runs in another kernel.
 SHAPES: Mapping[bool, tuple[tuple[int, Shape], ...]] = {
     False: ((128, Shape(4, WIDEST)), (96, Shape(4)), (64, Shape(2, WIDER)), (16, Shape(4, WIDEST)), (1, Shape(2))),
     True: ((128, Shape(4, WIDER)), (96, Shape(4, WIDEST)), (40, Shape(2, WIDER)), (32, Shape(4, WIDEST)),
@@ -57,7 +57,7 @@ Rule = tuple[Any, ...]  # a, its row step, b, its row step, A_log, dt_bias; q, k
 
 
 def fits(x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor | None, columns: int = 0) -> bool:
-    """Whether `walk_words` can run this part. columns: of a head, where no `mixed` is stored"""
+    """Return whether `walk_words` can run this part. columns: channels of a head, if no `mixed` is stored"""
     channels, width = weight.shape
     shape = shape_for(part, channels)
     if shape is None or part.parents is not None or part.most > ROWS:
@@ -70,12 +70,12 @@ def fits(x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor 
     addresses = [one for one in (part.read, part.store, part.per_row) if one is not None]
     held = all(one.pool.dtype == x.dtype and one.pool.stride()[-2:] == (WIDTH - 1, 1) for one in addresses)
     held &= all(in_words(one.pool, shape.numbers, 2) for one in addresses)
-    taps = weight.is_contiguous() and in_words(weight, WIDTH)  # those of a channel are one word, whatever rows have
+    taps = weight.is_contiguous() and in_words(weight, WIDTH)  # a channel's taps are one word for any word size of rows
     return held and taps and all(in_words(one, shape.numbers) for one in rows)
 
 
 def shape_for(part: Part, channels: int) -> Shape | None:
-    """The shape of a launch; None where another kernel is as fast, or there is no request."""
+    """Choose the shape of a launch; None if another kernel is as fast, or there is no request."""
     shape = next((shape for least, shape in SHAPES[part.most > 1] if len(part.begin) >= least), None)
     return shape if shape is None or channels % shape.channels == 0 else shape._replace(channels=CHANNELS)
 
@@ -84,9 +84,10 @@ def walk_words(
     x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor | None, look: int,
     rule: Rule = (None,) * 14, columns: int = 0,
 ) -> None:  # fmt: skip
-    """The conv of a part that `fits`. x, mixed [N, channels]; look: of how many rows those of nobody become zero
+    """Run the conv of a part that `fits`. x, mixed [N, channels]
 
-    rule, columns: instead of `mixed`, what the delta rule consumes of it, and of how many channels a head is
+    look: number of rows to check; those that belong to no request become zero
+    rule, columns: instead of `mixed`, the inputs of the delta rule to store, and the channels of a head
     """
     shape, requests = shape_for(part, len(weight)), len(part.begin)
     assert shape is not None
@@ -110,15 +111,15 @@ def conv_walk_words(
     a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
     RT: tl.constexpr, CT: tl.constexpr, HT: tl.constexpr, NUMBERS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """All rows of one request, at most RT; CT words of a row, HT of a head. Grid (channel tiles, B).
+    """Convolve all rows of one request, at most RT; CT words of a row, HT of a head. Grid (channel tiles, B).
 
     A word is NUMBERS (2 or 4) numbers in bf16, the first one in its lowest bits. All steps count words, but `mixed_row`
-    counts numbers. A window of as many channels is three words, in which channel c has the numbers 3 c, 3 c + 1 and
+    counts numbers. A window of NUMBERS channels is three words, in which channel c has the numbers 3 c, 3 c + 1 and
     3 c + 2. Only the taps of a channel are 64 bits whatever NUMBERS is.
 
-    A thread has one word of each row, so it reads and writes the same three words of a window. Windows may be kept in
-    the memory that they were read from, and yet no thread waits for another one.
-    A row that is not there is masked and no branch: so the compiler computes all rows side by side.
+    A thread has one word of each row, so it reads and writes the same three words of a window. So no thread waits for
+    another, even if windows are kept in the memory that they were read from.
+    An absent row is masked instead of skipped by a branch, so that the compiler interleaves all rows.
     """
     request = tl.program_id(1)
     c = tl.program_id(0) * CT + tl.arange(0, CT)
@@ -127,7 +128,7 @@ def conv_walk_words(
         taps = taps + (tl.load(weight + NUMBERS * c + channel),)
     if EARLY:
         wait()
-    # All that says where things are is loaded at once. 32 bits are enough, and make short products.
+    # All addresses and lengths are loaded at once. 32 bits are enough, and make short products.
     unit, start = tl.load(read_units + request).to(tl.int32), tl.load(begin + request).to(tl.int32)
     rows, known = tl.load(count + request).to(tl.int32), tl.load(fresh + request) == 0
     column, kept_unit, goal, goal_column = 0, -1, -1, 0
@@ -149,7 +150,7 @@ def conv_walk_words(
            tl.load(history + 2, mask=there, other=0))  # fmt: skip
     row = x + start.to(tl.int64) * x_row + c
     new = ()
-    for t in tl.static_range(RT):  # behind the last row that one again, which nobody uses
+    for t in tl.static_range(RT):  # after the last row, that row again; the copies are not used
         new = new + (tl.load(row + tl.maximum(tl.minimum(rows - 1, t), 0) * x_row, mask=c < busy, other=0),)
     # Oldest first, each with all channels of a word: the window before row 0, then the rows.
     inputs = turned(old, NUMBERS) + new
@@ -187,7 +188,7 @@ def conv_walk_words(
         target = window_of(store, goal, store_unit, goal_column, store_column, c)
         put_window(target, oldest, middle, newest, c < tl.where(goal >= 0, busy, 0), NUMBERS)
 
-    # Rows of nobody. Where a request covers its share of all rows, as it mostly does, it looks for none.
+    # Rows without a request. If a request covers its share of all rows, as it mostly does, the program looks for none.
     first, behind = request * share, tl.minimum((request + 1) * share, look)
     if (unit < 0) | (start > first) | (start + rows < behind):
         for other in range(first, behind):
@@ -196,20 +197,20 @@ def conv_walk_words(
                     far, nothing = (start * 0 + other).to(tl.int64), tl.zeros((CT, NUMBERS), tl.float32)
                     if mixed is not None:
                         tl.store(mixed + far * mixed_row + at, nothing.to(tl.bfloat16))
-                    else:  # of nobody's rows as well the gates are what a and b say
+                    else:  # rows without a request still get the gates that a and b give
                         consume(nothing, far, a, a_row, b, b_row, A_log, dt_bias,
                                 q, k, v, log_decay, beta, H, HV, scale, CT, HT)  # fmt: skip
 
 
 @triton.jit
 def window_of(pool, unit, unit_step, column, column_step, c):
-    """Where the windows of the words c begin"""
+    """Return the address at which the windows of the words c begin."""
     return pool + unit.to(tl.int64) * unit_step + (unit * 0 + column).to(tl.int64) * column_step + 3 * c
 
 
 @triton.jit
 def turned(words, NUMBERS: tl.constexpr):
-    """The window of the channels of a word, as it is stored  ->  three inputs, each of all these channels"""
+    """Turn the window of the channels of a word, as it is stored  ->  three inputs, each of all these channels"""
     inputs = ()
     for w in tl.static_range(3):
         numbers = ()
@@ -221,7 +222,7 @@ def turned(words, NUMBERS: tl.constexpr):
 
 @triton.jit
 def put_window(target, old, middle, new, there, NUMBERS: tl.constexpr):
-    """Three inputs, each of all channels of a word, as the window of these channels; stored where it is `there`"""
+    """Store three inputs, each of all channels of a word, as the window of these channels, where `there` is true."""
     inputs = (old, middle, new)
     for at in tl.static_range(3):
         numbers = ()
@@ -235,7 +236,7 @@ def consume(
     mixed, row, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
     CT: tl.constexpr, HT: tl.constexpr,
 ):  # fmt: skip
-    """What the delta rule consumes of one row: CT words [CT, NUMBERS] of it, of the heads of this program."""
+    """Store the delta rule's inputs of one row, from CT words [CT, NUMBERS] of it, for the heads of this program."""
     NUMBERS: tl.constexpr = mixed.shape[1]
     heads: tl.constexpr = CT // HT
     first, keys, width = tl.program_id(0) * heads, H * HT * NUMBERS, NUMBERS * HT
@@ -252,7 +253,7 @@ def consume(
 
 @triton.jit
 def normed(mixed, HT: tl.constexpr):
-    """Words [CT, NUMBERS] of a row, HT of a head  ->  every head of length 1
+    """Normalize words [CT, NUMBERS] of a row, HT of a head  ->  every head of length 1
 
     Neighbours are added, then pairs of neighbours, and so on, as `unit` does.
     """
@@ -269,19 +270,19 @@ def normed(mixed, HT: tl.constexpr):
 
 @triton.jit
 def bits(word, at: tl.constexpr):
-    """Number `at` of a word, as it is stored"""
+    """Return number `at` of a word, as it is stored."""
     return (word >> (16 * at)) & 0xFFFF
 
 
 @triton.jit
 def number(word, at: tl.constexpr):
-    """Number `at` of a word in fp32, which is exact: the upper half of an fp32 number is one in bf16"""
+    """Return number `at` of a word in fp32, which is exact: the upper half of an fp32 number is a bf16 number."""
     return (bits(word, at) << 16).to(tl.uint32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def word(numbers, WORD: tl.constexpr, NUMBERS: tl.constexpr):
-    """NUMBERS numbers, as they are stored  ->  a word of the type WORD"""
+    """Pack NUMBERS numbers, as they are stored  ->  a word of the type WORD"""
     made = numbers[0].to(WORD)
     for at in tl.static_range(1, NUMBERS):
         made = made | (numbers[at].to(WORD) << (16 * at))
@@ -290,9 +291,9 @@ def word(numbers, WORD: tl.constexpr, NUMBERS: tl.constexpr):
 
 @triton.jit
 def beside(numbers, NUMBERS: tl.constexpr):
-    """NUMBERS numbers [CT], of one channel each  ->  [CT, NUMBERS], in the same threads
+    """Stack NUMBERS numbers [CT], of one channel each  ->  [CT, NUMBERS], in the same threads
 
-    So the compiler rounds two of them in one step. One alone is rounded at a quarter of the speed.
+    So the compiler rounds two of them in one step. Rounding a single number runs at a quarter of the speed.
     """
     if NUMBERS == 2:
         pairs = tl.join(numbers[0], numbers[1])
