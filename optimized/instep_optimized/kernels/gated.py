@@ -1,6 +1,6 @@
-"""The delta rule of windows with its norms and gates: rows come as the conv stores them, and nothing is stored between.
+"""The delta rule of windows with its norms and gates: rows come from the conv, with nothing stored in between.
 
-Leaves out: the kernel (`window_staged.py`). Where it does not fit, `inputs.py` and `gdn.py` serve, with the same bits.
+Leaves out: the kernel (`window_staged.py`). If it does not fit, `inputs.py` and `gdn.py` run, with the same bits.
 """
 
 from __future__ import annotations

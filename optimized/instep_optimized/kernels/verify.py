@@ -1,6 +1,6 @@
-"""The delta rule of a verify with all that comes before it: rows come as the linear maps give them.
+"""The delta rule of a verify with everything that comes before it: rows come from the linear maps.
 
-Leaves out: the kernel (`window_staged.py`). Where it does not fit, `conv.py` and `gated.py` serve, with the same bits.
+Leaves out: the kernel (`window_staged.py`). If it does not fit, `conv.py` and `gated.py` run, with the same bits.
 """
 
 from __future__ import annotations

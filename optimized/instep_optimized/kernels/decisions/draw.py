@@ -1,4 +1,4 @@
-"""Drawn choices: thresholds of top-k and top-p are found bit by bit, so no row is sorted; then one token per row.
+"""Drawn choices: thresholds of top-k and top-p are found bit by bit, without sorting; then one token per row.
 
 Leaves out: the argmax alone, and acceptance (`pick.py`).
 """
@@ -57,7 +57,7 @@ def _keys(value):
 
 @triton.jit
 def _kept(value, at, least, until):
-    """In order of falling value, then rising id: everything up to the token `until`, whose key is `least`."""
+    """Return which tokens are kept, in order of falling value, then rising id, up to `until`, whose key is `least`."""
     key = _keys(value)
     return (key > least[:, None]) | ((key == least[:, None]) & (at <= until[:, None]))
 
@@ -69,7 +69,7 @@ def _weights(value, best, heat):
 
 @triton.jit
 def _largest(row, on, vocab, RT: tl.constexpr, CT: tl.constexpr):
-    """The largest logit of each row, 0 for rows that are off, and its lowest id."""
+    """Return the largest logit of each row, 0 for rows that are off, and its lowest id."""
     best, where = tl.full((RT,), float("-inf"), tl.float32), tl.full((RT,), 0, tl.int32)
     for start in range(0, vocab, CT):
         at = (start + tl.arange(0, CT))[None, :]
@@ -85,7 +85,7 @@ def _largest(row, on, vocab, RT: tl.constexpr, CT: tl.constexpr):
 def _tally(
     row, on, vocab, best, heat, least, until, bound, WEIGHED: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr
 ):
-    """How many kept tokens, or how much weight of them, have a key of at least `bound`."""
+    """Count the kept tokens whose key is at least `bound`, or sum their weights."""
     total = tl.zeros((RT,), tl.float32)
     for start in range(0, vocab, CT):
         at = (start + tl.arange(0, CT))[None, :]
@@ -104,8 +104,8 @@ def _cut(
 ):
     """Keep the shortest prefix whose number, or weight, is at least `wanted` -> key and id of its last token.
 
-    The largest key at which the tally still reaches `wanted` is searched bit by bit. A tally never grows with the key,
-    for rounding keeps the order of sums. Of the tokens with this key only as many are kept as are needed.
+    A bitwise search finds the largest key at which the tally still reaches `wanted`. A tally never grows with the key,
+    because rounding keeps the order of sums. Among tokens with this key, only as many are kept as needed.
     """
     low, high = tl.full((RT,), -(1 << 31), tl.int64), tl.full((RT,), (1 << 31) - 1, tl.int64)
     for _ in range(32):
@@ -122,7 +122,7 @@ def _cut(
         each = equal.to(tl.float32)
         if WEIGHED:
             each = tl.where(equal, _weights(value, best, heat), 0.0)
-        # Kept while those in front of it do not reach what is wanted.
+        # Keep a token while the tokens before it do not reach `wanted`.
         before = above[:, None] + (seen[:, None] + tl.cumsum(each, axis=1) - each)
         last = tl.maximum(last, tl.max(tl.where(equal & (before < wanted[:, None]), at, -1), axis=1))
         seen += tl.sum(each, axis=1)
@@ -131,7 +131,7 @@ def _cut(
 
 @triton.jit
 def _of_a_child(at, tokens, tree, on, node, count, nodes, TREE: tl.constexpr):
-    """[RT, CT]: whether a token is that of a child of the node."""
+    """[RT, CT]: whether a token is the token of a child of the node."""
     found = (at < 0) & on[:, None]
     first, end = node + 1, tl.minimum(node + 2, nodes)
     if TREE:
@@ -151,7 +151,7 @@ def _draw(
     final, final_step, picked, requests, nodes, vocab,
     RT: tl.constexpr, CT: tl.constexpr, TT: tl.constexpr, TREE: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """RT requests at one node. Grid (request tiles, nodes)."""
+    """Draw for RT requests at one node. Grid (request tiles, nodes)."""
     request, node = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.program_id(1)
     live = request < requests
     have = tl.load(count + request, mask=live, other=0)
@@ -165,7 +165,7 @@ def _draw(
     heat = tl.where(drawn, asked, 1.0)
     best, chosen = _largest(row, on, vocab, RT, CT)
 
-    # What top-k, then top-p keep: at first everything, down to the smallest key and the last id.
+    # Apply top-k, then top-p. At first everything is kept, down to the smallest key and the last id.
     least, until = tl.full((RT,), -(1 << 31), tl.int64), tl.full((RT,), 0, tl.int32) + vocab
     if tl.max(tl.where(drawn, few, 0.0), axis=0) > 0:
         wanted = tl.where((few > 0) & (few < vocab), few, vocab * 1.0)
@@ -175,7 +175,7 @@ def _draw(
         key, end = _cut(row, drawn, vocab, best, heat, least, until, mass * whole, True, RT, CT)
         least, until = tl.where(mass < 1, key, least), tl.where(mass < 1, end, until)
 
-    # The children, cumulated in window order; a token that two of them have counts once.
+    # The children, cumulated in window order; a token that two of them share counts once.
     place = tl.arange(0, TT)[None, :]
     child = drawn[:, None] & (place > node) & (place < have[:, None])
     if TREE:
@@ -195,7 +195,7 @@ def _draw(
     sums = tl.cumsum(each, axis=1)
     held = tl.max(sums, axis=1)
 
-    # What the children leave; the total is the one of both, so that no gap is left where the children hold all of it.
+    # The weight outside the children. The total is the sum of both, so no gap is left if the children hold all of it.
     rest = tl.zeros((RT,), tl.float32)
     for start in range(0, vocab, CT):
         at = (start + tl.arange(0, CT))[None, :]
@@ -208,7 +208,7 @@ def _draw(
     taken = tl.min(tl.where(child & (limit[:, None] < sums), place, TT), axis=1)
     accepted = tl.max(tl.where(child & (place == taken[:, None]), token, -1), axis=1)
 
-    # Otherwise the final uniform draws from it, in order of ids.
+    # If no child was drawn, the final uniform draws from the rest, in order of ids.
     bound = tl.load(final + request * final_step, mask=drawn, other=0).to(tl.float32) * UNIT * rest
     behind, last = tl.full((RT,), 0, tl.int32) + vocab, tl.full((RT,), -1, tl.int32)
     along = tl.zeros((RT,), tl.float32)
@@ -222,7 +222,7 @@ def _draw(
         behind = tl.minimum(behind, tl.min(tl.where(passed, at, vocab), axis=1))
         last = tl.maximum(last, tl.max(tl.where(weight > 0, at, -1), axis=1))
         along += tl.sum(weight, axis=1)
-    # Sums in another order may end just under the bound: then it is the last token that has weight.
+    # Sums in another order may end just under the bound: then the last token with weight is taken.
     left = tl.where(behind < vocab, behind, last)
     said = tl.where(taken < TT, accepted, left.to(tl.int64))
     tl.store(picked + at_row, tl.where(drawn, said, chosen.to(tl.int64)), mask=on)

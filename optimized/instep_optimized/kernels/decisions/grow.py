@@ -1,6 +1,6 @@
-"""A tree that the drafter grows: the best tokens of a row, the best candidates of a step, and the window of the best.
+"""A tree that the drafter grows: best tokens of a row, best candidates of a step, and the window of the best.
 
-Each kernel goes down an order, largest first, of equal ones the first; what was taken is left out.
+Each kernel selects in descending order, ties by lowest index, and excludes the entries that it has already taken.
 Leaves out: the head's rows (`draft/eagle.py`).
 """
 

@@ -1,4 +1,4 @@
-"""Whole numbers of a round, on the device: where rows stand, forced or own choices, and lengths that grow.
+"""Integer work of a round, on the device: places of rows, forced or own choices, and lengths that grow.
 
 Leaves out: acceptance (`pick.py`) and everything that is not int64.
 """
@@ -76,7 +76,7 @@ def _place(
     depth, depth_step, lead, positions, locations, before, kept, last, rows, requests,
     RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """RT packed rows, and as many requests. depth: for nodes of trees; None: Triton leaves it out. Grid (tiles)."""
+    """Place RT packed rows, and as many requests. depth: for nodes of trees; None compiles to no code. Grid (tiles)."""
     if EARLY:
         wait()
     lane = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
@@ -152,7 +152,7 @@ def _shift(tokens, begin, count, behind, out, rows, requests, RT: tl.constexpr, 
         wait()
     lane = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     inner = tl.zeros((RT,), tl.int64)  # 1: the next row belongs to the same request; 0: it does not
-    ended = tl.zeros((RT,), tl.int64)  # for the last row of a request: the token behind it
+    ended = tl.zeros((RT,), tl.int64)  # for the last row of a request: the token that follows it
     for start in range(0, requests, CT):
         request = start + tl.arange(0, CT)
         there = request < requests

@@ -33,7 +33,7 @@ def pick(*, logits: torch.Tensor, to: Place) -> torch.Tensor:
 
 
 def joined(values: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
-    """The column of the largest value of each row, or its token: they rise along a row."""
+    """Return the column of the largest value of each row, or its token: tokens rise along a row."""
     rows = len(values)
     while True:
         width = values.shape[1]
@@ -75,7 +75,7 @@ def _pick(
     values, values_row, tokens, best, picked, rows, width,
     RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The largest of CT columns of RT rows; a NaN is never larger than anything. Grid (row tiles, column tiles).
+    """Find the largest of CT columns of RT rows; a NaN is never larger than anything. Grid (row tiles, column tiles).
 
     tokens [rows, width]: the token of each column; None: the column itself. Tokens rise along a row.
     """
@@ -87,7 +87,7 @@ def _pick(
     value = tl.load(values + row[:, None] * values_row + at[None, :], mask=inside, other=float("-inf")).to(tl.float32)
     value = tl.where(value == value, value, float("-inf"))
     largest = tl.max(value, axis=1)
-    # Of all columns with the largest value the lowest wins. In a row of NaN alone that is its first one.
+    # The lowest column with the largest value wins. In a row with only NaN that is the first column.
     lowest = tl.min(tl.where(inside & (value == largest[:, None]), at[None, :], width), axis=1)
     token = lowest.to(tl.int64)
     if tokens is not None:
@@ -104,7 +104,7 @@ def _accept(
     correct, lens, index, last, bonus, own, own_bonus, tokens, requests, width,
     RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """RT requests. Grid (request tiles)."""
+    """Accept for RT requests. Grid (request tiles)."""
     if EARLY:
         wait()
     request, t = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.arange(0, CT)

@@ -1,4 +1,4 @@
-"""Whole numbers of the ring: which tokens run again, where rows are kept, how many tokens the state then contains.
+"""Integer work of the ring: which tokens run again, where rows are kept, how many tokens the state then contains.
 
 Leaves out: the ring itself, which the delta rule reads and writes (`window.py`).
 """
@@ -17,7 +17,7 @@ from ..device.early import wait
 from ..runtime import ceil_div, launch, tile
 
 REQUESTS = 64  # per program
-ABSORBED = -1  # stands for spare=None in the kernel: rows go into the state, none is kept
+ABSORBED = -1  # encodes spare=None in the kernel: rows go into the state, none is kept
 
 
 def plan_ring(
@@ -40,7 +40,8 @@ def _ring(
     size, limit, spare, requests,
     RT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """RT requests. A mark may hold anything, so the pending count made of it is clamped first. Grid (tiles)."""
+    """Plan for RT requests. A mark may hold anything, so the pending count that it gives is clamped first. Grid
+    (tiles)."""
     if EARLY:
         wait()
     request = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)

@@ -1,6 +1,6 @@
-"""Whole numbers of windows that are trees: what follows from their shapes, greedy acceptance, and paths that move.
+"""Integer work of windows that are trees: derived shapes, greedy acceptance, and paths that move.
 
-Leaves out: chains (`pick.py`), and what moves the entries of a path (`move.py`).
+Leaves out: chains (`pick.py`), and moving the entries of a path (`move.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -32,7 +32,7 @@ def plan_path(
     *, accept_index: torch.Tensor, slots: torch.Tensor, before: torch.Tensor, size: int,
     table: torch.Tensor | None = None,
 ) -> PathPlan:
-    """`PlanPath` of the seam: every accepted node for itself."""
+    """Implement `PlanPath`: each accepted node by itself."""
     assert slots.is_contiguous() and before.is_contiguous(), "vectors are contiguous"
     (requests, width), tall = accept_index.shape, tile(8, 16)
     source, target = (accept_index.new_empty(requests, width) for _ in range(2))
@@ -49,7 +49,7 @@ def _plan_tree(
     parents, parents_row, parents_column, slots, count, ancestors, depth, inner, before, requests, width,
     RT: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
-    """RT requests, node by node: a parent comes before its children. Grid (request tiles)."""
+    """Plan RT requests, node by node: a parent comes before its children. Grid (request tiles)."""
     request, t = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.arange(0, CT)
     live = request < requests
     slot = tl.load(slots + request, mask=live, other=-1)
@@ -84,7 +84,7 @@ def accept_tree(
     parents, parents_row, parents_column,
     RT: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
-    """RT requests: from the root down to the last right node, and back up from the last node in force.
+    """Accept for RT requests: from the root down to the last right node, and back up from the last node in force.
 
     The arguments are those of `pick._accept`, then the shapes. Grid (request tiles).
     """
@@ -100,9 +100,9 @@ def accept_tree(
     for _step in range(1, width):
         told = tl.load(said + ours * picks_column, mask=busy, other=0)
         fits = drafted & (parent == ours[:, None]) & (draft == told[:, None])
-        child = tl.min(tl.where(fits, t[None, :], CT), axis=1).to(tl.int64)  # of several the lowest
+        child = tl.min(tl.where(fits, t[None, :], CT), axis=1).to(tl.int64)  # the lowest if several fit
         ours = tl.where(child < CT, child, ours)
-    # In force: the forced node where it is not -1, but none behind the window's end.
+    # In force: the forced node if it is not -1, but none after the window's end.
     forced = tl.load(forced_last + request * last_step, mask=live, other=-1)
     final = tl.where(forced >= 0, tl.minimum(forced, tl.maximum(nodes - 1, 0)), ours)  # [RT]
     deep = depth_of(final, shape, parents_column, busy, width)
@@ -132,7 +132,7 @@ def accept_tree(
 
 @triton.jit
 def depth_of(node, shape, parents_column, busy, width):
-    """How many nodes stand above `node` [RT]; 0 for an idle request."""
+    """Count the nodes above `node` [RT]; 0 for an idle request."""
     deep = node * 0
     for _step in range(1, width):
         on = busy & (node > 0)
@@ -147,13 +147,13 @@ def _plan_path(
     source, target, requests, width,
     RT: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
-    """RT requests. Grid (request tiles)."""
+    """Plan RT requests. Grid (request tiles)."""
     request, t = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.arange(0, CT)
     inside = (request < requests)[:, None] & (t < width)[None, :]  # [RT, CT]
     slot = tl.load(slots + request, mask=request < requests, other=-1)[:, None]  # [RT, 1]
     start = tl.load(before + request, mask=request < requests, other=0)[:, None]
     node = tl.load(accept_index + request[:, None] * index_row + t[None, :] * index_column, mask=inside, other=-1)
-    moves = inside & (slot >= 0) & (node > t[None, :])  # a node that stands where its token belongs does not move
+    moves = inside & (slot >= 0) & (node > t[None, :])  # a node that is already in its token's place does not move
     at = request[:, None] * width + t[None, :]
     here = location(start + node, slot, moves, size, table, table_row, table_column, table_width)
     there = location(start + t[None, :], slot, moves, size, table, table_row, table_column, table_width)
@@ -163,7 +163,8 @@ def _plan_path(
 
 @triton.jit
 def location(position, slot, wanted, size, table, table_row, table_column, table_width):
-    """unit * size + entry of positions, on pages of the table or in the slot's ring; -1: not wanted, or on no page."""
+    """Return unit * size + entry of positions, on the table's pages or in the slot's ring; -1: not wanted, or no
+    page."""
     if table is None:
         return tl.where(wanted, slot * size + position % size, -1)
     else:

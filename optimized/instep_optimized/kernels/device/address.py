@@ -1,6 +1,6 @@
 """An address as kernel arguments: pool, units, columns, and every stride read from the tensor.
 
-Leaves out: which op reads or writes it.
+Leaves out: the op that reads or writes it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from ...layout import Address
 
 
 def flat(address: Address | None, inner: int, otherwise: Address) -> tuple[Any, ...]:
-    """(pool, units, column, unit step, column step, one step per inner axis) for a kernel.
+    """Expand to (pool, units, column, unit step, column step, one step per inner axis) for a kernel.
 
-    If the address is absent, `otherwise` is passed in its place, so that the kernel compiles to the same code. The flag
-    `given` beside it tells the kernel not to touch it. If the column is absent, the units are passed in its place with
+    If the address is absent, `otherwise` is passed in its place, so that the kernel compiles to the same code. A
+    separate
+    flag (`given`) then keeps the kernel from touching it. If the column is absent, the units are passed in its place
+    with
     a column step of 0.
     """
     address = address or otherwise
@@ -25,5 +27,5 @@ def flat(address: Address | None, inner: int, otherwise: Address) -> tuple[Any, 
 
 
 def given(address: Address | None) -> int:
-    """1 if there is an address, else 0. It is a run-time argument, so both cases run the same compiled code."""
+    """Return 1 if there is an address, else 0. It is a run-time argument, so both cases run the same compiled code."""
     return int(address is not None)

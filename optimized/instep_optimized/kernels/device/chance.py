@@ -1,4 +1,4 @@
-"""Rounding by chance, as device functions: Philox4x32-10 by counters, and the number to which a number falls.
+"""Stochastic rounding, as device functions: Philox4x32-10 by counters, and the number that a number rounds to.
 
 Leaves out: which numbers are stored, and their scales (`window.py`, `state.py`, `tiles.py`).
 """
@@ -19,16 +19,16 @@ from instep_reference.contract.rounding import CHANCE_BITS, SCALE_BITS
 from ...layout import Address, Part
 
 BITS = tl.constexpr(CHANCE_BITS)
-# From where on a number is rounded to nearest, and the exponent of the smallest normal number, as fp32 has it.
+# Magnitude from which a number is rounded to nearest, and the exponent of the smallest normal number, in fp32 bits.
 E4M3_FROM, E4M3_LEAST = tl.constexpr(448 * (1 - 2.0 ** (1 - SCALE_BITS))), tl.constexpr(127 - 6 << 23)
 FP16_FROM, FP16_LEAST = tl.constexpr(65504.0), tl.constexpr(127 - 14 << 23)
 BF16_FROM = tl.constexpr(0x7F7F0000)
 
 
 def counters(part: Part, *stored: Address | None) -> tuple[Any, ...]:
-    """(tokens before the rows [B], the layer, the seed's two words) of what is stored by chance; else four times None.
+    """Counters for stochastic rounding: (tokens before the rows [B], layer, the seed's two words), or four times None.
 
-    Then nothing of it is compiled: the kernel has the code that it has without chance.
+    With None, Triton compiles no stochastic rounding: the kernel has the code that it has without it.
     """
     chance = next((one.chance for one in (part.read, *stored) if one is not None and one.chance is not None), None)
     if chance is None:
@@ -38,20 +38,23 @@ def counters(part: Part, *stored: Address | None) -> tuple[Any, ...]:
 
 
 def _word(number: int) -> int:
-    """The lower 32 bits as a signed number: one type of argument, whatever the seed is."""
+    """Return the lower 32 bits as a signed number: one type of argument, whatever the seed is."""
     return (number & 0xFFFFFFFF ^ 0x80000000) - 0x80000000
 
 
 @triton.jit
 def fallen(x, by, dtype: tl.constexpr):
-    """x in fp32 -> the numbers of dtype that they fall to, in fp32; the largest ones as they are.
+    """Round x in fp32 stochastically to numbers of dtype, returned in fp32; the largest ones stay as they are.
 
-    by: (numbers of the elements in [HV, K, V], tokens in the state, layer, the seed's lower word, its upper word). Of a
-    tile [.., .., pieces, ..] they may be those of the first piece, and a sixth number leads from one to the next
+    by: (indices of the elements in [HV, K, V], tokens in the state, layer, the seed's lower word, its upper word).
+    For a
+    tile [.., .., pieces, ..] the indices may be those of the first piece, and a sixth number is the step from one
+    piece to
+    the next.
     """
     if len(by) == 5:
         chance = drawn(by[0], by[1], by[2], by[3], by[4])
-    else:  # one piece after another: the words of all would not stand in registers at once
+    else:  # one piece after another: the words of all pieces would not fit in registers at once
         chance = tl.zeros(x.shape, tl.uint32)
         pieces = tl.arange(0, x.shape[2])[None, None, :, None]
         for piece in range(x.shape[2]):
@@ -67,7 +70,7 @@ def fallen(x, by, dtype: tl.constexpr):
 
 @triton.jit
 def drawn(element, tokens, layer, low, high):
-    """What decides where an element falls, below 2 ** BITS."""
+    """Draw the bits, below 2 ** BITS, that decide how an element is rounded."""
     a, b, c = element.to(tl.uint32), tokens.to(tl.uint32), layer.to(tl.uint32)
     d = c * 0
     low, high = low.to(tl.uint32), high.to(tl.uint32)
@@ -81,7 +84,7 @@ def drawn(element, tokens, layer, low, high):
 
 @triton.jit
 def _to_bf16(x, chance):
-    """Its numbers are those of fp32 with 16 bits of 0, the smallest, too."""
+    """Round to bf16, which is fp32 with the lower 16 bits 0, also for its smallest numbers."""
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     up = chance < ((size & 0xFFFF) << (BITS - 16)).to(tl.uint32)
@@ -91,10 +94,10 @@ def _to_bf16(x, chance):
 
 @triton.jit
 def _by_steps(x, chance, MANTISSA: tl.constexpr, LEAST: tl.constexpr, FROM: tl.constexpr):
-    """MANTISSA: its stored bits; LEAST: the exponent of the smallest normal number, as fp32 has it."""
+    """MANTISSA: stored bits of dtype; LEAST: the exponent of its smallest normal number, in fp32 bits."""
     bits = x.to(tl.int32, bitcast=True)
     exponent = tl.maximum(bits & 0x7F800000, LEAST)
-    # The distance of its neighbours, and 1 by it: powers of 2, so all that follows is exact.
+    # The spacing of the neighbours, and 1 / spacing: powers of 2, so everything that follows is exact.
     unit = (exponent - (MANTISSA << 23)).to(tl.float32, bitcast=True)
     steps = tl.abs(x) * ((0x7F000000 - exponent) + (MANTISSA << 23)).to(tl.float32, bitcast=True)
     whole = tl.floor(steps)

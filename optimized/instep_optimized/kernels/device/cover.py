@@ -1,13 +1,12 @@
 """Zeros in the rows of a result that no request covers, written by the kernel that writes the others: no fill before.
 
 A kernel has `beyond` more programs along the axis of requests, and gives each of them one block of rows. They run at
-the same time as the others, and no row is written twice. In short windows nearly every row is covered: there the
-programs of each request look at their share of all rows (`covering`); those of prompts count first how many rows of
-their share are covered (`covered`). Programs that are few, or all
-busy, ask first how many rows are left (`uncovered`); then each request's programs clear their share (`clear_rest`).
+the same time as the others, and no row is written twice. In short windows nearly every row is covered, so there the
+programs of each request check their share of all rows (`covering`); the programs of prompts first count how many rows
+of their share are covered (`covered`). A kernel whose programs are few, or all busy, first counts the rows that are
+left (`uncovered`); then each request's programs clear their share (`clear_rest`).
 
-Leaves out: a launch with several parts, of which none knows what the others cover (its op fills the whole result
-before).
+Leaves out: a launch with several parts. No part knows what the others cover, so its op fills the whole result before.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -22,32 +21,33 @@ import triton.language as tl
 from ...layout import Part
 from ..runtime import ceil_div, tile
 
-ROWS = tile(16, 64)  # per program: so many that few programs are needed, so few that none is waited for
-REQUESTS = tl.constexpr(16)  # that every row compares itself with in one step
+ROWS = tile(16, 64)  # rows per program: large enough for few programs, small enough that none runs long
+REQUESTS = tl.constexpr(16)  # requests that every row is compared with in one step
 LANES = tl.constexpr(32)  # requests that one row is compared with in a step (`covering`)
 
 
 def result(parts: tuple[Part, ...], x: torch.Tensor, *shape: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
-    """Memory for a result of packed rows, and for how many of these rows `clear` must look: 0 where it is filled."""
+    """Allocate a result of packed rows  ->  it, and how many of its rows `clear` must check (0: it is already
+    filled)."""
     if len(parts) == 1 and len(parts[0].begin):
         return x.new_empty(shape, dtype=dtype), shape[0]
     return x.new_zeros(shape, dtype=dtype), 0
 
 
 def beyond(rows: int, blocks: int) -> int:
-    """How many more programs along the axis of requests, where there are `blocks` along the first axis of the grid."""
+    """Number of extra programs along the axis of requests, if there are `blocks` along the first axis of the grid."""
     return ceil_div(ceil_div(rows, ROWS), max(blocks, 1))
 
 
 @triton.jit
 def rows_of(past, QT: tl.constexpr):
-    """The rows of a program that is `past` behind those of the requests; the first axis of the grid shares them."""
+    """Rows of program number `past` after the requests' programs; programs of the grid's first axis share them."""
     return (past * tl.num_programs(0) + tl.program_id(0)) * QT + tl.arange(0, QT)
 
 
 @triton.jit
 def covering(row, lane, units, begin, count, requests):
-    """How many requests with a unit cover a row; lane: the numbers 0 to some power of 2."""
+    """Count the requests with a unit that cover a row; lane: the numbers 0 to some power of 2."""
     found = 0
     for start in range(0, requests, lane.shape[0]):
         request = start + lane
@@ -60,7 +60,7 @@ def covering(row, lane, units, begin, count, requests):
 
 @triton.jit
 def covered(first, behind, lane, units, begin, count, requests):
-    """How many of the rows first to behind - 1 a request with a unit covers. lane: as above"""
+    """Count the rows first to behind - 1 that a request with a unit covers. lane: as above"""
     found = 0
     for start in range(0, requests, lane.shape[0]):
         request = start + lane
@@ -73,7 +73,7 @@ def covered(first, behind, lane, units, begin, count, requests):
 
 @triton.jit
 def uncovered(lane, units, count, requests, rows):
-    """How many of so many rows no request with a unit covers; two requests have none in common. lane: as above"""
+    """Count the rows, out of `rows`, that no request with a unit covers; no two requests share a row. lane: as above"""
     for start in range(0, requests, lane.shape[0]):
         request = start + lane
         busy = tl.load(units + request, mask=request < requests, other=-1) >= 0
@@ -83,7 +83,7 @@ def uncovered(lane, units, count, requests, rows):
 
 @triton.jit
 def clear_rest(out, out_row, at, inside, units, begin, count, rows, QT: tl.constexpr):
-    """`clear` of all rows, of which the programs of each request (the grid's last axis) have a share."""
+    """Apply `clear` to all rows: the programs of each request (the grid's last axis) take a share."""
     requests = tl.num_programs(2)
     if uncovered(tl.arange(0, REQUESTS), units, count, requests, rows) > 0:
         for first in range(tl.program_id(2) * QT, rows, requests * QT):
@@ -92,7 +92,7 @@ def clear_rest(out, out_row, at, inside, units, begin, count, rows, QT: tl.const
 
 @triton.jit
 def clear(out, out_row, at, inside, row, units, begin, count, requests, rows):
-    """Zeros in elements `at` [CT] of those of the rows `row` [QT] that no request with a unit covers.
+    """Set elements `at` [CT] to zero in those of the rows `row` [QT] that no request with a unit covers.
 
     inside [CT]: which of these elements exist
     """

@@ -1,6 +1,6 @@
-"""The product of two tiles, accumulated in fp32: the one device function behind every matrix product of these kernels.
+"""The product of two tiles, accumulated in fp32: the device function that every matrix product here uses.
 
-Leaves out: where tiles come from, and the precise prefill of the delta rule, all in fp32 (`chunk.py`).
+Leaves out: loading the tiles, and the precise prefill of the delta rule, all in fp32 (`chunk.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -14,11 +14,11 @@ import triton.language as tl
 
 @triton.jit
 def dot(x, y, WIDEN: tl.constexpr, ORDERED: tl.constexpr, more=None):
-    """x [M, K] times y [K, N], and `more` [M, N] if it is given; fp32 operands are not rounded.
+    """Multiply x [M, K] by y [K, N], and add `more` [M, N] if it is given; fp32 operands are not rounded.
 
     WIDEN    operands are first widened to fp32, which is exact. The interpreter needs it: it holds bf16 as whole
              numbers and would multiply these
-    ORDERED  every element is a sum of its own over K, in order. The interpreter's `tl.dot` calls the CPU's BLAS, which
+    ORDERED  every element is a separate sum over K, in order. The interpreter's `tl.dot` calls the CPU's BLAS, which
              may sum two rows of one tile in different orders. A tensor core sums all rows alike
     """
     if WIDEN:

@@ -1,6 +1,6 @@
 """Launches that begin while the one before them ends ("programmatic dependent launch").
 
-Leaves out: which launches do (`runtime.launch`).
+Leaves out: which launches begin early (`runtime.launch`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -14,10 +14,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def wait():
-    """Until the launch before this one has written everything; the next one may come and wait likewise.
+    """Wait until the previous launch has written everything; the next launch may start and wait likewise.
 
-    A kernel with EARLY calls this before it reads or writes anything but weights. So everything before it is done, also
-    what ran before the launch before: that one waited, too.
+    A kernel with EARLY calls this before it reads or writes anything but weights. Then all earlier work is done,
+    including launches before the previous one, because the previous one waited, too.
     """
     gdc_wait()
     gdc_launch_dependents()
@@ -25,9 +25,10 @@ def wait():
 
 @triton.jit
 def wait_before_product():
-    """`wait`; the next launch comes at once. A product copies weights until this launch ends, and waits then.
+    """Let the next launch start at once, then `wait`. A product copies weights until this launch ends, and waits then.
 
-    It may come before this launch waited: whoever waits for this one also waits for all that this one waits for.
+    The next launch may start before this one has waited: waiting for this one includes everything that this one waits
+    for.
     """
     gdc_launch_dependents()
     gdc_wait()
@@ -35,11 +36,11 @@ def wait_before_product():
 
 @triton.jit
 def wait_alone():
-    """`wait`; the next launch does not come before this one ends."""
+    """Do `wait`; the next launch does not start before this one ends."""
     gdc_wait()
 
 
 @triton.jit
 def next_comes():
-    """The next launch comes at once. This one calls `wait_alone` in every program before it ends: see above."""
+    """Let the next launch start at once. This launch calls `wait_alone` in every program before it ends: see above."""
     gdc_launch_dependents()

@@ -1,11 +1,13 @@
 """Device functions with explicit layouts (Gluon): index tensors, axes of size 1, copies, and stores of a tile.
 
-All that a Triton may lack is imported here, so that a missing name is this file's and no mistake of a kernel's file.
+Everything that some Triton version lacks is imported here, so that a missing name shows up in this file, not in a
+kernel's.
 
-Who makes a barrier (`mbarrier.init`) uses it to the end of the kernel. The compiler puts something else over one that
-is not used any more, and the device writes its word again when a program comes back from another process's turn.
+A kernel uses a barrier that it made (`mbarrier.init`) until its end. The compiler would reuse the memory of a barrier
+that is no longer used, and the device writes the barrier's word again when a program resumes after another process's
+time slice.
 
-Leaves out: what is computed (`window_staged.py`, `attend_staged.py`).
+Leaves out: the computation (`window_staged.py`, `attend_staged.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -71,7 +73,7 @@ def over_k(rows):
 
 @gluon.jit
 def place(pool, unit, columns, request, unit_step, column_step):
-    """Where a unit begins, or its column."""
+    """Return the address of a unit, or of its column."""
     if columns is not None:
         return pool + unit * unit_step + gl.load(columns + request) * column_step
     else:
@@ -86,13 +88,13 @@ def stage_and_phase(step, STAGES: gl.constexpr):
 
 @gluon.jit
 def wait_at(address, phase):
-    """`mbarrier.wait` for a barrier in shared memory that PTX names"""
+    """Run `mbarrier.wait` on a barrier in shared memory that PTX names."""
     gl.inline_asm_elementwise(_WAIT, "=r,r,r", [address, phase], gl.int32, False, 1)
 
 
 @gluon.jit
 def seen_as(memory, shape: gl.constexpr, layout: gl.constexpr, dtype: gl.constexpr = gl.float32):
-    """The same numbers in another shape and layout. A layout without the first axis is that of what `index` gives."""
+    """View the same numbers in another shape and layout. A layout without the first axis fits what `index` gives."""
     if NEWER:
         return memory.reinterpret(dtype, shape, layout)
     else:
@@ -101,7 +103,7 @@ def seen_as(memory, shape: gl.constexpr, layout: gl.constexpr, dtype: gl.constex
 
 @gluon.jit
 def whole(copy, shape: gl.constexpr):
-    """A copy of `copied` as the tensor of rank 3 that it is of"""
+    """View a copy made by `copied` as its original tensor of rank 3."""
     return seen_as(copy, shape, gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
 
 
@@ -115,7 +117,7 @@ def copied(source, inside, shape: gl.constexpr):
 
 @gluon.jit
 def shared(rows, shape: gl.constexpr):
-    """Rows [tokens, ..] of rank 2 or 3 put into shared memory as a copy of `copied`, which is of this shape"""
+    """Put rows [tokens, ..] of rank 2 or 3 into shared memory, like a copy of `copied` with this shape."""
     order: gl.constexpr = [1, 0] if len(rows.shape) == 2 else [2, 1, 0]
     memory = gl.allocate_shared_memory(gl.float32, rows.shape, gl.SwizzledSharedLayout(1, 1, 1, order), rows)
     return seen_as(memory, shape, gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
@@ -123,20 +125,20 @@ def shared(rows, shape: gl.constexpr):
 
 @gluon.jit
 def gates(lanes, size: gl.constexpr):
-    """A number per lane, put where every thread can read each  ->  memory whose index is a tensor [1]"""
+    """Put a number per lane where every thread can read each  ->  memory whose index is a tensor [1]"""
     memory = gl.allocate_shared_memory(gl.float32, [size], gl.SwizzledSharedLayout(1, 1, 1, [0]), lanes)
     return seen_as(memory, [size, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
 def into_cache(places):
-    """Ask for the lines at these places, into the cache that all multiprocessors share. Nothing waits for them."""
+    """Prefetch the lines at these places into the L2 cache. Nothing waits for them."""
     gl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], gl.int32, False, 1)
 
 
 @gluon.jit
 def ask_for(source, source_v, first_v, ROWS: gl.constexpr, KT: gl.constexpr):
-    """Ask for rows of a state from `first_v` on, into the cache that all multiprocessors share."""
+    """Prefetch rows of a state from `first_v` on into the L2 cache."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     EACH: gl.constexpr = LINE // source.dtype.element_ty.primitive_bitwidth  # numbers of a line
     lines = gl.arange(0, ROWS * KT // EACH, LANES)
@@ -147,8 +149,8 @@ def ask_for(source, source_v, first_v, ROWS: gl.constexpr, KT: gl.constexpr):
 def store_tile(target, target_v, state, stripe, LINED: gl.constexpr, FIRST: gl.constexpr):
     """Store a tile [VL, VR, P, KI] of a state.
 
-    LINED: lanes of two rows swap pieces before. That takes time, and so does a line that is written in two halves.
-    FIRST: what the store leaves in the cache goes first: a state is not read again before many others were.
+    LINED: lanes of two rows first swap pieces. That takes time, but so does a line that is written in two halves.
+    FIRST: the cache evicts the stored data first, because a state is not read again before many others were.
     """
     VL: gl.constexpr = state.shape[0]
     VR: gl.constexpr = state.shape[1]
@@ -171,9 +173,9 @@ def store_tile(target, target_v, state, stripe, LINED: gl.constexpr, FIRST: gl.c
 
 @gluon.jit
 def store_through(memory, places, tile, FIRST: gl.constexpr):
-    """Store a tile of a state by way of shared memory. Lanes side by side write whole lines, where `places` are so.
+    """Store a tile of a state through shared memory. If `places` are contiguous, adjacent lanes write whole lines.
 
-    tile: in the layout in which it came from this memory, so that no lane stores into what another one still loads
+    tile: in the layout in which it was loaded from this memory, so that no lane stores what another still loads
     """
     memory.store(tile)
     barrier()
@@ -191,10 +193,11 @@ def put_state(places, state, FIRST: gl.constexpr):
 
 @gluon.constexpr_function
 def in_lines(held, warps, keys):
-    """Of a tile [rows, keys] in 32 bits: a lane has 4 numbers each time, and 8 lanes have a line of the cache.
+    """Layout of a tile [rows, keys] in 32 bits: a lane has 4 numbers at a time, and 8 lanes have a line of the cache.
 
-    Otherwise it is what `window_staged.py` computes in, where 4 lanes have 16 numbers of each of `held` rows: lanes of
-    every other row have a piece of their neighbour's in place of one of their own.
+    Apart from that it is the layout in which `window_staged.py` computes, where 4 lanes have 16 numbers of each of
+    `held`
+    rows: here the lanes of every other row have a piece of their neighbour's row in place of one of their own.
     """
     own = [[row, 0] for row in (1, 2, 4) if row < held]
     registers = [[0, 1], [0, 2], [held, 0], *own, *([0, key] for key in (32, 64) if key < keys)]
@@ -205,5 +208,5 @@ def in_lines(held, warps, keys):
 
 @gluon.jit
 def wrapped(entry, size):
-    """An entry below twice the size of its ring -> the entry that it is"""
+    """Wrap an entry below twice the size of its ring."""
     return gl.where(entry >= size, entry - size, entry)

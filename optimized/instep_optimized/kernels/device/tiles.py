@@ -27,7 +27,7 @@ CUT = tl.constexpr((1 << 24 - SCALE_BITS) - 1)  # the bits of a scale that are 0
 
 
 def beside(address: Address | None, otherwise: Address) -> tuple[Any, ...]:
-    """(scales, unit step, column step) as `flat` has them; without scales the pool, which is not touched."""
+    """Return (scales, unit step, column step) as `flat` has them; without scales the pool, which is not touched."""
     scales = (address or otherwise).scales
     if scales is None:
         return otherwise.pool, 0, 0
@@ -37,13 +37,14 @@ def beside(address: Address | None, otherwise: Address) -> tuple[Any, ...]:
 
 @triton.jit
 def scales_at(scales, unit_step, column_step, unit, column, head, at_v, V):
-    """Where the scale of each row of V of a head stands.  at_v [VT]  ->  [VT]"""
+    """Return the address of the scale of each row of V of a head.  at_v [VT]  ->  [VT]"""
     return scales + unit * unit_step + column * column_step + head * tl.cdiv(V, ROWS) + at_v // ROWS
 
 
 @triton.jit
 def scale_of(largest):
-    """The largest number of every row of V [VT] -> the scale of its tile [VT]; a tile has ROWS rows, or all of VT."""
+    """Turn the largest number of every row of V [VT] into the scale of its tile [VT]; a tile has ROWS rows, or all of
+    VT."""
     tall: tl.constexpr = largest.shape[0] if largest.shape[0] < ROWS else ROWS
     tiles = tl.reshape(largest, (largest.shape[0] // tall, tall))
     each = tl.broadcast_to(tl.max(tiles, axis=1)[:, None], tiles.shape)
@@ -52,14 +53,14 @@ def scale_of(largest):
 
 @triton.jit
 def rounded_up(largest):
-    """A tile's largest number -> its scale, as `Blocked` of the contract says."""
+    """Turn a tile's largest number into its scale, as `Blocked` of the contract defines."""
     scale = tl.maximum(tl.div_rn(largest, tl.zeros_like(largest) + MOST), LEAST)
     return ((scale.to(tl.int32, bitcast=True) + CUT) & ~CUT).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def packed(x, scale, by=None):
-    """x / scale as 8-bit numbers; both of one shape. by: as in `fallen`"""
+    """Convert x / scale to 8-bit numbers; both have one shape. by: as in `fallen`"""
     scaled = tl.div_rn(x, scale)
     if by is not None:
         scaled = fallen(scaled, by, tl.float8e4nv)
@@ -67,7 +68,7 @@ def packed(x, scale, by=None):
 
 
 def store_packed(rows: torch.Tensor, pool: torch.Tensor, locations: torch.Tensor, scales: torch.Tensor) -> None:
-    """rows [N, heads, width] to their locations, one scale per row and head."""
+    """Store rows [N, heads, width] at their locations, with one scale per row and head."""
     heads, width = rows.shape[1:]
     assert rows.stride(2) == pool.stride(3) == 1 and scales[0].is_contiguous(), "heads are contiguous"
     launch(
@@ -81,7 +82,7 @@ def _store(
     rows, row_step, head_step, locations, pool, pool_page, pool_entry, pool_head, scales, scales_page, page_size, width,
     DT: tl.constexpr,
 ):  # fmt: skip
-    """One row of one head. Grid (rows, heads)."""
+    """Store one row of one head. Grid (rows, heads)."""
     row, head, d = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, DT)
     place = tl.load(locations + row)
     if place < 0:

@@ -14,13 +14,15 @@ from ..attention.attend import PART, PARTS, read, shape_of
 
 
 def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
-    """`Attend` of the seam. A row's bits depend only on its query, its position, and the keys and values up to there.
+    """Implement `Attend`: a row's bits depend only on its query, its position, and keys and values up to there.
 
-    Of a tree this is the path up to the row: the bits are those of that path served as a chain.
+    In a tree these are the keys and values on the path up to the row: the bits equal those of that path as a chain.
 
-    They do not depend on `most`, on other rows, on the width of the table or on the size of a page. A row always takes
+    The bits do not depend on `most`, on other rows, on the width of the table or on the size of a page. A row always
+    takes
     positions in the same steps and parts from 0, in a tile of the same height. Parts are joined from the first one on.
-    Steps behind its last position do not change it. In the step that contains its last position, later positions have
+    Steps after a row's last position do not change it. In the step that contains its last position, later positions
+    have
     the weight 0 exactly. (Their values must be finite: 0 times infinity is not 0.)
     """
     shape = shape_of(PARTS, query)

@@ -1,9 +1,9 @@
 """Experts of 16-bit activations, rows grouped by expert: a block of rows reads the weights of its expert once.
 
 A pair is a row and an expert that it chose; the shared expert is one more, and every row has it. Pairs are ordered by
-expert, then by row, and cut into blocks of one expert. Nothing is read on the host, so grids have room for the most
-blocks that so many pairs can have. Leaves out: 32-bit activations, and op sets that
-multiply every row alone (`moe.py`).
+expert, then by row, and cut into blocks of one expert. Nothing is read on the host, so grids have room for the maximum
+number of blocks that these pairs can have. Leaves out: 32-bit activations, and op sets that multiply every row alone
+(`moe.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -20,23 +20,27 @@ from ..device.dot import dot
 from ..device.early import wait
 from ..runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 
-# On a GPU (LOG.md): rows of a block, of few rows and of a prompt, and from how many rows on.
+# On a GPU (LOG.md): rows of a block for few rows, for a prompt, and the number of rows from which on the latter is
+# used.
 FEW, MANY, MANY_FROM = 16, 64, 512
 SCORE = {"ET": 16, "DT": 256, "warps": 2, "stages": 3}
 UP = {"IT": 32, "DT": 128, "warps": 4, "stages": 4}
 DOWN = {"DT": 64, "IT": 128, "warps": 4, "stages": 4}
 UP_MANY = {"IT": 64, "DT": 64, "warps": 4, "stages": 3}
 DOWN_MANY = {"DT": 128, "IT": 64, "warps": 4, "stages": 3}
-MOST = 2048  # rows at a time: every pair has an answer in fp32 until its row is summed
+MOST = 2048  # rows at a time: every pair has an fp32 answer in memory until its row is summed
 PAIRS, OTHERS, COLUMNS = 8, 512, 1024
 SMALLEST_DOT = 16
 
 
 def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool) -> torch.Tensor:
-    """`Moe` of the seam: x [N, D] of 16 bits. Operands as stored, an expert's middle rows rounded to x's dtype, sums in
-    fp32, one cast at the end. A row adds its experts in the order of choice, the shared expert last.
+    """Implement `Moe`: x [N, D] of 16 bits, rows grouped by expert.
 
-    With the same number of rows in a block a row's bits do not depend on other rows.
+    Operands are used as stored, an expert's middle rows are rounded to x's dtype, sums are fp32, with one cast at the
+    end.
+    A row adds its experts in the order of choice, the shared expert last. With the same number of rows in a block a
+    row's
+    bits do not depend on other rows.
     """
     rows, width = x.shape
     if rows > MOST:
@@ -86,7 +90,7 @@ def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool
 
 
 def _tiles(form: dict[str, int], **sizes: int) -> dict[str, int]:
-    """No tile is wider than what it tiles; interpreted, few wide ones."""
+    """Tile sizes: no tile is wider than what it tiles; interpreted, tiles are few and wide."""
     fits = {name: max(power_of_2(size), SMALLEST_DOT) for name, size in sizes.items()}
     return form | {name: min(tile(form[name], 256), most) for name, most in fits.items()}
 
@@ -96,7 +100,7 @@ def _moe_score(
     x, x_row, router, router_row, score, rows, experts, width,
     RT: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The router's logits of RT rows and ET experts. Grid (tiles of E, tiles of N)."""
+    """Compute the router's logits of RT rows and ET experts. Grid (tiles of E, tiles of N)."""
     if EARLY:
         wait()
     row, e = tl.program_id(1) * RT + tl.arange(0, RT), tl.program_id(0) * ET + tl.arange(0, ET)
@@ -118,8 +122,10 @@ def _moe_choose(
     NORM: tl.constexpr, TOP: tl.constexpr, TT: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr, BT: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One row: softmax, then the TOP largest in order, the lowest number on a tie; the shared expert behind them.
-    No block has rows yet. Grid (N)."""
+    """Choose the experts of one row: softmax, then the TOP largest in order, a tie to the lowest number. Grid (N).
+
+    The shared expert follows them. No block has rows yet.
+    """
     if EARLY:
         wait()
     row, e, rank = tl.program_id(0).to(tl.int64), tl.arange(0, ET), tl.arange(0, TT)
@@ -140,8 +146,11 @@ def _moe_choose(
 
 @triton.jit
 def best(logit, experts, rank, NORM: tl.constexpr, TOP: tl.constexpr):
-    """Logits [ET] of one row, -inf behind the experts: softmax, then the TOP largest in order, the lowest number on a
-    tie.  -> the expert of every rank [TT], and its share; NORM: of what the TOP have together"""
+    """Softmax over the logits [ET] of one row (-inf: padding), then the TOP largest in order, a tie to the lowest
+    number.
+
+    ->  the expert of every rank [TT], and its share; NORM: the shares are relative to the sum of the TOP
+    """
     e = tl.arange(0, logit.shape[0])
     likely = tl.exp(logit - tl.max(logit, axis=0))
     likely = likely / tl.sum(likely, axis=0)
@@ -164,9 +173,10 @@ def _moe_sort(
     chosen, order, blocks, room, pairs,
     COMPACT: tl.constexpr, RT: tl.constexpr, PT: tl.constexpr, QT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """PT pairs: how many of all stand before each. The first pair of every RT of one expert makes a block of them.
+    """Sort PT pairs: count the pairs before each. Every RT pairs of one expert, from the first on, make a block.
 
-    blocks [3, room]: rows (0: no block), the first of its pairs in `order`, its expert. Grid (tiles of pairs)."""
+    blocks [3, room]: rows (0: no block), the first of its pairs in `order`, its expert. Grid (tiles of pairs).
+    """
     if EARLY:
         wait()
     p = tl.program_id(0) * PT + tl.arange(0, PT)
@@ -195,7 +205,7 @@ def _moe_up(
     shared_inner, experts, width,
     EACH: tl.constexpr, RT: tl.constexpr, IT: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """silu(gate) * up of one block, IT inner channels. Grid (tiles of I, blocks)."""
+    """Compute silu(gate) * up of one block, IT inner channels. Grid (tiles of I, blocks)."""
     block = blocks + tl.program_id(1)
     count, first, expert = tl.load(block), tl.load(block + room), tl.load(block + 2 * room)  # none waits for another
     if count == 0:
@@ -207,7 +217,7 @@ def _moe_up(
     m, i = tl.arange(0, RT), tl.program_id(0) * IT + tl.arange(0, IT)
     row = tl.load(order + first + m, mask=m < count, other=0) // EACH
     rows, columns = x + (row.to(tl.int64) * x_row)[:, None], weight + (i * step)[:, None]
-    lower = columns + inner.to(tl.int64) * step  # the up half stands behind the gate half
+    lower = columns + inner.to(tl.int64) * step  # the up half follows the gate half
     gate, up = tl.zeros((RT, IT), tl.float32), tl.zeros((RT, IT), tl.float32)
     for start in range(0, width, DT):
         d = start + tl.arange(0, DT)
@@ -225,7 +235,7 @@ def _moe_down(
     middle, most, down, expert_step, down_row, shared, shared_row, blocks, room, order, answer, inner, shared_inner,
     experts, width, RT: tl.constexpr, DT: tl.constexpr, IT: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """The answers of one block's pairs, DT channels, in fp32. Grid (tiles of D, blocks)."""
+    """Compute the answers of one block's pairs, DT channels, in fp32. Grid (tiles of D, blocks)."""
     block = blocks + tl.program_id(1)
     count, first, expert = tl.load(block), tl.load(block + room), tl.load(block + 2 * room)  # none waits for another
     if count == 0:
@@ -249,7 +259,7 @@ def _moe_down(
 
 @triton.jit
 def _moe_mix(answer, share, out, width, EACH: tl.constexpr, DT: tl.constexpr, EARLY: tl.constexpr):
-    """The weighted sum of one row's answers, in the order of choice, DT channels. Grid (tiles of D, N)."""
+    """Sum one row's answers by weight, in the order of choice, DT channels. Grid (tiles of D, N)."""
     if EARLY:
         wait()
     row, d = tl.program_id(1).to(tl.int64), tl.program_id(0) * DT + tl.arange(0, DT)

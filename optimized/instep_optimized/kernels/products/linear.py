@@ -1,10 +1,10 @@
-"""Matrix products: linear layers, the dense MLP and the head, by the vendor's library; of few rows by `slim.py`.
+"""Matrix products: linear layers, the dense MLP and the head, by the vendor's library, or by `slim.py` for few rows.
 
 Operands are stored in the activation dtype, and the library sums in fp32. A library may split a sum over several
-programs and then add the parts in 16 bits, a rounding point that nobody declared: two switches below forbid that. The
-library may choose another kernel for another number of rows, so a row's bits may depend on it. They also do where rows
-are so few that K has two sums (`slim.halved`). Leaves out: row-invariant products (`invariant/linear.py`) and experts
-(`moe.py`).
+programs and then add the parts in 16 bits, a rounding point that is not declared: two switches below forbid that. The
+library may choose another kernel for another number of rows, so a row's bits may depend on that number. They also do
+when there are so few rows that K has two sums (`slim.halved`). Leaves out: row-invariant products
+(`invariant/linear.py`) and experts (`moe.py`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to:
 def linears(
     *, x: torch.Tensor, weight: torch.Tensor, shapes: tuple[tuple[int, ...], ...], to: tuple[Place, ...]
 ) -> tuple[torch.Tensor, ...]:
-    """`Linears` of the seam: views on one product, whose rows are as far apart as all of it is wide."""
+    """Implement `Linears`: views on one product, so the row stride is the product's full width."""
     whole = torch.split(_product(x.flatten(1), weight), [math.prod(shape) for shape in shapes], dim=1)
     return tuple(part.view(len(x), *shape) for part, shape in zip(whole, shapes, strict=True))
 
 
 def mlp(*, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:
-    """`Mlp` of the seam: the middle rows are rounded to x's dtype, and of many rows also gate and up before them."""
+    """Implement `Mlp`: the middle rows are rounded to x's dtype; with many rows gate and up are rounded before, too."""
     middle = product(x, gate_up, gated=True) if fits(x, gate_up, gated=True) else silu_mul(x @ gate_up.t())
     return _product(middle, down)
 
@@ -49,7 +49,7 @@ def _product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor:
-    """`LmHead` of the seam: operands as stored, fp32 logits. On a GPU no fp32 copy of the weight is made."""
+    """Implement `LmHead`: operands as stored, fp32 logits. On a GPU no fp32 copy of the weight is made."""
     if x.dtype == torch.float32:
         return x @ weight.t()
     if fits(x, weight, head=True):
@@ -61,7 +61,7 @@ def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor
 
 @fuses(lm_head=lm_head, pick=pick)
 def head_pick(*, x: torch.Tensor, weight: torch.Tensor, to: tuple[Place, Place]) -> torch.Tensor:
-    """`HeadPick` of the seam: of few rows no logit leaves the program that made it."""
+    """Implement `HeadPick`: with few rows no logit leaves the program that computed it."""
     if fits(x, weight, head=True):
         return joined(*largest(x, weight))
     return pick(logits=lm_head(x=x, weight=weight, to=to[0]), to=to[1])

@@ -1,6 +1,6 @@
 """Mixture of experts: routing, then each chosen expert's products for each row, and the gated shared expert.
 
-Leaves out: grouping rows by expert (`experts.py`), which `triton` takes for activations of 16 bits.
+Leaves out: grouping rows by expert (`experts.py`), which `triton` uses for activations of 16 bits.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -46,7 +46,8 @@ def precise_moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_top
 def mix(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, dense: Dense, to: Place) -> torch.Tensor:
     """Route every row, run its experts, and add the shared expert, whose products are `dense.mlp` and `dense.lm_head`.
 
-    Every program here serves one row, in tiles whose size depends only on the weights. So a row's bits do not depend on
+    Every program here computes one row, in tiles whose size depends only on the weights. So a row's bits do not
+    depend on
     other rows, unless they do in `dense`.
     """
     rows, width = x.shape
@@ -75,7 +76,8 @@ def mix(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, de
 
 
 def _shared(x: torch.Tensor, weights: ExpertWeights, dense: Dense, to: Place) -> tuple[torch.Tensor, torch.Tensor]:
-    """The shared expert's rows and the logit of its gate. Without a shared expert: x twice, which is not read."""
+    """Return the shared expert's rows and the logit of its gate. Without a shared expert: x twice, which is not
+    read."""
     if weights.shared_gate_up is None or weights.shared_down is None or weights.shared_gate is None:
         return x, x
     rows = dense.mlp(x=x, gate_up=weights.shared_gate_up, down=weights.shared_down, to=to)
@@ -87,7 +89,7 @@ def _route(
     x, x_row, router, router_row, chosen, share, experts, width,
     NORM: tl.constexpr, TOP: tl.constexpr, TT: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """One row: its logits, and its experts by them. Grid (N)."""
+    """Route one row: its logits, and the experts that they choose. Grid (N)."""
     row, e = tl.program_id(0).to(tl.int64), tl.arange(0, ET)
     logit = tl.zeros((ET,), tl.float32)
     for start in range(0, width, DT):
@@ -109,7 +111,7 @@ def _up(
     x, x_row, gate_up, expert_step, row_step, column_step, chosen, middle, inner, width,
     IT: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """silu(gate) * up of one chosen expert for one row, IT inner channels. Grid (tiles of I, TOP, N)."""
+    """Compute silu(gate) * up of one chosen expert for one row, IT inner channels. Grid (tiles of I, TOP, N)."""
     row, pair = tl.program_id(2).to(tl.int64), tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     i = tl.program_id(0) * IT + tl.arange(0, IT)
     expert = gate_up + tl.load(chosen + pair) * expert_step
@@ -120,7 +122,7 @@ def _up(
         value = tl.load(x + row * x_row + d, mask=d < width, other=0.0).to(tl.float32)[None, :]
         at = i[:, None] * row_step + d[None, :] * column_step
         gate += tl.sum(tl.load(expert + at, mask=inside, other=0.0).to(tl.float32) * value, axis=1)
-        lower = expert + inner * row_step  # the up half stands behind the gate half
+        lower = expert + inner * row_step  # the up half follows the gate half
         up += tl.sum(tl.load(lower + at, mask=inside, other=0.0).to(tl.float32) * value, axis=1)
     tl.store(middle + pair * inner + i, gate / (1.0 + tl.exp(-gate)) * up, mask=i < inner)
 
@@ -130,7 +132,7 @@ def _down(
     middle, down, expert_step, row_step, column_step, chosen, share, shared, opening, out, inner, width,
     SHARED: tl.constexpr, TOP: tl.constexpr, DT: tl.constexpr, IT: tl.constexpr,
 ):  # fmt: skip
-    """The weighted sum over one row's experts, in the order of choice, DT channels. Grid (tiles of D, N)."""
+    """Sum one row's experts by weight, in the order of choice, DT channels. Grid (tiles of D, N)."""
     row, d = tl.program_id(1).to(tl.int64), tl.program_id(0) * DT + tl.arange(0, DT)
     total = tl.zeros((DT,), tl.float32)
     for n in tl.static_range(TOP):

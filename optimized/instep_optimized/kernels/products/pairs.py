@@ -1,14 +1,14 @@
-"""Pairs of programs that run beside each other (a cluster of two on Hopper): the second sends its sums to the first.
+"""Pairs of programs that run together (a cluster of two on Hopper): the second sends its sums to the first.
 
-Gluon makes clusters, but in Triton 3.6 it has no words for what the programs of one tell each other. These are PTX. So
-the shared memory that they name is PTX's, too: a buffer for numbers in fp32, and barriers before it.
+Gluon makes clusters, but in Triton 3.6 it has no operations for messages between the programs of a cluster. These are
+PTX here. So the shared memory that they use is PTX's, too: a buffer for numbers in fp32, after some barriers.
 
-A tensor that both programs have is equal in both, as Gluon sees it. Here each has its own numbers in it, and Gluon
-stores those of the first.
+Gluon assumes that a tensor which both programs have is equal in both. Here each program has its own numbers in it, and
+Gluon stores those of the first.
 
-What one program says to the other is released to the cluster, and who waits for it acquires for the cluster: so PTX
-promises that a message is read before the next one comes. Such a release is a fence of the whole GPU here, so a warp
-does it that has nothing else to do (LOG.md). Leaves out: what is summed (`slim_staged.py`).
+A message is released to the cluster, and its receiver acquires for the cluster, so PTX guarantees that a message is
+read before the next one arrives. Such a release is a fence of the whole GPU here, so a warp that is otherwise idle
+does it (LOG.md). Leaves out: the sums themselves (`slim_staged.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -21,11 +21,11 @@ from triton.experimental.gluon import language as gl
 
 from ..device.layouts import NEWER, along, wait_at
 
-HEAD = gl.constexpr(1024)  # bytes before the messages. Behind whole KiB, the memory that Gluon places stays aligned
-# Where the barriers are. That of a message that has come stands at 0.
-TAKEN = gl.constexpr(8)  # of the second program: it was read
-READ = gl.constexpr(16)  # of the first one, by its warps
-FOUR = gl.constexpr(4)  # numbers of a thread that follow each other, as they are sent
+HEAD = gl.constexpr(1024)  # bytes before the messages: whole KiB keep the memory that Gluon places aligned
+# Offsets of the barriers. The barrier for a message that has arrived is at 0.
+TAKEN = gl.constexpr(8)  # of the second program: its message was read
+READ = gl.constexpr(16)  # of the first program: its warps have read the message
+FOUR = gl.constexpr(4)  # consecutive numbers of a thread that are sent together
 
 _FIRST_THREAD = "{ .reg .pred p; .reg .u32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; "
 _SEND = gl.constexpr(
@@ -51,7 +51,7 @@ _WAIT = gl.constexpr(
 
 @gluon.constexpr_function
 def both(rank, pair):
-    """The last field of a layout: every program of a pair has all of it."""
+    """Return the last field of a layout: every program of a pair has all of it."""
     return [[0] * rank] if pair else []
 
 
@@ -83,39 +83,39 @@ def _expect(size):
 
 @gluon.jit
 def rank():
-    """0 or 1: which program of its pair this one is"""
+    """Return 0 or 1: the rank of this program in its pair."""
     return gl.inline_asm_elementwise("mov.u32 $0, %cluster_ctarank;", "=r", [], gl.int32, True, 1)
 
 
 @gluon.jit
 def cluster_arrive():
-    """Every warp of both programs says once that it runs.
+    """Let every warp of both programs signal once that it runs.
 
-    Of what it did before, the other program sees only how barriers begin: `_begin` has a fence for that. More would be
-    a fence of the whole GPU, before all but the first weights are asked for.
+    The only earlier writes that the other program must see are initialized barriers: `_begin` has a fence for that. A
+    stronger arrive would be a fence of the whole GPU before all but the first weights are requested.
 
-    Nothing promises that the threads of a warp stand at the same place behind a loop that waits: so neither this nor
-    `cluster_wait` is PTX's aligned form, which asks for that.
+    The threads of a warp may be at different instructions after a loop that waits. So neither this function nor
+    `cluster_wait` is PTX's aligned form, which requires that they are not.
     """
     gl.inline_asm_elementwise("barrier.cluster.arrive.relaxed; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
 
 
 @gluon.jit
 def cluster_wait():
-    """Until every warp of both programs has come"""
+    """Wait until every warp of both programs has arrived."""
     gl.inline_asm_elementwise("barrier.cluster.wait.acquire; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
 
 
 @gluon.jit
 def idle(nothing):
-    """For warps that a program has without need: they come, too."""
+    """Body of warps that a program has but does not need: they must arrive, too."""
     cluster_arrive()
     cluster_wait()
 
 
 @gluon.jit
 def buffer(COUNT: gl.constexpr):
-    """Shared memory for so many numbers of fp32  ->  its address; the barriers in it are good once the warps met"""
+    """Allocate shared memory for COUNT fp32 numbers  ->  its address; its barriers are valid after `cluster_wait`"""
     box = gl.inline_asm_elementwise(_memory(HEAD + 4 * COUNT), "=r", [], gl.int32, False, 1)
     gl.inline_asm_elementwise(_begin(gl.num_warps()), "=r,r", [box], gl.int32, False, 1)
     return box
@@ -123,13 +123,13 @@ def buffer(COUNT: gl.constexpr):
 
 @gluon.jit
 def _wait(address, phase):
-    """Until the other program has said so: what it did before is seen then."""
+    """Wait for the other program's signal; everything that it did before is visible then."""
     gl.inline_asm_elementwise(_WAIT, "=r,r,r", [address, phase], gl.int32, False, 1)
 
 
 @gluon.jit
 def _places(box, ROWS: gl.constexpr, COLUMNS: gl.constexpr, SUMS: gl.constexpr):
-    """Where a thread's numbers are, by fours. It has two neighbours of a row, and two of the row 8 below."""
+    """Return the addresses of a thread's numbers, by fours: two adjacent ones of a row, and two of the row 8 below."""
     row, column = along(0, ROWS, SUMS), along(1, COLUMNS, SUMS)
     four = ((row // 16 * 8 + row % 8) * (COLUMNS // 8) + column // 8) * 4 + column % 8 // 2
     return box + HEAD + 4 * FOUR * four
@@ -137,8 +137,8 @@ def _places(box, ROWS: gl.constexpr, COLUMNS: gl.constexpr, SUMS: gl.constexpr):
 
 @gluon.jit
 def send(total, box, message, SUMS: gl.constexpr):
-    """The second program sends its numbers: `message` counts from 0 on. It waits until the message before was read."""
-    _wait(box + TAKEN, (message + 1) & 1)  # a barrier that nobody has used yet lets the first one pass
+    """Send the numbers of the second program; `message` counts from 0. It waits until the previous message was read."""
+    _wait(box + TAKEN, (message + 1) & 1)  # an unused barrier lets the first message pass
     at = _places(box, total.shape[0], total.shape[1], SUMS)
     value = total.to(gl.int32, bitcast=True)
     gl.inline_asm_elementwise(_SEND, _SEND_OPERANDS, [at, value, box + at * 0], gl.int32, False, FOUR)
@@ -146,9 +146,9 @@ def send(total, box, message, SUMS: gl.constexpr):
 
 @gluon.jit
 def tell(box, messages):
-    """For another warp of the first program: say to the second one what was read, if more messages come.
+    """Tell the second program that a message was read, from another warp of the first, if more messages follow.
 
-    Else the second one may be gone. Of the second program `messages` is 0.
+    Without further messages the second program may have ended already. In the second program `messages` is 0.
     """
     cluster_arrive()
     cluster_wait()
@@ -159,7 +159,7 @@ def tell(box, messages):
 
 @gluon.jit
 def received(box, message, ROWS: gl.constexpr, COLUMNS: gl.constexpr, SUMS: gl.constexpr):
-    """The first program waits for them, reads them, and says so to `tell`."""
+    """Receive a message in the first program: wait for it, read it, and signal `tell`."""
     gl.inline_asm_elementwise(_expect(4 * ROWS * COLUMNS), "=r,r", [box], gl.int32, False, 1)
     _wait(box, message & 1)
     at = _places(box, ROWS, COLUMNS, SUMS)

@@ -1,7 +1,8 @@
-"""Products of few rows with weights of 16 bits: as fast as the weights come. One kernel, also for gate and up at once.
+"""Products of few rows with weights of 16 bits, at the speed of loading the weights. One kernel, also for gate and up.
 
-K runs in steps, in order, operands as stored, in fp32. Some sizes have two sums, of the first half of K and of the
-second, which are added; their results have 16 bits. On Hopper some sizes have explicit layouts (`slim_staged.py`).
+K runs in steps, in order, operands as stored, in fp32. Some sizes have two sums, one for the first half of K and one
+for the second, which are added; their results have 16 bits. On Hopper some sizes have explicit layouts
+(`slim_staged.py`).
 Leaves out: many rows, and sizes at which the library is as fast (`linear.py`); 32-bit activations.
 """
 
@@ -23,20 +24,20 @@ from ..device.early import wait_alone
 from ..runtime import INTERPRETED, ceil_div, explicit, launch, power_of_2, tile
 
 SMALLEST_DOT = 16
-HALVED = (32, 4096)  # at most so many rows, at least so many columns: two sums, of half of K each
-HALF = 256  # the first half is a multiple of it, and so whole steps of every shape
+HALVED = (32, 4096)  # maximum rows and minimum columns of products with two sums, each over half of K
+HALF = 256  # the first half is a multiple of it, and so consists of whole steps of every shape
 Shape = dict[str, int]
 LONG, TALL = {"NT": 32, "KT": 256, "warps": 4, "stages": 4}, {"NT": 64, "KT": 128, "warps": 4, "stages": 5}
 MANY = {"NT": 128, "KT": 64, "warps": 8, "stages": 5}
-# On a GPU (LOG.md), by the rows of a tile and whether it is gated: from how many columns on, and what of them and of K
-# a program has. What is missing has fewer columns than the library needs to be slower.
+# On a GPU (LOG.md), keyed by the rows of a tile and whether it is gated: the minimum number of columns, and the columns
+# and part of K of a program. For a missing key there are too few columns to be faster than the library.
 SHAPES: dict[tuple[int, bool], tuple[tuple[int, Shape], ...]] = {
     (16, False): ((65536, TALL), (1024, LONG)), (16, True): ((0, LONG),),
     (32, False): ((65536, TALL), (10240, LONG | {"stages": 3})), (32, True): ((0, TALL),),
     (128, False): ((10240, MANY),), (128, True): ((0, {"NT": 32, "KT": 128, "warps": 8, "stages": 4}),),
 }  # fmt: skip
-# With explicit layouts, likewise (`slim_staged.product`). Fp32 results never come from a pair: they are declared as one
-# sum.
+# The same with explicit layouts (`slim_staged.product`). Fp32 results never come from a pair, because their rounding is
+# declared as one sum.
 ALONE: Shape = {"NT": 64, "KT": 128, "STEPS": 9, "warps": 4, "registers": 64, "programs": 132, "pair": 0}
 PAIRS: Shape = ALONE | {"programs": 66, "pair": 1}  # two programs that have half of K each
 TILE: Shape = {"NT": 128, "KT": 64, "warps": 8, "programs": 132, "pair": 0}
@@ -52,26 +53,27 @@ staged = explicit("products.slim_staged")
 
 
 def shape_for(rows: int, columns: int, gated: bool, of: Mapping[Any, Any] = SHAPES) -> Shape | None:
-    """The shape of a launch; None where the library is as fast."""
+    """Choose the shape of a launch; None if the library is as fast."""
     known = of.get((_tall(rows, of), gated), ()) if rows else ()
     return next((shape for least, shape in known if columns >= least), None)
 
 
 def _tall(rows: int, of: Mapping[tuple[int, bool], Any]) -> int:
-    """The rows of a tile. With explicit layouts they are the columns of what tensor cores take, which may be 8."""
+    """Number of rows of a tile. With explicit layouts they are the columns of the tensor cores' tile, which may be
+    8."""
     return max(power_of_2(rows), min(tall for tall, _ in of))
 
 
 def halved(rows: int, columns: int, depth: int) -> int:
-    """How much of K the first sum of a product has that is not gated; all of it: there is no second one.
+    """Length of the first sum over K in a product that is not gated; all of K if there is no second sum.
 
-    It does not depend on what runs the product, nor on the rows as long as they are few.
+    It depends neither on the kernel that runs the product, nor on the number of rows as long as it is small.
     """
     return depth if rows > HALVED[0] or columns < HALVED[1] else min(HALF * ceil_div(depth, 2 * HALF), depth)
 
 
 def fits(x: torch.Tensor, weight: torch.Tensor, gated: bool = False, head: bool = False) -> bool:
-    """Whether `product` is meant for these. head: whether with fp32 results, and `largest`."""
+    """Return whether `product` is meant for these. head: for `largest`, or with fp32 results."""
     narrow = x.is_cuda and x.dtype == weight.dtype and x.dtype.itemsize == 2 and x.stride(1) == weight.stride(1) == 1
     if not narrow:
         return False
@@ -80,7 +82,7 @@ def fits(x: torch.Tensor, weight: torch.Tensor, gated: bool = False, head: bool 
 
 
 def _ahead(x: torch.Tensor, weight: torch.Tensor, gated: bool, wide: bool = False) -> Shape | None:
-    """The shape of a launch with explicit layouts; None where it does not fit. wide: with fp32 results, of one sum"""
+    """Choose a launch shape with explicit layouts; None if it does not fit. wide: with fp32 results, as one sum"""
     if gated and wide:
         return None
     (rows, depth), columns = x.shape, len(weight) // (1 + gated)
@@ -93,8 +95,10 @@ def _ahead(x: torch.Tensor, weight: torch.Tensor, gated: bool, wide: bool = Fals
 def product(
     x: torch.Tensor, weight: torch.Tensor, gated: bool = False, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """x [M, K], weight [N, K] -> x weight^T [M, N] in `dtype`, None: x's own. gated: of weight's first half and its
-    second, silu(a) * b [M, N/2], a and b as they are summed."""
+    """Compute x [M, K] weight [N, K]^T -> [M, N] in `dtype` (None: x's dtype).
+
+    gated: compute silu(a) * b [M, N/2] instead, where a and b are the fp32 sums with weight's first and second half.
+    """
     (rows, depth), columns = x.shape, len(weight) // (1 + gated)
     out = x.new_empty(rows, columns, dtype=dtype or x.dtype)
     ahead = _ahead(x, weight, gated, wide=dtype is not None)
@@ -106,15 +110,19 @@ def product(
 
 
 def largest(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each row of the product in fp32, and of each tile of its columns: the largest number, and its column, the
-    lowest on a tie; a NaN is never larger than anything. [M, tiles] fp32 and int64. The product is stored nowhere."""
+    """Largest number per row of the fp32 product and tile of its columns, without storing the product.
+
+    Returns values and columns, [M, tiles] in fp32 and int64. A tie goes to the lowest column; a NaN is never larger
+    than
+    anything.
+    """
     return _launched(x, weight, False, None, x.shape[1])
 
 
 def _launched(
     x: torch.Tensor, weight: torch.Tensor, gated: bool, out: torch.Tensor | None, cut: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """cut: how much of K the first sum has"""
+    """Launch the kernel. cut: length of the first sum over K"""
     (rows, depth), columns = x.shape, len(weight) // (1 + gated)
     tall, shape = max(power_of_2(rows), SMALLEST_DOT), shape_for(rows, columns, gated)
     assert shape is not None, "the library has other sizes"
@@ -137,7 +145,7 @@ def _sums(
     left, right, lower, live, inside, at, begin, end, depth,
     WHOLE: tl.constexpr, GATED: tl.constexpr, MT: tl.constexpr, NT: tl.constexpr, KT: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Of K from `begin` to `end`. The second one is 0 where there is no up half."""
+    """Sum over K from `begin` to `end`. The second result is 0 if there is no up half."""
     total, other = tl.zeros((MT, NT), tl.float32), tl.zeros((MT, NT), tl.float32)
     for start in range(begin, end, KT):
         k = start + at
@@ -157,13 +165,14 @@ def _linear_slim(
     WHOLE: tl.constexpr, HALVED: tl.constexpr, GATED: tl.constexpr, MT: tl.constexpr, NT: tl.constexpr,
     KT: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """All rows, NT columns: into `out`; where it is None, the largest of each row and its column. Grid (column tiles).
+    """Multiply all rows with NT columns. Grid (column tiles).
 
-    The launch behind this one begins when it ends: programs that came sooner would take the place of its own.
+    The result goes to `out`; if that is None, the largest number of each row and its column are stored. The next launch
+    starts when this one ends: programs that started earlier would occupy multiprocessors that this launch needs.
     """
     m, n, at = tl.arange(0, MT), tl.program_id(0).to(tl.int64) * NT + tl.arange(0, NT), tl.arange(0, KT)
     left, right = x + (m * x_row)[:, None], weight + (n * weight_row)[:, None]
-    lower = weight + ((n + columns) * weight_row)[:, None]  # the up half stands behind the gate half
+    lower = weight + ((n + columns) * weight_row)[:, None]  # the up half follows the gate half
     live, inside = (m < rows)[:, None], (n < columns)[:, None]
     if EARLY:
         wait_alone()

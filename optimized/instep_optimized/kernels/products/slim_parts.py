@@ -1,9 +1,9 @@
 """Gated products of 128 rows with explicit layouts: 96 columns a program, so that 128 programs have 12288 of them.
 
-Rows are those of the tile of the tensor cores, and two groups of warps share each weight. The columns come in a part of
-64 and one of 32, for tiles are powers of two. What says that a place is free is an arrival of every warp, in shared
-memory that PTX names: Gluon's own arrivals make all warps wait for each other in every step. Each sum runs over K in
-order, as in `slim.py`. Leaves out: fewer rows (`slim_staged.py`).
+Rows fill the tile of the tensor cores, and two groups of warps share each weight. The columns come in a part of 64 and
+one of 32, because tiles are powers of two. Every warp arrives at a barrier when a place is free. The barrier is in
+shared memory that PTX names: Gluon's own arrivals make all warps wait for each other in every step. Each sum runs over
+K in order, as in `slim.py`. Leaves out: fewer rows (`slim_staged.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -30,8 +30,8 @@ from ..device.layouts import (
     warpgroup_mma_wait,
 )
 
-BYTES = gl.constexpr(2)  # of a number
-AT_ONCE = gl.constexpr(2)  # of the first steps, so many are asked for before the weights of one have come
+BYTES = gl.constexpr(2)  # bytes of a number
+AT_ONCE = gl.constexpr(2)  # how many of the first steps are requested before the weights of one have arrived
 _FREE = gl.constexpr(
     "{ .reg .pred p; .reg .u32 lane; mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0; setp.ne.and.u32 p, $2, 0, p; "
     "@p mbarrier.arrive.shared::cta.b64 _, [$1]; mov.u32 $0, 0; }"
@@ -54,9 +54,9 @@ def _ask(
     wide, narrow, places, ready, at, steps, columns,
     P: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, ALL: gl.constexpr,
 ):  # fmt: skip
-    """Begin to copy the weights of a step: gate and up of P columns, and of half as many. None behind the last step.
+    """Begin to copy the weights of a step: gate and up of P columns, and of half as many; nothing after the last step.
 
-    ready, ALL: what waits for them, and for how many bytes
+    ready, ALL: the barrier that waits for them, and for how many bytes
     """
     first, second, _, _, _, _ = places
     live, k, place = at < steps, at * KT, at % STEPS
@@ -73,7 +73,7 @@ def _ask(
 
 @gluon.jit
 def _ask_rows(x, places, at, steps, KT: gl.constexpr, STEPS: gl.constexpr):
-    """The rows of a step likewise. What is behind the last row, or behind K, becomes 0."""
+    """Begin to copy the rows of a step. Rows after the last, and columns after K, become 0."""
     place = at % STEPS
     load_box(x, [0, at * KT], places[3].index(place), places[2].index(place), pred=at < steps)
 
@@ -102,7 +102,7 @@ def _copy(
 def _copy_rows(
     x, places, steps, MT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, EARLY: gl.constexpr
 ):  # fmt: skip
-    """Copy the rows of the first steps, once they are there, whether or not all weights of these are asked for."""
+    """Copy the rows of the first steps once they exist, even if not all weights of these steps are requested yet."""
     if EARLY:
         gdc_wait()
     for step in gl.static_range(STEPS):
@@ -112,7 +112,7 @@ def _copy_rows(
 
 @gluon.jit
 def _keep(out, total, begin, rows, columns, MT: gl.constexpr, NT: gl.constexpr):
-    """silu(gate) * up of NT columns from `begin` on: a thread has both halves of a column."""
+    """Store silu(gate) * up of NT columns from `begin` on: a thread has both halves of a column."""
     STORED: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [gl.num_warps(), 1], [1, 0])
     gate, up = gl.split(total.reshape([MT, 2, NT]).permute((0, 2, 1)))
     found = gl.convert_layout((gate / (1.0 + gl.exp(-gate)) * up).to(out.dtype.element_ty), STORED)
@@ -122,7 +122,7 @@ def _keep(out, total, begin, rows, columns, MT: gl.constexpr, NT: gl.constexpr):
 
 @gluon.jit
 def _sum(out, rows, columns, places, steps, P: gl.constexpr, MT: gl.constexpr, STEPS: gl.constexpr):
-    """Both parts of all columns. A step's products begin while those of the step before still run."""
+    """Sum both parts of all columns. A step's products begin while those of the previous step still run."""
     first, second, given, full, free, come = places
     W: gl.constexpr = gl.num_warps()
     WIDE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, 2 * P, 16])
@@ -152,7 +152,7 @@ def _linear_parts(
     P: gl.constexpr, MT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, COPIER_REGISTERS: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
-    """All rows, P columns and half as many. Grid (tiles of columns)."""
+    """Multiply all rows with P columns and half as many. Grid (tiles of columns)."""
     DTYPE: gl.constexpr = out.dtype.element_ty
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     first = gl.allocate_shared_memory(DTYPE, [STEPS, 2 * P, KT], TILE)

@@ -1,11 +1,13 @@
-"""Products of few rows with explicit layouts: weights are on their way while the launches before still run.
+"""Products of few rows with explicit layouts: weights are copied while the previous launches still run.
 
-Two warps of a program copy weights and rows of many steps ahead by TMA, the weights of the first steps without waiting
-for the launch that makes the rows. So the memory is not idle between two products. Of these weights a few steps are
-asked for at a time: what the launches before load stands in the same queue (LOG.md). The other warps multiply. A tile
-of the tensor cores has 64 rows at least. Columns of the weights fill them; in a gated product of 128 rows these rows do
-(`slim_parts.py`). A program has all of a sum, or two of a pair have half of K each: so 66 tiles of columns keep 132
-multiprocessors busy. Each sum runs over K in order, as in `slim.py`. Leaves out: which sizes take which form
+Two warps of a program copy weights and rows of many steps ahead by TMA. They copy the weights of the first steps
+without waiting for the launch that computes the rows, so that the memory is not idle between two products. Only a few
+of these steps are requested at a time, because they share a queue with the loads of the previous launches (LOG.md).
+The other warps multiply.
+
+A tile of the tensor cores has at least 64 rows. Columns of the weights fill them; in a gated product of 128 rows the
+rows do (`slim_parts.py`). A program has all of a sum, or each program of a pair has half of K. So 66 tiles of columns
+keep 132 multiprocessors busy. Each sum runs over K in order, as in `slim.py`. Leaves out: which sizes take which form
 (`slim.py`), and other GPUs than Hopper.
 """
 
@@ -37,25 +39,25 @@ from .pairs import barriers, both, buffer, cluster_arrive, cluster_wait, idle, r
 from .slim_parts import AT_ONCE as PARTS_AT_ONCE
 from .slim_parts import _linear_parts
 
-ALIGNED = 16  # bytes: where boxes begin, and rows
-BYTES = gl.constexpr(2)  # of a number of x and weight
-TALL = 128  # rows of a gated product that are those of the tile (`slim_parts.py`)
-AT_ONCE = gl.constexpr(3)  # of the first steps, so many are asked for before one of them has come
-COPIER_REGISTERS = 40  # of a thread that copies
+ALIGNED = 16  # bytes: alignment of boxes and rows
+BYTES = gl.constexpr(2)  # bytes of a number of x and weight
+TALL = 128  # rows of a gated product that fill the tile's rows (`slim_parts.py`)
+AT_ONCE = gl.constexpr(3)  # how many of the first steps are requested before one of them has arrived
+COPIER_REGISTERS = 40  # registers of a thread that copies
 
 
 def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether boxes of x [M, K] and weight [N, K], of 16 bits and with contiguous rows, can be copied."""
+    """Return whether boxes of x [M, K] and weight [N, K], of 16 bits and with contiguous rows, can be copied."""
     return hopper(x.device) and all(
         one.data_ptr() % ALIGNED == one.stride(0) * one.element_size() % ALIGNED == 0 for one in (x, weight)
     )
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, gated: bool, out: torch.Tensor, shape: dict[str, int]) -> None:
-    """`product` of `slim.py` into `out`, whose numbers have 16 bits, or 32 where it is not gated.
+    """Compute `product` of `slim.py` into `out`, whose numbers have 16 bits, or 32 if it is not gated.
 
-    shape: MT rows, NT columns and KT of K are a step; STEPS of them are copied ahead; at most so many programs, or
-    pairs, whose second program begins at the step `cut`
+    shape: a step has MT rows, NT columns and KT of K; STEPS steps are copied ahead; `programs` is the maximum number of
+    programs, or of pairs, whose second program begins at the step `cut`
     """
     assert not gated or out.dtype == x.dtype, "fp32 results are of one product"
     (rows, depth), columns = x.shape, out.shape[1]
@@ -102,14 +104,14 @@ def _stored(warps, pair):
 
 @gluon.jit
 def _ask(weight, memory, full, at, work, NT: gl.constexpr, KT: gl.constexpr, ALL: gl.constexpr, GATED: gl.constexpr):
-    """Begin to copy the weights of a step. at: its tile, and its place in K; none behind the last tile.
+    """Begin to copy the weights of a step; nothing after the last tile. at: the step's tile, and its place in K
 
     ALL: bytes that `full` waits for
     """
     tile, step = at
     live, k, column = tile < work[1], (step * KT).to(gl.int32), (tile * NT).to(gl.int32)
     mbarrier.expect(full, ALL, pred=live)
-    if GATED:  # the up half stands behind the gate half
+    if GATED:  # the up half follows the gate half
         load_box(weight, [column, k], full, memory.slice(0, NT), pred=live)
         load_box(weight, [column + work[5], k], full, memory.slice(NT, NT), pred=live)
     else:
@@ -118,14 +120,14 @@ def _ask(weight, memory, full, at, work, NT: gl.constexpr, KT: gl.constexpr, ALL
 
 @gluon.jit
 def _ask_rows(x, memory, full, at, work, KT: gl.constexpr):
-    """The rows of a step likewise. What is behind the last row, or behind K, becomes 0."""
+    """Begin to copy the rows of a step. Rows after the last, and columns after K, become 0."""
     tile, step = at
     load_box(x, [0, (step * KT).to(gl.int32)], full, memory, pred=tile < work[1])
 
 
 @gluon.jit
 def _behind(at, work):
-    """The step behind a step"""
+    """Return the step after a step."""
     tile, step = at
     last = step + 1 == work[4]
     return gl.where(last, tile + work[2], tile), gl.where(last, work[3], step + 1)
@@ -135,9 +137,9 @@ def _behind(at, work):
 def _places(
     DTYPE: gl.constexpr, ALL: gl.constexpr, MT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, PAIR: gl.constexpr
 ):  # fmt: skip
-    """Shared memory for STEPS steps  ->  weights, rows; what says that a place is full, and that it is free.
+    """Allocate shared memory for STEPS steps  ->  weights, rows; barriers for a full and for a free place.
 
-    Then what says that the weights of a first step have come: of these, a place is full when it has its rows.
+    A further barrier is for the weights of a first step: the place of such a step is full when it has its rows.
     """
     TILE: gl.constexpr = _tile(PAIR)
     BARRIERS: gl.constexpr = barriers(PAIR)
@@ -151,8 +153,8 @@ def _places(
 
 @gluon.jit
 def _work(steps, tiles, columns, cut, PAIR: gl.constexpr):
-    """The first tile of a program, how many tiles there are, from where to the next one; its first step of a tile, and
-    the step behind its last one; columns"""
+    """Work of a program: its first tile, the number of tiles, the step from tile to tile; its first step of a tile, and
+    the step after its last one; columns"""
     begin, end = cut * 0, steps
     if PAIR:
         begin, end = gl.where(rank() > 0, cut, 0), gl.where(rank() > 0, steps, cut)
@@ -164,7 +166,7 @@ def _ask_first(
     weight, places, work, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Ask for the first weights, which are nobody's to write, before anything else: the memory waits for it."""
+    """Request the first weights, which no launch writes, before anything else: the memory would idle otherwise."""
     weights, _, full, free, come = places
     for step in gl.static_range(STEPS):
         mbarrier.init(come.index(step), count=1)
@@ -174,7 +176,7 @@ def _ask_first(
     for step in gl.static_range(AT_ONCE):
         _ask(weight, weights.index(step), come.index(step), at, work, NT, KT, weights.shape[1] * KT * BYTES, GATED)
         at = _behind(at, work)
-    if EARLY:  # all programs run beside each other, or nearly: those of the next launch take the place of none
+    if EARLY:  # all programs run at (nearly) the same time, so those of the next launch take the place of none
         gdc_launch_dependents()
     for step in gl.static_range(STEPS):
         mbarrier.init(full.index(step), count=1)
@@ -216,7 +218,7 @@ def _copy(
 
 @gluon.jit
 def _copy_rows(of, KT: gl.constexpr, STEPS: gl.constexpr, PAIR: gl.constexpr, EARLY: gl.constexpr):
-    """Copy the rows of the first steps, once they are there, whether or not all weights of these are asked for."""
+    """Copy the rows of the first steps once they exist, even if not all weights of these steps are requested yet."""
     x, _, places, work, every = of
     if PAIR:
         cluster_arrive()
@@ -234,9 +236,9 @@ def _copy_rows(of, KT: gl.constexpr, STEPS: gl.constexpr, PAIR: gl.constexpr, EA
 
 @gluon.jit
 def _multiplied(left, right, places, at, steps, sums, STEPS: gl.constexpr):
-    """The sums of a tile, whose first step is `at`. A product begins while the one before it still runs.
+    """Sum a tile whose first step is `at`. A product begins while the one before it still runs.
 
-    A place is free once all warps are done with it: the compiler lets them wait for each other before they arrive.
+    A place is free when all warps are done with it: the compiler makes them wait for each other before they arrive.
     """
     full, free, come = places
     for step in range(steps):
@@ -256,7 +258,8 @@ def _multiplied(left, right, places, at, steps, sums, STEPS: gl.constexpr):
 def _sum_few(
     of, MT: gl.constexpr, NT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr, PAIR: gl.constexpr
 ):  # fmt: skip
-    """Columns of weights are the rows of the tile. Of a pair the first program adds both sums, and stores them."""
+    """Multiply with columns of weights as the tile's rows. In a pair the first program adds both sums and stores
+    them."""
     out, rows, columns, places, work, box = of
     weights, given, full, free, come = places
     W: gl.constexpr = gl.num_warps()
@@ -305,12 +308,12 @@ def _linear_staged(
     MT: gl.constexpr, NT: gl.constexpr, KT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr,
     PAIR: gl.constexpr, COPIER_REGISTERS: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """All rows, and NT columns at a time. Grid: any. PAIR: of programs; `cut` is the step where the second begins."""
+    """Multiply all rows, NT columns at a time. Grid: any. PAIR: of programs; the second begins at the step `cut`."""
     places = _places(x.dtype, 2 * NT if GATED else NT, MT, KT, STEPS, PAIR)
     work = _work(steps, tiles, columns, cut, PAIR)
     _ask_first(weight, places, work, NT, KT, STEPS, GATED, EARLY)
     turns = (tiles - work[0] + work[2] - 1) // work[2]
-    box = steps  # nobody asks for it where there are no pairs
+    box = steps  # not used if there are no pairs
     if PAIR:
         box = buffer(NT * MT)
         cluster_arrive()
