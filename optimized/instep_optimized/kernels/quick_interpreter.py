@@ -1,10 +1,10 @@
-"""Triton's interpreter without what it does again at every call: the same numpy functions run on the same numbers.
+"""Triton's interpreter without its repeated work per call: the same numpy functions run on the same numbers.
 
-It puts its own functions into `triton.language` at every launch, and once more at every call of a function from a
-kernel, where they stand already. It makes the type of every block anew, and computes whether a sum of integers
-overflows, which it tells only when it debugs. Together that is half of the time of a kernel. Here a launch puts back
-what the first one found, arguments stay where they are, shapes are remembered, and an overflow is looked for by whoever
-debugs. Leaves out: how kernels compute and round (`runtime.py`).
+At every launch the interpreter patches `triton.language`, and again at every call of a function from a kernel, although
+the patches are already in place. It creates the type of every block again, and checks whether a sum of integers
+overflows, although it reports that only in debug mode. Together that is half of the time of a kernel. Here a launch
+restores the patches that the first one found, arguments stay on the host, shapes are cached, and overflow is checked
+only in debug mode. Leaves out: how kernels compute and round (`runtime.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .quick_operators import Quick
 
 
 class Patches:
-    """`_patch_lang` of the interpreter: what a launch changes in `triton.language`, found once and kept."""
+    """Cached `_patch_lang` of the interpreter: the changes of a launch in `triton.language`, found once."""
 
     def __init__(
         self, patch: Callable[[Any], Any], scope: Callable[[], Any], absent: object, languages: tuple[Any, ...]
@@ -30,10 +30,10 @@ class Patches:
         self.patch, self.absent, self.languages = patch, absent, languages
         self.named: dict[Any, tuple[int, ...]] = {}  # function -> the languages that its module names
         self.found: dict[tuple[int, ...], Changes] = {}
-        self.were: dict[tuple[int, ...], Changes] = {}  # what stood there before
+        self.were: dict[tuple[int, ...], Changes] = {}  # the values before the changes
         self.holds: set[int] = set()  # the languages that a launch has changed now; none: no kernel runs
-        self.left: set[int] = set()  # those that a call within a launch has changed, which nobody puts back
-        self.outer: Changes = []  # what the launch puts back that runs
+        self.left: set[int] = set()  # those that a call within a launch has changed; these are never restored
+        self.outer: Changes = []  # the changes that restore the state before the running launch
         self.nothing = scope()
 
     def __call__(self, function: Any) -> Any:
@@ -46,14 +46,14 @@ class Patches:
             if not (self.holds | self.left).issuperset(mine):
                 self.patch(function)
                 self.left.update({*mine} - self.holds)
-                self.were.clear()  # something else may stand there from now on
-            return self.nothing  # to put back, as a call within a launch has it
+                self.were.clear()  # the stored values may be out of date
+            return self.nothing  # nothing to restore, as for a call within a launch
         if mine not in self.found:
             changes = self.patch(function)._changes
             self.found[mine] = grouped((obj, name, vars(obj)[name]) for obj, name, _ in changes)
-            self.were[mine] = grouped(reversed(changes))  # of what is changed twice, as it stood before the first time
+            self.were[mine] = grouped(reversed(changes))  # reversed: a name that changes twice keeps its first value
         else:
-            if mine not in self.were:  # nothing but launches changes them: what one found stands there again
+            if mine not in self.were:  # only launches change these names, so the current values are the originals
                 self.were[mine] = [(obj, {name: getattr(obj, name, self.absent) for name in values})
                                    for obj, values in self.found[mine]]  # fmt: skip
             self.put(self.found[mine])
@@ -62,12 +62,12 @@ class Patches:
         return self
 
     def restore(self) -> None:
-        """A launch has ended."""
+        """Restore the state before the launch, at its end."""
         self.holds.clear()
         self.put(self.outer)
 
     def put(self, changes: Changes) -> None:
-        """Make them; a module takes all at once."""
+        """Apply changes; a module takes all of them at once."""
         for obj, values in changes:
             if isinstance(obj, ModuleType) and self.absent not in values.values():
                 vars(obj).update(values)
@@ -79,11 +79,11 @@ class Patches:
                     setattr(obj, name, value)
 
 
-Changes = list[tuple[Any, dict[str, Any]]]  # modules and classes, and what stands there by name
+Changes = list[tuple[Any, dict[str, Any]]]  # modules and classes, each with its values by name
 
 
 def grouped(changes: Iterable[tuple[Any, str, Any]]) -> Changes:
-    """What is changed in each module or class, together; the last change of a name holds."""
+    """Group changes by module or class; the last change of a name counts."""
     found = dict[int, tuple[Any, dict[str, Any]]]()
     for obj, name, value in changes:
         found.setdefault(id(obj), (obj, {}))[1][name] = value
@@ -91,7 +91,7 @@ def grouped(changes: Iterable[tuple[Any, str, Any]]) -> Changes:
 
 
 class Asked:
-    """`inspect` for the interpreter, which asks at every launch what a kernel's arguments are called."""
+    """`inspect` for the interpreter, which looks up the names of a kernel's arguments at every launch."""
 
     def __init__(self, inspect: Any) -> None:
         self.inspect = inspect
@@ -105,18 +105,18 @@ class Asked:
         values, ends = dict(zip(spec.args, given, strict=False)), spec.defaults or ()
         found: dict[str, Any] = dict(zip(spec.args[len(spec.args) - len(ends) :], ends, strict=True)) | values | named
         if len(given) > len(spec.args) or values.keys() & named.keys() or found.keys() != {*spec.args}:
-            found = self.inspect.getcallargs(function, *given, **named)  # or its complaint
+            found = self.inspect.getcallargs(function, *given, **named)  # or the exception that it raises
         return found
 
 
 def quicken() -> None:
-    """Do so from now on, in this process; an interpreter with other internals stays as it is."""
+    """Install the fast paths in this process; an interpreter with other internals stays as it is."""
     interpreter: Any = import_module("triton.runtime.interpreter")
     language: Any = import_module("triton.language")
     for part in (_patches, _launches, _arguments, _kinds, _types, _calls, _operators):
         try:
             part(interpreter, language)
-        except AttributeError:  # this part stands elsewhere in this version
+        except AttributeError:  # this version has this part in another place
             continue
 
 
@@ -131,7 +131,7 @@ def _launches(interpreter: Any, language: Any) -> None:
 
 
 def _arguments(interpreter: Any, language: Any) -> None:
-    """What is on the host is not brought there, nor copied onto itself behind the launch."""
+    """Leave arguments on the host that are there already, and do not copy them back after the launch."""
     executor, convert = interpreter.GridExecutor, interpreter._implicit_cvt
     there, back = executor._init_args_hst, executor._restore_args_dev
     handle, tensor, types = interpreter.TensorHandle, language.core.tensor, dict[torch.dtype, Any]()
@@ -146,7 +146,7 @@ def _arguments(interpreter: Any, language: Any) -> None:
             back(self, given, on_host, named, named_on_host)
 
     def converted(given: Any) -> Any:
-        """A tensor's address, as a pointer of the type that follows from its dtype."""
+        """Return a tensor's address, as a pointer of the type that follows from its dtype."""
         if type(given) is not torch.Tensor:
             return convert(given)
         if given.dtype not in types:
@@ -161,7 +161,7 @@ def _kinds(interpreter: Any, language: Any) -> None:
     wide, known = interpreter._get_np_dtype, dict[str, Any]()
 
     def kind(of: Any) -> Any:
-        """The numpy type of a type of Triton's, or of the elements of a block."""
+        """Return the numpy type of a type of Triton's, or of the elements of a block."""
         one = of.element_ty if type(of) is language.block_type else of
         if one.name not in known:
             known[one.name] = wide(one)
@@ -171,7 +171,7 @@ def _kinds(interpreter: Any, language: Any) -> None:
 
 
 def _types(interpreter: Any, language: Any) -> None:
-    """Blocks of one shape share what follows from the shape."""
+    """Let blocks of one shape share the objects that follow from the shape."""
     core = language.core
     make_type, make_tensor, unwrap = core.block_type.__init__, core.tensor.__init__, core._unwrap_if_constexpr
     types, tensors = dict[tuple[Any, ...], dict[str, Any]](), dict[tuple[Any, ...], dict[str, Any]]()
@@ -205,7 +205,7 @@ def _types(interpreter: Any, language: Any) -> None:
 
 
 def _calls(interpreter: Any, language: Any) -> None:
-    """A function of the language is called at once: what stands around it only asks for what is given here."""
+    """Call a function of the language directly: its wrapper only looks for arguments that are given here."""
     semantic, _ = interpreter.interpreter_semantic, interpreter._LangPatchScope
     tensor, quick = language.core.tensor, Quick(interpreter, language.core)
 
@@ -229,7 +229,7 @@ def _operators(interpreter: Any, language: Any) -> None:
     sanitize, broadcast = own.binary_op_sanitize_overflow_impl, own.broadcast_impl_value
 
     def sanitized(self: Any, *given: Any) -> None:
-        if self.builder.options.debug:  # else it says nothing of what it finds
+        if self.builder.options.debug:  # without debug it does not report what it finds
             sanitize(self, *given)
 
     def broadcasted(self: Any, left: Any, right: Any) -> Any:

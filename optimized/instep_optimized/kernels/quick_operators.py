@@ -1,10 +1,10 @@
-"""Operators of interpreted kernels: what Triton works out for two operands at every call follows from their types.
+"""Fast operators of interpreted kernels: Triton's per-call type analysis is cached by the operands' types.
 
-For one numpy function it asks some twenty others: to which type both are cast, how wide both become, of what type the
-result is. So the first call with some types goes Triton's way, and the short way beside it: the function on the same
-numbers. Where both give the same bits, and all that the tensor says besides, later calls with these types go the short
-way. Where they do not, and for all that is not plainly the same (16-bit floats, other numbers, debugging), every call
-goes Triton's way. Leaves out: what else is quick (`quick_interpreter.py`).
+Around one numpy function Triton calls some twenty others: for the type to which both operands are cast, for the size
+of both, for the type of the result. So the first call with some types runs Triton's own operator and also the fast
+path: the numpy function on the same numbers. If both give the same bits and the same tensor attributes, later calls
+with these types use the fast path. If they do not, and in all cases that are not plainly equal (16-bit floats, other
+numbers, debugging), every call runs Triton's operator. Leaves out: the other fast paths (`quick_interpreter.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _divided(left: Any, right: Any) -> Any:
     return (left - np.fmod(left, right)) // right
 
 
-# By the name of the operator: numpy's function, as the interpreter has it, and the kinds of numbers that it serves.
+# By the name of the operator: numpy's function, as the interpreter has it, and the kinds of numbers that it supports.
 OPERATORS: Mapping[str, tuple[Callable[[Any, Any], Any], tuple[str, ...]]] = {
     "__add__": (np.add, FLOATS + WHOLE), "__sub__": (np.subtract, FLOATS + WHOLE),
     "__mul__": (np.multiply, FLOATS + WHOLE), "__truediv__": (np.divide, FLOATS),
@@ -40,7 +40,7 @@ Plan = Callable[[Any, Any], Any]  # two operands -> the result's tensor
 
 
 class Quick:
-    """Makes quick what `triton.language.tensor` has under some name; None: there is nothing to be quick about."""
+    """Makes the fast version of a member of `triton.language.tensor`; None if there is none."""
 
     def __init__(self, interpreter: Any, core: Any) -> None:
         self.tensor, self.constexpr, self.handle = core.tensor, core.constexpr, interpreter.TensorHandle
@@ -48,19 +48,19 @@ class Quick:
         self.read = interpreter._interpreter.load
 
     def of(self, name: str, inner: Callable[..., Any]) -> Callable[..., Any] | None:
-        """inner: Triton's own way."""
+        """Wrap an operator. inner: Triton's own implementation."""
         if name in OPERATORS or name in REVERSED:
             function, kinds = OPERATORS[REVERSED.get(name, name)]
             return self._operator(inner, function, kinds, turned=name in REVERSED)
         return {"__getitem__": self._getitem, "to": self._to}.get(name, lambda inner: None)(inner)
 
     def load(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """`tl.load` of a block behind a mask of its own shape, 0 where the mask is not; all others go Triton's way."""
+        """Wrap `tl.load` of a block with a mask of its shape, 0 where the mask is false; other calls run Triton's."""
         semantic, tensor, known = self.semantic, self.tensor, dict[tuple[str, str], dict[str, Any] | None]()
 
         def call(pointer: Any, mask: Any = None, other: Any = None, **named: Any) -> Any:
             plain = not named and type(mask) is tensor and str(other) in ZEROS and type(other) in (int, float)
-            plain = plain and mask.handle.data.dtype == np.bool_  # others are refused, or mended on Triton's way
+            plain = plain and mask.handle.data.dtype == np.bool_  # Triton refuses or converts others
             key = (pointer.type.name, mask.type.name) if plain else None
             template = None if key is None else known.get(key)
             if template is not None:
@@ -109,7 +109,7 @@ class Quick:
         self, function: Callable[[Any, Any], Any], kinds: tuple[str, ...], left: Any, other: Any, right: Any,
         turned: bool,
     ) -> Plan | None:
-        """How the result comes out of two operands of such types."""
+        """Plan how the result is computed from two operands of such types."""
         mine, template = left.dtype, {**vars(right), "handle": None}
         number = type(other) is int or (type(other) is float and mine.name in FLOATS)
         if mine.is_ptr():
@@ -148,7 +148,7 @@ class Quick:
         return moved
 
     def _getitem(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """New axes of length 1 in a block, `x[:, None]`."""
+        """Wrap indexing that adds axes of length 1 to a block, such as `x[:, None]`."""
         semantic, known = self.semantic, dict[tuple[str, tuple[bool, ...]], dict[str, Any] | None]()
 
         def call(block: Any, slices: Any) -> Any:
@@ -169,7 +169,7 @@ class Quick:
         return call
 
     def _to(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """A cast to the type that it has gives the tensor itself."""
+        """Wrap a cast: a cast to the same type returns the tensor itself."""
         constexpr, semantic = self.constexpr, self.semantic
 
         def call(given: Any, dtype: Any, *how: Any, **named: Any) -> Any:
@@ -181,7 +181,7 @@ class Quick:
         return call
 
     def _made(self, template: dict[str, Any], data: Any, kind: Any) -> Any:
-        """A tensor as its template says, with these numbers."""
+        """Make a tensor with the attributes of its template and these numbers."""
         handle, made = object.__new__(self.handle), object.__new__(self.tensor)
         handle.data, handle.dtype, handle.attr = data, kind, {}
         vars(made).update(template)
@@ -189,7 +189,7 @@ class Quick:
         return made
 
     def _same(self, quick: Any, right: Any) -> bool:
-        """Whether two tensors have the same bits, and say the same of themselves."""
+        """Return whether two tensors have the same bits and the same attributes."""
         told = [(x.handle.dtype, x.handle.attr, x.handle.data.dtype, x.handle.data.shape, x.handle.data.tobytes())
                 for x in (quick, right)]  # fmt: skip
         return bool(told[0] == told[1])

@@ -1,6 +1,6 @@
 """How kernels run: interpreted or native, decided before Triton is first imported, and one launcher with fixed options.
 
-No other file asks for a version or passes launch options. Beside this file only `ops/interpreter.py` sets the variable.
+No other file checks a version or passes launch options. Only `ops/interpreter.py` also sets the variable.
 Leaves out: the kernels.
 """
 
@@ -40,27 +40,27 @@ def decide(environment: MutableMapping[str, str], loaded: Mapping[str, Any], cud
     return wanted
 
 
-_FP8 = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()  # its numbers from 0 up, by their bytes
-HALF_WAY: Any = ((_FP8[1:] + _FP8[:-1]) / 2).numpy()  # no tensor is used inside an op: that would be a read of the host
+_FP8 = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()  # fp8 numbers from 0 up, in byte order
+HALF_WAY: Any = ((_FP8[1:] + _FP8[:-1]) / 2).numpy()  # not a tensor: reading a tensor inside an op is a host read
 
 
 def to_nearest(convert: Callable[..., Any]) -> Callable[..., Any]:
-    """The interpreter's conversion between float formats, to bf16 and fp8 as a GPU does it: to nearest, ties to even.
+    """Wrap the interpreter's conversion between float formats, so that bf16 and fp8 round as on a GPU: ties to even.
 
-    Triton's own function (3.6 to 3.9, `_convert_float`) cuts the lower 16 bits off. Its error is up to twice that of
-    rounding, and always towards zero. If a kernel asks for this rounding towards zero (RTZ), it gets it. To fp8 it
-    rounds, but halves a number that it rounds up to a power of 2. From bf16 it loses the smallest numbers.
+    Triton's own function (3.6 to 3.9, `_convert_float`) cuts off the lower 16 bits for bf16. Its error is up to twice
+    that of rounding, and always towards zero. A kernel that requests rounding towards zero (RTZ) still gets it. For fp8
+    it rounds, but halves a number that rounds up to a power of 2. From bf16 it loses the smallest numbers.
     """
 
     def converted(data: Any, source: Any, target: Any, mode: Any) -> Any:
         if (source.name, target.name) == ("fp32", "fp8e4nv"):
-            code = HALF_WAY.searchsorted(abs(data))  # the larger of two numbers begins behind half way
+            code = HALF_WAY.searchsorted(abs(data))  # the larger of two neighbours starts above half way
             tie = (code < len(HALF_WAY)) & (abs(data) == HALF_WAY[code.clip(max=len(HALF_WAY) - 1)])
             code = code + (tie & (code % 2 == 1)) + 0x80 * (data.view("uint32") >> 31)
             code[data != data] = 0x7F
             return code.astype("uint8")
         if (source.name, target.name) == ("bf16", "fp32"):
-            return data.astype("uint32") << 16  # its upper half, exactly
+            return data.astype("uint32") << 16  # exact: bf16 is the upper half of fp32
         if (source.name, target.name) != ("fp32", "bf16") or "RTZ" in str(mode):
             return convert(data, source, target, mode)
         bits = data.astype("float32", order="C", copy=False).view("uint32")
@@ -72,7 +72,7 @@ def to_nearest(convert: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mend() -> bool:
-    """Make the interpreter round to bf16 -> whether it does now. This is tested, not concluded from its version."""
+    """Make the interpreter round to bf16 -> whether it does now. This is tested, not inferred from its version."""
     interpreter: Any = import_module("triton.runtime.interpreter")
     tl: Any = import_module("triton.language")
 
@@ -107,7 +107,7 @@ if INTERPRETED:
 
 
 def must_round(*stored: Storage) -> None:
-    """Refuse to store bf16 or fp8 where the interpreter would not round: that divergence would be no engine's fault."""
+    """Refuse to store bf16 or fp8 if the interpreter would not round: that divergence is not the engine's fault."""
     if not ROUNDS and any(one is torch.bfloat16 or isinstance(one, Blocked) for one in stored):
         raise Unsupported(
             f"the interpreter of Triton {metadata.version('triton')} cuts fp32 off to bfloat16 and float8 instead of "
@@ -116,9 +116,9 @@ def must_round(*stored: Storage) -> None:
 
 
 def explicit(name: str) -> Any:
-    """A module of this package with explicit layouts, as "windows.staged".
+    """Import a module of this package with explicit layouts, such as "windows.staged".
 
-    None if kernels are interpreted, or Gluon lacks what such a module needs here. What is wrong in a file of our own is
+    None if kernels are interpreted, or Gluon lacks something that such a module needs here. Errors in our own files are
     raised.
     """
     if INTERPRETED:
@@ -131,17 +131,17 @@ def explicit(name: str) -> Any:
 
 
 def tile(native: int, interpreted: int) -> int:
-    """A tile size. An interpreted program costs milliseconds whatever its size, so there few large programs run."""
+    """Choose a tile size. An interpreted program takes milliseconds at any size, so those tiles are few and large."""
     return interpreted if INTERPRETED else native
 
 
 def power_of_2(n: int) -> int:
-    """The smallest power of two that is at least n (and at least 1): the width of a masked tile."""
+    """Return the smallest power of two that is at least n (and at least 1): the width of a masked tile."""
     return 1 << (max(n, 1) - 1).bit_length()
 
 
 def ceil_div(n: int, block: int) -> int:
-    """How many blocks cover n."""
+    """Return how many blocks cover n."""
     return -(-n // block)
 
 
@@ -149,14 +149,16 @@ def launch(
     kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, stages: int = 1, registers: int | None = None,
     **constants: Any,
 ) -> None:
-    """Run `kernel` over `grid`; an empty grid returns at once. registers: the most that a thread may use; None: any.
+    """Run `kernel` over `grid`; an empty grid returns at once.
 
-    A kernel with an argument EARLY is launched while the one before it ends, where a GPU can; it calls `wait` first, or
-    loads before what no launch writes: weights. What it reads of tables before is a guess, which it checks behind
-    the wait. `carry_staged` may wait for signals instead (`signals.py`).
+    registers: maximum number that a thread may use; None: no limit.
 
-    Floating-point fusion is off. Where a fused multiply-add is meant the kernel says `tl.fma`. So the same source gives
-    the same bits wherever it is inlined, and Triton's default, which changes between versions, does not matter.
+    If the GPU can, it launches a kernel with an argument EARLY while the previous launch ends. Such a kernel calls
+    `wait` first, or before that loads only weights, which no launch writes. Tables that it reads before the wait are a
+    guess, which it checks after the wait. `carry_staged` may wait for signals instead (`signals.py`).
+
+    Floating-point fusion is off. A kernel that needs a fused multiply-add calls `tl.fma`. So the same source gives the
+    same bits wherever it is inlined, and Triton's default, which changes between versions, does not matter.
     """
     if 0 in grid:
         return
@@ -185,24 +187,24 @@ def launch(
 
 @cache
 def launches_early(device: torch.device) -> bool:
-    """Whether a launch may begin while the one before it ends ("programmatic dependent launch", from Hopper on)."""
+    """Return whether a launch may begin while the previous one ends (programmatic dependent launch, from Hopper)."""
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @cache
 def hopper(device: torch.device) -> bool:
-    """Only these have products of four warps together, and copies of boxes."""
+    """Return whether the device has products of four warps together, and copies of boxes."""
     return torch.cuda.get_device_capability(device)[0] == 9
 
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """How many programs run beside each other, at least."""
+    """Return the minimum number of programs that run at the same time."""
     return 2 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def versions() -> dict[str, str]:
-    """What runs the kernels here: versions, device, interpreted or native. For reports, results and baselines."""
+    """Describe the platform of the kernels for reports and baselines: versions, device, interpreted or native."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return {
         "torch": torch.__version__,

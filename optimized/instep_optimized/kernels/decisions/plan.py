@@ -40,8 +40,10 @@ def _ring(
     size, limit, spare, requests,
     RT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Plan for RT requests. A mark may hold anything, so the pending count that it gives is clamped first. Grid
-    (tiles)."""
+    """Plan for RT requests. Grid (tiles).
+
+    A mark may hold anything, so the pending count computed from it is clamped first.
+    """
     if EARLY:
         wait()
     request = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)

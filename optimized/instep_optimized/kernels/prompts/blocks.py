@@ -28,8 +28,8 @@ TOKENS = 64  # per block
 LOG2E = tl.constexpr(math.log2(math.e))
 SOLVED = tl.constexpr(16)  # tokens of a triangular block that is inverted by substitution
 VALUES = 32  # columns of V per program that carries the state
-# Twice as many from so many programs on, one per multiprocessor of an H100. It is a constant, so that tiles follow from
-# the model's shape alone.
+# The width doubles from this many programs on, one per multiprocessor of an H100. It is a constant, so that tiles
+# follow from the model's shape alone.
 WIDE_FROM = 132
 SMALLEST_DOT = 16
 PREPARE = {"warps": 4, "registers": 168}  # three programs at a time instead of two
@@ -45,13 +45,14 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
         o  = D_i0 (q S) + P U
         S <- D_C0 S + k^T (D_Cj U)
 
-    The first kernel, `_prepare`, makes T and P of all blocks at once, and q and k in bf16. The second, `_carry`, takes
-    the blocks in order. Every product has bf16 operands and adds in fp32; S itself, gates, decays and residuals are
-    fp32. T is inverted in fp32 in blocks of 16, and joined of these by products. This is what
+    The first kernel, `_prepare`, computes T and P of all blocks at once, and q and k in bf16. The second, `_carry`,
+    takes the blocks in order. Every product has bf16 operands and adds in fp32; S itself, gates, decays and residuals
+    are
+    fp32. T is inverted in fp32 in blocks of 16, which products then join. This is what
     `Product("bf16", block=64, residual=True, narrow=True)` declares.
-    look: of how many rows of `core` those become zero that no request covers
+    look: number of rows of `core` to check; those that no request covers become zero
     Mirrors: Gated DeltaNet (arXiv:2412.06464), chunked form with the UT transform. Differs: the inverse is applied to
-    the residual, not to keys and values apart: one thing less is rounded, and less memory is moved.
+    the residual instead of to keys and values separately, which saves a rounding and memory traffic.
     """
     assert part.per_row is None, "a prefill chunk keeps no state per position"
     requests, heads, values, keys = part.begin.numel(), core.shape[1], core.shape[2], inputs.k.shape[2]
@@ -74,7 +75,7 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
         _prepare, (heads, most, requests), *rows[:6], *rows[9:], *between, lower, *spans, keys, group,
         C=TOKENS, KT=wide, WIDEN=INTERPRETED, **PREPARE,
     )  # fmt: skip
-    # By the model's shape alone: the company of a request changes no tile.
+    # By the model's shape alone: the other requests of a batch change no tile.
     columns = 2 * VALUES if heads * ceil_div(values, VALUES) > WIDE_FROM else VALUES
     tall = max(SMALLEST_DOT, min(power_of_2(values), columns))
     assert part.read.scales is None or tall % ROWS.value == 0, "a program has whole tiles"
@@ -89,7 +90,7 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
 
 @triton.jit
 def _blocks_before(count, units, request, C: tl.constexpr):
-    """How many blocks the requests before this one have that are served: where its own begin in the scratch."""
+    """Count the blocks of the served requests before this one: the offset of its blocks in the scratch."""
     at, before = tl.arange(0, 32), tl.zeros((1,), tl.int64)
     for first in range(0, request, 32):
         served = tl.load(units + first + at, mask=first + at < request, other=-1) >= 0
@@ -104,9 +105,9 @@ def _prepare(
     q16, k16, solved, mixed, gates, lower, begin, count, units, K, group,
     C: tl.constexpr, KT: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """What needs no state, of one block. Rows behind a request's last are zeros. Grid (HV, blocks, B).
+    """Compute the part of one block that needs no state. Grid (HV, blocks, B).
 
-    Tiles of token pairs are held transposed, as [j, i], and stored as [i, j].
+    Rows after a request's last are zeros. Tiles of token pairs are held transposed, as [j, i], and stored as [i, j].
     """
     request, head = tl.program_id(2), tl.program_id(0).to(tl.int64)
     first = tl.program_id(1).to(tl.int64) * C
@@ -157,17 +158,17 @@ def _prepare(
 
 @triton.jit
 def _substituted(overlap, lower, C: tl.constexpr):
-    """overlap [C, C] as [j, i]  ->  (I + A0)^-1 [C, C], A0 the triangles of SOLVED tokens, by forward substitution.
+    """Invert overlap [C, C], given as [j, i]  ->  (I + A0)^-1 [C, C], A0 the triangles of SOLVED tokens.
 
-    A step takes what one token wrote out of all that follow it: every number is changed by itself, so no sum has an
-    order that a compiler chooses.
+    Forward substitution: a step subtracts what one token wrote from all tokens that follow it. Every number changes by
+    itself, so no sum has an order that a compiler chooses.
     """
     j, n, b = tl.arange(0, C), tl.arange(0, SOLVED), tl.arange(0, C // SOLVED)
     tl.store(
         lower + j[:, None] * SOLVED + j[None, :] % SOLVED, overlap,
         mask=j[:, None] // SOLVED == j[None, :] // SOLVED,
     )  # fmt: skip
-    tl.debug_barrier()  # every program has rows of its own, and reads them in another layout
+    tl.debug_barrier()  # every program has separate rows, and reads them in another layout
     found = tl.where((j % SOLVED)[:, None] == n[None, :], 1.0, 0.0)  # [C, SOLVED]: i within its triangle
     for step in range(SOLVED - 1):
         behind = tl.load(lower + (j // SOLVED * SOLVED + step)[:, None] * SOLVED + n[None, :])  # [C, SOLVED]
@@ -186,7 +187,7 @@ def _carry(
     before, layer, seed_low, seed_high, V, K, group,
     C: tl.constexpr, KT: tl.constexpr, VT: tl.constexpr, WIDEN: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
-    """One request, one value head, VT columns of V, all blocks in order. Grid (V tiles, HV, B)."""
+    """Carry one request, one value head, VT columns of V through all blocks in order. Grid (V tiles, HV, B)."""
     request, head = tl.program_id(2), tl.program_id(1).to(tl.int64)
     unit, rows = tl.load(units + request), tl.load(count + request).to(tl.int32)
     i, at_k, at_v = tl.arange(0, C), tl.arange(0, KT), tl.program_id(0) * VT + tl.arange(0, VT)

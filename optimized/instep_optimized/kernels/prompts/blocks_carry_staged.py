@@ -1,6 +1,6 @@
 """`_carry` of `blocks.py` with explicit layouts: the same bits, states in registers, and blocks copied ahead.
 
-Leaves out: what is computed, and why (`blocks.py`); the launch (`blocks_staged.py`).
+Leaves out: the method and its reasons (`blocks.py`); the launch (`blocks_staged.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -38,7 +38,7 @@ uncovered = gluon.jit(cover.uncovered.fn)
 
 @gluon.jit
 def clear_rest(own, requests, rest, WIDE: gl.constexpr):
-    """`cover.clear_rest` of WIDE columns. own: the request whose program clears"""
+    """Do `cover.clear_rest` for WIDE columns. own: the request whose program clears"""
     core, core_row, look, begin, count, units = rest
     W: gl.constexpr = gl.num_warps()
     ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDE, WIDE // 8], [W, 1], [1, 0])
@@ -57,14 +57,14 @@ def clear_rest(own, requests, rest, WIDE: gl.constexpr):
 
 @gluon.jit
 def _gates(source, more):
-    """Decay since a block's start and until its end, and beta"""
+    """Load the decay since a block's start and until its end, and beta."""
     until, write = gl.load(source + TOKENS, mask=more), gl.load(source + 2 * TOKENS, mask=more)
     return gl.load(source, mask=more), until, write
 
 
 @gluon.jit
 def _clear_behind(keys, rows):
-    """Zeros in the rows of a tile of keys behind so many"""
+    """Set the rows of a tile of keys from `rows` on to zero."""
     PART: gl.constexpr = 8
     SOME: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [gl.num_warps(), 1], [1, 0])
     nothing = gl.full((PART, WIDTH), 0.0, keys.dtype, SOME)
@@ -78,9 +78,9 @@ def _clear_behind(keys, rows):
 
 @gluon.jit
 def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr, BESIDE: gl.constexpr):
-    """Copy what the blocks need, as places become free. What lies behind the last row of v is not cleared.
+    """Copy the inputs of the blocks as places become free. Rows after the last row of v are not cleared.
 
-    BESIDE: as soon as they are prepared
+    BESIDE: each block as soon as it is prepared
     """
     W: gl.constexpr = gl.num_warps()
     boxes, gates, signals, rows, start, of_keys, key_column, at, heads, group, column, tiles, places, rest = given
@@ -99,7 +99,7 @@ def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr,
     for n in range(blocks):
         if BESIDE:
             if n >= ready:
-                behind = gl.minimum(at_32, blocks - 1 - n)  # blocks behind this one
+                behind = gl.minimum(at_32, blocks - 1 - n)  # offsets of the blocks after this one
                 ready = n + signalled(signals + SIGNALS + at // group + behind * (heads // group))
             since, until, write = _gates(source, lane < TOKENS)
         stage, phase = stage_and_phase(n, STAGES)
@@ -152,7 +152,7 @@ def send(tile, n, rows, boxes, core, core_row, start, column):
 
 @gluon.jit
 def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr, CHAINS: gl.constexpr):
-    """COLUMNS columns of V, all blocks in order. Tiles are transposed: [V, K] of states, [V, C] of tokens."""
+    """Carry COLUMNS columns of V through all blocks. Tiles are transposed: [V, K] of states, [V, C] of tokens."""
     rows, memory, tiles, outs, places = given
     full, free, full_last, free_last, _ = places
     tile = outs.index(CHAIN)
@@ -169,7 +169,7 @@ def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr,
     at_k, at_v = along(1, WIDTH, STATE), along(0, COLUMNS, STATE) + CHAIN * COLUMNS
     state = gl.load(source + at_v * read_v + at_k * read_k, mask=(at_v + at_k >= 0) & known, other=0.0).to(gl.float32)
     none = gl.full((COLUMNS, TOKENS), 0.0, gl.float32, TILE)
-    # As in `prepare_staged`: what is the same in every turn would not fit into registers.
+    # As in `prepare_staged`: loop invariants would not fit into registers.
     for n in tl.range(0, (rows + TOKENS - 1) // TOKENS, disable_licm=True):
         stage, phase = stage_and_phase(n, STAGES)
         mbarrier.wait(full.index(stage), phase)
@@ -222,11 +222,11 @@ def carry_staged(
     STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr, BESIDE: gl.constexpr, EARLY: gl.constexpr,
     CARRY_REGISTERS: gl.constexpr, COPY_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """One request, one value head, COLUMNS columns of V, all blocks in order. Grid (V tiles, HV, B).
+    """Carry one request, one value head, COLUMNS columns of V through all blocks in order. Grid (V tiles, HV, B).
 
-    BESIDE: while the launch before this one prepares the blocks
+    BESIDE: while the previous launch prepares the blocks
     """
-    if BESIDE:  # what was written before both launches is read once somebody prepares, who waited for it
+    if BESIDE:  # a program that prepares has waited for everything before both launches
         signalled(signals + 0 * gl.arange(0, 32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])))
     elif EARLY:
         gdc_wait()
@@ -293,5 +293,5 @@ def carry_staged(
              (_copy, (copied, STAGES, LAST, 2, BESIDE))],
             [4, 1], [CARRY_REGISTERS, COPY_REGISTERS],
         )  # fmt: skip
-    if BESIDE and EARLY:  # whoever waits for this launch waits for the one before, too
+    if BESIDE and EARLY:  # a launch that waits for this one also waits for the previous one
         gdc_wait()

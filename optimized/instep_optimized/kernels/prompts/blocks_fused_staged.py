@@ -1,14 +1,15 @@
-"""Prepare and carry of `blocks.py` in one launch, for many requests: the same bits, and no tile of pairs leaves a chip.
+"""Prepare and carry of `blocks.py` in one launch, for many requests: the same bits; pair tiles stay on the chip.
 
-An item is WIDE columns of a value head of a request. A program lasts over its items: eight warps carry their states,
-four others prepare the blocks behind, also the first ones of the next item; one copies what comes next, and sums gates.
+An item is WIDE columns of a value head of a request. Programs are persistent and walk over items. In a program eight
+warps carry states, four warps prepare the following blocks, including the first ones of the next item, and one warp
+copies ahead and sums gates.
 
-Who prepares binds, so it spills next to nothing: it is the launch's own group, for arguments of the other groups come
-through shared memory, and take no registers before they are needed. Both products of a block run while it computes
-something else. Its triangles are joined by products of a warp (`mma_v2`), which wait for no other warp, read what is
-stored without a fence, and leave out what is zero.
+Preparing is the bottleneck, so its registers must hardly spill. It is the launch's default group of warps, and the
+arguments of the other groups come through shared memory, so that they take no registers before they are needed. Both
+products of a block run while the group computes something else. Its triangles are joined by products of a warp
+(`mma_v2`), which wait for no other warp, read stored data without a fence, and skip zeros.
 
-Leaves out: what is computed, and why (`blocks.py`); the same for few requests (`blocks_prepare_staged.py`,
+Leaves out: the method and its reasons (`blocks.py`); the same for few requests (`blocks_prepare_staged.py`,
 `blocks_carry_staged.py`); the launch (`blocks_staged.py`).
 """
 
@@ -42,8 +43,8 @@ from .blocks_carry_staged import clear_rest, send
 from .blocks_prepare_staged import TOKENS, WIDTH, added, decays, rows_of_inverses
 
 WIDE = gl.constexpr(128)  # columns of V
-STAGES = gl.constexpr(3)  # blocks whose keys, queries and values are there
-LAST = gl.constexpr(STAGES.value - 1)  # blocks that are prepared; `_prepare` knows by their number when one is free
+STAGES = gl.constexpr(3)  # blocks whose keys, queries and values are in shared memory
+LAST = gl.constexpr(STAGES.value - 1)  # prepared blocks that are kept; from their number `_prepare` knows a free place
 HALF = gl.constexpr(TOKENS.value // 2)
 
 
@@ -54,17 +55,17 @@ def _count(items):
 
 @gluon.jit
 def _item(at, items):
-    """Request and head of an item, its first column, where its rows begin, how many there are, and the unit"""
+    """Unpack an item: request and head, its first column, its first row, its number of rows, and the unit."""
     _, heads, tiles, begin, count, units = items
     request, head = at // (heads * tiles), at // tiles % heads
     unit, rows = gl.load(units + request), gl.load(count + request).to(gl.int32)
-    rows = gl.where(unit < 0, 0, gl.maximum(rows, 0))  # 0: nothing is to do
+    rows = gl.where(unit < 0, 0, gl.maximum(rows, 0))  # 0: there is nothing to do
     return request, head, at % tiles * WIDE, gl.load(begin + request), rows, unit
 
 
 @gluon.jit
 def _gates(first, rows, given, LANES: gl.constexpr):
-    """log decay and beta of a block; behind its rows: 0. They leave the near cache to what is spilled."""
+    """Load log decay and beta of a block, 0 after its rows. They bypass L1, which is left to spilled registers."""
     log_decay, log_decay_row, beta, beta_row = given
     token = first + gl.arange(0, TOKENS, LANES)
     at, live = token.to(gl.int64), token < rows
@@ -83,13 +84,13 @@ def _copy(given):
     queries, keys, values, lines, _, _ = tiles
     landed, free, _ = places
     LANES: gl.constexpr = gl.BlockedLayout([2], [32], [gl.num_warps()], [0])
-    LINED: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [gl.num_warps(), 1], [1, 0])  # of a row of a state, by line
+    LINED: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [gl.num_warps(), 1], [1, 0])  # a row of a state, by line
     BYTES: gl.constexpr = TOKENS * (4 * WIDTH + WIDE * (v.dtype.primitive_bitwidth // 8))
     before = 0
     for at in tl.range(gl.program_id(0), _count(items), gl.num_programs(0), disable_licm=True):
         request, head, first, start, rows, unit = _item(at, items)
         wide, column, key_column = head.to(gl.int64), (head * V + first).to(gl.int32), head // group * WIDTH
-        if (at >= gl.num_programs(0)) & (rows > 0):  # who carries still has another item, and asks for this state later
+        if (at >= gl.num_programs(0)) & (rows > 0):  # the carrying warps are at an earlier item: they load it later
             source = place(read, unit, read_columns, request, read_unit, read_column) + wide * read_h + first * read_v
             for at_v in range(0, WIDE, 8):
                 lane = (at_v + along(0, 8, LINED)) * read_v + along(1, 4, LINED) * (WIDTH // 4) * read_k
@@ -122,14 +123,14 @@ def _copy(given):
 
 @gluon.jit
 def _clear_behind(tile, rows):
-    """Zeros in the rows of a tile behind so many"""
+    """Set the rows of a tile from `rows` on to zero."""
     ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [gl.num_warps(), 1], [1, 0])
     tile.store(gl.where(along(0, TOKENS, ROWS) < rows, tile.load(ROWS), 0.0).to(tile.dtype))
 
 
 @gluon.jit
 def _prepare(given):
-    """What needs no state, of all blocks in order. Tiles of token pairs are [j, i]."""
+    """Compute what needs no state, for all blocks in order. Tiles of token pairs are [j, i]."""
     items, tiles, scratch, places = given
     queries, keys, values, lines, solved, mixed = tiles
     beside, far, triangles, diagonal, halves = scratch
@@ -137,7 +138,7 @@ def _prepare(given):
     TILE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, TOKENS, 16])
     none = gl.full((TOKENS, TOKENS), 0.0, gl.float32, TILE)
     before = 0
-    # As in `prepare_staged`: what is the same in every turn would not fit into registers.
+    # As in `prepare_staged`: loop invariants would not fit into registers.
     for at in tl.range(gl.program_id(0), _count(items), gl.num_programs(0), disable_licm=True):
         rows = _item(at, items)[4]
         for n in tl.range(0, (rows + TOKENS - 1) // TOKENS, disable_licm=True):
@@ -147,7 +148,7 @@ def _prepare(given):
             j, i = along(0, TOKENS, TILE), along(1, TOKENS, TILE)
             mbarrier.wait(landed.index(stage), phase)
             alike = warpgroup_mma(key, key.permute((1, 0)), none, use_acc=False, is_async=True)
-            if n * TOKENS + TOKENS > rows:  # behind the last row lies anything
+            if n * TOKENS + TOKENS > rows:  # rows after the last may hold anything
                 alike = warpgroup_mma_wait(0, deps=[alike])
                 _clear_behind(key, rows - n * TOKENS)
                 _clear_behind(values.index(stage), rows - n * TOKENS)
@@ -170,16 +171,16 @@ def _prepare(given):
             inverse = _joined(beside, far, diagonal, halves)
             solved.index(last).store(gl.convert_layout(inverse, TILE).to(gl.bfloat16))
             fence_async_shared()
-            mbarrier.arrive(full.index(last), count=1)  # the compiler lets all warps come before it
+            mbarrier.arrive(full.index(last), count=1)  # the compiler makes all warps wait for each other before it
         before += (rows + TOKENS - 1) // TOKENS
 
 
 @gluon.jit
 def _hand_out(alike, beside, far, triangles):
-    """Store what of all pairs [C, C] is needed: triangles of SOLVED tokens, negated, and what stands between them.
+    """Store the needed parts of all pairs [C, C]: triangles of SOLVED tokens, negated, and the blocks between them.
 
-    beside: [C, SOLVED]: in rows of the first and third triangle what is between it and the one behind it
-    far: [C, C / 2]: in its first half what is between the first two triangles and the others
+    beside: [C, SOLVED]: in rows of the first and third triangle, the block between it and the next triangle
+    far: [C, C / 2]: in its first half, the blocks between the first two triangles and the others
     """
     B: gl.constexpr = TOKENS // SOLVED
     even, odd = gl.split(gl.permute(gl.reshape(alike, (TOKENS, 2, 2, SOLVED)), (0, 1, 3, 2)))
@@ -198,9 +199,9 @@ def _hand_out(alike, beside, far, triangles):
 
 @gluon.jit
 def _joined(beside, far, diagonal, halves):
-    """Inverses of triangles [C, SOLVED], in bf16  ->  the inverse of all [C, C], by `between` of two levels
+    """Join inverses of triangles [C, SOLVED], in bf16  ->  the inverse of all [C, C], by `between` of two levels
 
-    A warp has rows of its own, of which each level changes only some; it computes something for the others, too.
+    A warp has separate rows, and each level changes only some of them; it computes unused numbers for the others.
     """
     SMALL: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [gl.num_warps(), 1], [16, 8])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SMALL, 2)
@@ -228,9 +229,9 @@ def _joined(beside, far, diagonal, halves):
 
 @gluon.jit
 def _with(inverse, join, lower, LAYOUT: gl.constexpr):
-    """Blocks [C, n] on the diagonal  ->  twice as large ones, with what joins them. lower: 1 in a block's lower half
+    """Join blocks [C, n] on the diagonal  ->  blocks of twice the size. lower: 1 in a block's lower half
 
-    Bits are cleared, not numbers chosen: those would be rounded one by one, slowly, and not two at a time.
+    Bits are cleared instead of selecting numbers: selected numbers would be rounded one by one, slowly, not in pairs.
     """
     left = (inverse.to(gl.uint32, bitcast=True) & (lower - 1).to(gl.uint32)).to(gl.float32, bitcast=True)
     return gl.convert_layout(_abreast(left, gl.where(lower == 0, 0.0 - join, inverse)), LAYOUT)
@@ -238,13 +239,13 @@ def _with(inverse, join, lower, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _abreast(left, right):
-    """[C, n], [C, n]  ->  [C, 2 n]"""
+    """Concatenate [C, n], [C, n]  ->  [C, 2 n]"""
     return gl.reshape(gl.permute(gl.join(left, right), (0, 2, 1)), (left.shape[0], 2 * left.shape[1]))
 
 
 @gluon.jit
 def _carry(given):
-    """All blocks in order. Tiles are transposed: [V, K] of states, [V, C] of tokens."""
+    """Carry states through all blocks in order. Tiles are transposed: [V, K] of states, [V, C] of tokens."""
     items, of_core, fresh, of_read, of_store, V, tiles, tile, places = given
     boxes, core, core_row = of_core
     read, read_columns, read_unit, read_column, read_h, read_k, read_v = of_read
@@ -271,7 +272,7 @@ def _carry(given):
                 stage, phase = stage_and_phase(before + n, STAGES)
                 last, phase_last = stage_and_phase(before + n, LAST)
                 mbarrier.wait(full.index(last), phase_last)
-                mbarrier.wait(landed.index(stage), phase)  # boxes are seen by who waits for them
+                mbarrier.wait(landed.index(stage), phase)  # a warp sees boxes only after it has waited for them
                 narrow = gl.convert_layout(state.to(gl.bfloat16), FIRST)
                 recalled = warpgroup_mma(narrow, keys.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
                 out = warpgroup_mma(narrow, queries.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
@@ -280,7 +281,7 @@ def _carry(given):
                     barrier()
                     store_box(boxes, [start + (n - 1) * TOKENS, column], tile)
                 recalled, out, narrow = warpgroup_mma_wait(0, deps=[recalled, out, narrow])
-                # Line by line, or registers would not do.
+                # Line by line, because there are too few registers for all at once.
                 since = gl.expand_dims(lines.index(stage * 5).load(OF_I), 0)
                 recalled = recalled * since
                 out = out * since
@@ -321,13 +322,13 @@ def fused_staged(
     requests, heads, group, V,
     EARLY: gl.constexpr, CARRY_REGISTERS: gl.constexpr, COPY_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Items in order: WIDE columns of V of a value head of a request, all of its blocks. Grid: any."""
+    """Run items in order: WIDE columns of V of a value head of a request, all of its blocks. Grid: any."""
     if EARLY:
         gdc_wait()
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     SOLID: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-    OF_16: gl.constexpr = gl.SwizzledSharedLayout(8, 4, 2, [1, 0])  # so many columns
+    OF_16: gl.constexpr = gl.SwizzledSharedLayout(8, 4, 2, [1, 0])  # 16 columns
     OF_32: gl.constexpr = gl.SwizzledSharedLayout(8, 2, 4, [1, 0])
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     queries = gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, WIDTH], SHARED)

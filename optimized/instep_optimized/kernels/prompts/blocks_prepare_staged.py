@@ -1,6 +1,6 @@
 """`_prepare` of `blocks.py` with explicit layouts: the same bits, and triangles are solved without waiting.
 
-Leaves out: what is computed, and why (`blocks.py`); the launch (`blocks_staged.py`).
+Leaves out: the method and its reasons (`blocks.py`); the launch (`blocks_staged.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -35,8 +35,8 @@ from .signals import signal, turn, written
 
 TOKENS = gl.constexpr(BLOCK)
 PIECE = gl.constexpr(4)  # numbers of a row that are loaded at a time
-WIDTH = gl.constexpr(128)  # of a key: others were not measured
-SIGNALS = gl.constexpr(2)  # before those of items [blocks, heads]: turns that programs take, and how many leave
+WIDTH = gl.constexpr(128)  # numbers of a key; other widths were not measured
+SIGNALS = gl.constexpr(2)  # words before the signals of items [blocks, heads]: turns taken, and programs that left
 
 
 @gluon.jit
@@ -51,7 +51,7 @@ def _blocks_in(count):
 
 @gluon.jit
 def blocks_before(count, units, request):
-    """`_blocks_before` of `blocks.py`"""
+    """Do `_blocks_before` of `blocks.py`."""
     at, before = gl.arange(0, 32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), 0
     for first in range(0, request, 32):
         there = first + at < request
@@ -67,9 +67,9 @@ def _blocks_of(request, count, units):
 
 @gluon.jit
 def _request_of(block, request, begins, count, units, FORWARD: gl.constexpr):
-    """The request of a block, at or before `request`, whose blocks begin with block `begins`  ->  likewise for it
+    """Find the request of a block, searching from `request`, whose blocks begin at `begins`  ->  request, its `begins`
 
-    FORWARD: at or behind it
+    FORWARD: search forwards; else the block is in `request` or an earlier one
     """
     if FORWARD:
         while block >= begins + _blocks_of(request, count, units):
@@ -84,10 +84,11 @@ def _request_of(block, request, begins, count, units, FORWARD: gl.constexpr):
 
 @gluon.jit
 def rows_of_inverses(triangles, NEGATED: gl.constexpr):
-    """[step, B, SOLVED]: what follows every token of a triangle  ->  their inverses [B * SOLVED, SOLVED].
+    """Invert triangles, given by what follows every token [step, B, SOLVED]  ->  inverses [B * SOLVED, SOLVED].
 
-    A thread has a whole row, so no step waits for another thread. It is in pieces, because a step changes only what
-    stands behind it.
+    A thread has a whole row, so no step waits for another thread. The row is in pieces, because a step changes only
+    what
+    follows it.
     NEGATED: triangles come negated. Then a step takes its column from registers, without a sum (LOG.md).
     """
     FOUND: gl.constexpr = gl.BlockedLayout([1, 1, PIECE], [2, SOLVED, 1], [gl.num_warps(), 1, 1], [2, 1, 0])
@@ -121,7 +122,7 @@ def rows_of_inverses(triangles, NEGATED: gl.constexpr):
 
 @gluon.jit
 def _column(piece, at: gl.constexpr):
-    """[B, SOLVED, PIECE]  ->  one column [B, SOLVED], as it stands in registers"""
+    """Take one column of [B, SOLVED, PIECE]  ->  [B, SOLVED], as it lies in registers"""
     even, odd = gl.split(gl.reshape(piece, (piece.shape[0], SOLVED, 2, 2)))
     low, high = gl.split(odd if at % 2 else even)
     return high if at // 2 else low
@@ -129,9 +130,9 @@ def _column(piece, at: gl.constexpr):
 
 @gluon.jit
 def inverted(triangles, into):
-    """`rows_of_inverses` in memory  ->  the memory. Threads side by side meet other banks.
+    """Store `rows_of_inverses` in memory  ->  the memory. Adjacent threads use different banks.
 
-    into: memory [B, SOLVED, SOLVED] for them; None: that of `triangles`
+    into: memory [B, SOLVED, SOLVED] for the inverses; None: reuse that of `triangles`
     """
     B: gl.constexpr = triangles.shape[1]
     rows = rows_of_inverses(triangles, False)
@@ -146,7 +147,7 @@ def inverted(triangles, into):
 
 @gluon.jit
 def decays(high, low, j, i):
-    """Of what token j adds, what is left at token i [j, i]. Sums of log decays are two numbers, one below the other."""
+    """Decay from token j to token i [j, i]. A sum of log decays is two fp32 numbers, one below the other."""
     OF_J: gl.constexpr = gl.SliceLayout(1, j.type.layout)
     OF_I: gl.constexpr = gl.SliceLayout(0, i.type.layout)
     over = gl.expand_dims(high.load(OF_I), 0) - gl.expand_dims(high.load(OF_J), 1)
@@ -156,9 +157,9 @@ def decays(high, low, j, i):
 
 @gluon.jit
 def between(inverse, pairs, narrow, none):
-    """What an inverse lacks between the blocks that it has: its product with `pairs` and with itself, in bf16
+    """Compute the blocks of an inverse between its known blocks: its product with `pairs` and with itself, in bf16
 
-    narrow: memory for the inverse in bf16, which is free again behind a barrier
+    narrow: memory for the inverse in bf16, which is free again after a barrier
     """
     FIRST: gl.constexpr = gl.DotOperandLayout(0, inverse.type.layout, 2)
     part = inverse.to(gl.bfloat16)
@@ -176,14 +177,14 @@ def between(inverse, pairs, narrow, none):
 
 @gluon.jit
 def _rows_of(block, request, begins, begin, count):
-    """Where the rows of a block begin, and how many there are"""
+    """Return the first row of a block, and its number of rows."""
     first = (block - begins) * TOKENS
     return gl.load(begin + request) + first, gl.minimum(gl.load(count + request).to(gl.int32) - first, TOKENS)
 
 
 @gluon.jit
 def _ask(item, items, heads, start, query_boxes, key_boxes, query, key, full):
-    """Begin to copy keys and queries of an item; behind the last: nothing."""
+    """Begin to copy keys and queries of an item; after the last item do nothing."""
     live, column = item < items, (item % heads * WIDTH).to(gl.int32)
     mbarrier.expect(full, 2 * TOKENS * WIDTH * 2, pred=live)
     load_box(key_boxes, [start.to(gl.int32), column], full, key, pred=live)
@@ -192,7 +193,7 @@ def _ask(item, items, heads, start, query_boxes, key_boxes, query, key, full):
 
 @gluon.jit
 def _gates(item, start, rows, given, GROUP: gl.constexpr, MEMBERS: gl.constexpr, LANES: gl.constexpr):
-    """log decay and beta of an item [MEMBERS, TOKENS]; behind its rows, and where these are less than 1: 0"""
+    """Load log decay and beta of an item [MEMBERS, TOKENS]; 0 after its rows, and if it has none."""
     log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, heads = given
     member, token = along(0, MEMBERS, LANES), along(1, TOKENS, LANES)
     live, head = (token < rows) & (member < GROUP), (item % heads * GROUP + member).to(gl.int64)
@@ -207,15 +208,17 @@ def prepare_staged(
     signals, apart, programs,
     GROUP: gl.constexpr, MEMBERS: gl.constexpr, NARROW: gl.constexpr, BESIDE: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """What needs no state, of one block of all value heads of a key head at a time. Grid: any.
+    """Prepare blocks of all value heads of a key head at a time, without states. Grid: any.
 
-    Rows and gates of a program's next block are on their way while it computes. Tiles of token pairs are [j, i], also
-    where they are stored. heads: of keys
-    BESIDE: the next launch carries states at the same time, and `signals` tell it how far this one is. So many programs
-    prepare; the others leave, as far as they can those of every multiprocessor whose number divides by `apart`: there
-    the next launch has its place. Wherever programs run, as many stay as are meant to, so all is prepared.
+    Rows and gates of a program's next block are copied while it computes. Tiles of token pairs are [j, i], also where
+    they
+    are stored. heads: of keys
+    BESIDE: the next launch carries states at the same time, and `signals` report this launch's progress to it. Only
+    `programs` programs prepare; the others leave. If possible these are the programs on multiprocessors whose number is
+    divisible by `apart`, which makes room there for the next launch. The right number stays wherever programs run, so
+    everything is prepared.
     """
-    if EARLY:  # in this order: a launch beside this one relies on what this one has waited for
+    if EARLY:  # in this order: a concurrent launch relies on what this one has waited for
         gdc_wait()
         gdc_launch_dependents()
     first = gl.program_id(0)
@@ -245,7 +248,7 @@ def prepare_staged(
     weights = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, TOKENS], SHARED)
     triangles = gl.allocate_shared_memory(gl.float32, [SOLVED, B, SOLVED], SOLID)
     inverses = None
-    if MEMBERS <= 2:  # with the lines of more heads, three programs would not fit a multiprocessor
+    if MEMBERS <= 2:  # with the gates of more heads, three programs would not fit on a multiprocessor
         inverses = gl.allocate_shared_memory(gl.float32, [B, SOLVED, SOLVED], SOLID)
     full = None
     if NARROW:
@@ -257,7 +260,7 @@ def prepare_staged(
     none = gl.full((TOKENS, TOKENS), 0.0, gl.float32, TILE)
     SPLIT: gl.constexpr = gl.reshape(none, (TOKENS, B, SOLVED)).type.layout
 
-    # Where states are carried once all is prepared, what they need first comes last, so that the cache still has it.
+    # If states are carried after everything is prepared, the blocks that they need first come last: the cache has them.
     given = (log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, heads)
     blocks, phase = blocks_before(count, units, requests), 0
     items = blocks * heads
@@ -270,7 +273,7 @@ def prepare_staged(
     if NARROW:
         _ask(first, items, heads, start, query_boxes, key_boxes, query, key, full.index(0))
     forget, write = _gates(first, start, rows, given, GROUP, MEMBERS, LANES)
-    # What does not change from item to item is computed again: in registers it would not fit.
+    # Loop invariants are computed again for every item, because they would not fit into registers.
     for item in tl.range(first, items, programs, disable_licm=True):
         key_head, next_item = item % heads, item + programs
         row, d = along(0, TOKENS, WIDE), along(1, WIDTH, WIDE)
@@ -297,7 +300,7 @@ def prepare_staged(
         if NARROW:
             mbarrier.wait(full.index(0), phase)
             phase ^= 1
-            if rows < TOKENS:  # behind the last row lies anything
+            if rows < TOKENS:  # rows after the last may hold anything
                 key.store(gl.where(row < rows, key.load(WIDE), 0.0).to(gl.bfloat16))
         else:
             place = ((block.to(gl.int64) * TOKENS + row) * heads + key_head) * WIDTH + d
@@ -317,7 +320,7 @@ def prepare_staged(
             strength = gl.expand_dims(each.index(2 * MEMBERS + member_at).load(OF_I), 0)
             if member_at == 0:
                 alike, seen = warpgroup_mma_wait(0, deps=[alike, seen])
-            stored(1)  # the weights of the head before this one
+            stored(1)  # the weights of the previous head
             barrier()
             weights.store((seen * decay).to(gl.bfloat16))
             split = gl.reshape(alike * decay * strength, (TOKENS, B, SOLVED))

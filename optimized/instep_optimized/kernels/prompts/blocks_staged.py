@@ -1,8 +1,8 @@
-"""Launches of the kernels of `blocks.py` with explicit layouts, where they fit. They give the same bits.
+"""Launches of the kernels of `blocks.py` with explicit layouts, if they fit. They give the same bits.
 
-States are carried by few programs where requests are few. Then the second kernel runs beside the first one, from the
-first block on, on multiprocessors that the first one leaves to it. Where equally long requests fill all of them, one
-kernel does both.
+With few requests, few programs carry states. Then the second kernel runs at the same time as the first one, from the
+first block on, on multiprocessors that the first one leaves to it. If equally long requests fill all multiprocessors,
+one kernel does both.
 
 Leaves out: the kernels (`blocks_prepare_staged.py`, `blocks_carry_staged.py`, `blocks_fused_staged.py`).
 """
@@ -23,19 +23,19 @@ from .blocks_fused_staged import WIDE, fused_staged
 from .blocks_prepare_staged import SIGNALS, TOKENS, WIDTH, prepare_staged
 from .signals import PLACES, clear
 
-MOST_OF_GROUP = 4  # value heads of a key head: a program has all of them, one after the other
-PROGRAMS = 3  # that prepare blocks on a multiprocessor at a time
-LONG = 1536  # rows of a request from which on it pays to carry states while blocks are still being prepared
+MOST_OF_GROUP = 4  # maximum number of value heads of a key head: a program has all of them, one after the other
+PROGRAMS = 3  # programs that prepare blocks on a multiprocessor at a time
+LONG = 1536  # minimum rows of a request for which it pays to carry states while blocks are still being prepared
 PREPARE = {"warps": 4, "registers": 168}
-# One kernel does all where its rounds of items are filled so far (one round, two, more), where requests have so much of
-# the longest one's rows on average, and where that one has so many (LOG.md).
+# The fused kernel runs if its rounds of items are filled to this degree (one round, two, more), if requests have on
+# average this share of the longest one's rows, and if the longest has at least this many rows (LOG.md).
 FILLED, EQUAL, ROWS = (0.7, 0.6, 0.9), 0.9, 512
 FUSED = {"CARRY_REGISTERS": 192, "COPY_REGISTERS": 24, "warps": 4}
 CARRY = {"LAST": 2, "CARRY_REGISTERS": 224, "COPY_REGISTERS": 56, "warps": 4}
 
 
 def fits(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
-    """Whether these kernels serve what is given."""
+    """Return whether these kernels can run this call."""
     if not core.is_cuda or not hopper(core.device) or core.element_size() != 2:
         return False
     if inputs.k.shape[2] != WIDTH.value or core.shape[2] % COLUMNS.value:
@@ -48,29 +48,29 @@ def fits(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
 
 
 def _boxed(x: torch.Tensor) -> bool:
-    """Whether rows [N, heads, width] can be copied as boxes."""
+    """Return whether rows [N, heads, width] can be copied as boxes."""
     near = x.stride(2) == 1 and x.stride(1) == x.shape[2]
     return near and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
 
 
 def _boxes(x: torch.Tensor, columns: int) -> TensorDescriptor:
-    """What a GPU needs to copy boxes of TOKENS rows of a matrix"""
+    """Descriptor with which a GPU copies boxes of TOKENS rows of a matrix."""
     tile = gl.NVMMASharedLayout(128, 8 * x.element_size(), rank=2)
     return TensorDescriptor.from_tensor(x, [TOKENS.value, columns], tile)
 
 
 def _matrix(x: torch.Tensor) -> torch.Tensor:
-    """Rows [N, heads, width] -> [N, heads * width]"""
+    """View rows [N, heads, width] as [N, heads * width]."""
     return x.as_strided((x.shape[0], x.shape[1] * x.shape[2]), (x.stride(0), 1))
 
 
 def _narrow(inputs: GdnInputs) -> bool:
-    """Whether keys and queries can be copied as they are"""
+    """Return whether keys and queries can be copied as they are."""
     return all(x.dtype == torch.bfloat16 and _boxed(x) for x in (inputs.q, inputs.k))
 
 
 def _fuses(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
-    """Whether one kernel can do all, and is faster: it takes equally long for all of its items, and fills rounds."""
+    """Return whether the fused kernel fits and is faster: all items have similar lengths, and they fill the rounds."""
     requests = part.begin.numel()
     if not _narrow(inputs) or inputs.v.element_size() != 2 or core.shape[2] % WIDE.value or part.most < ROWS:
         return False
@@ -81,13 +81,13 @@ def _fuses(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
 
 
 def _items(part: Part, core: torch.Tensor) -> int:
-    """How many the kernel that does all has"""
+    """Number of items of the fused kernel."""
     wide: int = WIDE.value
     return part.begin.numel() * core.shape[1] * (core.shape[2] // wide)
 
 
 def _fused(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int) -> None:
-    """`blocks_staged` by one kernel"""
+    """Run `blocks_staged` as the fused kernel."""
     (heads, values), forget, write = core.shape[1:], inputs.log_decay, inputs.beta
     launch(
         fused_staged, (min(_items(part, core), multiprocessors(core.device)),),
@@ -103,11 +103,11 @@ def blocks_staged(
     inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0, chains: int | None = None,
     beside: bool | None = None, fused: bool | None = None,
 ) -> None:  # fmt: skip
-    """`blocks`, where it `fits`. look: as there
+    """Run `blocks` with explicit layouts; the call must fit (`fits`). look: as in `blocks`
 
-    chains: groups of warps that carry states in a program; left out, as many as pay
-    beside: whether states are carried while blocks are still being prepared; left out, where it pays
-    fused: whether one kernel does both; left out, where it can, and it pays, and nothing else is said
+    chains: groups of warps that carry states in a program; None: the fastest number
+    beside: whether states are carried while blocks are still being prepared; None: if that is faster
+    fused: whether one kernel does both; None: if it fits and is faster, and `chains` and `beside` are None
     """
     assert part.per_row is None, "a prefill chunk keeps no state per position"
     if not part.most or not len(core) or not part.begin.numel():
@@ -124,21 +124,21 @@ def blocks_staged(
     def scratch(*shape: int) -> torch.Tensor:
         return core.new_empty(room * C, *shape, dtype=torch.bfloat16)
 
-    # Rows that are there in bf16 are copied as they are. Others are rounded into rows of whole blocks.
+    # Rows that are already bf16 are copied as they are. Others are rounded into rows of whole blocks.
     narrow = _narrow(inputs)
     q16, k16 = (x if narrow else scratch(key_heads, WIDTH.value) for x in (inputs.q, inputs.k))
     of_keys = tuple(_boxes(_matrix(x), WIDTH.value) for x in (q16, k16))
     of_pairs = tuple(_boxes(scratch(heads, C).view(-1, C), C) for _ in range(2))
     gates = core.new_empty(room, heads, 3, C, dtype=torch.float32)
     forget, write, group = inputs.log_decay, inputs.beta, heads // key_heads
-    if chains is None:  # the batch may choose: no bit hangs on it
+    if chains is None:  # this may depend on the batch, because no bit depends on it
         wide = values % (2 * COLUMNS.value) == 0
         chains = 2 if wide and requests * heads * (values // (2 * COLUMNS.value)) >= WIDE_FROM else 1
     tiles, there = values // (COLUMNS.value * chains), multiprocessors(core.device)
     carriers = tiles * heads * max(requests, 1)
     if beside is None:
         beside = 2 * carriers <= there and part.most >= LONG
-    apart = max(2, there // carriers)  # of so many multiprocessors one carries
+    apart = max(2, there // carriers)  # one multiprocessor in `apart` carries
     signals = core.new_empty(SIGNALS.value + room * key_heads if beside else 0, dtype=torch.int32)
     preparers = max(1, there - ceil_div(there, apart)) if beside else there
     programs = min(key_heads * room, PROGRAMS * preparers)

@@ -1,7 +1,7 @@
 """The gated delta rule over a prefill chunk: 16 tokens at a time as matrix products, states carried in between.
 
-Leaves out: the token-by-token form (`window.py`), and the faster one of 16-bit activations (`blocks.py`). Products are
-fp32 (`ieee`), operands and accumulation.
+Leaves out: the token-by-token form (`window.py`), and the faster form for 16-bit activations (`blocks.py`). Products
+are fp32 (`ieee`), operands and accumulation.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -38,12 +38,13 @@ def chunk(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> N
         o    = D_i0 q S + (tril(q k^T) D) U
         S   <- D_C0 S + sum_j D_Cj k_j u_j^T
 
-    (D_i0 includes the decay of the block's first token.) The first kernel, `_solve`, makes (I + A)^-1 and tril(q k^T) D
+    (D_i0 includes the decay of the block's first token.) The first kernel, `_solve`, computes (I + A)^-1 and tril(q
+    k^T) D
     of all blocks at once. The second, `_carry`, carries the state from block to block.
-    look: of how many rows of `core` those become zero that no request covers
-    Mirrors: Gated DeltaNet (arXiv:2412.06464), chunked form with the UT transform. Differs: each decay D_ij sums its
-    own terms and is not a difference of running sums, so it loses no digits after a strong decay and never passes 1;
-    the inverse is applied to the residual, not to keys and values apart.
+    look: number of rows of `core` to check; those that no request covers become zero
+    Mirrors: Gated DeltaNet (arXiv:2412.06464), chunked form with the UT transform. Differs: each decay D_ij is the sum
+    of its own terms instead of a difference of running sums, so it loses no digits after a strong decay and never
+    passes 1; the inverse is applied to the residual instead of to keys and values separately.
     """
     assert part.per_row is None, "a prefill chunk keeps no state per position"
     requests, heads, values, keys = part.begin.numel(), core.shape[1], core.shape[2], inputs.k.shape[2]
@@ -78,7 +79,7 @@ def _solve(
     solved, mixed, begin, count, units, work_row, K, group,
     TOKENS: tl.constexpr, KT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(I + A)^-1 and tril(q k^T) D of one block of C = TOKENS tokens. Grid (blocks, HV, B).
+    """Compute (I + A)^-1 and tril(q k^T) D of one block of C = TOKENS tokens. Grid (blocks, HV, B).
 
     Tiles of token pairs are held transposed, as [j, i]: the decays from token j on are then a running sum along axis 1.
     """
@@ -125,7 +126,7 @@ def _carry(
     before, layer, seed_low, seed_high, work_row, V, K, group,
     TOKENS: tl.constexpr, KT: tl.constexpr, VT: tl.constexpr, PRECISION: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
-    """One request, one value head, VT columns of V, all blocks of C = TOKENS in order. Grid (V tiles, HV, B)."""
+    """Carry one request, one value head, VT columns of V through blocks of C = TOKENS. Grid (V tiles, HV, B)."""
     request, head = tl.program_id(2), tl.program_id(1).to(tl.int64)
     unit, rows = tl.load(units + request), tl.load(count + request)
     i, at_k, at_v = tl.arange(0, TOKENS), tl.arange(0, KT), tl.program_id(0) * VT + tl.arange(0, VT)
@@ -151,7 +152,7 @@ def _carry(
         until = tl.exp(tl.cumsum(following, axis=0, reverse=True))  # [C], from after token i to the block's end
         work = row[:, None] * work_row + head * TOKENS + i[None, :]  # [C, C]
 
-        # What the state before the block gives for each key; the residual, solved, is the update of each token.
+        # Recall each key from the state before the block; the solved residual is the update of each token.
         recalled = since[:, None] * tl.dot(keys, state, input_precision=PRECISION)  # [C, VT]
         inverse = tl.load(solved + work, mask=some, other=0.0)  # [C, C]
         update = tl.dot(inverse, write[:, None] * (values - recalled), input_precision=PRECISION)  # [C, VT]

@@ -1,12 +1,12 @@
-"""What programs of two launches that run at the same time tell each other: what was written, and who takes what.
+"""Signals between the programs of two launches that run at the same time: what is written, and who takes what.
 
-The places are int32 in global memory, and 0 before anybody of the first launch reads one (`clear`). The launch that
-waits for signals comes behind the one that gives them, and begins once all programs of that one run
-(`gdc_launch_dependents`). They wait for nobody, so nobody waits for ever. Where the second launch begins when the first
-has ended, all signals stand.
+The places are int32 in global memory, and 0 before any program of the first launch reads one (`clear`). The launch
+that waits for signals comes after the launch that gives them, and begins once all programs of that one run
+(`gdc_launch_dependents`). Those programs wait for no other program, so there is no deadlock. If the second launch
+begins after the first has ended, all signals are set.
 
-Boxes are copied by another unit of the multiprocessor than loads and stores, which has a view of memory of its own (its
-"proxy"). So both sides have a fence between what is seen through the one and through the other.
+Another unit of the multiprocessor copies boxes than does loads and stores, and it has a separate view of memory (its
+"proxy"). So both sides have a fence between accesses through the one and through the other.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -19,12 +19,12 @@ from triton.experimental.gluon import language as gl
 
 from ..device.layouts import barrier, gdc_launch_dependents, gdc_wait
 
-PLACES = gl.constexpr(1024)  # that a program clears
+PLACES = gl.constexpr(1024)  # places that a program clears
 
 
 @gluon.jit
 def clear(places, count, EARLY: gl.constexpr):
-    """No signal. Grid (places, in pieces of PLACES)."""
+    """Clear all signals. Grid (places, in pieces of PLACES)."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -41,28 +41,28 @@ def _all_threads(code: gl.constexpr):
 
 @gluon.jit
 def written():
-    """Until every box that this program has stored stands in memory. Behind it a `barrier` is needed."""
+    """Wait until every box that this program has stored is in memory. A `barrier` must follow."""
     _all_threads("cp.async.bulk.wait_group 0; fence.proxy.async;")
 
 
 @gluon.jit
 def signal(place):
-    """Say that what this program has written before its last `barrier` may be read."""
+    """Signal that everything which this program wrote before its last `barrier` may be read."""
     gl.atomic_xchg(place, 1, sem="release", scope="gpu")
 
 
 @gluon.jit
 def turn(place):
-    """The next of the turns 0, 1, .. that programs of a launch take. Once one is taken, `signalled` sees it."""
+    """Take the next of the turns 0, 1, .. of a launch's programs. A turn that is taken is visible to `signalled`."""
     return gl.atomic_add(place, 1, sem="acq_rel", scope="gpu")
 
 
 @gluon.jit
 def signalled(places):
-    """How many of a warp's places [32], from the first on, have their signal. Waits until the first has.
+    """Count how many of a warp's places [32], from the first on, have their signal. Waits until the first has.
 
-    What was written before these signals may be read then, also as boxes. Each of several warps finds a number of its
-    own: only that the first place has its signal is true for all.
+    Data that was written before these signals may be read then, also as boxes. Several warps may find different counts:
+    they agree only that the first place has its signal.
     """
     WARP: gl.constexpr = places.type.layout
     missing = 0

@@ -1,4 +1,4 @@
-"""How a prefill program reads the state before its rows and stores the one behind them: device functions.
+"""Reading the state before a prefill program's rows and storing the state after them: device functions.
 
 Leaves out: windows, which read and store rows of V (`window.py`).
 """
@@ -20,7 +20,7 @@ def state_before(
     pool, unit, column, head, unit_step, column_step, head_step, k_step, v_step,
     scales, scales_unit, scales_column, fresh, at_k, at_v, K, V, TILED: tl.constexpr,
 ):  # fmt: skip
-    """-> [KT, VT] in fp32. A fresh request has zeros, and nothing of its memory is loaded."""
+    """Load the state  ->  [KT, VT] in fp32. A fresh request has zeros, and nothing of its memory is loaded."""
     known = at_v < tl.where(fresh == 0, V, 0)  # no column index is below 0
     source = pool + unit * unit_step + column * column_step + head * head_step
     source = source + at_k[:, None] * k_step + at_v[None, :] * v_step
@@ -38,7 +38,7 @@ def store_state(
     scales, scales_unit, scales_column, has_store, at_k, at_v, K, V, TILED: tl.constexpr,
     before, request, rows, layer, seed_low, seed_high,
 ):  # fmt: skip
-    """state [KT, VT]; a unit of -1 stores nothing. before, seed, layer: of `counters`"""
+    """Store state [KT, VT]; a unit of -1 stores nothing. before, seed, layer: of `counters`"""
     kept = at_v < tl.where((has_store != 0) & (unit >= 0), V, 0)
     target = pool + unit * unit_step + column * column_step + head * head_step
     target = target + at_k[:, None] * k_step + at_v[None, :] * v_step

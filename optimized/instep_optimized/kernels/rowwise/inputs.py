@@ -1,4 +1,4 @@
-"""What the gated delta rule consumes: normalised queries and keys, values, log decay and write strength, in fp32.
+"""Inputs of the gated delta rule: normalized queries and keys, values, log decay and write strength, in fp32.
 
 Leaves out: the conv before it (`conv.py`) and the rule itself (`window.py`, `chunk.py`).
 """
@@ -20,8 +20,8 @@ from ..device.early import wait
 from ..runtime import ceil_div, launch, power_of_2, tile
 
 L2_EPS = tl.constexpr(1e-6)  # added to the sum of squares, inside the root
-WIDE = (torch.float32,) * 5  # as the seam gives q, k, v, log_decay and beta
-STEPS = tl.constexpr(12)  # of a sum of pairs: as many as the widest head may need
+WIDE = (torch.float32,) * 5  # dtypes of q, k, v, log_decay and beta at the seam
+STEPS = tl.constexpr(12)  # steps of a pairwise sum: as many as the widest head may need
 
 
 def gdn_inputs(
@@ -37,7 +37,7 @@ def gdn_inputs(
 def results(
     mixed: torch.Tensor, key_heads: int, key_dim: int, heads: int, dtypes: tuple[torch.dtype, ...] = WIDE
 ) -> GdnInputs:
-    """Memory for what is made of rows [q | k | v]."""
+    """Allocate the results for rows [q | k | v]."""
     rows, channels = mixed.shape
     keys, values = (key_heads, key_dim), (heads, (channels - 2 * key_heads * key_dim) // heads)
     shapes = keys, keys, values, (heads,), (heads,)
@@ -65,7 +65,7 @@ def _gdn_inputs(
     rows, H, K, HV, V, scale,
     RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """RT (row, head) pairs of q (kind 0), of k (1), or of v with the gates (2). Grid (pair tiles, 3)."""
+    """Compute RT (row, head) pairs of q (kind 0), of k (1), or of v with the gates (2). Grid (pair tiles, 3)."""
     if EARLY:
         wait()
     kind = tl.program_id(1)
@@ -90,7 +90,7 @@ def _gdn_inputs(
 
 @triton.jit
 def gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, head, HV, live):
-    """log_decay = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b) of (row, head) pairs."""
+    """Store log_decay = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b) of (row, head) pairs."""
     drive = tl.load(a + row * a_row + head, mask=live, other=0.0).to(tl.float32)
     drive += tl.load(dt_bias + head, mask=live, other=0.0).to(tl.float32)
     rate = tl.exp(tl.load(A_log + head, mask=live, other=0.0).to(tl.float32))
@@ -101,7 +101,7 @@ def gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, head, HV, li
 
 @triton.jit
 def consume(mixed, row, live, q, k, v, H, HV, scale, CT: tl.constexpr):
-    """Rows [RT, CT] of one head, the second axis of the grid, as `gdn_inputs` makes them of what is stored."""
+    """Store rows [RT, CT] of one head, the second axis of the grid, as `gdn_inputs` computes them from memory."""
     head, at = tl.program_id(1), tl.arange(0, CT)
     if head < H:
         tl.store(q + ((row * H + head) * CT)[:, None] + at[None, :], unit(mixed) * scale, mask=live[:, None])
@@ -115,7 +115,7 @@ def consume(mixed, row, live, q, k, v, H, HV, scale, CT: tl.constexpr):
 def consume_all(
     mixed, row, live, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale, CT: tl.constexpr
 ):
-    """`consume`; with a value head its gates."""
+    """Do `consume`; for a value head also store its gates."""
     consume(mixed, row, live, q, k, v, H, HV, scale, CT)
     head = tl.program_id(1) - 2 * H
     if head >= 0:
@@ -127,7 +127,7 @@ def clear_inputs(
     c, in_c, row, units, begin, count, requests, rows, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta,
     H, HV, CT: tl.constexpr,
 ):  # fmt: skip
-    """Rows of nobody: zeros of one head, and the gates of all rows, as they hang on a and b alone."""
+    """Clear rows without a request: zeros of one head; gates of all rows, because they depend only on a and b."""
     keys = H * CT
     if tl.program_id(1) < H:
         clear(q, keys, c, in_c, row, units, begin, count, requests, rows)
@@ -141,8 +141,11 @@ def clear_inputs(
 
 @triton.jit
 def unit(raw):
-    """Rows [R, C] of length 1. Neighbours are added, then pairs of neighbours, and so on: whatever tile a kernel has,
-    and however the compiler spreads it over threads, the order of the sum is one, so the bits are."""
+    """Normalize rows [R, C] to length 1.
+
+    Neighbours are added, then pairs of neighbours, and so on. So the order of the sum, and its bits, do not depend on a
+    kernel's tile or on how the compiler spreads it over threads.
+    """
     total = raw * raw
     for _ in tl.static_range(STEPS):
         if total.shape[1] > 1:

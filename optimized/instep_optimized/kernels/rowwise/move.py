@@ -24,7 +24,7 @@ from ..runtime import ceil_div, launch, power_of_2, tile
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 ELEMENTS = 2048  # per program on a GPU
-AXES = 3  # of a unit, at most: [HV, K, V]
+AXES = 3  # maximum number of axes of a unit: [HV, K, V]
 
 
 def move(*, source: Address, target: Address) -> None:
@@ -34,7 +34,7 @@ def move(*, source: Address, target: Address) -> None:
 
 @fuses(move=move)
 def moves(*, pairs: tuple[Moved, ...]) -> None:
-    """`Moves` of the seam: one launch where all layers have the same requests and are equally far apart in memory."""
+    """Implement `Moves`: one launch if all layers have the same requests and are equally far apart in memory."""
     first = pairs[0] if pairs else None
     steps = [_step(sides) for sides in zip(*pairs, strict=True)]
     if first is not None and None not in steps:
@@ -45,7 +45,7 @@ def moves(*, pairs: tuple[Moved, ...]) -> None:
 
 
 def _step(sides: tuple[Address, ...]) -> int | None:
-    """Elements from one layer's pool to the next one's; None: they differ in more than that."""
+    """Return the elements from one layer's pool to the next one's; None if they differ in more than that."""
     first, pools = sides[0], [side.pool for side in sides]
     alike = all(
         side.units is first.units and side.column is first.column and side.scales is None
@@ -57,7 +57,7 @@ def _step(sides: tuple[Address, ...]) -> int | None:
 
 
 def _moved(source: Address, target: Address, layers: int = 1, steps: Sequence[int] = (0, 0)) -> None:
-    """The units of `layers` pools, each `steps` elements behind the one before it."""
+    """Copy the units of `layers` pools, each `steps` elements after the previous one."""
     if source.scales is not None and target.scales is not None:
         _moved(replace(source, pool=source.scales, scales=None), replace(target, pool=target.scales, scales=None))
     assert source.pool.dtype == target.pool.dtype, "bits move between equal dtypes"
@@ -109,7 +109,7 @@ def _move(
     elements, size_1, size_2,
     FLAT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK elements of one unit of one layer. FLAT: they lie side by side on both sides. Grid (blocks, B, layers)."""
+    """Copy BLOCK elements of one unit of one layer. FLAT: contiguous on both sides. Grid (blocks, B, layers)."""
     if EARLY:
         wait()
     layer = tl.program_id(2).to(tl.int64)
@@ -134,7 +134,7 @@ def _move_rows(
     source, source_row, source_column, target, target_row, target_column, width, elements, size_1, size_2,
     BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK elements of the entries of one request, one entry after the other. Grid (blocks, B)."""
+    """Copy BLOCK elements of the entries of one request, one entry after the other. Grid (blocks, B)."""
     if EARLY:
         wait()
     request = tl.program_id(1).to(tl.int64)

@@ -38,7 +38,7 @@ def output_gate(*, attended: torch.Tensor, projected: torch.Tensor, to: Place) -
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """[N, 2I], gate half first -> silu(gate) * up [N, I]."""
+    """Compute [N, 2I], gate half first -> silu(gate) * up [N, I]."""
     width = gate_up.shape[1] // 2
     out = gate_up.new_empty(gate_up.shape[0], width)
     _launch(_silu_mul, out, gate_up, gate_up.stride(0), width)
@@ -46,7 +46,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def _launch(kernel: object, out: torch.Tensor, *arguments: object) -> None:
-    """A grid over the elements of a contiguous result; rows of the arguments are contiguous."""
+    """Launch over the elements of a contiguous result; rows of the arguments are contiguous."""
     block = tile(ELEMENTS, 1 << 14)
     launch(kernel, (ceil_div(out.numel(), block),), *arguments, out, out.numel(), BLOCK=block)
 
@@ -64,7 +64,7 @@ def _add(x, x_row, y, y_row, width, out, elements, BLOCK: tl.constexpr, EARLY: t
 
 @triton.jit
 def opening(gate, inside):
-    """What the output gate divides by"""
+    """Return the divisor of the output gate."""
     return 1.0 + tl.exp(-tl.load(gate, mask=inside, other=0.0).to(tl.float32))
 
 
@@ -76,7 +76,7 @@ def _output_gate(
     # The result is contiguous and the gate is not: it is every second block of `projected`.
     inside, row, head, column = at < elements, at // (heads * width), at // width % heads, at % width
     here, there = x + row * x_row + head * x_head + column, gate + row * gate_row + head * gate_head + column
-    if EARLY:  # behind the divisions, which need nothing that is waited for
+    if EARLY:  # the wait comes after the divisions, which need no awaited data
         wait_before_product()
     value = tl.load(here, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, (value / opening(there, inside)).to(out.dtype.element_ty), mask=inside)

@@ -24,7 +24,7 @@ from ..runtime import ceil_div, launch, power_of_2, tile
 from .move import BITS
 from .rows import store_rows
 
-HEADS = 4  # per program on a GPU: with all heads of a row in one, a batch of few rows would leave most of the card idle
+HEADS = 4  # per program on a GPU: with all heads of a row in one, a batch of few rows would leave most of the GPU idle
 
 
 def attention_inputs(
@@ -62,8 +62,10 @@ def _turned(
     eps: float, rotary_dim: int, theta: float, made: torch.Tensor, keys: tuple[object, ...],
     stored: tuple[object, ...] = (None,) * 9,
 ) -> None:
-    """keys: memory, and its steps over pages, entries and heads. stored: values and their memory likewise, locations,
-    page size; without it row n of the keys is entry n."""
+    """Launch the kernel. keys: memory, and its steps over pages, entries and heads.
+
+    stored: values and their memory in the same form, locations, page size; without it row n of the keys is entry n.
+    """
     query, (rows, heads, width) = projected[:, :, 0], key_raw.shape
     assert query.stride(2) == key_raw.stride(2) == 1, "heads are contiguous"
     assert positions.is_contiguous(), "positions are contiguous"
@@ -79,7 +81,7 @@ def _turned(
 
 
 def _halves(x: float) -> tuple[float, float]:
-    """x as a sum of two fp32 numbers, exact to about 48 bits, because a kernel takes a float argument as fp32."""
+    """Split x into a sum of two fp32 numbers, exact to about 48 bits: a kernel takes a float argument as fp32."""
     upper: float = struct.unpack("f", struct.pack("f", x))[0]
     return upper, x - upper
 
@@ -92,16 +94,17 @@ def _rotary(
     blocks, more, positions, rows, width, eps, half, step, step_rest, turn, turn_rest,
     RT: tl.constexpr, HT: tl.constexpr, CT: tl.constexpr, ST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """HT heads of RT rows: of queries, behind these `blocks` programs of keys, and behind `more` programs of values.
-    Grid (row tiles, head tiles).
+    """Rotate HT heads of RT rows. Grid (row tiles, head tiles).
 
-    All heads of a row turn by the same angles. Channel i turns by 2^(i * (step + step_rest)) per position; 2 pi is
-    turn + turn_rest. ST: of a tile of the channels that turn.
-    Weights are nobody's to write, so they are loaded before the wait. A position may not be written yet, but mostly is:
-    the angles of what stands there are formed, and are formed again if behind the wait it is another one.
+    The first `blocks` programs have queries, then `more` programs have keys, and the rest have values. All heads of a
+    row turn by the same angles. Channel i turns by 2^(i * (step + step_rest)) per position; 2 pi is turn + turn_rest.
+    ST: width of a tile of the channels that turn.
+    No launch writes weights, so they are loaded before the wait. A position may not be written yet, but mostly is. So
+    the angles of the position that is in memory are computed before the wait, and again if the position differs after
+    the wait.
     """
     row, at = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.arange(0, CT)
-    number, few = tl.program_id(1), tl.arange(0, ST)  # few: of these channels 2 * half turn
+    number, few = tl.program_id(1), tl.arange(0, ST)  # few: the first 2 * half of these channels turn
     other = tl.where(few < half, few + half, few - half)  # a channel's partner
     channel = tl.where(few < half, few, few - half).to(tl.float64)
     pace = tl.exp2(channel * step + channel * step_rest)
@@ -142,7 +145,7 @@ def _rotary(
 
 @triton.jit
 def _scales(q_norm, k_norm, of_queries, at, there, width):
-    """What the norm of a channel that is there is multiplied by"""
+    """Load the norm's scale of the channels that are there."""
     if of_queries:
         scale = tl.load(q_norm + at, mask=there & (at < width), other=0.0).to(tl.float32)
     else:
@@ -152,7 +155,7 @@ def _scales(q_norm, k_norm, of_queries, at, there, width):
 
 @triton.jit
 def _angles(position, pace, turn, turn_rest):
-    """Cosine and sine [RT, ST] of the angles by which channels turn."""
+    """Compute cosine and sine [RT, ST] of the angles by which channels turn."""
     angle = position.to(tl.float64)[:, None] * pace[None, :]
     whole = tl.floor(angle / turn)  # one more or less does not matter: sine and cosine stay the same
     angle = (angle - whole * turn - whole * turn_rest).to(tl.float32)
@@ -163,14 +166,16 @@ def _angles(position, pace, turn, turn_rest):
 def _turn(
     x, x_row, x_head, out, out_at, out_head, live, row, head, rows, heads, width, eps, turning, GUESSED: tl.constexpr
 ):
-    """[RT, HT, CT]: all channels are normed; and [RT, HT, ST]: the first 2 * half are, and their partners, `half`
-    channels away, and turn by angles [RT, ST]. A row goes to its `out_at` if it is `live`.
+    """Normalize and turn one tile. A row goes to its `out_at` if it is `live`.
+
+    [RT, HT, CT]: all channels are normalized. [RT, HT, ST]: the first 2 * half channels are, and their partners, `half`
+    channels away, and turn by angles [RT, ST].
 
     turning: positions [RT], and others whose cosines and sines are given, if GUESSED; the pace of a channel and one
     turn; the norm's scale of every channel, of those that turn and of their partners; all channels, those that turn,
     their partners; half of those that turn.
-    An angle is formed in fp64, and reduced to less than one turn there: in fp32 the angle at position 100 000 would
-    have lost five digits. Rows are asked for first, and arrive while it is formed.
+    An angle is computed in fp64, and reduced to less than one turn there: in fp32 the angle at position 100 000 would
+    have lost five digits. The loads of rows are issued first, and complete during that computation.
     """
     position, guess, cosine, sine, pace, turn, turn_rest, scales, at, few, other, half = turning
     straight, mine, theirs = scales
@@ -186,7 +191,7 @@ def _turn(
             cosine, sine = _angles(position, pace, turn, turn_rest)
     else:
         cosine, sine = _angles(position, pace, turn, turn_rest)
-    # The partner is normed here too, so that no program waits for another one's result.
+    # The partner is normalized here too, so that no program waits for another one's result.
     scale = tl.rsqrt(tl.sum(value * value, axis=2) / width + eps)[:, :, None]
     value = value * scale * straight[None, None, :]
     tl.store(goal + at[None, None, :], value.to(out.dtype.element_ty),

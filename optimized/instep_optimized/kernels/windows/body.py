@@ -1,6 +1,6 @@
 """The gated delta rule for one token, as device functions that decode, verify, re-runs and folds share.
 
-Leaves out: where states come from and go to (`window.py`), and chunks (`chunk.py`).
+Leaves out: loading and storing states (`window.py`), and chunks (`chunk.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -13,7 +13,7 @@ import triton.language as tl
 
 from ..runtime import INTERPRETED
 
-FUSED = tl.constexpr(not INTERPRETED)  # the interpreter calls a function of our own once per number
+FUSED = tl.constexpr(not INTERPRETED)  # the interpreter would call a custom function once per number
 
 
 @triton.jit
@@ -27,17 +27,18 @@ def step(state, q, k, kq, v, decay, beta):
              -> state, o [VL, VR], u [VL, VR]
     Units:   decay within 0 and 1, the exponential of a log decay in nats.
     Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form, with V as the first axis. No sum runs over V, so a
-             program may own any number of its rows. Differs: o is not read out of the new S. As
+             program may own any number of its rows. Differs: o is not read from the new S. As
              (decay S + u k^T) q = decay S q + u (k . q), both sums over K read the same S, so neither waits for the
              other. The decay multiplies a sum once, not each of its terms.
-    Error of o: |.| for amounts of every number, e = 2^-24, and n for the roundings on the longest way through a sum
-             over K; decays left out (each is one more rounding in both forms). To first order in e:
-             read out of the new S:  n e |S + u k^T| |q|  of the sum,   e |S + u k^T| |q|  as each new number is rounded
-             here:                   n e (|S| |q| + |u| |k| |q|)  of both sums,   e |o|  of the one multiply-add
+    Error of o: |.| is the magnitude of every number, e = 2^-24, and n the number of roundings on the longest path
+    through
+             a sum over K; decays are omitted (each is one more rounding in both forms). To first order in e:
+             read from the new S:   n e |S + u k^T| |q|  of the sum,   e |S + u k^T| |q|  as each new number is rounded
+             here:                  n e (|S| |q| + |u| |k| |q|)  of both sums,   e |o|  of the one multiply-add
              Both are at most (n + 1) e (|S| |q| + |u| |k| |q|). The error of u enters both times (k . q).
-             Where u takes most of S away (beta near 1, v small, keys alike) the first is below the second. Measured in
+             If u removes most of S (beta near 1, v small, keys alike) the first is below the second. Measured in
              fp32 over eight regimes of decays, keys and betas, the error of a head is 0.95 to 1.45 times that of the
-             other form in the median, and 3 times at the worst, 3e-6 of it: within what the other form is allowed.
+             other form in the median, and 3 times at the worst, 3e-6 of it: within the allowance of the other form.
     """
     out, update = answer(state, q, k, kq, v, decay, beta)
     return again(state, k, decay, update), out, update
@@ -45,7 +46,7 @@ def step(state, q, k, kq, v, decay, beta):
 
 @triton.jit
 def answer(state, q, k, kq, v, decay, beta):
-    """What a token reads, and what it will put into the state, as in `step`.  -> o [VL, VR], u [VL, VR]"""
+    """Compute the read-out of a token, and its update of the state, as in `step`.  -> o [VL, VR], u [VL, VR]"""
     known, read = recall(state, k), recall(state, q)
     update = beta * tl.fma(known, -decay, v)
     return tl.fma(update, kq, decay * read), update
@@ -53,28 +54,31 @@ def answer(state, q, k, kq, v, decay, beta):
 
 @triton.jit
 def again(state, k, decay, update):
-    """A token whose update u [VL, VR] is known: one multiply and one multiply-add per number.  -> state"""
+    """Replay a token whose update u [VL, VR] is known: one multiply and one multiply-add per number.  -> state"""
     return add(forget(state, decay), k, update)
 
 
 @triton.jit
 def forget(state, decay):
-    """decay S"""
+    """Return decay S."""
     return state * decay
 
 
 @triton.jit
 def add(state, k, update):
-    """S + u k^T, one rounding per element"""
-    every = tl.expand_dims(tl.expand_dims(update, 2), 2)  # in the order in which `recall` took the axes away
+    """Return S + u k^T, with one rounding per element."""
+    every = tl.expand_dims(tl.expand_dims(update, 2), 2)  # in the order in which `recall` removed the axes
     return tl.fma(tl.broadcast_to(every, state.shape), tl.broadcast_to(k, state.shape), state)
 
 
 @triton.jit
 def recall(state, key):
-    """S key: the sum over the pieces first (they lie in one thread; its products are not rounded apart), then over the
-    numbers of a piece.  -> [VL, VR]"""
-    if FUSED and state.shape[2] > 1:  # of one piece nothing is combined, so it would not be multiplied either
+    """Return S key  ->  [VL, VR].
+
+    The sum runs over the pieces first (they are in one thread, and their products are not rounded separately), then
+    over the numbers of a piece.
+    """
+    if FUSED and state.shape[2] > 1:  # a single piece has nothing to combine, and would not be multiplied either
         total, _ = tl.reduce((state, tl.broadcast_to(key, state.shape)), 2, _product)
     else:
         total = tl.sum(state * key, axis=2)
@@ -83,11 +87,11 @@ def recall(state, key):
 
 @triton.jit
 def overlap(k, q):
-    """k . q of [.., pieces, KI]: the sum over KI first.  -> [..]"""
+    """Return k . q of [.., pieces, KI], with the sum over KI first.  -> [..]"""
     return tl.sum(tl.sum(k * q, axis=len(k.shape) - 1), axis=len(k.shape) - 2)
 
 
 @triton.jit
 def _product(a, b, c, d):
-    """A sum so far, as a times b, and the next pair  ->  a sum, as itself times 1"""
+    """Combine a sum so far, as a times b, and the next pair  ->  a sum, as itself times 1"""
     return tl.fma(c, d, a * b), tl.cast(1.0, tl.float32)

@@ -1,9 +1,9 @@
-"""What a window's tokens need, as `window_staged.py` takes it: rows of the conv, or the conv itself; keys of length 1.
+"""Inputs of a window's tokens for `window_staged.py`: rows of the conv, or the conv itself; keys of length 1.
 
 The conv has the bits of `walk_words.py`. A word is four channels of a row in bf16, the first one in its lowest bits. A
-lane loads the four inputs of each of its words itself, so nothing is exchanged. A window before or after a row is three
-words in memory, in which channel c has the numbers 3 c, 3 c + 1 and 3 c + 2.
-Leaves out: which launches have the conv (`staged.py`).
+lane loads the four inputs of each of its words itself, so lanes exchange nothing. A window before or after a row is
+three words in memory, in which channel c has the numbers 3 c, 3 c + 1 and 3 c + 2.
+Leaves out: which launches include the conv (`staged.py`).
 """
 
 # ruff: noqa: RUF005 (Triton knows no unpacking)
@@ -21,7 +21,7 @@ from ..convs import walk_words
 from ..convs.words import WIDTH
 from ..rowwise.inputs import L2_EPS, STEPS
 
-NUMBERS = gl.constexpr(WIDTH)  # of a word; also taps of a channel
+NUMBERS = gl.constexpr(WIDTH)  # numbers of a word, and taps of a channel
 
 turned, number, put_window = (
     gluon.jit(one.fn) for one in (walk_words.turned, walk_words.number, walk_words.put_window)
@@ -33,9 +33,11 @@ def rows_at(
     first, rows, k, k_row, q, q_row, v, v_row, log_decay, log_decay_row, beta, beta_row, at_k, at_v, at,
     STEP: gl.constexpr,
 ):  # fmt: skip
-    """What the conv and the linear maps give, from a row on  ->  k, q, v, a, b;  at: the rows of each among `rows`
+    """Load the results of the conv and the linear maps from row `first` on  ->  k, q, v, a, b
 
-    STEP: not None where k, q and v are what the conv takes, four inputs of each row, with so many words to a row
+    at_k, at_v, at: the row indices for keys and queries, for values, and for a and b, among `rows`
+    STEP: words from a row to the next, if k, q and v are inputs of the conv, four of which are loaded per row; else
+    None
     """
     if STEP is not None:
         raw_k, raw_q = inputs_at(k + first * STEP, at_k, rows, STEP), inputs_at(q + first * STEP, at_k, rows, STEP)
@@ -61,7 +63,7 @@ def length_1(raw):
 
 @gluon.jit
 def taps_of(taps, word):
-    """The four taps of each channel of a word, as a word"""
+    """Pack the four taps of each channel of a word into a word."""
     found = ()
     for channel in gl.static_range(NUMBERS):
         found = found + (gl.load(taps + NUMBERS * word + channel),)
@@ -70,7 +72,7 @@ def taps_of(taps, word):
 
 @gluon.jit
 def window_at(past, row, known):
-    """The window before the first row, as it is stored: three words, for the three rows that take inputs of it"""
+    """Load the window before the first row, as stored: three words, for the three rows that use its inputs."""
     there = (row < 3) & known
     one, two = gl.load(past, mask=there, other=0), gl.load(past + 1, mask=there, other=0)
     return one, two, gl.load(past + 2, mask=there, other=0)
@@ -78,7 +80,7 @@ def window_at(past, row, known):
 
 @gluon.jit
 def inputs_at(x, row, rows, STEP: gl.constexpr):
-    """What the conv takes for each row besides the window before the first one: four words, oldest first
+    """Load the conv's inputs of each row, except the window before the first one: four words, oldest first
 
     STEP: words from a row to the next
     """
@@ -91,7 +93,7 @@ def inputs_at(x, row, rows, STEP: gl.constexpr):
 
 @gluon.jit
 def conved(new, words, taps, row, LINES: gl.constexpr):
-    """The conv of rows [tokens, words]  ->  [tokens, 4 words] in bf16, in LINES; the window after each row."""
+    """Convolve rows [tokens, words]  ->  [tokens, 4 words] in bf16, in LINES; the window after each row."""
     old = turned(words, NUMBERS)
     oldest = gl.where(row == 0, old[0], gl.where(row == 1, old[1], gl.where(row == 2, old[2], new[0])))
     older = gl.where(row == 0, old[1], gl.where(row == 1, old[2], new[1]))

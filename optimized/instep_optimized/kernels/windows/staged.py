@@ -1,9 +1,9 @@
-"""The chain form of `window.py` with explicit layouts: states and what the tokens need come through shared memory.
+"""The chain form of `window.py` with explicit layouts: states and token inputs come through shared memory.
 
 It has the body of `window.py`, its contract, and the layout that the compiler chooses there. So it gives the same bits,
-and a GPU runs it in place of `window` wherever it fits. States in 16 bits have the layout of those in fp32. Norms and
-gates may be computed here, too, with the bits of `inputs.py`, and the conv before them, with those of `walk_words.py`.
-Leaves out: the kernel (`window_staged.py`); what does not fit (`fits`, `fits_conv`), and interpretation.
+and a GPU runs it in place of `window` whenever it fits. States in 16 bits have the layout of states in fp32. It may
+also compute norms and gates, with the bits of `inputs.py`, and the conv before them, with the bits of `walk_words.py`.
+Leaves out: the kernel (`window_staged.py`); calls that do not fit (`fits`, `fits_conv`), and interpretation.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from ..runtime import launch, power_of_2
 from .window import KEY_PIECE, packed_rows, ring_of, rows_of
 from .window_staged import staged_window
 
-STORED = (torch.float32, torch.bfloat16, torch.float16)  # states
-# Each lane has 4 numbers of a key at least. Of a narrower key the compiler gives it fewer in `window`, which sums in
-# another order; a wider one takes more registers than the shapes below have.
+STORED = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of states
+# Each lane has at least 4 numbers of a key. For a narrower key the compiler gives a lane of `window` fewer numbers, and
+# sums in another order; a wider key needs more registers than the shapes below have.
 WIDTH = 128
-TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one token
-SLIM = 88 if NEWER.value else 72  # registers of a row of V: of 80 a newer Triton spills two
-NARROW = 112 if NEWER.value else 96  # of two rows in 16 bits: of 96 it spills 26
-KEEPS_FIRST = not NEWER.value  # in a window of many rows with its conv: so a newer Triton spills four registers
-# With its conv a window was timed with the most rows that are taken here, not with fewer, and with so many rows of V in
-# all heads and requests. Of fewer the conv takes as long here as its launch (LOG.md).
+TOKENS = 32  # maximum number of tokens in a ring or a window: a lane reads the gates of one token
+SLIM = 88 if NEWER.value else 72  # registers for one row of V per thread: with 80 a newer Triton spills two
+NARROW = 112 if NEWER.value else 96  # for two rows in 16 bits: with 96 it spills 26
+KEEPS_FIRST = not NEWER.value  # for windows of many rows with their conv: with it a newer Triton spills four registers
+# A window with its conv was timed only with the maximum number of rows that is accepted here, and with these numbers of
+# rows of V over all heads and requests. With fewer the fused conv takes as long as its separate launch (LOG.md).
 ROWS, VERIFIES = 4, range(8192, 131072 + 1)
 AHEAD = 1024  # programs: some 4 MB of states
-WRITTEN_OUT = 8  # rows at most: of more the code is long, and waits for itself
+WRITTEN_OUT = 8  # maximum rows: with more the unrolled code is long and stalls on itself
 Rule = tuple[torch.Tensor, torch.Tensor, float]  # A_log, dt_bias [HV], and what a query is multiplied by
 Conv = tuple[torch.Tensor, Address, Address]  # weight; windows before the first row, and those after every row
 
 
 class Shape(NamedTuple):
-    """Of a launch: rows of V that a thread holds, warps, registers.
+    """Shape of a launch: rows of V that a thread holds, warps, registers, and these options.
 
-    ahead  how many programs later that one runs whose state is asked for into the cache; 0: nobody's
+    ahead  prefetch distance: how many programs later the program runs whose state is prefetched (0: no prefetch)
     lined  whether lanes swap pieces of a state before they store it, so that whole lines are written: a window's by
            shuffles, a decode's in shared memory
-    ends   whether the state behind the last row is left out where nobody asks for it: less arithmetic, and a branch
-    apart  whether the rows of a window are written out one by one, without a branch, so that each is loaded while the
-           one before is computed: more registers, and a row that is not there takes its time, too
-    guess  what is asked for while the launch before runs, which may not have said yet where it stands. 0: nothing;
-           1: the state, into the cache; 2: behind the wait the tokens' rows, too, and again if they stand elsewhere
-    kept_first  whether rings keep keys and decays before rows are computed. Then ptxas orders what is computed
-           otherwise, which is better for many states of fp32 and worse for 16 bits
-    asked  the first of so many parts of a program's state is what `guess` asks for. What the launch before still loads
-           waits behind it, so of many states it is not all
+    ends   whether the state after the last row is skipped if it is not needed: less arithmetic, and a branch
+    apart  whether the rows of a window are unrolled, without a branch, so that each is loaded while the previous one
+           is computed: more registers, and a missing row takes its time, too
+    guess  what is loaded while the previous launch runs, which may not have written its place yet. 0: nothing;
+           1: the state, into the cache; 2: after the wait also the tokens' rows, and again if their place differs
+    kept_first  whether rings keep keys and decays before rows are computed. ptxas then orders the computation
+           differently, which is better for many states of fp32 and worse for 16 bits
+    asked  `guess` prefetches the first 1 / asked of a program's state. Loads of the previous launch wait in the queue
+           after it, so with many states it is not the whole state
     """
 
     held: int
@@ -70,9 +70,9 @@ class Shape(NamedTuple):
     asked: int = 1
 
 
-# On a GPU (LOG.md), by what a launch is (`form`; a window with its conv: `verify`) and the bytes of a state's number:
-# how many rows of V there are at least, in all heads and requests together, where a shape is used. The bits depend on
-# none of them.
+# On a GPU (LOG.md), keyed by the form of a launch (`form`; a window with its conv: `verify`) and the bytes of a state's
+# number. Each entry: the minimum number of rows of V, over all heads and requests, and the shape to use from there on.
+# The bits depend on none of them.
 SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
     "window": {
         4: ((32768, Shape(2, 4, 128, lined=True, guess=2, kept_first=True, asked=2)),
@@ -93,13 +93,14 @@ SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
         2: ((49152, Shape(2, 1, NARROW, AHEAD, lined=True)), (0, Shape(2, 2, 112, guess=1))),
     },
 }  # fmt: skip
-LARGEST = (2, 4)  # of all shapes
+LARGEST = (2, 4)  # over all shapes
 
 
 def fits(inputs: GdnInputs, part: Part, core: torch.Tensor, raw: bool = False, numbers: int = 1) -> bool:
-    """Whether `staged` can run this part. No state is rounded by chance here, and none has scales.
+    """Return whether `staged` can run this part. It neither rounds a state stochastically nor supports scales.
 
-    raw: inputs are as a `rule` takes them, in any dtype;  numbers: of each of their q, k and v, which may be words
+    raw: inputs are as a `rule` takes them, in any dtype;  numbers: in each element of their q, k and v, which may be
+    words
     """
     addresses = [one for one in (part.read, part.store, part.settled, part.per_row) if one is not None]
     dtype = part.read.pool.dtype
@@ -115,9 +116,9 @@ def fits(inputs: GdnInputs, part: Part, core: torch.Tensor, raw: bool = False, n
 
 
 def fits_conv(x: torch.Tensor, weight: torch.Tensor, window: Part, part: Part, rows: int) -> bool:
-    """Whether `staged` can compute the conv of x, too, and is faster so. Without its conv the part fits.
+    """Return whether `staged` can compute the conv of x, too, and is faster with it. Without its conv the part fits.
 
-    rows: of V, in all heads and requests
+    rows: of V, over all heads and requests
     """
     kept = window.per_row
     if kept is None or kept.pool.dim() != 4 or not apart(window) or window.parents is not None:
@@ -138,12 +139,12 @@ def _rows(part: Part) -> tuple[torch.Tensor, ...]:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether both are the same memory, so that what one says the other says."""
+    """Return whether both are the same memory, and so hold the same values."""
     return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
 
 
 def _aligned(pool: torch.Tensor) -> bool:
-    """Whether every row of a state can be copied in pieces of 16 bytes."""
+    """Return whether every row of a state can be copied in pieces of 16 bytes."""
     steps = (*pool.stride()[:-2], pool.stride(-1))
     return pool.data_ptr() % 16 == 0 and all(step % 16 == 0 for step in steps)
 
@@ -152,11 +153,11 @@ def staged(
     inputs: GdnInputs, part: Part, core: torch.Tensor, shape: Shape | None = None, look: int = 0,
     rule: Rule | None = None, conv: Conv | None = None,
 ) -> None:
-    """`window` of a part that fits. shape: left out, as SHAPES has it; the bits do not depend on it.
+    """Run `window` on a part that fits. shape: None chooses from SHAPES; the bits do not depend on it.
 
-    rule: `inputs` are rows as they come from the conv and the linear maps, with a and b in the places of log decay and
-    beta. Then norms and gates are computed here, with the bits of `inputs.py`.
-    conv: then q, k and v of `inputs` are what the conv takes, in words.
+    rule: if given, `inputs` are rows from the conv and the linear maps, with a and b in place of log decay and beta.
+    Norms and gates are then computed here, with the bits of `inputs.py`.
+    conv: if given, q, k and v of `inputs` are inputs of the conv, in words.
     """
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2] * (TAPS if conv else 1)
     requests = part.begin.numel()
@@ -177,7 +178,7 @@ def staged(
 
 
 def words_of(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, key_heads: int, key_dim: int) -> GdnInputs:
-    """Rows [q | k | v] before the conv, in words, with a and b"""
+    """Pack rows [q | k | v] before the conv into words, with a and b."""
     every, width = words(x, TAPS), key_dim // TAPS
     q, k, v = torch.split(every, [key_heads * width, key_heads * width, every.shape[1] - 2 * key_heads * width], dim=1)
     heads = (len(x), key_heads, width)
@@ -185,7 +186,10 @@ def words_of(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, key_heads: int, 
 
 
 def _conv(conv: Conv) -> tuple[Any, ...]:
-    """Taps; pool, columns and steps of windows before the first row; pool, units and steps of those after rows"""
+    """Arguments of the conv: taps, windows before the first row, windows after rows.
+
+    Windows before are pool, columns and steps; windows after are pool, units and steps.
+    """
     weight, before, after = conv
     past, _, column, *read = windows(before, before, TAPS)
     kept, units, _, *each = windows(after, after, TAPS)
@@ -193,7 +197,7 @@ def _conv(conv: Conv) -> tuple[Any, ...]:
 
 
 def held_at(address: Address | None) -> tuple[Any, ...]:
-    """(pool, units, columns, unit step, column step, head step, V step), each None if there is none"""
+    """Return (pool, units, columns, unit step, column step, head step, V step), each None if there is none."""
     if address is None:
         return 7 * (None,)
     pool, units, _, unit, column, head, _, value = flat(address, 3, address)
@@ -201,12 +205,14 @@ def held_at(address: Address | None) -> tuple[Any, ...]:
 
 
 def form(part: Part) -> str:
-    """A `window` of several rows; one row of which something is `kept` beside the state behind it; or a `decode`."""
+    """Name the form: a `window` of several rows; one row of which something is `kept` besides the final state; or a
+    `decode`.
+    """
     if part.most > 1:
         return "window"
     return "decode" if part.ring is None and part.per_row is None else "kept"
 
 
 def shape_for(form: str, size: int, rows: int) -> Shape:
-    """The shape of a launch over so many rows of V, whose states have numbers of so many bytes."""
+    """Choose the shape of a launch over `rows` rows of V, whose states have numbers of `size` bytes."""
     return next(shape for least, shape in SHAPES[form][size] if rows >= least)

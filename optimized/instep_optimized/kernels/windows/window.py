@@ -1,7 +1,7 @@
-"""The gated delta rule token by token: kept tokens run again, then decode or verify rows, one kernel for all.
+"""The gated delta rule token by token: kept tokens run again, then decode or verify rows, in one kernel.
 
-A window may be a tree: then the kernel is compiled once more, with the same body per token and a way back.
-Where `staged.py` fits, a GPU runs that in its place, with the same bits.
+A window may be a tree: then the kernel is compiled a second time, with the same body per token and a path back.
+A GPU runs `staged.py` instead if it fits, with the same bits.
 
 Leaves out: prefill chunks (`chunk.py`), and the choice of addresses (the commit strategy makes it).
 """
@@ -31,27 +31,26 @@ from ..device.tiles import ROWS, beside, packed, scale_of, scales_at
 from ..runtime import ceil_div, launch, power_of_2, tile
 from .body import again, overlap, step
 
-# On a GPU (LOG.md): how many numbers of a key lie side by side across lanes, 4 a lane, and warps. The bits depend on
-# both, so they are pinned. A piece is small, so that each thread sums most of a row by itself and few shuffles between
-# threads are left.
+# On a GPU (LOG.md): adjacent numbers of a key across lanes, 4 a lane, and warps. The bits depend on both, so they are
+# pinned. A piece is small, so that each thread sums most of a row by itself and few shuffles between threads remain.
 KEY_PIECE, WARPS = 16, 1
-# Rows of V that a thread holds, and registers. The bits of fp32 states do not depend on them; those of 16 bits depend
-# on the rows (LOG.md).
+# Rows of V that a thread holds, and registers. The bits of fp32 states do not depend on them; those of 16-bit states
+# depend on the rows (LOG.md).
 THREAD_ROWS, REGISTERS = 2, 128
 
 
 def window(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> None:
-    """Run one part's kept tokens and rows through their states; write `core` [N, HV, V] and what the part names.
+    """Run one part's kept tokens and rows through their states; write `core` [N, HV, V] and the memory of the part.
 
-    look: of how many of its rows those become zero that no request covers
+    look: number of its rows to check; those that no request covers become zero
 
     Every part runs the same compiled code: whether an address is absent, and how many rows there are, are run-time
     values. So a window of T tokens gives the bits of T one-token decodes, and so do T tokens that are run again.
-    This holds for a state in fp32. A narrower state is rounded where it is stored, and also once between the tokens
-    that are run again and row 0. What is rounded by chance is compiled apart; its sums are the same.
+    This holds for a state in fp32. A narrower state is rounded when it is stored, and also once between the tokens
+    that are run again and row 0. Stochastic rounding is compiled separately; its sums are the same.
 
     A part whose windows are trees runs a second compiled form of the kernel, in the same tiles. Per token it has the
-    same operations, so the rows of a path have the bits of that chain. It holds two states, so it has no bound of
+    same operations, so the rows of a path have the bits of that chain. It holds two states, so it has no limit on
     registers.
     """
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
@@ -65,7 +64,7 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
     assert part.read.scales is None or rows % ROWS.value == 0 or rows >= values, "a program has whole tiles of a state"
     by = counters(part, part.store, part.per_row)
     plain = part.read.scales is None and by[0] is None  # states go to memory as a dtype rounds them
-    # Of a tree the update of every row is kept until the launch ends: rows that go back run it again.
+    # In a tree the update of every row is kept until the launch ends: rows that go back run it again.
     did = core.new_empty(core.shape, dtype=torch.float32) if tree else None
     launch(
         _window,
@@ -88,12 +87,12 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
 
 
 def rows_of(held: int, warps: int, keys: int) -> int:
-    """Rows of V of a program whose threads hold `held` rows each."""
+    """Return the rows of V of a program whose threads hold `held` rows each."""
     return held * warps * 128 // min(KEY_PIECE, keys)
 
 
 def packed_rows(inputs: GdnInputs, core: torch.Tensor) -> tuple[Any, ...]:
-    """The packed rows as (tensor, row step, head step); their last axis is contiguous."""
+    """Return the packed rows as (tensor, row step, head step); their last axis is contiguous."""
     flattened: list[Any] = []
     for x in (inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.beta, core):
         assert x.dim() == 2 or x.stride(2) == 1, "rows have a contiguous last axis"
@@ -102,7 +101,7 @@ def packed_rows(inputs: GdnInputs, core: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _ring(inputs: GdnInputs, part: Part) -> tuple[Any, ...]:
-    """What `ring_of` gives, and a flag.
+    """Return the arguments of `ring_of`, and a flag.
 
     A part without a ring passes its packed rows, with their own steps, in place of the pools. So the kernel compiles to
     the same code; the flag is 0, and nothing is read there.
@@ -115,7 +114,7 @@ def _ring(inputs: GdnInputs, part: Part) -> tuple[Any, ...]:
 
 
 def ring_of(ring: Ring) -> tuple[Any, ...]:
-    """k, decay, update as (pool, unit step, entry step, head step); units, begin, pending, keep; sizes."""
+    """Return k, decay, update as (pool, unit step, entry step, head step); units, begin, pending, keep; sizes."""
     if not isinstance(ring.kept, Updates):
         raise Unsupported("this kernel keeps updates; a ring of inputs is for kernels that give none back")
     flattened: list[Any] = []
@@ -145,18 +144,18 @@ def _window(
     VL: tl.constexpr, VR: tl.constexpr, KT: tl.constexpr, KI: tl.constexpr, WHOLE: tl.constexpr, TREE: tl.constexpr,
     TILED: tl.constexpr,
 ):  # fmt: skip
-    """One program: one request, one value head, VL * VR rows of V. Grid (V tiles, HV, B).
+    """Run one request, one value head, VL * VR rows of V in a program. Grid (V tiles, HV, B).
 
     A tile is [VL, VR, P, KI]. The compiler lays the first axis and the last across lanes, the other two into registers.
-    K is split into P = KT // KI pieces of KI numbers, so that a row's numbers lie in few lanes. V is split so that a
+    K is split into P = KT // KI pieces of KI numbers, so that a row's numbers are in few lanes. V is split so that a
     thread has each number of a key once, for all its rows.
 
     Several programs read the same keys and decays of the ring, and none waits for another. That is safe: one program
     writes an entry, and by contract never while the entry is pending. An update u is read only by the program that
     wrote it.
 
-    TREE: row t continues row parents[begin + t], and `did` [N, HV, V] is scratch for the rows' updates. Otherwise all
-    four arguments are None, which Triton leaves out of the compiled kernel.
+    TREE: row t continues row parents[begin + t], and `did` [N, HV, V] is scratch for the rows' updates. Without TREE
+    all four arguments are None, and Triton compiles no code for them.
     """
     request, stripe, head = tl.program_id(2), tl.program_id(0), tl.program_id(1).to(tl.int64)
     unit, rows = tl.load(read_units + request), tl.load(count + request)
@@ -207,7 +206,7 @@ def _window(
     if before is not None:
         tokens, piece = tl.load(before + request), KI * V
         element = (head.to(tl.int32) * K + tl.arange(0, KI)[None, None, None, :]) * V + tile_v  # [VL, VR, 1, KI]
-        if pending > 0:  # what was read and nothing more is rounded already
+        if pending > 0:  # a state that was only read is rounded already
             by = (element, tokens, layer, seed_low, seed_high, piece)
             state = as_stored(state, by, read.dtype.element_ty, TILED)
     else:
@@ -221,7 +220,7 @@ def _window(
         scales = scales_at(settled_scales, settled_scales_unit, settled_scales_column, goal, place, head, at_v, V)
         put_tile(target + (tile_v * settled_v + tile_k * settled_k), scales, state, inside, at_v, V, WHOLE, TILED)
 
-    # Where row t of this head goes, if a state is stored per row: column t of unit `each_to`.
+    # Address of the state after row t of this head, if a state is stored per row: column t of unit `each_to`.
     each_to = tl.load(each_units + request)
     aside = (has_each != 0) & (each_to >= 0)
     column = each + each_to * each_unit + head * each_h
@@ -247,7 +246,7 @@ def _window(
                 state = base
                 for node in range(t):
                     if (path >> node) & 1 != 0:
-                        back = node - t  # the pointers stand at row t
+                        back = node - t  # the pointers are at row t
                         state = again(
                             state,
                             fetch(k + back * k_row + every_k, in_k, WHOLE),
@@ -300,23 +299,23 @@ def ancestry(parents, node, t):
     at = tl.minimum(node, t - 1)
     while at >= 0:
         path = path | ((path * 0 + 1) << at)
-        at = tl.minimum(tl.load(parents + at), at - 1)  # falls, so the loop ends whatever the numbers are
+        at = tl.minimum(tl.load(parents + at), at - 1)  # decreases, so the loop ends whatever the numbers are
     return path
 
 
 @triton.jit
 def depth_of(parents, t):
-    """How many nodes lead from the memory before the window to row t, that one included."""
+    """Count the nodes that lead from the memory before the window to row t, that one included."""
     depth, at = t * 0 + 1, tl.minimum(tl.load(parents + t), t - 1)
     while at >= 0:
         depth += 1
-        at = tl.minimum(tl.load(parents + at), at - 1)  # falls, so the loop ends whatever the numbers are
+        at = tl.minimum(tl.load(parents + at), at - 1)  # decreases, so the loop ends whatever the numbers are
     return depth
 
 
 @triton.jit
 def tile_scale(state):
-    """The scale of every number of a tile [VL, VR, P, KI], which has all of K."""
+    """Return the scale of every number of a tile [VL, VR, P, KI], which has all of K."""
     largest = tl.max(tl.max(tl.abs(state), axis=3), axis=2)  # [VL, VR], the rows in their order
     scale = tl.reshape(scale_of(tl.reshape(largest, (state.shape[0] * state.shape[1],))), largest.shape)
     return tl.broadcast_to(scale[:, :, None, None], state.shape)
@@ -324,7 +323,7 @@ def tile_scale(state):
 
 @triton.jit
 def as_stored(state, by, DTYPE: tl.constexpr, TILED: tl.constexpr):
-    """A tile of a state as a store and a load would leave it."""
+    """Round a tile of a state as a store and a load would."""
     if TILED:
         scale = tile_scale(state)
         return packed(state, scale, by).to(tl.float32) * scale
@@ -336,7 +335,7 @@ def as_stored(state, by, DTYPE: tl.constexpr, TILED: tl.constexpr):
 
 @triton.jit
 def put_tile(target, scales, state, inside, at_v, V, WHOLE: tl.constexpr, TILED: tl.constexpr, by=None):
-    """Store a tile of a state [VL, VR, P, KI]; if it is stored in tiles, with its scales, one per ROWS rows."""
+    """Store a tile of a state [VL, VR, P, KI]; a tiled state is stored with its scales, one per ROWS rows."""
     if TILED:
         scale = tile_scale(state)
         put(target, packed(state, scale, by), inside, WHOLE)

@@ -1,9 +1,9 @@
-"""The kernel of windows with explicit layouts: states and what the tokens need come through shared memory.
+"""The kernel of windows with explicit layouts: states and token inputs come through shared memory.
 
-Leaves out: which launches have it, and in which shape (`staged.py`).
+Leaves out: which launches use it, and in which shape (`staged.py`).
 """
 
-# ruff: noqa: SIM102 (what is absent is not compiled: the test for it stands alone)
+# ruff: noqa: SIM102 (a test for an absent argument is a separate `if`, so that the branch is not compiled)
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # (device code: Triton's types are not Python's)
@@ -61,15 +61,15 @@ def staged_window(
     ALONE: gl.constexpr, AHEAD: gl.constexpr, LINED: gl.constexpr, ENDS: gl.constexpr, APART: gl.constexpr,
     GUESS: gl.constexpr, KEPT_FIRST: gl.constexpr, ASKED: gl.constexpr, STEP: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """One program: one request, one value head, VL * VR rows of V. Grid (V tiles, HV, B).
+    """Run one request, one value head, VL * VR rows of V in a program. Grid (V tiles, HV, B).
 
-    At most KEPT tokens run again, and then at most MOST rows. An address that is absent is None, as a ring is; then
-    nothing of it is compiled. Where A_log is given, q, k and v are the conv's rows, and log_decay and beta are a and b.
-    Where taps are given, too, q, k and v are what the conv takes, in words (`rows_staged.py`). The windows before a
-    request's rows are read from `past`, by several programs of a key head. So those behind its rows are kept elsewhere.
+    At most KEPT tokens run again, and then at most MOST rows. An absent address is None, and so is an absent ring; no
+    code is compiled for it. If A_log is given, q, k and v are the conv's rows, and log_decay and beta are a and b. If
+    taps are given, too, q, k and v are inputs of the conv, in words (`rows_staged.py`). Several programs of a key head
+    read the windows before a request's rows from `past`. So the windows after its rows are kept in another place.
 
-    ALONE: one row and nothing else, so that nothing of it but its key and query need be shared.
-    AHEAD: how many heads later the state is read that is asked for into the cache.
+    ALONE: one row and nothing else, so that only its key and query are shared.
+    AHEAD: prefetch distance of states, in heads.
     STEP: words from a row before the conv to the next one. The others: as in `Shape`.
     """
     W: gl.constexpr = gl.num_warps()
@@ -91,15 +91,15 @@ def staged_window(
     MINE: gl.constexpr = gl.BlockedLayout([VR, 4], [32 // SIDE, SIDE], [W, 1], [1, 0])
     LINES: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [W, 1], [1, 0])  # [tokens, K], rows of the conv
     CONV: gl.constexpr = taps is not None
-    GUESSED: gl.constexpr = (GUESS == 2 or CONV) and A_log is not None and not ALONE  # rows are loaded by a guess
+    GUESSED: gl.constexpr = (GUESS == 2 or CONV) and A_log is not None and not ALONE  # rows are loaded speculatively
 
-    # Weights, and what hangs on nothing that is read: this is computed while the launch before still runs.
+    # Weights, and values that depend on no loaded data: computed while the previous launch still runs.
     request, stripe, head = gl.program_id(2), gl.program_id(0), gl.program_id(1).to(gl.int64)
     key_head = (gl.program_id(1) // group).to(gl.int64)
     at_v = (stripe * VL + along(0, VL, OF_V)) * VR + along(1, VR, OF_V)  # [VL, VR]
     span_v = stripe * (VL * VR) + along(0, VL * VR, SPAN)
     source = read + head * read_h + (span_v * read_v + along(1, KT, SPAN))
-    # What the tokens need is copied by lanes, or groups of lanes, one per token.
+    # Token inputs are copied by lanes, or groups of lanes, one per token.
     copied_k = along_3(1, P, KEYS) * KI + along_3(2, KI, KEYS)
     copied_v = (stripe * VL + along_3(1, VL, ROWS)) * VR + along_3(2, VR, ROWS)
     row_k, row_v, row = along_3(0, MOST, KEYS), along_3(0, MOST, ROWS), gl.arange(0, MOST, LANES)
@@ -136,14 +136,15 @@ def staged_window(
         kept_k, kept_u = ring_k + key_head * ring_k_head, ring_u + head * ring_u_head
         kept_decay = ring_decay + head * ring_decay_head
 
-    # The launch before may not have written the tables yet, so what they say is a guess. A state that is only asked for
-    # into the cache may be any of the pool. Rows are loaded behind the wait, and again if they stand elsewhere.
+    # The previous launch may not have written the tables yet, so their contents are a guess. A state that is only
+    # prefetched into the cache may be any of the pool. Rows are loaded after the wait, and again if their place
+    # differs.
     if GUESSED:
         guess = gl.minimum(gl.maximum(gl.load(begin + request, cache_modifier=".cg"), 0), gl.maximum(look - 1, 0))
         if CONV:
             near_k, near_q, near_v = k + guess * k_row, q + guess * q_row, v + guess * v_row
             near_a, near_b = log_decay + guess * log_decay_row, beta + guess * beta_row
-    if EARLY:  # what is before the wait may run while the launch before this one still does
+    if EARLY:  # code before the wait may run while the previous launch still does
         if read_columns is None and GUESS > 0:
             said = gl.load(read_units + request, cache_modifier=".cg")
             ahead = read + gl.minimum(gl.maximum(said, 0), units - 1) * read_unit + head * read_h
@@ -173,7 +174,7 @@ def staged_window(
         settle = gl.load(settled_units + request)
     if each is not None:
         each_to = gl.load(each_units + request)
-    if CONV:  # behind the tables: where the state stands hangs on them
+    if CONV:  # after the tables, because the place of the state depends on them
         kept_to = gl.load(kept_units + request)
         raw_k, raw_q, raw_v, forgets, strength = rows_at(
             0, look - guess, near_k, k_row, near_q, q_row, near_v, v_row, near_a, log_decay_row, near_b, beta_row,
@@ -182,7 +183,7 @@ def staged_window(
     requests = gl.num_programs(2)
     share = gl.cdiv(look, requests)
     look_from, look_to = request * share, gl.minimum((request + 1) * share, look)
-    if (unit < 0) | (first > look_from) | (first + rows < look_to):  # whose own rows these are looks for none
+    if (unit < 0) | (first > look_from) | (first + rows < look_to):  # a request that covers its whole share skips this
         for other in range(look_from, look_to):
             if (unit < 0) | (other < first) | (other >= first + rows):
                 if covering(other, gl.arange(0, 32, LANES), read_units, begin, count, requests) == 0:
@@ -191,9 +192,9 @@ def staged_window(
     if (unit < 0) | ((rows <= 0) & (pending <= 0)):
         return
 
-    # A state comes through shared memory, so that whole lines are asked for at once: in TILE a lane has pieces of them.
-    # Pieces of a key are swapped there by row, or lanes would wait for each other: they load a piece of each of so many
-    # rows at once as have a line together.
+    # A state comes through shared memory, so that whole lines are requested at once: in TILE a lane has pieces of them.
+    # Pieces of a key are swapped there by row, to avoid bank conflicts: lanes load a piece of each of the rows that
+    # share a line at the same time.
     TURNS: gl.constexpr = LINE // (KI * DTYPE.primitive_bitwidth)
     tile = gl.allocate_shared_memory(DTYPE, [VL * VR, KT], gl.SwizzledSharedLayout(KI, VR, TURNS, [1, 0]))
     if CONV:
@@ -204,7 +205,7 @@ def staged_window(
     if A_log is not None:  # norms are computed meanwhile
         begin_copy(tile, source, mask=(span_v >= 0) & known)
 
-    if AHEAD > 0:  # behind this program's own state: whoever reads the other one waits less
+    if AHEAD > 0:  # after this program's own state, so that the later program waits less
         if (later_unit >= 0) & (behind < gl.num_programs(2) * all_heads):
             ahead = place(read, later_unit, read_columns, later, read_unit, read_column)
             ask_for(ahead + (behind % all_heads).to(gl.int64) * read_h, read_v, stripe * VL * VR, VL * VR, KT)
@@ -244,7 +245,7 @@ def staged_window(
         async_copy.wait_group(1)  # what overlaps are made of is here, and the state may still be on its way
     else:
         async_copy.commit_group()
-        if ALONE:  # else the compiler lets the state wait for the key, which is used first
+        if ALONE:  # else the compiler makes the state wait for the key, which is used first
             barrier()
         if not GUESSED:
             raw_k = gl.load(k, mask=raw < rows, other=0.0)
@@ -283,21 +284,21 @@ def staged_window(
     state = gl.convert_layout(gl.reshape(tile.load(MINE).to(gl.float32), [VL, VR, P, KI]), TILE)
 
     if ring_units is not None:
-        if KEPT_FIRST:  # a division of 64 bits is a call, behind which ptxas orders both loops otherwise
+        if KEPT_FIRST:  # a 64-bit division is a call, after which ptxas orders both loops differently
             keep_rows(ring, keep, keeps & (stripe == 0), head % group == 0, decay, row, every_key, row_k, rows)
         for age in range(pending):
             again_key = over_rows(old_keys.index(age).load(OF_K))
             update = updates.index(age).load(OF_V)
             state = again(state, again_key, gl.sum(old_decays.index(age).load(ONE), 0), update)
-        state = state.to(DTYPE).to(gl.float32)  # what was read and nothing more is rounded already
+        state = state.to(DTYPE).to(gl.float32)  # a state that was only read is rounded already
         own = keep % ring_u_size
     if settled is not None:
         if settle >= 0:
             target = place(settled, settle, settled_columns, request, settled_unit, settled_column)
             store_tile(target + head * settled_h, settled_v, state.to(DTYPE), stripe, LINED, AHEAD == 0)
-    # Where rings keep first, the place is made here, for the same reason.
+    # If rings keep first, the address is computed here, for the same reason.
     core = core + first * core_row + head * core_head + at_v if KEPT_FIRST else out_at
-    if ALONE:  # there is a row, or nobody would be here
+    if ALONE:  # the program has a row, or it would have returned
         kq = gl.sum(products, 0)
         state, _ = token(state, queries.index(0), keys.index(0), kq, value, decay, strength, core, True, True)
     else:
@@ -306,7 +307,8 @@ def staged_window(
             for t in gl.static_range(MOST):
                 forget, write = gl.sum(decays.index(t).load(ONE), 0), gl.sum(writes.index(t).load(ONE), 0)
                 value, kq = values.index(t).load(OF_V), gl.sum(overlaps.index(t).load(ONE), 0)
-                # `token` would do the same in another order, and ptxas would place other registers than were measured.
+                # `token` would do the same in another order, and ptxas would assign other registers than those
+                # measured.
                 key, live = over_rows(keys.index(t).load(OF_K)), (at_v >= 0) & (t < rows)
                 out, update = answer(state, over_rows(queries.index(t).load(OF_K)), key, kq, value, forget, write)
                 gl.store(core, out.to(core.dtype.element_ty), mask=live)
@@ -317,7 +319,7 @@ def staged_window(
                     gl.store(kept_u + own * ring_u_entry + at_v, update, mask=live & keeps)
                     own = gl.where(own + 1 == ring_u_size, 0, own + 1)
         else:
-            # A newer Triton spills some of a window otherwise.
+            # Without it a newer Triton spills part of a window.
             TWICE: gl.constexpr = MOST == 1 or (NEWER and ENDS and not GOES_ON)
             for t in range(rows):
                 forget, write = gl.sum(decays.index(t).load(ONE), 0), gl.sum(writes.index(t).load(ONE), 0)
@@ -351,7 +353,7 @@ def staged_window(
 
 @gluon.jit
 def keep_rows(ring, keep, here, leads, decay, row, keys, row_k, rows):
-    """Store what rings keep of a window's rows besides their updates, from entry `keep` on.
+    """Store keys and decays of a window's rows in the ring, from entry `keep` on.
 
     leads: whether this head keeps the key, too
     """
@@ -366,9 +368,10 @@ def keep_rows(ring, keep, here, leads, decay, row, keys, row_k, rows):
 
 @gluon.jit
 def token(state, query, key, kq, value, decay, beta, core, TWICE: gl.constexpr, asked_for):
-    """`step` of a row whose query and key lie in shared memory, which stores its read-out  ->  the state, the update
+    """Do `step` for a row whose query and key are in shared memory, and store its read-out  ->  the state, the update
 
-    TWICE: the key is read twice, so that it takes no registers meanwhile;  asked_for: whether the state behind it is
+    TWICE: the key is loaded twice, so that it occupies no registers in between;  asked_for: whether the next state is
+    needed
     """
     OF_K: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(0, state.type.layout))
     first = over_rows(key.load(OF_K))
