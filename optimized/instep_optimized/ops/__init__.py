@@ -1,4 +1,4 @@
-"""The op sets by name. Each is imported only when it is asked for. A new op set is one line here and one file.
+"""The op sets by name, each imported on first use. A new op set is one line here and one file.
 
 Leaves out: what an op does; `base.py` has the contract of each.
 """
@@ -21,7 +21,7 @@ BY_NAME: dict[str, str] = {
 
 
 def load(name: str) -> Ops:
-    """An op set by its name in this table, or any other one as `module:attribute`."""
+    """Return an op set by its name in this table, or any other one as `module:attribute`."""
     address = BY_NAME.get(name, name)
     module, _, attribute = address.partition(":")
     expected = f"one of {', '.join(BY_NAME)}, or module:attribute"

@@ -1,14 +1,15 @@
 """`around(ops, see)`: the one place where calls of an op set are watched.
 
-Leaves out: what happens to the results that are seen (recording, grafting and rounding are the caller's `see`).
+Leaves out: the use of the results that are seen (recording, grafting and rounding are the caller's `see`).
 
 Wrappers are applied from the inside out, in a fixed order:
   1. the op itself;
   2. the wrappers that the caller gives, in their order, each `(name, op) -> op`: contracts first, so that they judge
-     the op's own arguments and results; then launch counts; then the recorder of a graph, which must hold what is
-     replayed;
-  3. `see`, outermost. A tensor that `see` puts in goes on to the next op, and no wrapper takes it for the op's result.
-     Where there is one, the parts of exact fusions serve: every place is shown, and can be replaced, on its own.
+     the op's own arguments and results; then launch counts; then the recorder of a graph, which must hold exactly
+     what is replayed;
+  3. `see`, outermost. The next op receives a tensor that `see` returns, and no wrapper takes it for the op's result.
+     With a `see`, the parts of exact fusions run instead of the fusions, so that every place is shown, and can be
+     replaced, separately.
 """
 
 from __future__ import annotations
@@ -55,18 +56,18 @@ def around(ops: Ops, see: See, *wrappers: Wrapper) -> Ops:
 
 
 def all_ops(ops: Ops) -> dict[str, Op]:
-    """Every op that a set has, by name; behind them those that only its keepers call (`Ops.own`)."""
+    """Every op that a set has, by name; then the ops that only its keepers call (`Ops.own`)."""
     return {name: op for name in OPS if (op := getattr(ops, name)) is not None} | dict(ops.own)
 
 
 def with_ops(ops: Ops, others: Mapping[str, Op]) -> Ops:
-    """The set with other ops under these names."""
+    """Return the set with other ops under these names."""
     named: dict[str, Any] = {name: op for name, op in others.items() if name in OPS}
     return replace(ops, **named, own={name: others.get(name, op) for name, op in ops.own.items()})
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a value: itself, or all inside a tuple, a list, a dict, or a dataclass as an address or a part."""
+    """Find the tensors of a value: itself, or all inside a tuple, a list, a dict, or a dataclass."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -82,19 +83,19 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 @cache
 def _fields(kind: type) -> tuple[str, ...]:
-    """Their names, where it is a dataclass."""
+    """Field names of a dataclass; none for another type."""
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """The address of the tensor's storage. Views of one tensor have the same."""
+    """Return the address of the tensor's storage. Views of one tensor share it."""
     return tensor.untyped_storage().data_ptr()
 
 
 def _with_updates(gdn: Op, look: Op, see: See) -> Op:
-    """The `gdn` op, which then also shows `see` the updates that its rings have kept.
+    """Wrap the `gdn` op, so that it also shows `see` the updates that its rings have kept.
 
-    Updates are memory and not a result: the next step reads them there. If `see` gives other updates, they are written
+    Updates are memory, not a result: the next step reads them there. If `see` returns other updates, they are written
     into the rings.
     """
 

@@ -59,8 +59,11 @@ from .placing import (
 
 
 class Types(NamedTuple):
-    """Storage dtypes of hidden rows, conv windows, recurrent states, and KV; `consumed` is that of a ring of inputs,
-    `recurrence` that of a ring of updates: the dtype in which the recurrence computes, so that no bit is lost."""
+    """Storage dtypes of hidden rows, conv windows, recurrent states, and KV.
+
+    `consumed` is the dtype of a ring of inputs, `recurrence` that of a ring of updates: the dtype in which the
+    recurrence computes, so that no bit is lost.
+    """
 
     hidden: torch.dtype
     conv: torch.dtype
@@ -73,7 +76,7 @@ class Types(NamedTuple):
 class GdnInputs(NamedTuple):
     """q, k [N, H, K] l2-normalised (q also times K ** -0.5); v [N, HV, V]; log_decay, beta [N, HV]; all fp32.
 
-    Inside a `PrefillGdn`, where nobody sees them, q, k and v may be narrower.
+    Inside a `PrefillGdn`, where no watcher sees them, q, k and v may be narrower.
     """
 
     q: torch.Tensor
@@ -92,7 +95,10 @@ class AttentionInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """router [E, D]; gate_up [E, 2I, D], gate half first; down [E, D, I]; shared expert likewise, its gate [1, D]."""
+    """Weights of an expert layer: router [E, D]; gate_up [E, 2I, D], gate half first; down [E, D, I].
+
+    The shared expert has the same form; its gate is [1, D].
+    """
 
     router: torch.Tensor
     gate_up: torch.Tensor
@@ -228,8 +234,8 @@ class StoreRows(Protocol):
 class Attend(Protocol):
     """query [N, heads, head_dim] over paged KV, causal, softmax scale head_dim ** -0.5 -> [N, heads, head_dim].
 
-    Position p of request b stands on page table[slots[b], p // page_size] at offset p % page_size. Where the table has
-    -1, or ends, no row sees the position. The table is read in place: it is wide, so it must not be copied.
+    Position p of request b is on page table[slots[b], p // page_size] at offset p % page_size. No row sees a position
+    for which the table has -1 or no column. The table is read in place: it is wide, so it must not be copied.
     """
 
     def __call__(self, *, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor: ...
@@ -267,28 +273,29 @@ class Pick(Protocol):
     def __call__(self, *, logits: torch.Tensor, to: Place) -> torch.Tensor: ...
 
 
-# The ops that are told the shapes of trees: see `Ops.trees`.
+# The ops that receive the shapes of trees: see `Ops.trees`.
 ALONG_TREES = ("conv", "conv_inputs", "gdn", "fused_gdn", "attend")
 
 
 @dataclass(frozen=True)
 class Ops:
     """An op set: its ops, and fields that describe it.
+
     types          (activation, state) -> its storage dtypes
     rounds         (activation, state) -> the dtype in which each named component is stored: its rounding points
     keeps          what its rings keep of a token (`Ring`)
     captures       its ops never wait for the host, so a CUDA graph can hold them
     products       form of an op -> how its products round operands, {"gdn.chunk": Product("tf32", block=64)}; else fp32
     add_norm, conv_inputs, draft_inputs, gated_attend, head_pick, kv_inputs, linears, moves, prefill_gdn, verify_gdn,
-    window_gdn, fused_gdn: its fusions (`fused.FUSIONS`). To replace a part is to drop them
+    window_gdn, fused_gdn: its fusions (`fused.FUSIONS`). Replacing a part means dropping them
     tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
-    chances        its ops round by chance what is stored so (`Blocked.seed`)
+    chances        its ops support stochastic rounding of what they store (`Blocked.seed`)
     packed         its kernels take no strides: pools have neither red zones nor padding
-    row_invariant  the ops of `BY_ROW` of which the bits of a row depend on no other row. With all of them a request
+    row_invariant  the ops of `BY_ROW` for which the bits of a row depend on no other row. With all of them a request
                    gets the same bits in a batch as alone. `conv`, and `gdn` in windows, promise it by their contract
-    trees          the ops of `ALONG_TREES` serve windows that are trees (`Part.parents`, `Pages.ancestors`)
+    trees          the ops of `ALONG_TREES` that support windows that are trees (`Part.parents`, `Pages.ancestors`)
     scratch        (model, bytes of an activation, requests, positions of each, page size, most nodes of a window) ->
-                   bytes that its ops take beside pools and results, while they run
+                   bytes that its ops take in addition to pools and results, while they run
     keepers, own   by name: commit strategies that it brings, and the ops that only these call (`StrategySpec.ops`)
     """
 

@@ -1,7 +1,7 @@
-"""A wrapper for `around` that judges every op call by its contract: dtypes, shapes and index ranges.
+"""A wrapper for `around` that checks every op call against its contract: dtypes, shapes and index ranges.
 
-What it finds goes to `report` as a sentence; the call itself goes on. It reads indices on the host, so it belongs to
-checks and debugging, not to a timed run. Leaves out: values, and which shapes fit each other (`shapes.py`).
+A finding goes to `report` as a sentence, and the call itself continues. The wrapper reads indices on the host, so it
+belongs to checks and debugging, not to a timed run. Leaves out: values, and which shapes fit each other (`shapes.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Report = Callable[[str], None]
 
 
 def contracts(report: Report) -> Wrapper:
-    """`around(ops, see, contracts(report))`: one sentence per broken clause, naming the op and its place."""
+    """Make the wrapper of `around(ops, see, contracts(report))`: a sentence per broken clause, with op and place."""
 
     def wrapper(name: str, op: Op) -> Op:
         @wraps(op)
@@ -46,7 +46,7 @@ def contracts(report: Report) -> Wrapper:
 
 
 def before(name: str, given: dict[str, Any]) -> Iterator[str]:
-    """The clauses that a call breaks by its arguments."""
+    """Find the clauses that a call breaks by its arguments."""
     if name not in OPS:
         yield from _own(given)
         return
@@ -56,12 +56,12 @@ def before(name: str, given: dict[str, Any]) -> Iterator[str]:
 
 
 def after(name: str, given: dict[str, Any], result: Any) -> Iterator[str]:
-    """The clauses that a call breaks by its results."""
-    if name not in OPS or only_writes(name):  # what an op of a keeper gives back is the keeper's own
+    """Find the clauses that a call breaks by its results."""
+    if name not in OPS or only_writes(name):  # the results of a keeper's op are up to the keeper
         return
     if says := unlike(name, result):
         yield says
-        return  # nothing else can be said about it
+        return  # no other clause can be checked
     yield from _after(name, given, result)
     due = shapes(name, given) or ()
     for tensor, shape in zip(result if isinstance(result, tuple) else (result,), due, strict=False):
@@ -70,7 +70,7 @@ def after(name: str, given: dict[str, Any], result: Any) -> Iterator[str]:
 
 
 def _own(given: dict[str, Any]) -> Iterator[str]:
-    """Arguments of an op that only a keeper calls: addresses, and `slots` of the `pool` that it writes."""
+    """Check arguments of an op that only a keeper calls: addresses, and `slots` of the `pool` that it writes."""
     for name, value in given.items():
         if isinstance(value, Address):
             yield from _address(name, value)
@@ -80,7 +80,7 @@ def _own(given: dict[str, Any]) -> Iterator[str]:
 
 
 def _before(given: dict[str, Any]) -> Iterator[str]:
-    """Arguments of any op. Unit 0 is reserved where requests own units; row 0 of snapshots is an ordinary row."""
+    """Check arguments of any op. Unit 0 is reserved in pools of requests; row 0 of snapshots is an ordinary row."""
     rows = _rows(given)
     for part in (*given.get("windows", ()), *given.get("parts", ())):
         yield from _part(part, rows)
@@ -105,12 +105,12 @@ def _before(given: dict[str, Any]) -> Iterator[str]:
 
 
 def _after(name: str, given: dict[str, Any], result: Any) -> Iterator[str]:
-    """Results of any op: each has the right number of rows, and memory of its own."""
+    """Check results of any op: each has the right number of rows, and separate memory."""
     results = result if isinstance(result, tuple) else (result,)
     expected = [given["index"].shape[0] if "index" in given else _rows(given)] * len(results)
-    if name == "place_rows":  # positions and locations of rows, then what is said of requests
+    if name == "place_rows":  # positions and locations per row, then numbers per request
         expected = [given["rows"], given["rows"], *[given["slots"].shape[0]] * 3]
-    if name == "select_beams":  # candidates of requests, then what is said of beams
+    if name == "select_beams":  # candidates per request, then numbers per beam
         requests = len(given["tokens"] if given["before"] is None else given["before"].tokens)
         expected = [requests] * 3 + [requests * given["tokens"].shape[1]] * 5
     inputs = {memory_of(tensor) for value in given.values() for tensor in tensors_of(value)}
@@ -134,7 +134,7 @@ def _none(given: dict[str, Any]) -> Iterator[str]:
 
 
 def _rows(given: dict[str, Any]) -> int:
-    """How many rows the call is about: the length of its first argument that has rows."""
+    """Count the rows of the call: the length of its first argument that has rows."""
     if "inputs" in given:
         return int(given["inputs"].q.shape[0])
     if "parts" in given and "rows" in given:
@@ -151,7 +151,7 @@ def _part(part: Part, rows: int) -> Iterator[str]:
     yield from spans(part.begin, part.count, part.most, rows)
     yield from _address("read", part.read)
     for name, address in (("store", part.store), ("settled", part.settled)):
-        if address is not None:  # a scratch pool has no unit that is reserved
+        if address is not None:  # a scratch pool has no reserved unit
             yield from _address(name, address, reserved=memory_of(address.pool) == memory_of(part.read.pool))
             yield from distinct(name, address.units)
     if part.per_row is not None:
@@ -166,7 +166,7 @@ def _part(part: Part, rows: int) -> Iterator[str]:
 
 
 def _continued(part: Part, parents: torch.Tensor) -> Iterator[str]:
-    """A row of a tree continues a row of its window that comes before it, or the memory before the window."""
+    """Check that a row of a tree continues an earlier row of its window, or the memory before the window."""
     if parents.dtype is not torch.int64:
         yield f"parents are {parents.dtype}, not int64"
     for begin, count in zip(part.begin.tolist(), part.count.tolist(), strict=True):
@@ -177,7 +177,7 @@ def _continued(part: Part, parents: torch.Tensor) -> Iterator[str]:
 
 
 def _ring(part: Part, ring: Ring) -> Iterator[str]:
-    """All pools have one size (`own` a divisor of it), entries are in range, and no row is kept on a pending entry."""
+    """Check a ring: pools of one size (`own` a divisor), entries in range, and no row kept on a pending entry."""
     pools, own = ring.kept, ring.own.shape[1]
     shared = {pool.shape[:2] for pool in pools if pool is not ring.own}
     if len(shared) > 1 or len(ring.own) != len(pools.k) or ring.size % own:
@@ -205,7 +205,7 @@ def _ring(part: Part, ring: Ring) -> Iterator[str]:
 
 def _pages(pages: Pages, rows: int) -> Iterator[str]:
     yield from spans(pages.begin, pages.count, pages.most, rows)
-    # Only the lines of requests that have rows are looked at: a line that no request owns may hold anything.
+    # Only the lines of requests that have rows are checked: an unowned line may hold anything.
     if pages.full and int(pages.count.sum()) != rows:
         yield f"full: counts of {int(pages.count.sum())} rows in all, of {rows}"
     yield from owned("slots", pages.slots, pages.table.shape[0])
@@ -222,7 +222,7 @@ def _pages(pages: Pages, rows: int) -> Iterator[str]:
 
 
 def _ancestors(pages: Pages, ancestors: torch.Tensor, busy: torch.Tensor, held: list[int]) -> Iterator[str]:
-    """All rows of a request are nodes or none is; a row sees the root, and nothing without a page."""
+    """Check that all rows of a request are nodes or none is; a row sees the root, and nothing without a page."""
     if ancestors.dtype is not torch.int64:
         yield f"ancestors are {ancestors.dtype}, not int64"
     if not 0 < pages.nodes <= MOST_NODES:
@@ -231,7 +231,7 @@ def _ancestors(pages: Pages, ancestors: torch.Tensor, busy: torch.Tensor, held: 
     for begin, count, before, room in zip(*told, held, strict=True):
         bits = ancestors[begin : begin + count].tolist()
         if not any(bits):
-            continue  # a chain beside trees
+            continue  # a chain in a batch with trees
         if not all(bit > 0 and bit & 1 for bit in bits):
             yield "ancestors: a node does not see the root"
         if max(bits).bit_length() > pages.nodes:

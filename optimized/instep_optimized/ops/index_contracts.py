@@ -1,6 +1,6 @@
-"""What a call of an op on whole numbers must keep: one rule per op, and the clauses that all rules are made of.
+"""Contracts of integer ops: one rule per op, and the clauses that all rules are made of.
 
-Leaves out: ops that compute numbers, and who is told (`contracts.py`).
+Leaves out: ops on floating-point numbers, and reporting (`contracts.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from instep_reference.contract.sampling import UNIFORM
 
 
 class Outside(str):
-    """A clause about an index that leads outside of its memory. An interpreter that follows it may end the process."""
+    """A clause about an index outside its memory. An interpreter that follows the index may end the process."""
 
 
 def _place_rows(given: dict[str, Any]) -> Iterator[str]:
-    """Slots have one owner each, rows of requests do not overlap, and no row stands before position 0."""
+    """Slots have one owner each, rows of requests do not overlap, and no row is before position 0."""
     slots, length, table = given["slots"], given["length"], given["table"]
     yield from owned("slots", slots, min(length.shape[0], table.shape[0]))
     yield from whole(given, "begin", "count", "length", "table")
@@ -29,9 +29,10 @@ def _place_rows(given: dict[str, Any]) -> Iterator[str]:
     depth, at = given.get("depth"), length[slots[busy].clamp(0, length.shape[0] - 1)]
     at = at + given["shift"] if depth is None else at + min(given["shift"], -given["lead"])
     if bool(((at < 0) & (count > 0)).any()):
-        yield f"a row would stand at position {int(at.min())}"
+        yield f"a row would be at position {int(at.min())}"
     if depth is not None:
-        # The depth of a row of a chunk beside trees is its number. The draft head runs one node of each at a time.
+        # In a batch with trees, the depth of a chunk's row is its number. The draft head runs one node of each at a
+        # time.
         yield from within("depth", depth, max(given["rows"], MOST_NODES), lowest=0)
 
 
@@ -55,7 +56,7 @@ def _accept(given: dict[str, Any]) -> Iterator[str]:
 
 
 def _parents(parents: torch.Tensor, count: torch.Tensor) -> Iterator[str]:
-    """parents [B, T]: int64; behind the root every node continues a node that comes before it."""
+    """parents [B, T]: int64; every node after the root continues an earlier node."""
     node = torch.arange(parents.shape[1], device=parents.device)
     if parents.dtype is not torch.int64:
         yield f"parents are {parents.dtype}, not int64"
@@ -68,13 +69,13 @@ def _parents(parents: torch.Tensor, count: torch.Tensor) -> Iterator[str]:
 
 
 def _behind(slots: torch.Tensor) -> int:
-    """The first number behind the slots: where no pool says how many slots there are."""
+    """The number after the last slot, if no pool limits the number of slots."""
     return 1 + max(slots.tolist(), default=0)
 
 
 def _plan_tree(given: dict[str, Any]) -> Iterator[str]:
     yield from owned("slots", given["slots"], _behind(given["slots"]))
-    count = given["count"].where(given["slots"] >= 0, 0)  # of nobody it may be anything
+    count = given["count"].where(given["slots"] >= 0, 0)  # without a request it may be anything
     yield from within("count", count, given["parents"].shape[1] + 1, lowest=0)
     yield from _parents(given["parents"], count)
 
@@ -129,7 +130,7 @@ def _topk_tokens(given: dict[str, Any]) -> Iterator[str]:
 
 
 def _select_beams(given: dict[str, Any]) -> Iterator[str]:
-    """Every beam of the step before has a row; a parent is a candidate of that step; every row has a bit."""
+    """Every beam of the previous step has a row; a parent is a candidate of that step; every row has a bit."""
     step, topk, before = given["step"], given["tokens"].shape[1], given["before"]
     yield from whole(given, "tokens")
     if not 1 <= step <= given["num_steps"] or (before is None) != (step == 1):
@@ -178,12 +179,12 @@ def _choose(given: dict[str, Any]) -> Iterator[str]:
 
 
 def _shift(given: dict[str, Any]) -> Iterator[str]:
-    """Rows of requests do not overlap, and there is one token behind the rows of each request."""
+    """Rows of requests do not overlap, and one token follows the rows of each request."""
     begin, count, behind = given["begin"], given["count"], given["behind"]
     yield from spans(begin, count, int(count.max()) if len(count) else 0, len(given["tokens"]))
     yield from whole(given, "tokens", "begin", "count", "behind")
     if behind.shape != begin.shape:
-        yield f"{behind.numel()} tokens stand behind {len(begin)} requests"
+        yield f"{behind.numel()} tokens follow {len(begin)} requests"
 
 
 def whole(given: dict[str, Any], *names: str) -> Iterator[str]:
@@ -193,14 +194,14 @@ def whole(given: dict[str, Any], *names: str) -> Iterator[str]:
 
 
 def owned(name: str, index: torch.Tensor, size: int) -> Iterator[str]:
-    """Slots are in range, none stands twice, and none is the reserved slot 0."""
+    """Slots are in range, none occurs twice, and none is the reserved slot 0."""
     yield from within(name, index, size)
     yield from distinct(name, index)
     if bool((index == 0).any()):
         yield f"{name} name slot 0, which is reserved"
 
 
-# Ops on whole numbers have rules by name; the other ops are judged by the kinds of their arguments.
+# Integer ops have rules by name; the other ops are judged by the kinds of their arguments.
 RULES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "place_rows": _place_rows, "advance": _advance, "accept": _accept, "choose": _choose,
     "plan_ring": _plan_ring, "shift": _shift, "draw": _draw,

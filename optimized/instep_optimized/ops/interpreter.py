@@ -1,4 +1,4 @@
-"""Switch Triton's interpreter on where kernels run on the CPU, before Triton is imported.
+"""Switch Triton's interpreter on if kernels run on the CPU, before Triton is imported.
 
 Leaves out: the decision for our own kernels (`kernels/runtime.py`), which also depends on the machine. Imports neither
 torch nor Triton, except that `wanted_without_gpu` imports torch.
@@ -21,17 +21,17 @@ _LAUNCHERS = ("triton.runtime.jit", "triton.runtime.autotuner")  # modules of Tr
 def wanted_on(
     device: str, environment: MutableMapping[str, str] = os.environ, loaded: Mapping[str, object] = sys.modules
 ) -> None:
-    """Ask for interpreted kernels if the engine runs on the CPU, also on a machine with a GPU.
+    """Select interpreted kernels if the engine runs on the CPU, also on a machine with a GPU.
 
-    Native kernels take only CUDA tensors. A value that the user has set stays. Once the kernels are imported it is too
-    late: then nothing is changed, and `launch` raises an error that says what to do.
+    Native kernels take only CUDA tensors. A value that the user has set stays. After the kernels are imported it is too
+    late: then nothing changes, and `launch` raises an error with the remedy.
     """
     if device.partition(":")[0] == "cpu" and _DECIDED not in loaded:
         environment.setdefault(VARIABLE, "1")
 
 
 def wanted_without_gpu() -> None:
-    """Ask for interpreted kernels on a machine without a GPU, where Triton cannot run any other."""
+    """Select interpreted kernels on a machine without a GPU, because Triton cannot run native ones there."""
     from torch.cuda import is_available
 
     wanted_on("cuda" if is_available() else "cpu")
@@ -48,8 +48,8 @@ def imported(loaded: Mapping[str, object] = sys.modules) -> str:
 def is_native_on_cpu(error: BaseException) -> bool:
     """Whether a native kernel raised this error because its tensors are on the CPU.
 
-    Triton without a GPU says "0 active drivers", and an interpreted kernel that calls a native helper (`tl.zeros`) says
-    "Cannot call @triton.jit'd outside of the scope of a kernel". Neither text names the cause.
+    Without a GPU Triton raises "0 active drivers", and an interpreted kernel that calls a native helper (`tl.zeros`)
+    raises "Cannot call @triton.jit'd outside of the scope of a kernel". Neither text names the cause.
     """
     if imported() != "native":
         return False

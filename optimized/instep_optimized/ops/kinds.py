@@ -1,6 +1,6 @@
-"""What kind of thing an op gives back, as its protocol in `base.py` is annotated: a tensor, or a tuple with names.
+"""The kind of value that an op returns, as its protocol in `base.py` is annotated: a tensor, or a named tuple.
 
-Leaves out: shapes (`shapes.py`), and ops that only write: what they give back is not looked at.
+Leaves out: shapes (`shapes.py`), and ops that only write: their return values are not checked.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ..ops import base
 
 
 def unlike(name: str, result: Any) -> str:
-    """"a tuple came back, a tensor is due"; empty: it is what is due."""
+    """Describe a wrong kind: "a tuple came back, a tensor is due"; empty if the kind is right."""
     due = _due(name)
     if due is torch.Tensor:
         return _unlike_tensor(result)
     if only_writes(name):
         return ""
-    if get_origin(due) is tuple:  # of several launches in one: as many as there are weights
+    if get_origin(due) is tuple:  # several launches in one: as many results as there are weights
         names, right = tuple(map(str, range(len(result)))) if isinstance(result, tuple) else (), "a tuple of tensors"
         fits = isinstance(result, tuple)
     else:
@@ -47,14 +47,14 @@ def _unlike_tensor(found: Any) -> str:
 
 @cache
 def _due(name: str) -> Any:
-    """The type of the result; None: nothing is said."""
+    """Return the type of the result; None if it is not checked."""
     protocol = get_type_hints(base.Ops)[name]
     protocol = next((one for one in get_args(protocol) if one is not type(None)), protocol)
     return get_type_hints(protocol.__call__, localns=vars(base))["return"]
 
 
 def _spelled(value: Any) -> str:
-    """None; a tuple; a numpy.ndarray"""
+    """Spell out a value's kind: None; a tuple; a numpy.ndarray"""
     kind = type(value)
     if value is None:
         return "None"

@@ -1,8 +1,8 @@
 """The algebra of labels on int64 tensors: mix, expand, read, and the code of a place.
 
 Constants and definitions are those of `instep_reference.contract.labels`. Labels are unsigned, and torch has int64: its
-sums and products wrap to the same 64 bits, and a mask makes its right shift logical. Leaves out: which op mixes what
-(`ledger.py`).
+sums and products wrap to the same 64 bits, and a mask makes its right shift logical. Leaves out: which op mixes which
+labels (`ledger.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BITS = 64
 
 
 def signed(number: int) -> int:
-    """The int64 that has the bits of an unsigned 64-bit number."""
+    """Return the int64 that has the bits of an unsigned 64-bit number."""
     number %= 1 << BITS
     return number - (1 << BITS) if number >> (BITS - 1) else number
 
@@ -29,7 +29,7 @@ _A, _B, _C, _D, _SPREAD = (signed(constant) for constant in (MIX_A, MIX_B, MIX_C
 
 
 def mix(a: torch.Tensor, b: torch.Tensor | int) -> torch.Tensor:
-    """One label made of two; mix(a, b) is not mix(b, a). Element by element, with broadcasting.
+    """Mix two labels into one; mix(a, b) is not mix(b, a). Element by element, with broadcasting.
 
     x = a*MIX_A + b*MIX_B + MIX_C;  x ^= x >> 29;  x *= MIX_D;  x ^= x >> 32
     """
@@ -39,21 +39,21 @@ def mix(a: torch.Tensor, b: torch.Tensor | int) -> torch.Tensor:
 
 
 def shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """The logical shift: zeros come in from the left."""
+    """Shift logically: zeros come in from the left."""
     return (x >> bits).bitwise_and_((1 << (BITS - bits)) - 1)
 
 
 @lru_cache(maxsize=4096)
 def code(place: Place) -> int:
-    """A place as a number: crc32 of "family.layer.component", the same for every stage of the draft."""
+    """Encode a place: crc32 of "family.layer.component", the same for every stage of the draft."""
     family = "trunk" if place.stage == "trunk" else "draft"
     return crc32(f"{family}.{place.layer}.{place.component}".encode("ascii"))
 
 
 def expand(label: torch.Tensor, *shape: int) -> torch.Tensor:
-    """labels [...] -> [..., *shape]: element j of a block is label + j * SPREAD, j over the flattened block.
+    """Expand labels [...] -> [..., *shape]: element j of a block is label + j * SPREAD, j over the flattened block.
 
-    The label 0 stands for nothing, and gives zeros.
+    The label 0 means empty, and gives zeros.
     """
     head = label[..., None]
     rows = head + _line(math.prod(shape), _SPREAD, 0, label.device)
@@ -61,12 +61,12 @@ def expand(label: torch.Tensor, *shape: int) -> torch.Tensor:
 
 
 def read(x: torch.Tensor, keep: int = 1) -> torch.Tensor:
-    """[*kept, ...] -> labels [*kept]: the label of an intact block; an unexpected number if any element is wrong.
+    """Read [*kept, ...] -> labels [*kept]: the label of an intact block; an unexpected number if any element is wrong.
 
-    l = x[0];  l + sum_j (x[j] - expand(l)[j]) * (2j + 1)
+        l = x[0];  l + sum_j (x[j] - expand(l)[j]) * (2j + 1)
 
-    Modulo 2^64 sums may be taken apart: sum_j x[j] (2j + 1) alone is taken over the elements. What expand(l) adds to
-    it is l sum_j (2j + 1) + SPREAD sum_j j (2j + 1), and nothing where l is 0.
+    Sums modulo 2^64 can be split: only sum_j x[j] (2j + 1) is taken over the elements. The share of expand(l) is
+    l sum_j (2j + 1) + SPREAD sum_j j (2j + 1), and 0 if l is 0.
     """
     flat = x.reshape(*x.shape[:keep], math.prod(x.shape[keep:]))
     count = flat.shape[-1]

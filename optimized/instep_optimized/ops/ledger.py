@@ -1,8 +1,8 @@
 """`LEDGER`: ops that move labels instead of numbers, so that orchestration is checked exactly.
 
-Every row of every place is a label, expanded over int64 elements. `instep_reference.contract.labels` says which label
-each op makes. The ops that only move bits (select, move, store, pick, accept) are the plain ops themselves. Leaves out:
-all arithmetic of the model, and so its weights.
+Every row of every place is a label, expanded over int64 elements. `instep_reference.contract.labels` defines the label
+that each op makes. The ops that only move bits (select, move, store, pick, accept) are the plain ops themselves. Leaves
+out: all arithmetic of the model, and so its weights.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor
 
 
 def topk_tokens(*, logits: torch.Tensor, topk: int) -> TopkTokens:
-    """Whole numbers that follow from the token that the logits name: labels have no probabilities."""
+    """Return integers that follow from the token that the logits name: labels have no probabilities."""
     rank = torch.arange(topk, device=logits.device)
     named = logits.argmax(dim=-1)[:, None]
     falls = shift_right(mix(named.expand(-1, topk), rank.expand(len(named), -1)), 1) % SCORES
@@ -114,7 +114,7 @@ def draw(
     *, logits: torch.Tensor, window: torch.Tensor, parents: torch.Tensor | None, begin: torch.Tensor,
     count: torch.Tensor, sampling: torch.Tensor, uniforms: torch.Tensor, final: torch.Tensor, to: Place,
 ) -> torch.Tensor:
-    """A mixture of everything that a draw may depend on; with temperature 0 the token that the logits name."""
+    """Mix everything that a draw may depend on; with temperature 0 the token that the logits name."""
     rows = owned(window, parents, begin, count, len(logits))
     heat, top_k, top_p = sampling[rows.owner].unbind(1)
     named = logits.argmax(dim=-1)
@@ -128,7 +128,7 @@ def draw(
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
-    """The bits of numbers of fp32."""
+    """Return the bits of fp32 numbers."""
     return x.contiguous().view(torch.int32).long()
 
 

@@ -1,6 +1,6 @@
-"""What a watcher sees of a padded launch: only the rows that a request covers, packed in batch order.
+"""A watcher's view of a padded launch: only the rows that a request covers, packed in batch order.
 
-It reads the device, so only watched runs use it. Leaves out: what the watcher does with the rows.
+It reads the device, so only watched runs use it. Leaves out: the watcher itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Covers = Callable[[Place, int], torch.Tensor | None]  # at a place, whether each
 
 
 def watched(ops: Ops, see: See) -> Ops:
-    """`ops` with every named result passed through `see`, without padding rows. With `unseen` it is `ops` itself."""
+    """Return `ops` with every named result passed through `see`, without padding rows. With `unseen`: `ops` itself."""
     if see is unseen:
         return ops
     covered = _Covered(see)
@@ -27,7 +27,7 @@ def watched(ops: Ops, see: See) -> Ops:
 
 
 def noting(see: See, seen: list[tuple[Place, torch.Tensor]]) -> See:
-    """A hook that keeps what a replay shows, until the answer says which rows are covered. With `unseen`: no hook."""
+    """Make a hook that keeps what a replay shows until the covered rows are known. With `unseen`: no hook."""
 
     def note(place: Place, tensor: torch.Tensor) -> torch.Tensor:
         seen.append((place, tensor))
@@ -50,44 +50,44 @@ def covers(
     kind: str, lens: torch.Tensor | Sequence[int] | None, width: int, trees: Sequence[Sequence[int]],
     kinds: Sequence[str],
 ) -> Covers:
-    """Which rows count of what the replay of a body shows.
+    """Determine the rows that count in what the replay of a body shows.
 
-    lens   of each request's `width` packed rows so many count; None: all;  trees: of a draft, the shape of each
-    kinds  of the requests where windows stand beside decodes: the draft head runs for the decodes alone
+    lens   number of rows that count among each request's `width` packed rows; None: all;  trees: the shapes in a draft
+    kinds  of the requests, if windows and decodes share a batch: the draft head runs for the decodes alone
     """
     if kind == "draft of trees":
         return lambda place, rows: node_runs(place, trees)
     covered = None if lens is None else first_of(lens, width)
     if not kinds:
         return lambda place, rows: covered
-    decoded = [int(kind == "decode") for kind in kinds]  # of these the head also says one row each: what it picks
+    decoded = [int(kind == "decode") for kind in kinds]  # for these the head also has one row each: what it picks
     return lambda place, rows: (
         first_of(decoded, rows // len(kinds)) if place.stage.partition(".")[0] == "extend" else covered
     )
 
 
 def first_of(lens: torch.Tensor | Sequence[int], width: int) -> torch.Tensor:
-    """[B * width]: requests with `width` packed rows each cover the first `lens` of them."""
+    """[B * width]: mask of the first `lens` of each request's `width` packed rows."""
     counts = torch.as_tensor(lens)
     return (torch.arange(width, device=counts.device) < counts[:, None]).flatten()
 
 
 def node_runs(place: Place, trees: Sequence[Sequence[int]]) -> torch.Tensor:
-    """[B]: for which requests the draft head runs in the stage chain.n: where its node n has a child."""
+    """[B]: mask of the requests for which the draft head runs in stage chain.n, because node n has a child."""
     node = int(place.stage.removeprefix("chain."))
     return torch.tensor([node in parents for parents in trees])
 
 
 class _Covered:
-    """Remembers what the last launch covered: of its rows, and of its requests, of which a head says one row each.
+    """Remembers which rows the last launch covered, and which requests, for which a head has one row each.
 
-    A result with as many rows is cut to what is covered.
+    A result with as many rows as the launch is cut to the covered rows.
     """
 
     def __init__(self, see: See) -> None:
         self._see = see
         self._masks: tuple[torch.Tensor, ...] = ()
-        self._counts: list[int] | None = None  # how many of each are covered; read once, for it waits
+        self._counts: list[int] | None = None  # how many of each are covered; read only once, because it waits
 
     def note(self, name: str, op: Op) -> Op:
         if name != "place_rows":
@@ -103,13 +103,13 @@ class _Covered:
         return call
 
     def see(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
-        # Behind the root no row is launched: what was launched before says nothing about these.
+        # No row is launched after the root, so the previous launch does not describe these rows.
         fits = [] if place.stage == "chain.0" else [n for n, mask in enumerate(self._masks) if len(mask) == len(tensor)]
         if not fits or self._covered(fits[0]) == len(tensor):
             return self._see(place, tensor)
-        if not self._covered(fits[0]):  # in a draft of trees: no request has a child behind this node
+        if not self._covered(fits[0]):  # in a draft of trees: no request has a child after this node
             return tensor
-        # What `see` gives goes back among the padding rows, because the next op expects all rows of the launch.
+        # The result of `see` goes back among the padding rows, because the next op expects all rows of the launch.
         mask = self._masks[fits[0]]
         shown, whole = self._see(place, tensor[mask]), tensor.clone()
         whole[mask] = shown

@@ -1,6 +1,6 @@
-"""The seam's ops on tokens, counts and addresses: which rows stand where, what was accepted, what is moved.
+"""The seam's ops on tokens, counts and addresses: places of rows, acceptance, and moves.
 
-Leaves out: ops that compute numbers, and the op set that they are all in (`base.py`).
+Leaves out: ops that compute numbers, and the op set with all ops (`base.py`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ class RowPlacement(NamedTuple):
     positions: torch.Tensor
     locations: torch.Tensor
     before: torch.Tensor
-    count: torch.Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody calls
+    count: torch.Tensor  # type: ignore[assignment]  # hides tuple.count, which is not used
     last: torch.Tensor
 
 
 class RingPlan(NamedTuple):
-    """All [B] int64. begin, pending, keep: as in `Ring`. settle: the slot to which the state is stored before row 0, or
-    -1. after: the new mark, which is how many tokens the stored state contains after the launch."""
+    """All [B] int64. begin, pending, keep: as in `Ring`.
+
+    settle: the slot to which the state is stored before row 0, or -1. after: the new mark, which is how many tokens the
+    stored state contains after the launch.
+    """
 
     begin: torch.Tensor
     pending: torch.Tensor
@@ -58,9 +61,9 @@ class Accept(Protocol):
 
     window [B, T] int64: root, then drafts (columns from count on are padding); picks [B, T]: the target's choice at
     each node; count [B]: the window's length (0: idle; every result is 0, and accept_index is -1). parents [B, T]: the
-    parent of each node, -1 for the root; None: chains. Of several children with the pick the lowest is taken. Used
-    instead of the own result where not -1: forced_last [B], the last accepted node, at most count - 1 (of a chain: the
-    number of accepted drafts); forced_bonus [B].
+    parent of each node, -1 for the root; None: chains. If several children have the pick, the lowest is taken. Values
+    that replace the own result unless they are -1: forced_last [B], the last accepted node, at most count - 1 (in a
+    chain: the number of accepted drafts); forced_bonus [B].
     """
 
     def __call__(
@@ -70,10 +73,12 @@ class Accept(Protocol):
 
 
 class TreePlan(NamedTuple):
-    """All int64, [B, T]. ancestors: bit n of a node is set if node n is on the path from the root to it, itself
-    included; 0 behind a window's end. depth: of each node, 0 for the root and behind the end. inner: the request's slot
-    at nodes that have a child, else -1. before: the parent of each node, for a launch of packed rows; -1 for the root
-    and behind the end."""
+    """Derived shape of trees, [B, T] int64 each.
+
+    ancestors: bit n of a node is set if node n is on the path from the root to it, itself included; 0 after a window's
+    end. depth: of each node, 0 for the root and after the end. inner: the request's slot at nodes that have a child,
+    else -1. before: the parent of each node, for a launch of packed rows; -1 for the root and after the end.
+    """
 
     ancestors: torch.Tensor
     depth: torch.Tensor
@@ -82,28 +87,33 @@ class TreePlan(NamedTuple):
 
 
 class PlanTree(Protocol):
-    """What follows from the shapes of windows. parents [B, T]: of each node, -1 for the root, a lower number than the
-    node's; slots, count [B]: slot -1 or count 0: idle, everything is 0 or -1. All int64; T is at most 63."""
+    """Derive ancestors, depths and parents from the shapes of windows.
+
+    parents [B, T]: of each node, -1 for the root, a lower number than the node's; slots, count [B]: slot -1 or count 0:
+    idle, everything is 0 or -1. All int64; T is at most 63.
+    """
 
     def __call__(self, *, parents: torch.Tensor, slots: torch.Tensor, count: torch.Tensor) -> TreePlan: ...
 
 
 class PathPlan(NamedTuple):
-    """Locations [B, T] int64 of accepted nodes, unit * size + entry: source, where a node stands; target, where the
-    token belongs that it becomes. Both are -1 where nothing has to move."""
+    """Locations [B, T] int64 of accepted nodes, unit * size + entry.
+
+    source: the place of the node; target: the place of the token that it becomes. Both are -1 if nothing has to move.
+    """
 
     source: torch.Tensor
     target: torch.Tensor
 
 
 class PlanPath(Protocol):
-    """Where the accepted nodes of windows stand, and where their tokens belong.
+    """Locate the accepted nodes of windows, and the places of their tokens.
 
     A window begins at position before[b]. Its node accept_index[b, j] becomes the token at position before[b] + j.
 
     accept_index [B, T], root first, -1 padded; slots, before [B]; all int64; slot -1: idle. On the host: size.
-    table  pool view [slots, width] int64: positions stand on pages of `size` entries, as in `PlaceRows`
-    None   positions stand in a ring of `size` entries of the slot, at position % size
+    table  pool view [slots, width] int64: positions are on pages of `size` entries, as in `PlaceRows`
+    None   positions are in a ring of `size` entries of the slot, at position % size
     """
 
     def __call__(
@@ -113,9 +123,11 @@ class PlanPath(Protocol):
 
 
 class MoveRows(Protocol):
-    """pool [units, entries, ...]: copy the entry at source[b, j] to target[b, j] (unit * entries + entry), bit by bit,
-    in rising order of j; -1 skips. Requests share no entry. Node numbers on a path rise, so an entry is read before
-    another one of the path is written over it."""
+    """Copy entries within pool [units, entries, ...], bit by bit, in rising order of j; -1 skips.
+
+    The entry at source[b, j] goes to target[b, j] (unit * entries + entry). Requests share no entry. Node numbers on a
+    path rise, so an entry is read before another entry of the path is written over it.
+    """
 
     def __call__(self, *, pool: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None: ...
 
@@ -128,20 +140,23 @@ class TopkTokens(NamedTuple):
 
 
 class MakeTopkTokens(Protocol):
-    """logits [M, vocab] -> the k = `topk` tokens with the largest logits, the largest first, the lower token on a tie;
-    and log_softmax there. topk on the host, at most vocab."""
+    """Find in logits [M, vocab] the k = `topk` tokens with the largest logits, and log_softmax there.
+
+    The largest comes first, and the lower token on a tie. topk on the host, at most vocab.
+    """
 
     def __call__(self, *, logits: torch.Tensor, topk: int) -> TopkTokens: ...
 
 
 class Beams(NamedTuple):
-    """A tree under way (`contract/grown.py`): its M = k + (num_steps - 1) * k * k candidates by number, [B, M] each.
+    """A tree that is still growing (`contract/grown.py`): its M = k + (num_steps - 1) * k * k candidates, [B, M] each.
 
     tokens, parents int64 (a parent is a candidate's number; -1: the root);  scores as log-probabilities are
-    Candidates of later steps hold 0, -1 and -inf. The others are about the beams, the k best candidates of the last
-    step, in their order, [B * k] int64 each. beams: their numbers;  next: their tokens;  depth: the step;  rows: the
-    row of the last forward that each goes on from (of B rows behind the root, of B * k rows later);  ancestors: bits of
-    the head's rows that each sees, its own too (bit 0: the root's, bit 1 + (i - 1) * k + b: that of beam b of step i)
+    Candidates of later steps hold 0, -1 and -inf. The other fields describe the beams, the k best candidates of the
+    last step, in their order, [B * k] int64 each. beams: their numbers;  next: their tokens;  depth: the step;  rows:
+    the row of the last forward that each continues (of B rows after the root, of B * k rows later);  ancestors: bits of
+    the head's rows that each sees, including itself (bit 0: the root's, bit 1 + (i - 1) * k + b: that of beam b of step
+    i)
     """
 
     tokens: torch.Tensor
@@ -155,12 +170,12 @@ class Beams(NamedTuple):
 
 
 class SelectBeams(Protocol):
-    """The candidates of step `step`, from 1, enter the tree, and the best of them are its beams; new tensors.
+    """Add the candidates of step `step`, from 1, to the tree, and make the best of them its beams; new tensors.
 
-    tokens, log_probs  `TopkTokens` of the last forward: [B, k] behind the root, [B * k, k] later
-    before             the tree after the step before; None: step 1
+    tokens, log_probs  `TopkTokens` of the last forward: [B, k] after the root, [B * k, k] later
+    before             the tree after the previous step; None: step 1
     On the host: step, num_steps (1 + (num_steps - 1) * k is at most 63).
-    score = the score of the parent + log_prob; of equal scores the lower number is the better one.
+    score = the score of the parent + log_prob; with equal scores the lower number is the better one.
     """
 
     def __call__(
@@ -169,16 +184,20 @@ class SelectBeams(Protocol):
 
 
 class GrownTree(NamedTuple):
-    """Windows of `nodes` nodes, int64. tokens [B, nodes - 1]: of the drafts, 0 behind the last; parents [B, nodes]: -1
-    for the root and behind the last."""
+    """Windows of `nodes` nodes, int64.
+
+    tokens [B, nodes - 1]: of the drafts, 0 after the last; parents [B, nodes]: -1 for the root and after the last.
+    """
 
     tokens: torch.Tensor
     parents: torch.Tensor
 
 
 class BuildTree(Protocol):
-    """tokens, parents, scores [B, M] of `Beams` after the last step -> the window of the best nodes - 1 candidates, or
-    of all where there are fewer; nodes in rising order of candidates. On the host: nodes."""
+    """Build the window of the best nodes - 1 candidates, or of all if there are fewer, in rising order of candidates.
+
+    tokens, parents, scores [B, M]: of `Beams` after the last step. On the host: nodes.
+    """
 
     def __call__(
         self, *, tokens: torch.Tensor, parents: torch.Tensor, scores: torch.Tensor, nodes: int
@@ -186,7 +205,7 @@ class BuildTree(Protocol):
 
 
 class Draw(Protocol):
-    """The choice behind every row: drawn as `contract/sampling.py` says; where temperature is 0, as `pick` chooses.
+    """Choose the token after every row: drawn as `contract/sampling.py` defines; with temperature 0 as `pick` chooses.
 
     logits [M, vocab]; row begin[b] + t, t < count[b], is node t of request b. -> [M] int64; 0 for a row of no request.
     window [B, T] int64: each node's token; parents [B, T] int64, parents[:, 0] = -1; None: chains
@@ -201,16 +220,16 @@ class Draw(Protocol):
 
 
 class PlaceRows(Protocol):
-    """Where packed rows stand: row begin[b] + t, t < count[b], is position length[slots[b]] + shift + t of request b.
+    """Place packed rows: row begin[b] + t, t < count[b], is position length[slots[b]] + shift + t of request b.
 
     slots, begin, count [B] int64 (slot -1: idle); rows = N and shift: on the host; length: pool view [slots] int64;
     table: pool view [slots, width] int64, page ids in order, -1 padded.
     locations: page * page_size + offset; -1 where the table has -1 or ends. A row that no request covers: position 0,
     location -1. before = length + shift; idle: before and count 0. last = begin + count - 1, or -1 without rows.
 
-    depth [N] int64, for nodes of trees: a row still stands at location length + shift + t (a place per node), but its
-    position is length - lead + depth, and before = length - lead, where node 0 stands. On the host: lead, 0 for the
-    target and 1 for the draft head, whose row of a token stands one place earlier. None: chains.
+    depth [N] int64, for nodes of trees: a row still has location length + shift + t (a place per node), but its
+    position is length - lead + depth, and before = length - lead, the position of node 0. On the host: lead, 0 for the
+    target and 1 for the draft head, whose row of a token is one place earlier. None: chains.
     """
 
     def __call__(
@@ -236,7 +255,7 @@ class Shift(Protocol):
     """Shift each request's packed tokens by one: row begin[b] + t takes token begin[b] + t + 1, the last row behind[b].
 
     tokens [N], begin, count, behind [B], all int64 -> [N]; t < count[b]. A row that no request covers gives 0.
-    Example: tokens 5 6 7 of one request, behind 9 -> 6 7 9.
+    Example: tokens 5 6 7 of one request, with the next token 9 -> 6 7 9.
     """
 
     def __call__(
@@ -245,7 +264,7 @@ class Shift(Protocol):
 
 
 class PlanRing(Protocol):
-    """Which kept tokens a request runs again, where its rows are kept, and how many tokens its state then contains.
+    """Plan a ring: kept tokens that a request runs again, entries for its rows, and the tokens that its state then has.
 
     slots, before, count [B] int64 (slot -1: idle: pending 0, keep and settle -1, begin and after 0); settled: pool view
     [slots] int64, how many tokens the state contains. On the host: size, entries of a ring; most, the largest count.
@@ -253,7 +272,7 @@ class PlanRing(Protocol):
 
     spare  None (decode, prefill, a fold): the rows go into the state. keep and settle are -1, after = before + count.
            A number (verify): the rows are kept, keep = before % size. With more than `spare` pending tokens the state
-           that they make is stored: settle = slot, after = before. Otherwise settle = -1, after = before - pending.
+           after them is stored: settle = slot, after = before. Else settle = -1, after = before - pending.
     """
 
     def __call__(

@@ -18,14 +18,14 @@ Shape = tuple[int, ...]
 
 
 def misfits(name: str, given: Given) -> Iterator[str]:
-    """Arguments that do not fit each other."""
+    """Find arguments that do not fit each other."""
     for what, found, right in FITS.get(name, _nothing)(given):
         if found != right:
             yield f"{what} is {found}, {right} fits"
 
 
 def shapes(name: str, given: Given) -> tuple[Shape, ...] | None:
-    """The shape of every result, in order; None: nothing is said about this op."""
+    """Return the shape of every result, in order; None if this op is not checked."""
     return GIVES[name](given) if name in GIVES else None
 
 
@@ -85,7 +85,7 @@ def _parents(given: Given, rows: int) -> Iterator[Fit]:
 
 def _gdn_inputs(given: Given) -> Iterator[Fit]:
     heads, keys = given["A_log"].shape[0], given["key_heads"] * given["key_dim"]
-    yield "channels behind the keys, by value heads,", (given["mixed"].shape[1] - 2 * keys) % heads, 0
+    yield "channels after the keys, by value heads,", (given["mixed"].shape[1] - 2 * keys) % heads, 0
     for name in ("a", "b"):
         yield name, tuple(given[name].shape), (given["mixed"].shape[0], heads)
     yield "dt_bias", tuple(given["dt_bias"].shape), (heads,)
@@ -108,7 +108,7 @@ def _gdn(given: Given) -> Iterator[Fit]:
 
 
 def _kept(given: Given, *consumed: torch.Tensor) -> Iterator[Fit]:
-    """Entries of rings, beside what the delta rule consumes."""
+    """Entries of rings, in addition to the inputs of the delta rule."""
     _, k, v, log_decay, beta = consumed
     for part in given["parts"]:
         if part.ring is not None:
@@ -206,7 +206,7 @@ def _mlp(given: Given) -> Iterator[Fit]:
 
 
 def _scales(name: str, pool: torch.Tensor, scales: torch.Tensor | None) -> Iterator[Fit]:
-    """Numbers of 8 bits have scales, as many units and positions of them; numbers of more bits have none."""
+    """Numbers of 8 bits have scales, with the same units and positions; wider numbers have none."""
     yield f"whether {name} has scales", scales is not None, pool.element_size() == 1
     if scales is not None:
         yield f"leading axes of the scales of {name}", tuple(scales.shape[:-2]), tuple(pool.shape[:-2])

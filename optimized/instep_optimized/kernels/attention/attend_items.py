@@ -62,8 +62,7 @@ def of_one(mine, numbers):
 
 @gluon.jit
 def chosen(item, lists, work, unit_size, SIDES: gl.constexpr):
-    """Locate an item -> its request, slot, KV head, first row, unit, the request's first unit; the positions it
-    reads."""
+    """Locate an item -> its request, slot, KV head, first row, unit, the request's first unit; its positions."""
     b, rows, slot, known, high, whole, first, whole_ends, ends, common = lists
     held, skipped, kv_heads, tokens = work[3], work[6], work[9], work[10]
     all_whole = gl.max(whole_ends, axis=0)

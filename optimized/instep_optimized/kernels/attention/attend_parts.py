@@ -101,10 +101,11 @@ def division(
     held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, few,
     requests, PT: tl.constexpr, GROUP: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """Division of every request [BT]: its rows that are read in parts, the number of its first unit, how many units all
-    rows of a tile read together, and how many units it has; and the parts in a unit.
+    """Divide every request [BT] into units.
 
-    A unit is a part if all requests have at most `few` parts, else a group.
+    -> its rows that are read in parts, the number of its first unit, how many units all rows of a tile read together,
+    and how many units it has; and the parts in a unit. A unit is a part if all requests have at most `few` parts, else
+    a group.
     """
     b = tl.arange(0, BT)
     there = b < requests

@@ -40,10 +40,10 @@ PIECE = gl.constexpr(64)  # numbers of a key that are multiplied at a time: fewe
 
 @gluon.jit
 def _hands(DTYPE: gl.constexpr, MT: gl.constexpr, NT: gl.constexpr, SIDES: gl.constexpr, TO: gl.constexpr):
-    """Shared memory between the groups: weights of a step, four factors per row (`_weigh`), and barriers for a full and
-    for a free place. TO: groups of warps
+    """Allocate shared memory between the groups: weights of a step, four factors per row (`_weigh`), and barriers.
 
-    Each factor has a separate buffer, because the compiler puts a barrier between stores to the same buffer.
+    The barriers are for a full and for a free place. TO: groups of warps. Each factor has a separate buffer, because
+    the compiler puts a barrier between stores to the same buffer.
     """
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     FACTOR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -136,8 +136,7 @@ def _summed(weights, value, beside, kv_head, mean, position, step, stop, KV: gl.
 
 @gluon.jit
 def _factors(best, total, more, sum_of_more):
-    """`joined` of `attend_steps.py` without means: maximum and sum, factors of both means, and which rows see
-    anything."""
+    """`joined` of `attend_steps.py` without means: maximum, sum, factors of both means, and which rows see anything."""
     higher = gl.maximum(best, more)
     shift = gl.where(higher == float("-inf"), 0.0, higher)
     kept, new = gl.exp2(best - shift), gl.exp2(more - shift)

@@ -92,8 +92,7 @@ def _chosen(position, of, work):
 
 @gluon.jit
 def tile_of(code, work):
-    """Unpack a tile's code -> its request's first row, slot, KV head, first token, rows, known tokens, end of what it
-    sees"""
+    """Unpack a tile's code -> its request's first row, slot, KV head, first token, rows, known tokens, its reach."""
     count, slots, begin, before, _, _, held, _, _, kv_heads, tokens = work
     request, item = code // 4294967296, (code % 4294967296).to(gl.int32)
     rows, known = gl.load(count + request).to(gl.int32), gl.load(before + request).to(gl.int32)

@@ -163,8 +163,7 @@ def _plan_path(
 
 @triton.jit
 def location(position, slot, wanted, size, table, table_row, table_column, table_width):
-    """Return unit * size + entry of positions, on the table's pages or in the slot's ring; -1: not wanted, or no
-    page."""
+    """Return unit * size + entry of positions, on the table's pages or in the slot's ring; -1: unwanted, or no page."""
     if table is None:
         return tl.where(wanted, slot * size + position % size, -1)
     else:

@@ -27,8 +27,7 @@ LANES = tl.constexpr(32)  # requests that one row is compared with in a step (`c
 
 
 def result(parts: tuple[Part, ...], x: torch.Tensor, *shape: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
-    """Allocate a result of packed rows  ->  it, and how many of its rows `clear` must check (0: it is already
-    filled)."""
+    """Allocate a result of packed rows  ->  it, and how many of its rows `clear` must check (0: already filled)."""
     if len(parts) == 1 and len(parts[0].begin):
         return x.new_empty(shape, dtype=dtype), shape[0]
     return x.new_zeros(shape, dtype=dtype), 0

@@ -43,8 +43,7 @@ def scales_at(scales, unit_step, column_step, unit, column, head, at_v, V):
 
 @triton.jit
 def scale_of(largest):
-    """Turn the largest number of every row of V [VT] into the scale of its tile [VT]; a tile has ROWS rows, or all of
-    VT."""
+    """Turn the largest number of every row of V [VT] into the scale of its tile [VT] of ROWS rows, or of all VT."""
     tall: tl.constexpr = largest.shape[0] if largest.shape[0] < ROWS else ROWS
     tiles = tl.reshape(largest, (largest.shape[0] // tall, tall))
     each = tl.broadcast_to(tl.max(tiles, axis=1)[:, None], tiles.shape)

@@ -146,10 +146,10 @@ def _moe_choose(
 
 @triton.jit
 def best(logit, experts, rank, NORM: tl.constexpr, TOP: tl.constexpr):
-    """Softmax over the logits [ET] of one row (-inf: padding), then the TOP largest in order, a tie to the lowest
-    number.
+    """Choose among the logits [ET] of one row (-inf: padding): softmax, then the TOP largest in order.
 
-    ->  the expert of every rank [TT], and its share; NORM: the shares are relative to the sum of the TOP
+    A tie goes to the lowest number.  ->  the expert of every rank [TT], and its share; NORM: the shares are relative to
+    the sum of the TOP
     """
     e = tl.arange(0, logit.shape[0])
     likely = tl.exp(logit - tl.max(logit, axis=0))

@@ -76,8 +76,7 @@ def mix(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, de
 
 
 def _shared(x: torch.Tensor, weights: ExpertWeights, dense: Dense, to: Place) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the shared expert's rows and the logit of its gate. Without a shared expert: x twice, which is not
-    read."""
+    """Return the shared expert's rows and the logit of its gate. If there is none: x twice, which is not read."""
     if weights.shared_gate_up is None or weights.shared_down is None or weights.shared_gate is None:
         return x, x
     rows = dense.mlp(x=x, gate_up=weights.shared_gate_up, down=weights.shared_down, to=to)

@@ -59,8 +59,7 @@ def shape_for(rows: int, columns: int, gated: bool, of: Mapping[Any, Any] = SHAP
 
 
 def _tall(rows: int, of: Mapping[tuple[int, bool], Any]) -> int:
-    """Number of rows of a tile. With explicit layouts they are the columns of the tensor cores' tile, which may be
-    8."""
+    """Number of rows of a tile. With explicit layouts they are columns of the tensor cores' tile and may be 8."""
     return max(power_of_2(rows), min(tall for tall, _ in of))
 
 

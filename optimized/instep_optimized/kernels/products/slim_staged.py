@@ -153,8 +153,7 @@ def _places(
 
 @gluon.jit
 def _work(steps, tiles, columns, cut, PAIR: gl.constexpr):
-    """Work of a program: its first tile, the number of tiles, the step from tile to tile; its first step of a tile, and
-    the step after its last one; columns"""
+    """Work of a program: its first tile, the number of tiles, the step between tiles, its range of steps, columns."""
     begin, end = cut * 0, steps
     if PAIR:
         begin, end = gl.where(rank() > 0, cut, 0), gl.where(rank() > 0, steps, cut)
@@ -258,8 +257,7 @@ def _multiplied(left, right, places, at, steps, sums, STEPS: gl.constexpr):
 def _sum_few(
     of, MT: gl.constexpr, NT: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr, PAIR: gl.constexpr
 ):  # fmt: skip
-    """Multiply with columns of weights as the tile's rows. In a pair the first program adds both sums and stores
-    them."""
+    """Multiply with columns of weights as the tile's rows. The first program of a pair adds and stores both sums."""
     out, rows, columns, places, work, box = of
     weights, given, full, free, come = places
     W: gl.constexpr = gl.num_warps()

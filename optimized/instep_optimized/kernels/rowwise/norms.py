@@ -136,8 +136,7 @@ def _draft_inputs(
 
 @triton.jit
 def _scaled(value, scale, width, eps):
-    """The norm of rows in fp32. Channels that pad the tile are 0, so they add nothing to the sum; the mean divides by
-    the real width."""
+    """Normalize rows in fp32. Channels that pad the tile are 0; the mean divides by the real width."""
     return value * tl.rsqrt(tl.sum(value * value, axis=1) / width + eps)[:, None] * scale[None, :]
 
 

@@ -205,9 +205,7 @@ def held_at(address: Address | None) -> tuple[Any, ...]:
 
 
 def form(part: Part) -> str:
-    """Name the form: a `window` of several rows; one row of which something is `kept` besides the final state; or a
-    `decode`.
-    """
+    """Name the form: `window`, `kept` (one row, and more than its final state is stored), or `decode`."""
     if part.most > 1:
         return "window"
     return "decode" if part.ring is None and part.per_row is None else "kept"

@@ -1,8 +1,8 @@
-"""Fusions: ops that an op set may have beside those of `base.py`, each defined as the composition of some of these.
+"""Fusions: ops that an op set may have in addition to those of `base.py`, each defined as a composition of them.
 
 A fusion is a file here with its protocol and its composition, a field of `Ops` that is None by default, and a line of
-`FUSIONS`. The model calls the composition. That calls the op where the op set has it, and the parts where it does not.
-An op says which parts it was made of (`fuses`): a set with another one of them does not have it. Leaves out: kernels.
+`FUSIONS`. The model calls the composition. The composition calls the op if the op set has it, and else the parts. An op
+declares the parts that it was made of (`fuses`): a set with a different part does not have the op. Leaves out: kernels.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Fusion:
-    """parts   the ops that it is the composition of
-    exact   it gives the bits of its parts. So nothing is lost when the parts serve instead: where somebody watches (a
-            place may be inside, or be replaced), and where one of the parts is swapped. False: it has bits of its own,
-            so it serves also where it is watched, and its results are judged like those of any op
-    hides   components that stay inside: nobody can show them while it serves
+    """Properties of a fusion.
+
+    parts   the ops that it is the composition of
+    exact   it gives the bits of its parts. So nothing is lost when the parts run instead: in a watched run (a place may
+            be inside, or be replaced), and if one of the parts is swapped. False: it gives different bits, so it also
+            runs when watched, and its results are judged like those of any op
+    hides   components that stay inside: they cannot be shown while it runs
     shares  its results may be views on one tensor
     """
 
@@ -74,7 +76,7 @@ Op = TypeVar("Op", bound=Callable[..., object])
 
 
 def fuses(**parts: Callable[..., object]) -> Callable[[Op], Op]:
-    """A decorator: the op gives what these parts give."""
+    """Mark an op, as a decorator: it gives what these parts give."""
 
     def mark(op: Op) -> Op:
         op.fuses = op, parts  # type: ignore[attr-defined]
@@ -84,32 +86,32 @@ def fuses(**parts: Callable[..., object]) -> Callable[[Op], Op]:
 
 
 def not_of(ops: Ops) -> list[str]:
-    """The fusions of a set that were made of other parts than it has. Of one that is wrapped that cannot be said."""
+    """List the fusions of a set that were made of other parts than it has; a wrapped part cannot be compared."""
     found = []
     for name in FUSIONS:
-        op, parts = getattr(getattr(ops, name), "fuses", (None, {}))  # a wrapper may have it copied
+        op, parts = getattr(getattr(ops, name), "fuses", (None, {}))  # a wrapper may have copied the attribute
         if op is getattr(ops, name) and any(getattr(ops, part) is not mine for part, mine in parts.items()):
             found.append(name)
     return found
 
 
 def wholes(*parts: str) -> list[str]:
-    """The fusions that would go on serving in place of one of these ops."""
+    """List the fusions that would still run in place of one of these ops."""
     return [name for name, fusion in FUSIONS.items() if not set(parts).isdisjoint(fusion.parts)]
 
 
 def exact_of(ops: Ops) -> tuple[str, ...]:
-    """The fusions of an op set that promise the bits of their parts."""
+    """Name the fusions of an op set that promise the bits of their parts."""
     return tuple(name for name, fusion in FUSIONS.items() if fusion.exact and getattr(ops, name) is not None)
 
 
 def in_parts(ops: Ops) -> Ops:
-    """The op set without its exact fusions: their parts serve, with the same bits."""
+    """Return the op set without its exact fusions: their parts run, with the same bits."""
     return replace(ops, **dict.fromkeys(exact_of(ops)))  # type: ignore[arg-type]
 
 
 def inside_of(ops: Ops) -> frozenset[str]:
-    """The components that nobody can show of this op set, also when it is watched."""
+    """Name the components that cannot be shown with this op set, even when it is watched."""
     return frozenset().union(*(
         fusion.hides for name, fusion in FUSIONS.items() if not fusion.exact and getattr(ops, name) is not None
     ))  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the first product of a draft head takes: embedded tokens and hidden rows, each normed, side by side."""
+"""Input of a draft head's first product: embedded tokens and hidden rows, each normed, side by side."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class DraftInputs(Protocol):
-    """`embed`, the `norm` of that and of `hidden` [N, D], then `concat`  ->  [N, 2 D].
+    """`embed`, the `norm` of the embedding and of `hidden` [N, D], then `concat`  ->  [N, 2 D].
 
     weights: of the two norms. `to`: places of the embedding, both norms and the result. All but the last stay inside.
     """
@@ -28,7 +28,7 @@ def draft_inputs(
     ops: Ops, *, tokens: torch.Tensor, table: torch.Tensor, hidden: torch.Tensor,
     weights: tuple[torch.Tensor, torch.Tensor], eps: float, to: tuple[Place, Place, Place, Place],
 ) -> torch.Tensor:  # fmt: skip
-    """`DraftInputs`, or its parts."""
+    """Run `DraftInputs`, or its parts."""
     if ops.draft_inputs is not None:
         return ops.draft_inputs(tokens=tokens, table=table, hidden=hidden, weights=weights, eps=eps, to=to)
     embedding = ops.embed(tokens=tokens, table=table, to=to[0])

@@ -1,4 +1,4 @@
-"""What attention consumes of a projection: queries as a result; keys and values into their pages."""
+"""Inputs of attention from a projection: queries as a result; keys and values into their pages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def kv_inputs(
     k_norm: torch.Tensor, eps: float, rotary_dim: int, theta: float, value: torch.Tensor,
     pools: tuple[Units, Units], locations: torch.Tensor, to: tuple[Place, Place],
 ) -> torch.Tensor:  # fmt: skip
-    """`KvInputs`, or its parts; pools with scales have the parts."""
+    """Run `KvInputs`, or its parts; pools with scales always use the parts."""
     norms = {"q_norm": q_norm, "k_norm": k_norm, "eps": eps, "rotary_dim": rotary_dim, "theta": theta}
     rows = {"projected": projected, "key_raw": key_raw, "positions": positions}
     if ops.kv_inputs is not None and all(pool.scales is None for pool in pools):

@@ -16,9 +16,9 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class Linears(Protocol):
-    """`linear` for each of `shapes`. The weights [out_i, in] stand below each other in `weight`. `to`: their places.
+    """`linear` for each of `shapes`. The weights [out_i, in] are stacked in `weight`. `to`: their places.
 
-    The results may be views on one tensor. A column is its own sum, but how it is summed may depend on the others.
+    The results may be views on one tensor. A column is a separate sum, but its order may depend on the other columns.
     """
 
     def __call__(
@@ -29,7 +29,7 @@ class Linears(Protocol):
 def linears(
     ops: Ops, *, x: torch.Tensor, weight: torch.Tensor, shapes: Shapes, to: tuple[Place, ...]
 ) -> tuple[torch.Tensor, ...]:
-    """`Linears`, or its parts."""
+    """Run `Linears`, or its parts."""
     if ops.linears is not None:
         return ops.linears(x=x, weight=weight, shapes=shapes, to=to)
     weights = torch.split(weight, [math.prod(shape) for shape in shapes])

@@ -1,4 +1,4 @@
-"""The delta rule of prompts, with the conv and the norms before it: rows between them are stored as they are read."""
+"""The delta rule of prompts, with the conv and the norms before it: intermediate rows have the dtype of their use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class PrefillGdn(VerifyGdn, Protocol):
-    """What `VerifyGdn` is, of prompts: windows and parts are chunks, of which nothing is kept after every row.
+    """`VerifyGdn` for prompts: windows and parts are chunks, and no memory is kept after every row.
 
     dtype: of 16 bits. All but core stay inside here, too.
     """
@@ -27,7 +27,7 @@ def prefill_gdn(
     A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, parts: tuple[Part, ...],
     dtype: torch.dtype, to: tuple[Place, ...],
 ) -> torch.Tensor:  # fmt: skip
-    """`PrefillGdn` where it `serves`, or what `verify_gdn` composes of its parts."""
+    """Run `PrefillGdn` if it `serves`, or else the composition of `verify_gdn`."""
     given = {"x": x, "weight": weight, "windows": windows, "a": a, "b": b, "A_log": A_log, "dt_bias": dt_bias,
              "key_heads": key_heads, "key_dim": key_dim, "parts": parts, "dtype": dtype, "to": to}  # fmt: skip
     if ops.prefill_gdn is not None and serves(ops, (*windows, *parts), dtype):
@@ -36,12 +36,12 @@ def prefill_gdn(
 
 
 def serves(ops: Ops, parts: tuple[Part, ...], dtype: torch.dtype) -> bool:
-    """Whether no bit that is left out would be read: the products of every part round q and k to bf16 first."""
+    """Return whether no dropped bit would be read: the products of every part round q and k to bf16 first."""
     said = ops.products.get("gdn.chunk")
     prompts = {part.form for part in parts} == {"chunk"} and all(part.per_row is None for part in parts)
     return prompts and dtype.itemsize == 2 and said is not None and said.format == "bf16"
 
 
 def stored(activation: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Of q, k, v, log_decay and beta inside the op: q and k as products read them; v as it comes, and that is exact."""
+    """Dtypes of q, k, v, log_decay and beta inside the op: q and k as products read them; v unchanged."""
     return torch.bfloat16, torch.bfloat16, activation, torch.float32, torch.float32

@@ -1,6 +1,6 @@
-"""Random bits that are counted: Philox4x32-10 in whole numbers of torch, on any device.
+"""Counter-based random bits: Philox4x32-10 in torch integers, on any device.
 
-Leaves out: what is rounded by them (`tiles.py`).
+Leaves out: the rounding that uses them (`tiles.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WORD, HALF = (1 << 32) - 1, (1 << 16) - 1
 
 
 def uniforms(chance: Chance, tokens: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """[n, *shape] fp32 below 1, of states of which each has so many tokens [n] in it. They stand in logical order."""
+    """Draw [n, *shape] fp32 below 1, in logical order, for states [n] that contain these numbers of tokens."""
     element = torch.arange(math.prod(shape), device=tokens.device)
     a, b, c, d = element, tokens[:, None] & WORD, torch.full_like(element, chance.layer), torch.zeros_like(element)
     low, high = chance.seed & WORD, chance.seed >> 32 & WORD
@@ -29,7 +29,7 @@ def uniforms(chance: Chance, tokens: torch.Tensor, shape: tuple[int, ...]) -> to
 
 
 def _product(x: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The upper and the lower word of x times a factor. In one piece it would not fit into a signed number."""
+    """Return the upper and the lower word of x times a factor. A single product would not fit into a signed number."""
     lower, upper = x * (factor & HALF), x * (factor >> 16)
     upper = upper + (lower >> 16)
     return upper >> 16, (upper & HALF) << 16 | lower & HALF

@@ -1,6 +1,6 @@
 """The depthwise causal conv over packed rows, with its history in memory.
 
-The silu after the conv is part of the op. Leaves out: nothing of the contract.
+The silu after the conv is part of the op. Nothing of the contract is left out.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: 
 def _run(x: torch.Tensor, weight: torch.Tensor, part: Part, who: Lanes, out: torch.Tensor) -> None:
     history = weight.shape[1] - 1
     line = torch.cat([before(part, who, x.dtype), x[who.rows].transpose(1, 2)], dim=2)  # [n, C, W-1 + most]
-    # One line per request holds its history and its rows; every result and every window is a piece of the line.
+    # One line per request holds its history and its rows; every result and every window is a slice of the line.
     pieces = _pieces(line, part, who, weight.shape[1])  # [n, C, most, W]
     taps = zip(wide(pieces).unbind(-1), wide(weight).unbind(-1), strict=True)
-    # Neither a device's own sum nor its own silu: both are split by the shape of the whole call.
+    # torch's own sum and silu are not used: on a device their bits depend on the shape of the whole call.
     total = reduce(torch.add, (tap * by[:, None] for tap, by in taps))
     mixed = total / (1 + (-total).exp())
     scatter(out, who, mixed.transpose(1, 2))
@@ -59,12 +59,12 @@ def _pieces(line: torch.Tensor, part: Part, who: Lanes, width: int) -> torch.Ten
 
 
 def taps_of(parents: torch.Tensor, width: int) -> torch.Tensor:
-    """parents [n, most] -> [n, most, W]: where a row's inputs stand on its request's line, oldest first.
+    """Locate a row's inputs on its request's line, oldest first: parents [n, most] -> [n, most, W].
 
-    Row t stands at W-1 + t, behind the history. Before a row comes its parent, and before the root the history.
+    Row t is at W-1 + t, after the history. A row is preceded by its parent, and the root by the history.
     """
     history = torch.arange(-1, width - 2, device=parents.device).clamp(min=0).expand(len(parents), -1)
-    behind = torch.cat([history, parents + width - 1], dim=1)  # of every place on the line the one before it
+    behind = torch.cat([history, parents + width - 1], dim=1)  # for every place on the line the previous place
     taps = [torch.arange(width - 1, behind.shape[1], device=parents.device).expand(len(parents), -1)]
     for _ in range(width - 1):
         taps.insert(0, behind.gather(1, taps[0]))

@@ -1,4 +1,4 @@
-"""Drawn choices: the weights that temperature, top-k and top-p leave of each row, and one token of them.
+"""Drawn choices: weights of each row after temperature, top-k and top-p, and one token drawn by them.
 
 Leaves out: the argmax alone, and acceptance (`pick.py`). The `ledger` op set finds the rows' windows here, too.
 """
@@ -14,8 +14,10 @@ from instep_reference.contract.sampling import UNIFORM
 
 
 class Owned(NamedTuple):
-    """Whose each of M rows is: covered [M]; owner, node [M], 0 where not covered; its window's tokens [M, T]; child
-    [M, T]: which nodes of the window hang on the row's own node."""
+    """Owner of each of M rows.
+
+    covered [M]; owner, node [M], 0 if not covered; its window's tokens [M, T]; child [M, T]: the children of its node.
+    """
 
     covered: torch.Tensor
     owner: torch.Tensor
@@ -49,7 +51,7 @@ def draw(
     heat, top_k, top_p = sampling[rows.owner].to(logits.dtype).unbind(1)
     weights = _weights(logits, torch.where(heat > 0, heat, 1), top_k, top_p)
     first, last = (given.to(logits.dtype) * UNIFORM for given in (uniforms[rows.owner, rows.node], final[rows.owner]))
-    # A column behind the vocabulary stands for "no child": there is nothing to take or to remove.
+    # A column after the vocabulary encodes "no child": it has nothing to take or to remove.
     vocab = logits.shape[1]
     token = torch.where(rows.child, rows.tokens, vocab)
     rest = torch.cat([weights, weights.new_zeros(len(weights), 1)], dim=1)
@@ -70,13 +72,13 @@ def _weights(logits: torch.Tensor, heat: torch.Tensor, top_k: torch.Tensor, top_
     weights = ((logits - logits.amax(dim=1, keepdim=True)) / heat[:, None]).exp()
     weights = torch.where((rank < top_k[:, None]) | (top_k == 0)[:, None], weights, 0)
     falling = weights.gather(1, order).cumsum(dim=1)
-    # A token is kept while the sum of those in front of it has not reached top_p; the first one always is.
+    # A token is kept while the sum of the tokens before it has not reached top_p; the first one is always kept.
     reached = (falling >= top_p[:, None] * falling[:, -1:]).roll(1, dims=1)
     reached[:, 0] = False
     return torch.where(reached.gather(1, rank) & (top_p < 1)[:, None], 0, weights)
 
 
 def _first_of_its_token(token: torch.Tensor) -> torch.Tensor:
-    """[M, T]: no column before it has the same token."""
+    """[M, T]: whether no earlier column has the same token."""
     same = token[:, :, None] == token[:, None, :]
     return ~same.tril(diagonal=-1).any(dim=2)

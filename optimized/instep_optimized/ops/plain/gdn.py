@@ -70,11 +70,11 @@ class Trail:
 
     def __init__(self, memory: torch.Tensor, parents: torch.Tensor | None) -> None:
         self._memory, self._parents = memory, parents
-        self._after = [memory]  # of a tree: the memory before the window, then the one after every row
-        self._depths: list[torch.Tensor] = []  # of a tree: 0, then that of every row so far
+        self._after = [memory]  # in a tree: the memory before the window, then the one after every row
+        self._depths: list[torch.Tensor] = []  # in a tree: 0, then that of every row so far
 
     def at(self, row: int, alive: int) -> torch.Tensor:
-        """The memory that row `row` of the first `alive` requests continues. The caller updates it in place."""
+        """Return the memory that row `row` of the first `alive` requests continues. The caller updates it in place."""
         if self._parents is None:
             return self._memory[:alive]
         parents = self._parents[:alive, row].tolist()
@@ -83,9 +83,9 @@ class Trail:
         return self._after[-1]
 
     def depth(self, row: int, alive: int) -> torch.Tensor | int:
-        """How many rows lead from the memory before the window to row `row`, that one included: [alive], or of all.
+        """Count the rows from the memory before the window to row `row`, that one included: [alive], or one number.
 
-        It is asked of one row after another.
+        Call it for the rows in order.
         """
         if self._parents is None:
             return row + 1
@@ -99,7 +99,7 @@ class Trail:
 
 
 def _settle(state: torch.Tensor, part: Part, who: Lanes) -> torch.Tensor:
-    """Run the kept tokens again, oldest first; store the result. -> the state before row 0, as wide as it came."""
+    """Run the kept tokens again, oldest first; store the result. -> the state before row 0, in its own width."""
     if part.ring is not None:
         for age in range(int(who.again.max())):
             owing = torch.nonzero(who.again > age)[:, 0]
@@ -112,9 +112,9 @@ def _settle(state: torch.Tensor, part: Part, who: Lanes) -> torch.Tensor:
 
 
 class Write(NamedTuple):
-    """A token of n requests as what the rule needs of it, in the width of the states [n, HV, K, V].
+    """A token of n requests in the form that the rule uses, in the width of the states [n, HV, K, V].
 
-    key [n, HV, K, 1];  v [n, HV, V];  decay = exp(log_decay) and beta [n, HV];  of several tokens [n, most, ...]
+    key [n, HV, K, 1];  v [n, HV, V];  decay = exp(log_decay) and beta [n, HV];  for several tokens [n, most, ...]
     """
 
     key: torch.Tensor
@@ -136,7 +136,7 @@ def _per_value_head(x: torch.Tensor, heads: int) -> torch.Tensor:
 def _absorb(S: torch.Tensor, write: Write) -> torch.Tensor:
     """Put one token into the states, in place -> its update [n, HV, V], which was added along its key."""
     S *= write.decay[..., None, None]
-    # Of the value only the part is written that the decayed state does not return for this key already.
+    # The decayed state already recalls a part of the value for this key. Only the rest is written.
     update = write.beta[..., None] * (write.v - _sum_by_halves(S * write.key))
     S += write.key * update[..., None, :]
     return update
@@ -153,10 +153,10 @@ def _again(S: torch.Tensor, kept: Updates | Inputs) -> None:
 
 
 def _sum_by_halves(x: torch.Tensor) -> torch.Tensor:
-    """The sum over axis -2, in an order that depends only on the length of this axis.
+    """Sum over axis -2, in an order that depends only on the length of this axis.
 
-    torch chooses the order of a sum by the shape of the whole tensor. Then a request's bits would depend on how many
-    requests are in the batch.
+    torch chooses the order of a sum by the shape of the whole tensor. Then a request's bits would depend on the number
+    of requests in the batch.
     """
     while x.shape[-2] > 1:
         half, odd = divmod(x.shape[-2], 2)

@@ -1,4 +1,4 @@
-"""A tree that the drafter grows: the best tokens of a row, the best candidates of a step, and the window of the best.
+"""A tree that the drafter grows: best tokens of a row, best candidates of a step, and the window of the best.
 
 Nothing here waits for the host. The `ledger` op set uses the last two. Leaves out: the head's rows (`draft/eagle.py`).
 """
@@ -57,13 +57,13 @@ def select_beams(
 
 
 def build_tree(*, tokens: torch.Tensor, parents: torch.Tensor, scores: torch.Tensor, nodes: int) -> GrownTree:
-    """`BuildTree` of the seam. A parent has a lower number than its children and no lower score: it is chosen, too.
+    """`BuildTree` of the seam. A parent has a lower number than its children and no lower score, so it is chosen, too.
 
     Shapes:  tokens, parents, scores (B, M)  ->  tokens (B, nodes - 1)   parents (B, nodes)
     """
     requests, most = tokens.shape
     chosen = best(scores, min(nodes - 1, most)).sort(dim=1).values
-    node = torch.zeros(requests, most + 1, dtype=torch.int64, device=tokens.device)  # column 0: of nobody, the root
+    node = torch.zeros(requests, most + 1, dtype=torch.int64, device=tokens.device)  # column 0: no candidate, the root
     number = torch.arange(1, chosen.shape[1] + 1, device=tokens.device).expand_as(chosen)
     node.scatter_(1, chosen + 1, number)
     drafts, shape = tokens.new_zeros(requests, nodes - 1), tokens.new_full((requests, nodes), -1)
@@ -73,5 +73,5 @@ def build_tree(*, tokens: torch.Tensor, parents: torch.Tensor, scores: torch.Ten
 
 
 def best(x: torch.Tensor, count: int) -> torch.Tensor:
-    """[N, M] -> [N, count]: where the largest stand, the largest first; of equal ones the first."""
+    """[N, M] -> [N, count]: indices of the largest, the largest first; on a tie the first."""
     return x.sort(dim=1, descending=True, stable=True).indices[:, :count].contiguous()

@@ -1,4 +1,4 @@
-"""Whole numbers that a round needs on the device: where rows stand, forced or own, and lengths that grow.
+"""Integer work of a round on the device: places of rows, forced or own choices, and lengths that grow.
 
 Nothing here waits for the host. The `ledger` op set uses these ops too. Leaves out: acceptance (`pick.py`).
 """
@@ -30,7 +30,7 @@ def place_rows(
     locations = torch.where(covered, _locations(table, slot[owner], places, page_size), -1)
     if depth is None:
         return RowPlacement(places, locations, before, count, last)
-    # A node stands at a place of its own, but siblings have one position: that of their depth.
+    # A node has a separate place, but siblings have one position: that of their depth.
     before = torch.where(busy, length[slot] - lead, 0)
     return RowPlacement(torch.where(covered, before[owner] + depth, 0), locations, before, count, last)
 
@@ -50,7 +50,7 @@ def plan_tree(*, parents: torch.Tensor, slots: torch.Tensor, count: torch.Tensor
         ancestors[:, number] = torch.where(has, ancestors.gather(1, parent)[:, 0], 0) + (1 << number)
         depth[:, number] = torch.where(has, depth.gather(1, parent)[:, 0] + 1, 0)
     children = torch.zeros(requests, width + 1, dtype=torch.int64, device=parents.device)
-    children.scatter_(1, before + 1, 1)  # column 0 takes the parent of the roots, which is nobody
+    children.scatter_(1, before + 1, 1)  # column 0 takes the parent of the roots, which do not have one
     inner = torch.where(children[:, 1:] > 0, slots[:, None], -1)
     return TreePlan(torch.where(there, ancestors, 0), depth, inner, before)
 
@@ -59,7 +59,7 @@ def plan_path(
     *, accept_index: torch.Tensor, slots: torch.Tensor, before: torch.Tensor, size: int,
     table: torch.Tensor | None = None,
 ) -> PathPlan:
-    """`PlanPath` of the seam. A token that stands where it belongs does not move; of a chain none moves.
+    """`PlanPath` of the seam. A token that is already in its place does not move; in a chain none moves.
 
     Shapes:  accept_index (B, T)   slots, before (B)   table (slots, width)  ->  (B, T) each
     """
@@ -75,7 +75,7 @@ def plan_path(
 
 
 def _locations(table: torch.Tensor, slot: torch.Tensor, place: torch.Tensor, page_size: int) -> torch.Tensor:
-    """page * page_size + offset of every place; -1 behind the last page of the table, and on an entry of -1."""
+    """Return page * page_size + offset of every place; -1 after the last page of the table, and on an entry of -1."""
     page = place // page_size
     number = table[slot, page.clamp(0, table.shape[1] - 1)]
     mapped = (page >= 0) & (page < table.shape[1]) & (number >= 0)
@@ -83,17 +83,17 @@ def _locations(table: torch.Tensor, slot: torch.Tensor, place: torch.Tensor, pag
 
 
 def choose(*, own: torch.Tensor, forced: torch.Tensor) -> torch.Tensor:
-    """The forced choice where there is one (it is not negative), else the engine's own."""
+    """Return the forced choice if there is one (it is not negative), else the engine's own."""
     return torch.where(forced >= 0, forced, own)
 
 
 def advance(*, length: torch.Tensor, slots: torch.Tensor, by: torch.Tensor) -> None:
-    """Lengths grow in place. A slot of -1 adds 0 to slot 0, so the bytes of slot 0 stay as they are."""
+    """Add to lengths in place. A slot of -1 adds 0 to slot 0, so the bytes of slot 0 stay as they are."""
     length.index_add_(0, slots.clamp(min=0), torch.where(slots >= 0, by, 0))
 
 
 def shift(*, tokens: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, behind: torch.Tensor) -> torch.Tensor:
-    """Every row takes the token of the row after it; the last row of a request takes the token behind the request.
+    """Let every row take the token of the next row; the last row of a request takes the token after the request.
 
     Shapes:  tokens (N)   begin, count, behind (B)  ->  (N)
     """
@@ -107,7 +107,7 @@ def shift(*, tokens: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, beh
 def _owners(
     begin: torch.Tensor, count: torch.Tensor, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For every row: whether a request covers it, which request, and its number among that request's rows. B >= 1."""
+    """Find for every row whether a request covers it, which one, and its number among that one's rows. B >= 1."""
     past = torch.arange(rows, device=begin.device) - begin[:, None]  # [B, rows]
     covers = (past >= 0) & (past < count[:, None])
     owner = covers.long().argmax(dim=0)

@@ -1,7 +1,7 @@
-"""Walking the requests of a part: which run, which rows are theirs, and their memory before, along and after.
+"""Walking the requests of a part: those that run, their rows, and their memory before, along and after.
 
 Every read of a pool is a copy; every write goes through the pool's own strides. A request does not run at all if it has
-neither rows nor tokens to run again, or if its `read` unit is -1. Leaves out: what happens to a row.
+neither rows nor tokens to run again, or if its `read` unit is -1. Leaves out: the computation of a row.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from .tiles import get, put
 
 
 class Lanes(NamedTuple):
-    """The n requests of a part that run, the longest first: so the requests that have a row t are the first ones.
+    """The n requests of a part that run, the longest first, so that the requests that have a row t are the first ones.
 
     which   [n] the number of each in the part
     length  [n] rows of each
-    rows    [n, most] packed row numbers; behind a request's rows its last row is repeated, or row 0 if it has none
+    rows    [n, most] packed row numbers; after a request's rows its last row is repeated, or row 0 if it has none
     inside  [n, most] bool, whether a row is the request's own
     alive   per token, on the host, how many requests have a row there
     again   [n] kept tokens that run before the first row
-    tokens  [n] those that are in the memory before the first row, where the engine says so
+    tokens  [n] tokens that the memory contains before the first row, if the engine passes their number
     """
 
     which: torch.Tensor
@@ -38,15 +38,15 @@ class Lanes(NamedTuple):
 
 def lanes(part: Part) -> Lanes:
     """Choose and sort the requests of a part that run."""
-    # Longest first, so that the requests with a row t are a prefix: a slice, and no index, picks their states.
+    # Longest first, so that the requests with a row t are a prefix: a slice, not an index, selects their states.
     order = torch.argsort(part.count, descending=True, stable=True)  # [B]
     again = owed(part)
-    # Idle requests, and those with nothing to do, are left out here and need no mask later.
+    # Idle requests, and those with nothing to do, are dropped here and need no mask later.
     which = order[(((part.count > 0) | (again > 0)) & (part.read.units >= 0))[order]]
     length = part.count[which]
     token = torch.arange(part.most, device=length.device)
     last = (part.begin[which] + length - 1).where(length > 0, 0)
-    # Behind its end a request repeats its last row: a valid index, and `scatter` drops the result.
+    # After its end a request repeats its last row: a valid index, and `scatter` drops the result.
     rows = torch.minimum(part.begin[which, None] + token, last[:, None])
     inside = token < length[:, None]
     tokens = None if part.before is None else part.before[which]
@@ -54,15 +54,15 @@ def lanes(part: Part) -> Lanes:
 
 
 def ancestry(part: Part, who: Lanes) -> torch.Tensor | None:
-    """[n, most]: of every row the row that it continues, -1: the memory before the window. None: the part is no tree.
+    """Find the row that each row continues [n, most]; -1: the memory before the window. None: the part is no tree.
 
-    Rows behind a request's end continue nothing: what stands there in `parents` may be anything.
+    Rows after a request's end continue nothing: their entries in `parents` may be anything.
     """
     return None if part.parents is None else part.parents[who.rows].masked_fill(~who.inside, -1)
 
 
 def before(part: Part, who: Lanes, dtype: torch.dtype) -> torch.Tensor:
-    """The memory [n, *block] before the first row, in `dtype`. For a fresh request zeros: its unit is not read."""
+    """Return the memory [n, *block] before the first row, in `dtype`: zeros for a fresh request, without a read."""
     pool, known = part.read.pool, ~part.fresh[who.which]
     block = pool.shape[1:] if part.read.column is None else pool.shape[2:]
     # A fresh request keeps the zeros: its unit may hold poison or another request's memory.
@@ -74,7 +74,7 @@ def before(part: Part, who: Lanes, dtype: torch.dtype) -> torch.Tensor:
 def after(address: Address | None, who: Lanes, memory: torch.Tensor, rows: int | None = None) -> None:
     """Write memory [n, *block] to the requests' units; a unit of -1 is skipped; with None nothing is written.
 
-    rows: how many are in it; None: all of a request
+    rows: how many rows it contains; None: all of a request
     """
     if address is None:
         return
@@ -88,7 +88,7 @@ def along(
 ) -> None:
     """Write [alive, *block], the memory after row `token`, to column `token` of the first `alive` requests' units.
 
-    rows: how many are in it; None: all up to `token`. In a tree that is `Trail.depth`
+    rows: how many rows it contains; None: all up to `token`. In a tree that is `Trail.depth`
     """
     if address is None:
         return
@@ -99,11 +99,11 @@ def along(
 
 
 def scatter(out: torch.Tensor, who: Lanes, values: torch.Tensor) -> None:
-    """Write values [n, most, ...] to the packed rows of `out`; repeated rows are left out."""
+    """Write values [n, most, ...] to the packed rows of `out`; repeated rows are dropped."""
     out[who.rows[who.inside]] = values[who.inside].to(out.dtype)
 
 
 def _spots(address: Address, requests: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The leading indices of these requests' units."""
+    """Return the leading indices of these requests' units."""
     units = address.units[requests]
     return (units,) if address.column is None else (units, address.column[requests])

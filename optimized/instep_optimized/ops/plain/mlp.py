@@ -15,19 +15,23 @@ from .wide import wide
 
 
 def mlp(*, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:
-    """down(silu(gate x) * up x).   Shapes: x (N, D)  gate_up (2I, D), gate half first  down (D, I)  ->  (N, D)"""
+    """Compute down(silu(gate x) * up x).
+
+    Shapes: x (N, D)  gate_up (2I, D), gate half first  down (D, I)  ->  (N, D)
+    """
     return _swiglu(wide(x), gate_up, down).to(x.dtype)
 
 
 def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place) -> torch.Tensor:
-    """The top-k experts by softmax over all of them, weighted, plus sigmoid(shared gate) * shared expert.
+    """Sum the top-k experts by softmax over all of them, weighted, plus sigmoid(shared gate) * shared expert.
 
     Shapes:  x (N, D)   router (E, D)   gate_up (E, 2I, D)   down (E, D, I)  ->  (N, D)
-    Mirrors: Qwen3-Next's sparse block; `norm_topk` makes the chosen weights sum to 1. Of equal experts the lower
+    Mirrors: Qwen3-Next's sparse block; `norm_topk` makes the chosen weights sum to 1. On a tie the expert with the
+    lower
              number wins.
     """
     rows = wide(x)
-    # A score of each alone: columns of one product may differ in their last bit where experts are equal.
+    # A separate score for each expert: equal experts in one product may differ in the last bit.
     scores = [rows @ expert for expert in weights.router.to(rows.dtype)]
     chances = torch.stack(scores, dim=1).softmax(dim=-1)
     # A stable sort, and not `topk`, which promises nothing for equal values.
@@ -44,7 +48,7 @@ def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool,
 
 
 def _shared(x: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
-    """The shared expert, which every row uses, times its gate; zeros when there is none."""
+    """Compute the shared expert, which every row uses, times its gate; zeros if there is none."""
     if weights.shared_gate_up is None or weights.shared_down is None or weights.shared_gate is None:
         return torch.zeros_like(x)
     opened = sigmoid(linear(x, weights.shared_gate.to(x.dtype)))

@@ -13,7 +13,7 @@ from ..placing import Acceptance
 
 
 def pick(*, logits: torch.Tensor, to: Place) -> torch.Tensor:
-    """The lowest index among the largest logits."""
+    """Return the lowest index among the largest logits."""
     return logits.argmax(dim=-1)
 
 
@@ -46,14 +46,14 @@ def _along_trees(
     window: torch.Tensor, picks: torch.Tensor, count: torch.Tensor, forced_last: torch.Tensor,
     forced_bonus: torch.Tensor, parents: torch.Tensor,
 ) -> Acceptance:
-    """The walk ends at a node that no child continues; a forced one is followed back from its last node to the root."""
+    """Accept along trees: a walk ends at a node that no child continues; a forced path leads back to the root."""
     node, busy = torch.arange(window.shape[1], device=window.device), count > 0
     width, there = len(node), node < count[:, None]
     at = torch.zeros_like(count)  # the walk's node, per request
     for _ in range(width):
         fits = there & (node > 0) & (parents == at[:, None]) & (window == picks.gather(1, at[:, None]))
         at = torch.where(fits.any(dim=1), fits.long().argmax(dim=1), at)
-    # A forced node behind the window's end must not be read.
+    # A forced node after the window's end must not be read.
     last = torch.where(forced_last >= 0, torch.minimum(forced_last, (count - 1).clamp(min=0)), at)
     path, own = (_path(end, parents, busy) for end in (last, at))  # [B, T], root first, -1 padded
     lens, own_lens = ((x >= 0).sum(dim=1) for x in (path, own))
@@ -67,7 +67,7 @@ def _along_trees(
 
 
 def _path(last: torch.Tensor, parents: torch.Tensor, busy: torch.Tensor) -> torch.Tensor:
-    """The nodes from the root to `last` [B] -> [B, T], root first, -1 padded. Node numbers rise along a path."""
+    """Follow the nodes from the root to `last` [B] -> [B, T], root first, -1 padded. Node numbers rise along a path."""
     on = torch.zeros_like(parents, dtype=torch.bool)
     at = torch.where(busy, last, -1)
     for _ in range(parents.shape[1]):

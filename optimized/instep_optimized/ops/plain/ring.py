@@ -1,7 +1,7 @@
 """The ring of a part: kept tokens are read one at a time, to run them again; rows are kept for later.
 
-Numbers and labels share this code. An entry in which nothing was kept is never used. Leaves out: what is computed with
-a token.
+Numbers and labels share this code. An entry in which nothing was kept is never used. Leaves out: the computation with a
+token.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NO_UPDATES = 'the ring keeps updates, and this kernel gives none back: declare k
 
 
 def owed(part: Part) -> torch.Tensor:
-    """[B]: how many tokens each request runs again; 0 without a ring, if fresh, or if its `read` unit is -1."""
+    """Count the tokens each request runs again [B]; 0 without a ring, if fresh, or if its `read` unit is -1."""
     ring = part.ring
     if ring is None:
         return torch.zeros_like(part.count)
@@ -26,7 +26,7 @@ def owed(part: Part) -> torch.Tensor:
 
 
 def recalled(ring: Ring, requests: torch.Tensor, age: int | torch.Tensor) -> Updates | Inputs:
-    """Pending token number `age` (0: the oldest) of these requests of the part; `age` is for all, or one of each."""
+    """Load pending token number `age` (0: the oldest) of these requests; `age` is for all, or one of each."""
     units, entries = ring.units[requests], (ring.begin[requests] + age) % ring.size
     return type(ring.kept)(*(pool[units, entries % pool.shape[1]] for pool in ring.kept))
 
@@ -56,9 +56,9 @@ def kept_updates(*, parts: tuple[Part, ...], rows: int, to: Place) -> torch.Tens
 
 
 def put_updates(parts: tuple[Part, ...], updates: torch.Tensor) -> None:
-    """The reverse of `kept_updates`: write other updates [N, HV, V] into the entries that keep these rows.
+    """Reverse `kept_updates`: write other updates [N, HV, V] into the entries that keep these rows.
 
-    It waits for nothing. So it does not ask which rows are kept: for the others it writes back what stands there.
+    It waits for nothing. So it does not check which rows are kept: entries of other rows get their own values back.
     """
     for ring, part in _rings(parts):
         units, entries, at = _spots(ring, part, len(updates))
@@ -68,7 +68,7 @@ def put_updates(parts: tuple[Part, ...], updates: torch.Tensor) -> None:
 
 
 def keeps_updates(parts: tuple[Part, ...]) -> bool:
-    """Whether some ring of these parts keeps updates."""
+    """Return whether some ring of these parts keeps updates."""
     return bool(_rings(parts))
 
 
@@ -77,7 +77,7 @@ def _rings(parts: tuple[Part, ...]) -> list[tuple[Ring, Part]]:
 
 
 def _spots(ring: Ring, part: Part, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Three [B, most]: unit and entry of every row, and its packed row number, or `rows` if the row is not kept."""
+    """Return three [B, most]: unit and entry of every row, and its packed row number, or `rows` if it is not kept."""
     row = torch.arange(part.most, device=part.count.device)
     keeps = (ring.units >= 0) & (ring.keep >= 0) & (part.read.units >= 0)
     wanted = (row < part.count[:, None]) & keeps[:, None]

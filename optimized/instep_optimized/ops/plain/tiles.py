@@ -20,38 +20,38 @@ CUT = (1 << 24 - SCALE_BITS) - 1  # the bits of a scale that are 0
 def packed(
     x: torch.Tensor, dtype: torch.dtype, grid: tuple[int, ...], chance: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [..., a, b] -> the same in `dtype`, and its scales [..., *grid]: the tile's largest number by that of dtype.
+    """Pack x [..., a, b] into `dtype`  ->  numbers, scales [..., *grid]: a tile's largest number by that of dtype.
 
-    chance: like x, what decides where each number falls; None: they fall to nearest
+    chance: like x, the random bits that decide how each number is rounded; None: to nearest
     """
     largest = _largest(_largest(x.float().abs(), -1, grid[-1]), -2, grid[-2])
-    # Divided by a tensor: on a card torch multiplies by the reciprocal of a number, which rounds otherwise.
+    # Divided by a tensor: on a GPU torch multiplies by the reciprocal of a Python number, which rounds differently.
     scales = (largest / torch.full_like(largest, torch.finfo(dtype).max)).clamp_min(LEAST)
     scales = ((scales.view(torch.int32) + CUT) & ~CUT).view(torch.float32)  # rounded up, so nothing overflows
     return _narrow(x.float() / _spread(scales, x), dtype, chance, 1 - 2.0 ** (1 - SCALE_BITS)), scales
 
 
 def opened(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The reverse, in fp32."""
+    """Unpack to fp32."""
     return values.float() * _spread(scales, values)
 
 
 def as_stored(address: Address, x: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
-    """x as a store to this address and a load would leave it, in x's own width. tokens: as in `put`."""
+    """Round x as a store to this address and a load would, in x's own width. tokens: as in `put`."""
     if address.scales is None:
         return _narrow(x, address.pool.dtype, _chance(address, x, tokens)).to(x.dtype)
     return opened(*packed(x, address.pool.dtype, address.scales.shape[-2:], _chance(address, x, tokens))).to(x.dtype)
 
 
 def get(address: Address, at: tuple[torch.Tensor | int, ...]) -> torch.Tensor:
-    """Copies of the units at these leading indices."""
+    """Copy the units at these leading indices."""
     return address.pool[at] if address.scales is None else opened(address.pool[at], address.scales[at])
 
 
 def put(
     address: Address, at: tuple[torch.Tensor | int, ...], x: torch.Tensor, tokens: torch.Tensor | None = None
 ) -> None:
-    """Store x at these leading indices. tokens [n]: how many there are in each, for what is rounded by chance."""
+    """Store x at these leading indices. tokens [n]: how many each contains, for stochastic rounding."""
     dtype, chance = address.pool.dtype, _chance(address, x, tokens)
     if address.scales is None:
         address.pool[at] = _narrow(x, dtype, chance)
@@ -62,12 +62,12 @@ def put(
 def _chance(address: Address, x: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor | None:
     if address.chance is None:
         return None
-    assert tokens is not None, "whoever stores states by chance knows how many tokens are in them"
+    assert tokens is not None, "stochastic rounding of a state needs the number of its tokens"
     return uniforms(address.chance, tokens, tuple(x.shape[1:]))
 
 
 def _narrow(x: torch.Tensor, dtype: torch.dtype, chance: torch.Tensor | None, below: float = 1.0) -> torch.Tensor:
-    """x in dtype: to nearest, or to where it falls. below: up to which part of the largest number it falls."""
+    """Round x to dtype: to nearest, or stochastically. below: up to which part of the largest number stochastically."""
     if chance is None:
         return x.to(dtype)
     info, size = torch.finfo(dtype), x.abs()
@@ -79,7 +79,7 @@ def _narrow(x: torch.Tensor, dtype: torch.dtype, chance: torch.Tensor | None, be
 
 
 def _largest(x: torch.Tensor, axis: int, scales: int) -> torch.Tensor:
-    """The largest number of every tile along an axis."""
+    """Find the largest number of every tile along an axis."""
     if scales == x.shape[axis]:
         return x
     if scales > 1:
@@ -90,7 +90,7 @@ def _largest(x: torch.Tensor, axis: int, scales: int) -> torch.Tensor:
 
 
 def _spread(scales: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A scale for every number of its tile; where an axis has one scale, broadcasting does it."""
+    """Spread one scale to every number of its tile; broadcasting does it along an axis with one scale."""
     for axis in (-2, -1):
         if scales.shape[axis] not in (1, like.shape[axis]):
             scales = scales.repeat_interleave(STATE_ROWS, axis).narrow(axis, 0, like.shape[axis])
