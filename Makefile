@@ -31,7 +31,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 fast: $(READY)
-	$(BIN)/python -m pytest -q $(WORKERS) -m "not slow and not gpu and not timing and not interpreted" -p no:benchmark tests/test_house.py tests/reference tests/optimized tests/harness
+	$(BIN)/python -m pytest -q $(WORKERS) -m "not slow and not gpu and not timing and not interpreted" -p no:benchmark tests/test_house.py tests/test_language.py tests/reference tests/optimized tests/harness
 
 perf: $(READY)  ## the benchmarks; a speed counts only where the states were checked
 	$(BIN)/python -m pytest -q tests/perf --benchmark-enable
