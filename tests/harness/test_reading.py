@@ -28,9 +28,13 @@ from instep.report.words import divergence
 from instep.streams.run import streamed
 from instep.streams.stream import Stream
 from instep.trace.file import Trace, read
+from support.blocks import blocks_of
 
 TOP = Path(__file__).resolve().parents[2]
-PAGE = (TOP / "docs" / "reading-a-divergence.md").read_text()
+READING, CHECKS = (TOP / "docs" / f"{name}.md" for name in ("reading-a-divergence", "checks"))
+PAGE, DERIVED = READING.read_text(), CHECKS.read_text()
+SHOWN = [block.text.rstrip("\n") for block in blocks_of(READING) if block.language == "text"]
+MESSAGE, RESULT, _, STREAM = SHOWN  # in their order on the page
 OPS, STRATEGY = "support.stream_ops:BEFORE", "snapshot"
 
 
@@ -53,7 +57,7 @@ def outcome(replay: Replay) -> Outcome:
 @pytest.mark.slow
 def test_message_on_the_page_is_a_replays_output(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(TOP)
-    assert said("replay") == divergence(outcome)
+    assert divergence(outcome) == MESSAGE
     assert f"instep replay fixtures/traces/faults/ragged.jsonl --ops {OPS} --strategy {STRATEGY}" in PAGE
     assert "(line 7 of the file" in PAGE
     seventh = outcome.trace.read_text().splitlines()[6]
@@ -64,7 +68,7 @@ def test_message_on_the_page_is_a_replays_output(outcome: Outcome, monkeypatch: 
 def test_result_file_has_the_data_of_the_page(outcome: Outcome, tmp_path: Path) -> None:
     data.of([outcome]).write(tmp_path / "result.json")
     lines = iter((tmp_path / "result.json").read_text().splitlines())
-    missing = [line for line in said("json").splitlines() if line.strip() != "..." and line not in lines]
+    missing = [line for line in RESULT.splitlines() if line.strip() != "..." and line not in lines]
     assert not missing
 
 
@@ -80,7 +84,7 @@ def test_manual_steps_of_the_page_give_its_results(replay: Replay, outcome: Outc
 
 
 def test_streams_print_what_the_page_shows(ragged: Trace) -> None:
-    assert said("streams") in divergence(streamed(ragged, Setting(OPS, strategy=STRATEGY), "op"))
+    assert STREAM in divergence(streamed(ragged, Setting(OPS, strategy=STRATEGY), "op"))
 
 
 def test_the_table_names_every_check_in_order_with_its_tier() -> None:
@@ -92,7 +96,7 @@ def test_the_table_names_every_check_in_order_with_its_tier() -> None:
         for name, check in by_name.items()
     ]
     assert all(compares.strip() for _, _, _, compares, _ in table())
-    assert all(f"`{name}`" in PAGE for name in (RecordedChoices.name, Stream.name, "serves", "undecidable", "ties"))
+    assert all(f"`{name}`" in DERIVED for name in (RecordedChoices.name, Stream.name, "serves", "undecidable", "ties"))
 
 
 def test_the_faults_of_a_check_are_those_that_it_is_meant_to_see() -> None:
@@ -107,7 +111,7 @@ def test_the_faults_of_a_check_are_those_that_it_is_meant_to_see() -> None:
 
 
 def test_the_numbers_are_the_constants() -> None:
-    flowing = " ".join(PAGE.split())
+    flowing = " ".join((PAGE + DERIVED).split())
     for told in (
         f"{FEWEST_DRAWS} to {DRAWS} times", f"{allowance.YARDSTICK_FACTOR:g} times the largest draw's",
         f"{allowance.ULPS:g} ulp of the stored dtype", f"per head and {allowance.COLUMNS} columns of V",
@@ -131,16 +135,9 @@ def test_page_quotes_the_ladders_sentences() -> None:
         assert words in PAGE and words in source, words
 
 
-def said(name: str) -> str:
-    """The output of the tool that the page quotes."""
-    found = re.search(rf"<!-- said: {name} -->\n```\n(.*?)\n```", PAGE, re.DOTALL)
-    assert found is not None
-    return found[1]
-
-
 def table() -> list[tuple[str, ...]]:
     """Name without its marks, tier, what it runs on, what it compares, faults."""
-    text = PAGE.partition("<!-- checks -->\n")[2].partition("<!-- end -->")[0]
+    text = DERIVED.partition("<!-- checks -->\n")[2].partition("<!-- end -->")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]
     return [(row[0].strip("`"), *row[1:]) for row in rows]
 

@@ -27,6 +27,12 @@ SHOWN: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "attend": ({"batch": 1, "rows": 2048}, {"batch": 32, "rows": 4, "behind": 4096}),
     "rounds": tuple({"batch": batch, "layers": 32} for batch in (1, 8, 32)),
 }  # fmt: skip
+BRIEF: Mapping[str, Mapping[str, Any]] = {
+    "decode": {"batch": 32, "heads": 32, "state": "float32"},
+    "strategies": {"batch": 32, "window": 4, "heads": 32, "state": "float32"},
+    "prefill": {"sequences": 1, "tokens": 2048, "heads": 32},
+}
+WORK = {"decode": "decode", "strategies": "verify and commit", "prefill": "prefill"}
 LAYERS = 32  # of the 9B shape
 # What peers do within their time, and of ours only the arms that end with `TOO`.
 NORMS = "kernels of SGLang and FlashInfer compute norms and gates, too"
@@ -77,6 +83,19 @@ def speed(result: Results) -> str:
             for row in sorted(rows_of(result, kind, **axes), key=lambda row: len(row["cell"]))[:1]]  # fmt: skip
     lines += [f"| {row['kind']} | {line} |" for row in rows for line in _lines(row)]
     return "\n".join([*lines, *_unlike(rows)])
+
+
+def brief(result: Results) -> str:
+    """One cell each of decode, verify with commit, and prefill: ours, the floor, and the fastest peer that is right."""
+    lines = _head(["work", "cell", "ours, us", "floor, us", "fastest peer that is right, us"])
+    for kind, axes in BRIEF.items():
+        (row,) = (row for row in rows_of(result, kind, **axes) if row["cell"].keys() == axes.keys())
+        ours, peers = _timed(row)
+        right = {name: arm for name, arm in peers.items() if not arm["finding"]}
+        best, peer = _fastest(ours), _fastest(right)
+        lines.append(f"| {WORK[kind]} | {_cell(row)} | {spread(ours[best])} {_own(best)} | {figure(row['floor_us'])} "
+                     f"| {spread(right[peer])} {peer} |")  # fmt: skip
+    return "\n".join(lines)
 
 
 def behind(result: Results) -> str:

@@ -1,7 +1,6 @@
-"""The tables of the README and of docs/results.md and its pictures, made from the files under `fixtures/`.
+"""The tables and pictures of the README and of the pages of results, made from the files under `fixtures/`.
 
-`python -m support.readme` writes all of them. Leaves out: measuring. `tests/test_readme.py` compares the pages with the
-files.
+`python -m support.readme` writes all of them. Leaves out: measuring.
 """
 
 from __future__ import annotations
@@ -21,7 +20,10 @@ from .parity_table import stored, table
 
 TOP = Path(__file__).resolve().parents[2]
 FOUND = TOP / "docs" / "found"
-PAGES = (TOP / "README.md", TOP / "docs" / "results.md", TOP / "docs" / "peers.md", FOUND / "README.md")  # with tables
+PAGES = (  # with tables
+    TOP / "README.md", *(TOP / "docs" / f"{name}.md" for name in ("results", "results-agreement", "speed", "peers")),
+    FOUND / "README.md",
+)  # fmt: skip
 RESULTS = TOP / "fixtures" / "results"
 SECTION = re.compile(r"<!-- generated: (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
@@ -91,8 +93,19 @@ def shapes() -> str:
     return "\n".join(lines)
 
 
+def score() -> str:
+    """One sentence of the README: planted faults, and correct engines."""
+    planted, variants = _read("faults.json"), _read("calibration.json")
+    alarms, blocks = (_sum(variants["false_alarms"], field) for field in ("alarms", "blocks"))
+    return (
+        f"instep itself was tested on {planted['fired']} planted faults ({planted['found']} found, "
+        f"{planted['located']} located, {planted['named']} named)\nand on {variants['variants']} correct engines "
+        f"({alarms} of {blocks:,} compared blocks called wrong): [results](docs/results.md)."
+    )
+
+
 def found() -> str:
-    """The short table of the README: what was judged, and what came of it, from the other files."""
+    """The short table of results: what was tested, and the outcome, from the other files."""
     planted, variants = _read("faults.json"), _read("calibration.json")
     families = {one["family"] for one in planted["results"]}
     reported = sum(bool(re.search(r"\d", one["origin"])) and not one["void"] for one in planted["results"])
@@ -104,7 +117,7 @@ def found() -> str:
     worst = max(row.worst for row in stored() if row.width == "fp64")
     rows = {
         f"{planted['fired']} faults in {len(families)} families, planted one at a time in a copy of this engine; "
-        f"{reported} of them stand for a bug that another project reported, by its number":
+        f"{reported} of them carry the number of a bug that another project reported":
             f"{planted['found']} found, {planted['located']} located at the first wrong event and place, "
             f"{planted['named']} named in words{_by(planted['named_by'])}"
             + f"; {planted['void']} more were void on that machine" * bool(planted["void"]),
@@ -113,14 +126,14 @@ def found() -> str:
             f"{sum(one['found'] for one in (*equal, *raised))} of these {len(equal) + len(raised)} are found",
         f"{variants['variants']} correct engines that differ in rounding, order of sums, strategy, layout or chunks":
             f"{_sum(variants['false_alarms'], 'alarms')} of {blocks:,} judged blocks called wrong",
-        f"kernels that are not ours: FLA's (fla-core {version}) behind the same op, layers of "
+        f"FLA's kernels (fla-core {version}) in the place of ours, layers of "
         f"{_names(fla)}, {_machine(_read('fla-native.json')['machine'])}": _agreed(fla),
         f"our kernels in layers of {_names(sizes)}, {_machine(_read('shapes-native.json')['machine'])}": _agreed(sizes),
-        "drawn rounds of requests that come and go, every event compared (`instep soak`)": _soaked(),
+        "random rounds with requests that arrive and leave, every event compared (`instep soak`)": _soaked(),
         "our reference against `transformers`, fp64": f"worst relative error {worst:.0e}",
     }  # fmt: skip
-    lines = [f"| {what} | {came} |" for what, came in rows.items()]
-    return "\n".join(["| what was judged | result |", "|---|---|", *lines])
+    lines = [f"| {what} | {outcome} |" for what, outcome in rows.items()]
+    return "\n".join(["| what was tested | result |", "|---|---|", *lines])
 
 
 def _soaked() -> str:
@@ -132,7 +145,7 @@ def _soaked() -> str:
             rounds[f"`{run['setting']['ops']}`{where}"] += session["rounds"]
     told = ", ".join(f"{count:,} of {name}" for name, count in sorted(rounds.items()))
     commits = {session["commit"] for run in runs for session in run["sessions"]}
-    return f"{told}, by {len(commits)} revisions, each named there: {sum(len(run['found']) for run in runs)} findings"
+    return f"{told}, by {len(commits)} revisions: {sum(len(run['found']) for run in runs)} findings"
 
 
 def _by(counts: dict[str, int]) -> str:
@@ -200,7 +213,7 @@ def others() -> str:
     by: dict[str, list[dict[str, Any]]] = {}
     for row in (*_read("peers.json")["rows"], *_read("peers-native.json")["rows"]):
         by.setdefault(row["package"], []).append(row)
-    lines = ["| package | versions | judged | agree | what is found, of what |", "|---|---|---|---|---|"]
+    lines = ["| package | versions | tested | agree | findings |", "|---|---|---|---|---|"]
     for package, rows in by.items():
         versions = ", ".join(dict.fromkeys(row["version"] for row in rows))
         wrong: dict[str, list[str]] = {}
@@ -241,6 +254,7 @@ def scripts() -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
+    "score": score, "fast": lambda: bench_tables.brief(_read(BENCH)),
     "found": found, "replay": replay, "parity": parity, "tiny": tiny, "strategies": strategies, "memory": memory,
     "speed": lambda: bench_tables.speed(_read(BENCH)), "behind": lambda: bench_tables.behind(_read(BENCH)),
     "shapes": shapes, "effect": effect, "peers": peers, "faults": faults, "unseen": unseen,
