@@ -5,6 +5,7 @@ Code decides by the code and the fields. The sentence is for readers, and no cod
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,15 +30,44 @@ Moved = Literal["back", "to host"]
 
 
 @dataclass(frozen=True)
+class Mistake:
+    """A known mistake. in_a_state: its sentence where it leaves a wrong state, if that is another one."""
+
+    says: str
+    in_a_state: str = ""
+
+    @property
+    def key(self) -> str:
+        """The same for a wrong conv window and a wrong state that one mistake leaves."""
+        return self.in_a_state or self.says
+
+
+@dataclass(frozen=True)
 class Explained:
     """The mistake that accounts for a finding.
 
-    by    "hypothesis": one known mistake with its own sentence; "bank": a mistake that any op may have
-    says  the mistake, as a sentence without its subject
+    by     "hypothesis": one known mistake with its own sentence; "bank": a mistake that any op may have
+    says   the mistake, as a sentence without its subject
+    where  the wrong part of the tensor, as the end of that sentence; empty: all of it
+    equal  every known mistake that leaves the same bits, this one included; empty: nobody looked for others
     """
 
     by: Literal["hypothesis", "bank"]
     says: str
+    where: str = ""
+    equal: tuple[Mistake, ...] = ()
+
+    @classmethod
+    def one_of(cls, equal: Iterable[Mistake], where: str = "") -> Explained:
+        """The first of known mistakes that leave the same bits."""
+        known = tuple(dict.fromkeys(equal))
+        return cls("hypothesis", known[0].says, where, known)
+
+    @property
+    def sentence(self) -> str:
+        """The mistake for readers, with the others that leave the same bits."""
+        others = "; ".join(known.says for known in self.equal if known.says != self.says)
+        return f"{self.says}{self.where}" + (f" [equal bits: {others}]" if others else "")
 
 
 @dataclass(frozen=True)
@@ -90,11 +120,11 @@ def sentence(problem: Problem) -> str:
     if problem.moved is not None:
         found = f"{MOVED[problem.moved]}: {problem.draft}{found}"
     if problem.nearest is not None:
-        found = "of the wrong states the nearest is: " + "; ".join(filter(None, (problem.nearest.says, found)))
-    mistake = "" if problem.mistake is None else problem.mistake.says
+        found = "of the wrong states the nearest is: " + "; ".join(filter(None, (problem.nearest.sentence, found)))
+    mistake = "" if problem.mistake is None else problem.mistake.sentence
     if problem.like is not None:
         request, like = problem.like
-        mistake = f'{like.says} (seen in request "{request}")'
+        mistake = f'{like.sentence} (seen in request "{request}")'
     broken = "; ".join(map(sentence, problem.broken))
     whole = "; ".join(filter(None, (
         mistake, found, _unexplained(problem.unexplained), broken and f"its contract is broken there: {broken}",

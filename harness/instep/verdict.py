@@ -5,8 +5,9 @@ Leaves out: how anything is compared. Nothing compared is never a pass; a NaN ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Literal
 
@@ -144,6 +145,23 @@ class Comparison:
         stage, step, layer, component = (place._replace(stage="chain.1") if scratch else place).order()
         ahead = place.component == "length" or (kind == "commit" and place[::2] == ("trunk", "pick"))
         return self.event, stage, step, STAGE_LEVEL - 1 if ahead else layer, component
+
+
+def prefer_shared(compared: Sequence[Comparison]) -> list[Comparison]:
+    """Where several mistakes leave equal bits, name the one that explains most findings of the same event."""
+    votes = Counter(
+        (found.event, key) for found in compared if not found.agrees and found.explained is not None
+        for key in {mistake.key for mistake in found.explained.equal}
+    )
+    return [_renamed(found, votes) for found in compared]
+
+
+def _renamed(found: Comparison, votes: Mapping[tuple[int, str], int]) -> Comparison:
+    if found.agrees or found.problem is None or found.problem.mistake is None or not found.problem.mistake.equal:
+        return found
+    mistake = found.problem.mistake
+    best = max(mistake.equal, key=lambda known: votes[found.event, known.key])
+    return replace(found, problem=replace(found.problem, mistake=replace(mistake, says=best.says)))
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def test_output_lists_the_tiers_that_were_left_out(instep: Runner, tmp_path: Pat
     trace, file = few_channels(TRACE, 2).path, tmp_path / "a.json"
     ran = instep("replay", trace, "--ops", "plain", "--tiers", "T0", "--tiers", "T2d,T1", "--json", file)
     assert ran.code == 0
-    assert ran.out.strip().splitlines()[-1] == "only T0,T1,T2d judged; left out by --tiers: T2,T3,T4"
+    assert ran.out.strip().splitlines()[-1] == "only T0,T1,T2d judged; left out: T2,T3,T4"
     (run,) = json.loads(file.read_text())["runs"]
     assert run["asked"] == ["T0", "T1", "T2d"] and run["left_out"] == ["T2", "T3", "T4"]
     ran = instep("replay", trace, "--ops", LOUDER, "--tiers", "T3", "--no-ladder")

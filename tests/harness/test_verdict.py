@@ -5,9 +5,12 @@ Leaves out: the checks that yield comparisons.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from instep.verdict import Comparison, Exit, Skipped, Tier, Verdict
+from instep.problem import Explained, Mistake, Problem
+from instep.verdict import Comparison, Exit, Skipped, Tier, Verdict, prefer_shared
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
 HIDDEN = Place("trunk", 0, "hidden")
@@ -34,6 +37,21 @@ def test_comparison_agrees_within_its_allowance(comparison, agrees):
     verdict = Verdict()
     assert verdict.add([comparison]) == ([] if agrees else [comparison])
     assert verdict.exit == (Exit.AGREED if agrees else Exit.DIVERGED)
+
+
+def test_the_mistake_that_most_findings_share_is_named_first() -> None:
+    """A stale window is also a zero one; the state of the same event is only stale. Another event has no vote."""
+    window = Explained.one_of((Mistake("is all zero"), Mistake("is an old window", "is an old state")))
+    state = Explained.one_of((Mistake("is an old state"),))
+    zero = Explained.one_of((Mistake("is all zero"),))
+    found = [
+        replace(compared(worst=2.0, event=event), problem=Problem("identified", mistake=mistake))
+        for event, mistake in ((3, window), (3, state), (4, zero), (4, window))
+    ]
+    assert [each.diagnosis for each in prefer_shared(found)] == [
+        "is an old window [equal bits: is all zero]", "is an old state",
+        "is all zero", "is all zero [equal bits: is an old window]",
+    ]
 
 
 def test_nothing_compared_is_never_a_pass():

@@ -108,7 +108,8 @@ def audit(
     texts = [text.up_to(tokens) for text in words.texts]
     what = judged(disk, precision, texts, progress)
     verdict = Verdict(events=len(found.events))
-    verdict.add([*words.counts, *what.verdict.compared])
+    # Tokens first: a wrong count of accepted drafts follows from a wrong token of the same commit, not the reverse.
+    verdict.add([*what.verdict.compared, *words.counts])
     trace, replay = Trace(path / recording.EVENTS, header, found.events, {}, ""), None
     if shows:
         header = structs.replace(header, checkpoint=structs.replace(header.checkpoint, digest=disk.digest()))

@@ -17,7 +17,7 @@ from ..observe.context import EventContext
 from ..observe.handed_over import handed_over
 from ..observe.oracle import Oracle
 from ..observe.recomputation import Recomputation
-from ..problem import Explained, Problem, sentence
+from ..problem import Explained, Mistake, Problem, sentence
 from ..verdict import Comparison, Skipped, Tier
 from .allowance import COLUMNS, DITHERED, LEANING, MORE_DRAWS, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, UNDECIDED_CAP
 from .base import slot_of
@@ -239,8 +239,6 @@ def _nearest(
     direction = towards[nearest]
     if distance[nearest] > NEAR * torch.linalg.vector_norm(direction):
         return Problem("unidentified", f"unknown: near to none of {len(wrong)} wrong states{where}"), None
-    equal = [w.sentence for w, t in zip(wrong, towards, strict=True) if torch.equal(t, direction)]
-    first, *others = dict.fromkeys(equal)
-    also = f" [equal bits: {'; '.join(others)}]" if others else ""
-    problem = Problem("identified", mistake=Explained("hypothesis", f"{first}{where}{also}"))
+    equal = (Mistake(w.sentence) for w, t in zip(wrong, towards, strict=True) if torch.equal(t, direction))
+    problem = Problem("identified", mistake=Explained.one_of(equal, where))
     return problem, float((error * direction).sum() / direction.square().sum())

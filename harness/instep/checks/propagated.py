@@ -31,7 +31,7 @@ from .allowance import REDRAWS, TRUTH_ERROR
 from .base import slot_of
 from .judge import Draw, judge
 from .measure import Spot, blocks, relative_error
-from .windows import named_window
+from .windows import named_windows
 
 WINDOW = "conv"
 OTHER_EXPERTS = "its rows went to other experts, where the truth hardly chose"
@@ -107,11 +107,10 @@ class Propagated:
         result = self._judged(context, place, request, truth, draws, found)
         if result.agrees or found is None or place.component != WINDOW or found.shape != truth.shape:
             return result
-        said = named_window(context, place.layer, request, found, truth)
-        if said is None or result.problem is None:
+        equal = named_windows(context, place.layer, request, found, truth)
+        if not equal or result.problem is None:
             return result
-        return replace(result, problem=replace(
-            result.problem, code="identified", mistake=Explained("hypothesis", said)))  # fmt: skip
+        return replace(result, problem=replace(result.problem, code="identified", mistake=Explained.one_of(equal)))
 
     def _draws(self, context: EventContext) -> Iterator[EventContext]:
         """The context with one draw after another; those that were made are kept while the event lasts."""

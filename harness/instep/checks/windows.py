@@ -15,26 +15,29 @@ from instep_reference.contract.place import Place
 from ..observe.context import EventContext, branching
 from ..observe.earlier import last_forward
 from ..observe.rows import row_spans, rows
+from ..problem import Mistake
 from .allowance import NEAR
 from .base import counted, held
 from .branches import beside
 
 
-def named_window(
+def named_windows(
     context: EventContext, layer: int, request: str, found: torch.Tensor, truth: torch.Tensor
-) -> str | None:
-    """The sentence of the wrong window that stands nearest, made of the truth's own rows; None: none is near.
+) -> list[Mistake]:
+    """The known mistakes that leave the nearest wrong window, made of the truth's own rows.
+
+    They leave equal bits. The list is empty if no wrong window is near.
 
     Shapes:  found, truth [C, W-1]
     """
     forward = last_forward(context)
     if forward is None or request not in forward.spans or not torch.isfinite(found).all():
-        return None
+        return []
     place, stage = Place("trunk", layer, "qkv"), "extend" if isinstance(context.event, Commit) else "trunk"
     span = next((span for span in row_spans(context, stage) if span.request == request), None)
     fed, before = rows(forward.truth, place, forward.spans[request]), forward.truth.before[request].conv[layer]
     if span is None or fed is None:
-        return None
+        return []
     nodes, verb = (list(span.nodes), "accepted") if span.nodes else (list(range(span.count)), "given")
     others = [
         (name, forward.truth.before[name].conv[layer], theirs) for name, its in forward.spans.items()
@@ -45,12 +48,14 @@ def named_window(
     wrongs = [*wrong_windows(before, fed, nodes, verb, others, tree), ("has the newest input first", right.flip(1)),
               *((f"is shifted by {by} to {side}", right.roll(step, 1)) for by, step, side in
                 (("one", 1, "newer inputs"), ("one", -1, "older inputs")))]  # fmt: skip
-    near = [
-        (float((x - wrong).norm() / (wrong - truth).norm()), says) for says, wrong in wrongs
-        if not torch.equal(wrong, right)
-    ]
-    distance, says = min(near, default=(1.0, ""))
-    return says if distance <= NEAR else None
+    wrongs = [(says, wrong) for says, wrong in wrongs if not torch.equal(wrong, right)]
+    distances = [float((x - wrong).norm() / (wrong - truth).norm()) for _, wrong in wrongs]
+    if not min(distances, default=1.0) <= NEAR:
+        return []
+    nearest = wrongs[distances.index(min(distances))][1]
+    counts = range(len(fed) + 1)
+    in_a_state = {held("window", count, len(nodes), verb): held("state", count, len(nodes), verb) for count in counts}
+    return [Mistake(says, in_a_state.get(says, "")) for says, wrong in wrongs if torch.equal(wrong, nearest)]
 
 
 def wrong_windows(

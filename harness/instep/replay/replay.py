@@ -33,7 +33,7 @@ from ..observe.shown import WHOLE, Shown
 from ..threads import threads_for
 from ..trace.event_rules import EventRules, verified
 from ..trace.file import Trace
-from ..verdict import Comparison, Located, Skipped, Tier, Verdict
+from ..verdict import Comparison, Located, Skipped, Tier, Verdict, prefer_shared
 from .declared import NOTHING, Declared
 from .failures import failure
 from .guard import SubjectFailed
@@ -160,6 +160,7 @@ class Replay:
         watching = [*chosen, *also, *([older] if explain else [])]
         with threads_for(self.plan.checkpoint.config.hidden):
             verdict = run(lockstep, watching, until=until, layers=layers, progress=progress)
+            verdict.compared = prefer_shared(verdict.compared)
             if explain and verdict.findings:
                 pieces = oracle if isinstance(oracle, PatchedOracle) else None  # a bank looks at the subject's own bits
                 verdict.compared = explained(verdict.compared, lockstep.last, pieces, older)

@@ -114,7 +114,9 @@ def finding(found: Comparison) -> dict[str, Any]:
         "code": None if found.problem is None else found.problem.code, "diagnosis": found.diagnosis,
         "where": where(found),
         "raised": None if found.raised is None else _raised(found.raised),
-        "explained": None if found.explained is None else asdict(found.explained),
+        "explained": None if found.explained is None else {
+            "by": found.explained.by, "says": found.explained.sentence,
+        },
     }
 
 

@@ -61,9 +61,9 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
 
 
 def left_out(outcome: Outcome) -> str:
-    """The tiers that nobody asked for; empty where all were."""
+    """The tiers that were not judged; empty if all were."""
     asked, left = named(outcome.tiers), named(outcome.left_out)
-    return f"only {asked} judged; left out by --tiers: {left}" if left else ""
+    return f"only {asked} judged; left out: {left}" if left else ""
 
 
 def _conclusion(outcome: Outcome) -> Text:
