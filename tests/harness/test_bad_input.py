@@ -94,6 +94,13 @@ def test_tensors_cut_anywhere(instep, trace):
         assert "safetensors" in replayed(instep, trace)
 
 
+def test_missing_model_names_the_option_for_it(instep, trace):
+    folder = trace.path.parent / trace.header.checkpoint.near
+    shutil.rmtree(folder)
+    said = complaint(instep("replay", trace.path))
+    assert f"no directory {folder}" in said and "--model DIR" in said
+
+
 def test_folders_and_nothing_where_files_should_be(instep, trace):
     assert "directory" in complaint(instep("replay", trace.path.parent))
     assert "expected a header" in complaint(instep("replay", "/dev/null"))
@@ -281,14 +288,15 @@ def test_a_trace_that_is_spoilt(instep: Runner, made: Trace, tmp_path: Path, gol
 COMMANDS = {
     "replay": ("TRACE --ops magic", "TRACE --dtype int3", "TRACE --layout KVV", "TRACE --device tpu", "none.jsonl",
                "fixtures", "/dev/null", "TRACE --ops plain --dtype bfloat16", "TRACE --layer 55", "TRACE --tiers T9",
-               "TRACE --swap gdn", "TRACE --swap none=plain", "TRACE --graft core", "TRACE --strategy luck"),
-    "streams": ("TRACE --layer 55", "TRACE --level none"),
-    "relations": ("TRACE marriage", "TRACE slots --drafter nobody"),
+               "TRACE --until 9999", "TRACE --swap gdn", "TRACE --swap none=plain", "TRACE --graft core",
+               "TRACE --strategy luck"),
+    "streams": ("TRACE --layer 55", "TRACE --until 9999", "TRACE --level none"),
+    "relations": ("TRACE marriage", "TRACE slots --until 9999", "TRACE slots --drafter nobody"),
     "faults": ("commit-index-minus-two", "--family rolback", "--ops nobody", "--family numerics --ops ledger",
                "commit-index-minus-one --family graph"),
     "fuzz": ("--checkpoint nowhere", "--ops nobody"),
     "gate": ("plain plain --device tpu", "plain plain --dtype int8", "plain plain --strategy none",
-             "plain plain --case decode", "plain plain --pairs 0", "plain plain --allowed 3", "plain plain --batch 0",
+             "plain plain --case decode", "plain plain --pairs 10", "plain plain --allowed 3", "plain plain --batch 0",
              "plain plain --rounds 0", "plain plain --patience 0", "nobody plain", "ledger plain", "tests plain"),
     "generate": tuple(f"fixtures/tiny {words}" for words in (
         "--ops ledger", "--ops nothing", "--device tpu", "--layout XX", "--device cpu:x", "--strategy luck",
@@ -298,7 +306,7 @@ COMMANDS = {
     "memory": ("nothing", "fixtures/tiny/prompts.json", *(f"qwen3.5-9b {words}" for words in (
         "--candidates 1,x", "--candidates 1 --num-steps 2", "--dtype int8", "--layout XX", "--gib inf",
     ))),
-    "shapes": ("nothing", "qwen3.5-9b --layers 99"),
+    "shapes": ("nothing", "qwen3.5-9b --layers 99", "qwen3.5-0.8b --ops plain --vocab 64 --until 9999"),
     "record": ("--checkpoint nowhere --prompts none.json --policy none.json --out new.jsonl",),
 }  # fmt: skip
 

@@ -5,6 +5,8 @@ Leaves out: the faults themselves (`test_faults.py`).
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,24 @@ def test_a_fault_is_planted_in_a_copy_and_its_message_and_page_are_shown(
     assert f"  event {fault.event} " in ran.out and fault.says in ran.out and "instep replay " in ran.out
     assert opened == [(tmp_path / "page.html").as_uri()] and "DIVERGED" in (tmp_path / "page.html").read_text()
     assert before == {package: digests(source(package).parent)[package] for package in PACKAGES}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+def test_kept_copy_shows_the_fault_again_with_the_printed_command(
+    instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --keep it prints that the command agrees, because the copy is gone."""
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    copy, page = tmp_path / "a copy", tmp_path / "page.html"
+    ran = instep("demo", "row-for-slot", "--html", page, "--keep", copy)
+    (line,) = [line for line in ran.out.splitlines() if "PYTHONPATH=" in line]
+    done = subprocess.run(line, shell=True, check=False, capture_output=True, text=True)
+    assert ran.code == 0 and done.returncode == 1 and "DIVERGED" in done.stdout, done
+    assert '<section class="made"><pre>instep replay ' in page.read_text()
+    assert "not empty" in complaint(instep("demo", "--keep", copy))
+    assert "That command agrees here" in instep("demo", "row-for-slot", "--html", page).out
 
 
 def test_what_is_no_fault_is_refused_and_a_fault_that_is_not_found_is_no_agreement(

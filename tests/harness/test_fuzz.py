@@ -109,6 +109,31 @@ def test_a_clock_ends_it_no_time_is_inconclusive_and_bad_input_one_line(
     assert not (folder / "fuzz").exists() and not (folder / ".hypothesis").exists()
 
 
+def test_ctrl_c_keeps_what_ran(
+    instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, begin = [], fuzzing._Host.begin
+
+    def pressed_at_the_third(host: fuzzing._Host, choose: object) -> Example:
+        begun.append(host.settings.setting.name)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return begin(host, choose)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fuzzing._Host, "begin", pressed_at_the_third)
+    told, out = tmp_path / "told.json", tmp_path / "out"
+    ran = instep("fuzz", "--checkpoint", model, "--examples", 9, "--seed", SEED, "--json", told, "--out", out)
+    (one,) = json.loads(told.read_text())["campaigns"]
+    assert begun == ["ledger"] * 3, "no further op set begins"
+    assert ran.code == Exit.AGREED and "interrupted" in ran.out, ran
+    assert one["interrupted"] and one["examples"] == 2 and one["elements"] > 0
+
+
+def test_file_of_a_finding_has_no_colon() -> None:
+    settings = Settings(Setting("mine:OPS"), Path("model"), 1, 7, Path("out"))
+    assert place(settings) == Path("out/fuzz-mine-OPS-7.jsonl")
+
+
 def test_a_harness_that_fails_is_not_a_finding(
     instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,18 @@ def test_the_command_prints_texts_and_a_speed_beside_its_check(instep, tmp_path,
     assert replayed.code == 0, replayed
 
 
+def test_generate_decodes_with_the_bundled_model_by_default(instep, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ran = instep("generate", "--prompt", "x", "--tokens", 2, "--unchecked")
+    assert ran.code == 0 and '"prompt 1" 1 + 2 tokens' in ran.out, ran
+
+
+@pytest.mark.parametrize("words", [("generate", "--prompt", "x"), ("relations", "fixtures/traces/adaptive.jsonl")])
+def test_more_tokens_than_any_model_has_positions_are_refused(instep, words):
+    ran = instep(*words, "--tokens", 10**11)
+    assert ran.code == 2 and "1048576" in ran.err and "Traceback" not in ran.err, ran
+
+
 @pytest.mark.slow
 def test_drawn_tokens_are_read_again_by_what_drew_them(instep, tmp_path):
     """An engine that takes another temperature, or draws a rejected draft again, is found; a right one is not."""

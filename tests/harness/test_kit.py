@@ -31,7 +31,7 @@ from instep_optimized.layout import Part
 from instep_reference.contract.errors import BadInput, InstepError
 from support import warm
 from support.by_verbs import right as make
-from support.command import Runner, complaint
+from support.command import Runner, advances, complaint
 from support.kit_ops import FORGETFUL, PLAIN
 
 TOP = Path(__file__).resolve().parents[2]
@@ -379,3 +379,10 @@ def test_instep_op_tells_each_op_and_refuses_what_is_not_there(instep: Runner, t
     assert "there are float32, bfloat16" in complaint(instep("op", "plain", "gdn", "--state-dtype", "float16"))
     assert "move case commit-state\n" in kit.served(kit.op_cases("move"), changed("move", lambda given: {
         **given, "target": replace(given["target"], units=given["target"].units.clamp(min=0))})).message
+
+
+def test_instep_op_shows_its_progress(instep: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = advances(monkeypatch)
+    assert instep("op", "plain", "embed", "concat", "--drawn", 0).code == 0
+    assert [(done, of) for _, done, of in seen] == [(number, 4) for number in range(4)]
+    assert all("embed" in what or "concat" in what for what, _, _ in seen)

@@ -15,8 +15,10 @@ from typing import get_args
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from instep.cli import app
+from instep.cli.setting import PANEL, named
 from instep.options import CHOICES, OPTIONS, TIERS, USUAL
 from instep.replay import setting
 from instep.verdict import Tier
@@ -61,7 +63,7 @@ def test_options_have_the_same_type_in_every_command(name: str) -> None:
 def test_choices_are_in_the_help_of_every_command() -> None:
     for name, values in CHOICES.items():
         for command, (_, metavar) in options()[f"--{name.replace('_', '-')}"].items():
-            assert metavar == "|".join(values) or command == "audit", (command, name)
+            assert metavar == named(values) or command == "audit", (command, name)
 
 
 def test_both_names_of_the_model_option_are_accepted() -> None:
@@ -108,3 +110,13 @@ def test_a_shell_completes_commands_options_and_values(typed: str, offered: set[
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False,
                           env={**os.environ, **words})  # fmt: skip
     assert {*done.stdout.split()} == offered, done.stderr
+
+
+def test_help_has_the_engine_options_in_the_last_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = CliRunner().invoke(app, ["replay", "--help"]).output
+    own, engine = said.split(PANEL)
+    assert "--until" in own and "--commit" in own and not any(f"{option} " in own for option in ("--ops", "--strategy"))
+    assert all(f"--{name.replace('_', '-')} " in engine for name in OPTIONS) and "--until" not in engine
+    lines = [line for line in engine.splitlines() if line.startswith("│")]
+    assert len(lines) <= 4 * len(OPTIONS), "a table whose texts have room"

@@ -57,6 +57,20 @@ def test_what_a_user_reads(golden: Golden) -> None:
     }))  # fmt: skip
 
 
+def test_levels_of_one_trace_have_a_table_each_and_shared_notes_once() -> None:
+    said = shown(*(outcome(comparison(), name=f"a trace, {level} level", declared=Declared({}, {}))
+                   for level in ("op", "model")))  # fmt: skip
+    first, second = said.split("a trace, model level\n")
+    assert first.startswith("a trace, op level\n"), said
+    assert first.count("│ triton agrees") == second.count("│ triton agrees") == 1, said
+    assert "a trace, op level: triton agrees: " in said and "a trace, model level: triton agrees: " in said
+    assert said.count("triton declares: no rounding") == 1
+    strategies = [outcome(comparison(), plan=SimpleNamespace(setting=Setting("triton", strategy=name)))
+                  for name in ("rerun", "columns")]  # fmt: skip
+    said = shown(*strategies)
+    assert "triton, rerun, windows agrees: " in said and "triton, columns, windows agrees: " in said
+
+
 def test_what_is_located_is_written_as_data():
     located = Located(comparison(), "memory", None, "says", ("--graft trunk.3.state@41",), ("if transposed",), 3)
     assert data.of([outcome(comparison(worst=1.0), located=located)]).data()["runs"][0]["located"] == {

@@ -28,6 +28,7 @@ from instep.verdict import Exit, Verdict
 from instep_optimized.commit import STRATEGIES
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
+from support.command import Runner, advances
 from support.covering import WHOLE, each_value
 from support.planting import planted_here
 
@@ -228,3 +229,12 @@ def test_the_command_says_it_and_writes_its_result(tmp_path: Path) -> None:
     assert wrong.exit_code == Exit.DIVERGED and "expected up to position" in " ".join(wrong.output.split())
     with pytest.raises(BadInput, match="op or model"):
         CliRunner().invoke(app, ["streams", trace, "--level", "bit"], catch_exceptions=False)
+
+
+@pytest.mark.slow
+def test_streams_shows_its_progress(instep: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = advances(monkeypatch)
+    words = ("--strategy", "snapshot", "--strategy", "rerun", "--level", "op", "--until", 3)
+    assert instep("streams", TRACES / "faults" / "ragged.jsonl", *words).code == Exit.AGREED
+    runs = ("op level [plain, snapshot], run 1 of 2", "op level [plain, rerun], run 2 of 2")
+    assert seen == [(run, done, 4) for run in runs for done in range(1, 5)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import re
 from pathlib import Path
 
@@ -18,11 +19,12 @@ from rich.text import Text
 import instep
 from instep.calibrate.graded import NUMBERS, Limit
 from instep.calibrate.tables import Calibration, Rate
-from instep.cli import calibrate, memory
-from instep.report import tables
+from instep.cli import calibrate, doctor, memory
+from instep.report import tables, terminal
 from instep.verdict import Tier
 from support.command import Runner
 from support.covering import each_value
+from support.outcomes import comparison, outcome
 from support.traces import policy, recorded
 
 WIDTHS = (120, 80, 60, 20)
@@ -84,6 +86,23 @@ def test_a_table_that_fits_is_no_wider_than_the_console():
     for width in (160, 100):
         assert max(map(len, printed(crowded(), width).splitlines())) <= width
     assert max(map(len, printed(needs(), 80).splitlines())) <= 80
+
+
+def test_rows_of_runs_keep_their_lines_at_80_columns() -> None:
+    lines = printed(terminal._runs([outcome(comparison(), of=115)]), 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    for cell in ("triton agrees", "42 of 115 events", "rerun, windows", "reference 1.0 s", "subject 0.5 s"):
+        assert any(cell in line for line in lines), cell
+
+
+def test_doctor_takes_two_lines_a_part_at_most_at_80_columns() -> None:
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    found = {**dict.fromkeys(doctor.NEEDED_FOR), "device": doctor.CPU, "kernels": "interpreted by Triton"}
+    doctor._show(found, console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    begins = [number for number, line in enumerate(lines) if line[1:2].strip()]
+    assert len(begins) == len(found) + 2, "a heading, a rule, and a line that begins each part"
+    assert all(after - before <= 2 for before, after in itertools.pairwise(begins)), lines
 
 
 @pytest.fixture(scope="module")

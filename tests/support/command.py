@@ -5,8 +5,11 @@ Leaves out: running it (the fixture `instep` of the harness's tests does).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
+
+import pytest
 
 
 class Ran(NamedTuple):
@@ -16,6 +19,18 @@ class Ran(NamedTuple):
 
 
 Runner = Callable[..., Ran]
+
+
+def advances(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int | None]]:
+    """What the progress bar of the commands in this test is given: text, how much is done, of how much."""
+    seen: list[tuple[str, int, int | None]] = []
+
+    @contextmanager
+    def recorded(first: str) -> Iterator[Callable[[str, int, int | None], None]]:
+        yield lambda what, done, of: seen.append((what, done, of))
+
+    monkeypatch.setattr("instep.cli.progress.progress", recorded)
+    return seen
 
 
 def complaint(ran: Ran) -> str:

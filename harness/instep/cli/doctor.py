@@ -1,6 +1,6 @@
-"""`instep doctor`: what is here, and what is missing for what.
+"""`instep doctor`: what is installed, and what does not work without the parts that are missing.
 
-Leaves out: repairing it.
+Leaves out: installing them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ NEEDED_FOR = {
     "einops": "the op set fla",
     "transformers": "the tests against transformers (extra: oracle)",
 }
-DISTRIBUTED_AS = {"fla": "fla-core"}  # where the package has another name than its module
+DISTRIBUTED_AS = {"fla": "fla-core"}  # modules whose package has another name
+CPU = "cpu, no CUDA device"  # then what is missing is a card
+ON_A_CARD = "--device cuda and native kernels"
 REQUIRED = ("torch", "safetensors", "msgspec")
 SUPPORTED = ((3, 11), (3, 14))  # from, up to but without
 
@@ -35,7 +37,7 @@ SUPPORTED = ((3, 11), (3, 14))  # from, up to but without
 def doctor(
     json: Annotated[Path | None, typer.Option(help="Write the findings there, too; - is stdout.")] = None,
 ) -> None:
-    """Print what is installed here, and what is missing for what."""
+    """Print what is installed, and what does not work without the parts that are missing."""
     from rich.console import Console
 
     found = findings()
@@ -49,7 +51,7 @@ def doctor(
 
 
 def findings() -> dict[str, str | None]:
-    """What there is -> its version or kind; None for what is missing."""
+    """Part -> its version or kind; None if it is missing."""
     from ..report.machine import installed, system
 
     found: dict[str, str | None] = {"python": platform.python_version(), "system": system()}
@@ -67,7 +69,8 @@ def _show(found: dict[str, str | None], console: Console) -> None:
 
     made = tables.table("", {"part": "word", "found": "text", "missing for": "text"})
     for part, value in found.items():
-        made.add_row(part, value or "[red]missing[/red]", "" if value else NEEDED_FOR.get(part, ""))
+        lacks = ON_A_CARD if value == CPU else "" if value else NEEDED_FOR.get(part, "")
+        made.add_row(part, value or "[red]missing[/red]", lacks)
     tables.show(made, console)
     low, high = SUPPORTED
     version = tuple(map(int, platform.python_version_tuple()[:2]))
@@ -79,13 +82,13 @@ def _device() -> str:
     import torch
 
     if not torch.cuda.is_available():
-        return "cpu (no CUDA device: --device cuda and native kernels are not to be had)"
+        return CPU
     count = torch.cuda.device_count()
     return f"{count} x {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
 
 
 def _kernels() -> str:
-    """Whether Triton's kernels would run natively or in its interpreter."""
+    """How Triton runs its kernels here: natively, or in its interpreter."""
     import torch
 
-    return "native" if torch.cuda.is_available() else "interpreted (Triton's interpreter, on the CPU)"
+    return "native" if torch.cuda.is_available() else "interpreted by Triton"

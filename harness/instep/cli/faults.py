@@ -28,7 +28,7 @@ def faults(
     family: Annotated[list[str] | None, typer.Option(help="Only of this family; may be repeated.")] = None,
     ops: Annotated[list[str] | None, typer.Option(help="Only those of this op set; may be repeated.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(
-        "--checkpoint", "--model", help="Record the traces anew with this model, as one with experts; "
+        "--model", "--checkpoint", help="Record the traces anew with this model, as one with experts; "
                                                          "left out: as they come with instep.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes at a time; left out: as many as cores.", min=1)] = None,
     part: Annotated[str | None, typer.Option(help="Of so many parts of them one, as 3/16: as many processes or "

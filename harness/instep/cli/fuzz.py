@@ -34,7 +34,7 @@ SEEDS = 2**31
 def fuzz(
     given: Given,
     checkpoint: Annotated[Path | None, typer.Option(
-        "--checkpoint", "--model", help="A Hugging Face checkpoint directory; left out: instep's "
+        "--model", "--checkpoint", help="A Hugging Face checkpoint directory; left out: instep's "
                                                          "own.")] = None,
     examples: Annotated[int | None, typer.Option(help="Runs per op set; 400 unless a time is given.", min=1)] = None,
     minutes: Annotated[float | None, typer.Option(help="The most time, shared by the op sets.", min=0.0)] = None,
@@ -66,7 +66,7 @@ def fuzz(
         show(results[-1:], Console())  # of each as it ends: who stops the next one has it
         setting, directory = given.setting(ops=name), checkpoint or model()
         results.append(_run(Settings(setting, directory, count, start, out, seconds, shrink, sampled, trees)))
-        if results[-1].exit is Exit.DIVERGED:
+        if results[-1].exit is Exit.DIVERGED or results[-1].interrupted:
             break
     finish(of(results, commit), json, partial(show, results[-1:]), html=html,
            charts=lambda: _charts(results[-1]))  # fmt: skip

@@ -25,10 +25,10 @@ def gate(
     case: Annotated[list[str] | None, typer.Option(help="verify or commit; may be repeated. Left out: both.")] = None,
     clock: Annotated[list[str] | None, typer.Option(help="wall, cpu or device: judge only these; may be repeated. "
                                                            "Left out: all.")] = None,
-    pairs: Annotated[int, typer.Option(help="Interleaved pairs at least; under 60 nothing is concluded.")] = 60,
+    pairs: Annotated[int, typer.Option(help="The least number of interleaved pairs, 60 or more.")] = 60,
     allowed: Annotated[float, typer.Option(help="The slow-down that is allowed, as a part.")] = 0.03,
     checkpoint: Annotated[Path | None, typer.Option(
-        "--checkpoint", "--model", help="The model that is run; left out: instep's own.")] = None,
+        "--model", "--checkpoint", help="The model that is run; left out: instep's own.")] = None,
     batch: Annotated[int, typer.Option(help="Requests in a batch.")] = 4,
     rounds: Annotated[int, typer.Option(help="Rounds of the course, which is checked, then timed.")] = 2,
     num_steps: Annotated[int, typer.Option(help="Drafts a round: the window is one wider.", min=1)] = 3,

@@ -22,20 +22,23 @@ if TYPE_CHECKING:
     from ..generate.words import Words
     from ..verdict import Verdict
 
+MOST_TOKENS = 2**20  # no model has more positions
 FIRST_STEPS = 3  # drafts a round where nobody says a number
 
 
 @takes_setting(ops="Op set by name, or module:attribute.", drafter=PROPOSED)
 def generate(
     given: Given,
-    checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face checkpoint directory.")],
+    checkpoint: Annotated[Path | None, typer.Argument(help="A Hugging Face checkpoint directory; left out: instep's "
+                                                           "own.")] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="Text, or token numbers where there is no tokenizer; may be "
                                                          "repeated. Left out: prompts.json beside the model.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="JSON list of {name, text | tokens}.")] = None,
     num_steps: Annotated[int | None, typer.Option(help="Drafts a round, 3 if left out; with --adaptive, at first.",
                                                   min=0)] = None,
     adaptive: Annotated[Path | None, typer.Option(help="JSON file of a controller of step counts.")] = None,
-    tokens: Annotated[int, typer.Option(help="The most that each request says.", min=1)] = 64,
+    tokens: Annotated[int, typer.Option(help="The most that each request says.", min=1,
+                                           max=MOST_TOKENS)] = 64,
     batch: Annotated[int, typer.Option(help="Requests at a time; others follow as these finish.", min=1)] = 8,
     chunk: Annotated[int, typer.Option(help="Prompt tokens of a request in one step.", min=1)] = 64,
     temperature: Annotated[float, typer.Option(help="Above 0: tokens are drawn, and drafts accepted by rejection.",
@@ -53,6 +56,7 @@ def generate(
     from instep_reference.contract.drafters import in_use
     from instep_reference.contract.errors import BadInput
 
+    from ..carried import model
     from ..generate.decode import decode
     from ..generate.words import words_of
     from ..replay.participants import candidates
@@ -61,15 +65,16 @@ def generate(
     if prompt and prompts is not None:
         raise BadInput("--prompts", found="--prompt too", expected="one of them")
     _must_be_writable(trace, json)
-    opened = Checkpoint.open(checkpoint)
-    words = words_of(checkpoint, opened.config.vocab)
+    directory = checkpoint or model()
+    opened = Checkpoint.open(directory)
+    words = words_of(directory, opened.config.vocab)
     setting = given.setting()
     must_hold(opened, setting.dtype)
-    asked = _prompts(checkpoint, prompt, prompts, words, opened.config.vocab)
+    asked = _prompts(directory, prompt, prompts, words, opened.config.vocab)
     kept = frozenset() if unchecked else _sample(list(asked), check)
     steps = _steps(num_steps, adaptive, bool(in_use(opened.config, setting.mode).mtp_layers or setting.proposer()))
     ask = replace(
-        _ask(checkpoint, opened, setting, asked, steps, tokens, batch, chunk, kept, trace),
+        _ask(directory, opened, setting, asked, steps, tokens, batch, chunk, kept, trace),
         sampling=_sampling(temperature, top_k, top_p), seed=seed)
     for message in candidates(ask.num_steps, ask.header.adaptive_file("adaptive"))[1]:
         print(message)

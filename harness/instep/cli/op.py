@@ -43,6 +43,7 @@ def op(
     """Hold single ops to their contract and the reference; exit 0: all agree, 1: divergence, 3: nothing compared."""
     from ..kit.launches import op_cases, served
     from ..report.result import Result
+    from .progress import progress
 
     must_be_free((json, sarif))
     setting = given.setting(ops=ops)
@@ -56,7 +57,9 @@ def op(
         some for one in every
         for some in op_cases(one, case=case, drawn=drawn, seed=seed, trees=True, real=real, **widths)
     ]
-    run = served(cases, setting.name, device=setting.device)
+    with progress(f"cases of {setting.name}") as advance:
+        run = served(cases, setting.name, device=setting.device,
+                     progress=lambda number: advance(str(cases[number]), number, len(cases)))
     found = {"ops": ops, "seed": seed, "runs": [_data(run)]}
     result = Result(run.exit, setting.device, found, commit)
     finish(result, json, lambda console: _show(run, console), sarif=sarif, annotate=annotate)

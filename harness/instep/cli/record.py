@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..options import PROPOSED, WIDTHS, known
+from ..options import PROPOSED, WIDTHS, either, known
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
     from ..replay.setting import Setting
     from ..trace.file import Trace
     from ..trace.policy import Policy
-
-SPELLED = "|".join(WIDTHS)
 
 
 def _example(asked: bool) -> None:
@@ -38,14 +36,15 @@ def _example(asked: bool) -> None:
 )
 def record(
     given: Given,
-    checkpoint: Annotated[Path, typer.Option("--checkpoint", "--model", help="A Hugging Face checkpoint directory.")],
+    checkpoint: Annotated[Path, typer.Option("--model", "--checkpoint", help="A Hugging Face checkpoint directory.")],
     prompts: Annotated[Path, typer.Option(help="JSON list of {name, text | tokens}.")],
     out: Annotated[Path, typer.Option(help="The trace to write; its tensors go beside it.")],
     policy: Annotated[Path | None, typer.Option(help="JSON policy: arrivals, chunks, step counts, acceptance, moments. "
                                                      "Left out: a request per prompt, a bit of everything.")] = None,
     example_policy: Annotated[bool, typer.Option("--example-policy", callback=_example, is_eager=True,
                                                  help="Print a policy for two prompts, to change.")] = False,
-    dtype: Annotated[str, typer.Option(metavar=SPELLED, help="The width in which the reference decides.")] = "float64",
+    dtype: Annotated[str, typer.Option(metavar="DTYPE", help=f"The width in which the reference decides: "
+                                                              f"{either(WIDTHS)}.")] = "float64",
     num_steps: Annotated[int | None, typer.Option(help="Instead of the policy's initial step count.", min=0)] = None,
     rounds: Annotated[int | None, typer.Option(help="Instead of the policy's most rounds.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="Instead of the policy's seed.")] = None,

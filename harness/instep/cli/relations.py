@@ -20,11 +20,12 @@ def relations(
     trace: Annotated[Path, typer.Argument(help="A trace: the .jsonl file.")],
     name: Annotated[list[str] | None, typer.Argument(help="Relations to hold; left out: all of them.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(
-        "--checkpoint", "--model", help="The model; left out: where the trace says.")] = None,
+        "--model", "--checkpoint", help="The model; left out: where the trace says.")] = None,
     until: Annotated[int | None, typer.Option(help="The trace up to this event.", min=0)] = None,
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Hold bit by bit what the op set `invariant` promises.")]
     = False,
-    tokens: Annotated[int, typer.Option(help="How many tokens the drift is watched for.", min=64)] = 2048,
+    tokens: Annotated[int, typer.Option(help="How many tokens the drift is watched for.", min=64,
+                                           max=2**20)] = 2048,
     json: Json = None,
     html: Html = None,
     sarif: Sarif = None,
@@ -35,14 +36,16 @@ def relations(
     from .. import relations as table
     from ..relations import render
     from ..relations.case import Case
-    from ..replay.replay import Replay
+    from ..replay.replay import Replay, must_reach
     from ..trace.file import read
     from .progress import progress
 
     wanted = table.relations(name or ())
     must_be_free((json, html, sarif), trace)
     given.subjects()  # an op set beside an engine is refused
-    replay = Replay(read(trace), given.setting(), checkpoint=checkpoint)
+    loaded = read(trace)
+    must_reach(until, loaded)
+    replay = Replay(loaded, given.setting(), checkpoint=checkpoint)
     case = Case.of(replay.trace, replay.plan, until=until, bitwise=bitwise, tokens=tokens)
     with progress("relations") as said:
         found = table.held(case, wanted, lambda relation: said(relation.name, wanted.index(relation), len(wanted)))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..options import TIERS, tiers_named
+from ..options import tiers_named
 from .finish import Annotate, Commit, Html, Json, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 def replay(
     given: Given,
     trace: Annotated[Path | None, typer.Argument(help="A trace: the .jsonl file; left out: instep's own.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", "--model", help="The model; left out: where the "
+    checkpoint: Annotated[Path | None, typer.Option("--model", "--checkpoint", help="The model; left out: where the "
                                                                                      "trace says.")] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
-    tiers: Annotated[list[str] | None, typer.Option(metavar=",".join(TIERS), help="Judge these tiers alone, some "
+    tiers: Annotated[list[str] | None, typer.Option(metavar="T0,T2d,..", help="Judge these tiers alone, some "
                                                         "of them; may be repeated.")] = None,
     swap: Annotated[list[str] | None, typer.Option(help="OP=SET: this op from another set, gdn=plain; may be "
                                                       "repeated.")] = None,
@@ -60,7 +60,7 @@ def replay(
     from ..atomic_write import folder_for, write_atomically
     from ..carried import trace as own_trace
     from ..observe.event_digests import EventDigests
-    from ..replay.replay import Replay
+    from ..replay.replay import Replay, must_reach
     from ..replay.variant import Variant, patch_of, swaps_of
     from ..report import data, terminal
     from ..report.tables import say
@@ -75,6 +75,7 @@ def replay(
     asked = own_trace() if trace is None else trace
     must_be_free((json, html, trail, sarif), asked)
     loaded = read(asked)
+    must_reach(until, loaded)
     runs = _planned(loaded, given, until)
     trails = [EventDigests() for _ in runs]
     outcomes = [

@@ -19,6 +19,8 @@ from ..options import CHOICES, OPTIONS, SOMETIMES, USUAL, known
 if TYPE_CHECKING:
     from ..replay.setting import Setting
 
+PANEL = "Engine under test"  # of `--help`; typer prints it after a command's own options
+WIDEST_METAVAR = 8
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,12 @@ class Given:
 
         once = {name: value for name, value in self.named.items() if not isinstance(value, list)}
         return Setting.of(**{**otherwise, **once})
+
+
+def named(values: Collection[str]) -> str:
+    """A closed list of values as `--help` names it. A long one would leave its text no room on a narrow terminal."""
+    listed = "|".join(values)
+    return listed if len(listed) <= WIDEST_METAVAR else "DTYPE"
 
 
 def takes_setting(
@@ -89,7 +97,7 @@ def _option(name: str, repeated: bool, says: str | None) -> inspect.Parameter:
         text, kind = f"{text.rstrip('.')}; may be repeated.", GenericAlias(list, once)
     choices = CHOICES.get(name, USUAL.get(name, ()))
     how: Any = typer.Option(
-        help=text, show_default=False, metavar="|".join(CHOICES[name]) if name in CHOICES else None,
+        help=text, show_default=False, rich_help_panel=PANEL, metavar=named(CHOICES[name]) if name in CHOICES else None,
         autocompletion=(lambda: choices) if choices else None,
     )
     # Built while the program runs, so no checker can read it as a type.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def soak(
     given: Given,
     checkpoint: Annotated[Path | None, typer.Option(
-        "--checkpoint", "--model", help="A Hugging Face checkpoint directory; left out: instep's "
+        "--model", "--checkpoint", help="A Hugging Face checkpoint directory; left out: instep's "
                                                          "own.")] = None,
     minutes: Annotated[float | None, typer.Option(help="The most time of this session, shared by the op sets.",
                                                   min=0.0)] = None,

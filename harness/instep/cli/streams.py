@@ -35,22 +35,32 @@ def streams(
     """Replay a trace on labels that states can be read by; exit 0: all right, 1: a label is wrong, 3: nothing read."""
     from instep_reference.contract.errors import BadInput
 
-    from ..replay.replay import must_have
+    from ..replay.replay import Outcome, must_have, must_reach
     from ..report import data, terminal
     from ..streams.checkpoint import config
     from ..streams.run import LEVELS, streamed
     from ..trace.file import read
+    from .progress import progress
 
     chosen = [one for one in LEVELS if level is None or one in level]
     if len(chosen) < len(set(level or LEVELS)):
         raise BadInput("--level", found=", ".join(level or ()), expected=" or ".join(LEVELS))
     must_be_free((json, sarif), trace)
     loaded = read(trace)
+    must_reach(until, loaded)
     must_have(layer or (), config(1))  # the same layers, however many requests
-    outcomes = [
-        streamed(loaded, given.setting(ops=served, strategy=how), one, until=until, layers=layer)
-        for served in given.several("ops", "plain")
+    runs = [
+        (given.setting(ops=served, strategy=how), one) for served in given.several("ops", "plain")
         for how in given.named.get("strategy") or given.setting(ops=served).strategies("strategy") for one in chosen
     ]
+    total, outcomes = len(loaded.events) if until is None else until + 1, list[Outcome]()
+    with progress("streams") as advance:
+        for setting, one in runs:
+            what = f"{one} level [{setting.name}, {setting.strategy}], run {len(outcomes) + 1} of {len(runs)}"
+
+            def at_event(index: int, event: object, what: str = what) -> None:
+                advance(what, index + 1, total)
+
+            outcomes.append(streamed(loaded, setting, one, until=until, layers=layer, progress=at_event))
     finish(data.of(outcomes, commit), json, lambda console: terminal.show(outcomes, console),
            sarif=sarif, annotate=annotate, trace=trace)

@@ -28,6 +28,7 @@ from ..replay.replay import Outcome, Replay
 from ..replay.setting import Setting
 from ..replay.single import header_of
 from ..report.machine import installed
+from ..report.tensors import for_a_file
 from ..trace.file import read, replaceable
 from ..trace.header import Header, Model, Part, Recording
 from ..trace.policy import Policy
@@ -77,6 +78,7 @@ class Result:
     refused  kind of event -> how often the rules refused a drawn event (mostly because no page was free)
     again    whether the sides differed again when that trace was replayed from its file
     cut      why shrinking ended early; "" if it did not
+    interrupted  whether the user ended it with Ctrl-C: what ran until then counts
     """
 
     settings: Settings
@@ -89,6 +91,7 @@ class Result:
     found: Outcome | None = None
     again: bool = True
     cut: str = ""
+    interrupted: bool = False
 
     @property
     def exit(self) -> Exit:
@@ -111,7 +114,7 @@ def campaign(settings: Settings, progress: Progress | None = None) -> Result:
     host = _Host(settings, progress or (lambda examples: None))
     for number in range(-(-settings.examples // BATCH)):
         _batch(host, min(BATCH, settings.examples - number * BATCH), settings.seed * SEEDS_APART + number)
-        if host.smallest is not None or host.over:
+        if host.smallest is not None or host.over or host.result.interrupted:
             break
     host.result.seconds = time.monotonic() - host.begun
     if host.smallest is not None:
@@ -137,6 +140,8 @@ def _batch(host: _Host, examples: int, seed: int) -> None:
             run_state_machine_as_test(factory, settings=how)
     except (Over, Exception) as error:
         host.ended(error)
+    except KeyboardInterrupt:
+        host.interrupted()
 
 
 class _Host:
@@ -219,6 +224,12 @@ class _Host:
         elif not isinstance(error, Diverged):
             self.result.cut = "the same events did not part the sides every time"
 
+    def interrupted(self) -> None:
+        """The user pressed Ctrl-C: what ran until then counts."""
+        self.result.interrupted = True
+        if self.smallest is not None:
+            self.result.cut = "it was interrupted"
+
     def failed(self, error: Exception) -> NoReturn:
         """The harness, a side or a check failed: no finding, and the end."""
         self.broken = error
@@ -279,7 +290,8 @@ def must_be_free(settings: Settings) -> None:
 
 
 def _name(settings: Settings) -> str:
-    name = f"{settings.command}-{settings.setting.name}-{settings.seed}"
+    """The name of a finding's trace. Its file may be copied to a system that allows no colon, as in mine:OPS."""
+    name = for_a_file(f"{settings.command}-{settings.setting.name}-{settings.seed}")
     return f"{name}-{settings.number}" if settings.number else name
 
 

@@ -38,6 +38,7 @@ def _show(result: Result, console: Console) -> None:
         f"{result.examples:,} runs in {result.seconds:.0f} s, {result.events:,} events: {kinds or 'none'}",
         f"{len(coverage.pairs)} different pairs of events; {refused:,} draws refused by the event rules (no room left)",
         f"{result.elements:,} elements compared",
+        *["interrupted: the figures are those of the runs until then"] * result.interrupted,
     )
     if result.found is None:
         tables.say(console, "nothing found" if result.elements else "inconclusive: nothing was compared")
@@ -64,7 +65,8 @@ def _data(result: Result) -> dict[str, Any]:
         **settings.setting.data(), "seed": settings.seed, "exit": int(result.exit), "examples": result.examples,
         "events": result.events, "elements": result.elements, "seconds": round(result.seconds, 1),
         "pairs": len(result.coverage.pairs), "refused": sum(result.refused.values()),
-        "met": dict(result.coverage.counts()), "findings": [],
+        "met": dict(result.coverage.counts()),
+        "interrupted": result.interrupted, "findings": [],
         **({} if found is None else {
             "trace": place(settings).name, "shrunk": found.of, "again": result.again, "cut": result.cut,
             "message": f"{divergence(found)}\n  found in run {result.examples}, shrunk to {found.of} events: "

@@ -47,10 +47,13 @@ KIND = "launch"  # of an event: what a case is
 WAVERS = ("attend", "moe")  # ops that may hang on the error of one score (`checks/allowance.py`)
 
 
-def judged(ops: Ops, cases: Sequence[Case], device: str = "cpu") -> Verdict:
+def judged(
+    ops: Ops, cases: Sequence[Case], device: str = "cpu", progress: Callable[[int], None] = lambda number: None,
+) -> Verdict:
     """Serve every case and compare; event i of the verdict is case i. What is not served is skipped with its reason."""
     verdict = Verdict()
     for number, case in enumerate(cases):
+        progress(number)
         if not ops.trees and case.op in ALONG_TREES and is_tree(case.build("cpu")):
             verdict.skipped.append(Skipped("op", number, "windows that are trees (`Ops.trees`)", str(case)))
             continue

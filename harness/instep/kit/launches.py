@@ -5,7 +5,7 @@ Leaves out: the comparison (`judge.py`), and the cases (`cases/`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -73,13 +73,16 @@ class Served:
         return self
 
 
-def served(cases: Case | Iterable[Case], subject: Ops | str, *, device: str = "cpu") -> Served:
+def served(
+    cases: Case | Iterable[Case], subject: Ops | str, *, device: str = "cpu",
+    progress: Callable[[int], None] = lambda number: None,
+) -> Served:
     """Serve cases with an op set, by name or as a value, and compare them with the reference."""
     must_be("cases", cases, (Case, Iterable), "a case, or a list of cases")
     every = [cases] if isinstance(cases, Case) else list(cases)
     must_be_several("cases", every, Case, "cases, as op_cases gives them")
     setting, command = setting_of(subject, device=device)
-    return Served(setting.name, every, judged(setting.op_set(), every, device), command, device)
+    return Served(setting.name, every, judged(setting.op_set(), every, device, progress), command, device)
 
 
 def op_cases(

@@ -52,7 +52,7 @@ class Question:
         for name, found, right, expected in (
             ("--case", ", ".join(self.cases), bool(cases) and cases <= set(CASES), f"some of {', '.join(CASES)}"),
             ("--clock", ", ".join(self.clocks), set(self.clocks) <= set(clocks), f"some of {', '.join(clocks)}"),
-            ("--pairs", self.pairs, self.pairs > 0, "at least 1"),
+            ("--pairs", self.pairs, self.pairs >= FEWEST_PAIRS, f"at least {FEWEST_PAIRS}: fewer decide nothing"),
             ("--allowed", self.allowed, 0 < self.allowed < 1, "a part between 0 and 1, as 0.03"),
             ("--batch", self.batch, self.batch > 0, "at least 1"),
             ("--rounds", self.rounds, self.rounds > 0, "at least 1"),

@@ -34,7 +34,7 @@ from ..trace.file import Trace
 from .declared import declared
 from .guard import GuardedSubject
 from .history import History
-from .lockstep import Lockstep, run
+from .lockstep import Lockstep, Progress, run
 from .participant import Participant, guarded
 from .participants import Participants, Plan, counting, instrumentation_of, lent_copies
 from .replay import Outcome, of_kernels, served
@@ -63,7 +63,7 @@ def outcome(
     trace: Trace, checkpoint: Checkpoint, setting: Setting, *, until: int | None = None,
     layers: Collection[int] | None = None, also: Sequence[Check] = (), judged: Sequence[Check] | None = None,
     ops: Ops | None = None, kept: Collection[int] | None = None, again: tuple[str, ...] = (), admissions: bool = True,
-    batches: tuple[int, ...] | None = None,
+    batches: tuple[int, ...] | None = None, progress: Progress | None = None,
 ) -> Outcome:
     """Replay a trace in which everything is forced, up to and including event `until`.
 
@@ -77,7 +77,7 @@ def outcome(
                          batches=batches)  # fmt: skip
     lockstep = Lockstep(trace, seats)
     chosen = checks(checkpoint, setting, layers) if judged is None else judged
-    verdict = run(lockstep, [*chosen, *also], until=until, layers=kept, admissions=admissions)
+    verdict = run(lockstep, [*chosen, *also], until=until, layers=kept, progress=progress, admissions=admissions)
     from ..explain import Older, explained  # which stands on `localise`, and that on this
 
     verdict.compared = explained(verdict.compared, lockstep.last, None, Older())

@@ -115,7 +115,7 @@ class Replay:
         if isinstance(checkpoint, Checkpoint):
             opened = checkpoint
         else:
-            self.elsewhere, directory = checkpoint, checkpoint or trace.path.parent / header.checkpoint.near
+            self.elsewhere, directory = checkpoint, checkpoint or _model_of(trace)
             opened = Checkpoint.open(directory)
         header.checkpoint.must_be(opened, directory, trace.path.name)
         adaptive = header.adaptive_file(f"{trace.path.name} line 1")
@@ -213,12 +213,29 @@ def must_hold(checkpoint: Checkpoint, dtype: str) -> None:
             )
 
 
+def _model_of(trace: Trace) -> Path:
+    """The directory of the model that the trace names."""
+    directory = trace.path.parent / trace.header.checkpoint.near
+    if not directory.is_dir():
+        raise BadInput(f"the model of {trace.path.name}", found=f"no directory {directory}",
+                       expected="the model that the trace was recorded with",
+                       hint="--model DIR (for pytest --instep-checkpoint DIR) says where it is")
+    return directory
+
+
 def must_have(layers: Iterable[int], config: ModelConfig) -> None:
     """Refuse layers that the model does not have."""
     count = max(len(config.layer_kinds), config.mtp_layers)
     for layer in layers:
         if not 0 <= layer < count:
             raise BadInput("--layer", found=layer, expected=f"a layer of the model, 0 to {count - 1}")
+
+
+def must_reach(until: int | None, trace: Trace) -> None:
+    """Refuse an event that the trace does not have as the last one."""
+    last = len(trace.events) - 1
+    if until is not None and until > last:
+        raise BadInput("--until", found=until, expected=f"an event of {trace.path.name}, 0 to {last}")
 
 
 def oracle_for(

@@ -17,6 +17,7 @@ from rich.text import Text
 # number: right-justified; word: a name. Neither is cut or broken. text: broken into lines if the console is narrow.
 Kind = Literal["number", "word", "text"]
 NARROWEST_TEXT = 8
+UNFRAMED = (0, 0, 0, 1)  # padding of a table without a frame
 ENDLESS = 10_000  # columns of a console that is wide enough for everything
 
 
@@ -27,8 +28,8 @@ def say(console: Console, *lines: str | Text, style: str = "") -> None:
 
 
 def table(title: str, columns: Mapping[str, Kind], *, framed: bool = False) -> Table:
-    """A table without rows. framed: for a table whose rows form sections."""
-    box, padding = (HEAVY_HEAD, (0, 1)) if framed else (SIMPLE_HEAD, (0, 0, 0, 1))
+    """A table without rows. framed: for a table whose rows form sections; a narrow console shows it without a frame."""
+    box, padding = (HEAVY_HEAD, (0, 1)) if framed else (SIMPLE_HEAD, UNFRAMED)
     made = Table(title=Text(title, style="bold"), box=box, pad_edge=framed, padding=padding)
     for name, kind in columns.items():
         made.add_column(
@@ -39,13 +40,16 @@ def table(title: str, columns: Mapping[str, Kind], *, framed: bool = False) -> T
 
 
 def show(made: Table, console: Console) -> None:
-    """Print a table. On a narrow console first headings are broken between words, then texts. If that is not enough,
-    the table is wider than the console."""
+    """Print a table. On a narrow console it loses its frame, then headings are broken between words, then texts.
+
+    If that is not enough, the table is wider than the console.
+    """
     if made.title:
         say(console, made.title)  # rich would break it at the table's width
         made.title = None
     endless = console.options.update(width=ENDLESS)
     if Measurement.get(console, endless, made).maximum > console.width:
+        made.box, made.pad_edge, made.padding = SIMPLE_HEAD, False, UNFRAMED
         for column in made.columns:
             if column.min_width is None:
                 cells = max((Measurement.get(console, endless, cell).maximum for cell in column.cells), default=0)

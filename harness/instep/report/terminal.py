@@ -6,7 +6,7 @@ Leaves out: the words of a divergence (`words.py`) and the machine-readable form
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -33,26 +33,18 @@ DECIDING = {Tier.DIRECTED, Tier.DECISIONS}  # tiers that leave undecided what ro
 
 
 def show(outcomes: Sequence[Outcome], console: Console) -> None:
-    """Print everything about these runs of one trace."""
-    tables.show(_runs(outcomes), console)
-    for outcome in outcomes:
-        if outcome.verdict.exit is Exit.INCONCLUSIVE:
-            say(console, f"{outcome.plan.setting.name}: {_why_nothing(outcome)}")
-        _skips(outcome, console)
-        for line in not_judged(outcome):
-            say(console, line, style="dim")
-        _scratch(outcome, console)
-        if said := declared(outcome):
-            say(console, f"{outcome.plan.setting.name} declares: {said}", style="dim")
-        if outcome.in_parts:
-            say(console, f"{outcome.plan.setting.name}: {', '.join(outcome.in_parts)}: their parts served, so that "
-                "every place was seen; the relation `fused` holds them to the same bits", style="dim")  # fmt: skip
-        for said in exercised(outcome):
-            say(console, f"{outcome.plan.setting.name}: {said}", style="dim")
+    """Print these runs: a table for every trace, or level of `streams`, then notes, history and verdicts.
+
+    A note that several runs share is printed once.
+    """
+    for name in dict.fromkeys(outcome.name for outcome in outcomes):
+        tables.show(_runs([outcome for outcome in outcomes if outcome.name == name]), console)
+    for note, style in dict.fromkeys(note for outcome in outcomes for note in _notes(outcome)):
+        say(console, note, style=style)
     _history(max(outcomes, key=lambda outcome: outcome.verdict.events).history, console)
     for outcome in outcomes:
         if not outcome.verdict.findings:
-            say(console, _conclusion(outcome))
+            say(console, _conclusion(outcome, outcomes))
     for outcome in outcomes:
         if outcome.verdict.findings:
             say(console, divergence(outcome))
@@ -66,10 +58,32 @@ def left_out(outcome: Outcome) -> str:
     return f"only {asked} judged; left out: {left}" if left else ""
 
 
-def _conclusion(outcome: Outcome) -> Text:
-    """The verdict of a run that did not diverge, and what it stands on."""
+def _notes(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    """Lines about a run, each with its style: what was not compared, declared, served in parts or called."""
+    name = outcome.plan.setting.name
+    if outcome.verdict.exit is Exit.INCONCLUSIVE:
+        yield f"{name}: {_why_nothing(outcome)}", ""
+    yield from ((line, "dim") for line in (*_skips(outcome), *not_judged(outcome)))
+    yield from ((line, "") for line in _scratch(outcome))
+    if said := declared(outcome):
+        yield f"{name} declares: {said}", "dim"
+    if outcome.in_parts:
+        yield (f"{name}: {', '.join(outcome.in_parts)}: their parts served, so that every place was seen; the relation "
+               "`fused` holds them to the same bits", "dim")  # fmt: skip
+    yield from ((f"{name}: {said}", "dim") for said in exercised(outcome))
+
+
+def _conclusion(outcome: Outcome, among: Sequence[Outcome]) -> Text:
+    """The verdict of a run that did not diverge, and its evidence. The line begins with what differs among the runs."""
+    several, run = {one.name for one in among}, outcome.plan.setting.name
+    if len({_strategy(one) for one in among if (one.name, one.plan.setting.name) == (outcome.name, run)}) > 1:
+        run = f"{run}, {_strategy(outcome)}"
     said = f": {short(outcome.verdict.elements)} numbers compared in {outcome.served_events} of {outcome.of} events"
-    return Text.assemble(f"{outcome.plan.setting.name} ", VERDICTS[outcome.verdict.exit], said)
+    return Text.assemble(f"{outcome.name}: " * (len(several) > 1), f"{run} ", VERDICTS[outcome.verdict.exit], said)
+
+
+def _strategy(outcome: Outcome) -> str:
+    return f"{outcome.plan.setting.strategy}, {outcome.plan.setting.conv}"
 
 
 def _runs(outcomes: Sequence[Outcome]) -> Table:
@@ -91,7 +105,7 @@ def _run(outcome: Outcome) -> list[Text]:
         Text.assemble(f"{outcome.plan.setting.name} ", (word, style)),
         *map(Text, otherwise(outcome.variant)),
         Text(f"{'served ' * outcome.led}{outcome.served_events} of {outcome.of} events"),
-        *([] if outcome.led else [Text(f"{outcome.plan.setting.strategy}, {outcome.plan.setting.conv}", style="dim")]),
+        *([] if outcome.led else [Text(_strategy(outcome), style="dim")]),
         *([Text("in graphs", style="dim")] if outcome.plan.setting.graphs else []),
         *([Text("packed pools", style="dim")] if outcome.packed else []),
         *(Text(f"{side} {seconds:.1f} s", style="dim") for side, seconds in outcome.seconds.items()),
@@ -174,7 +188,7 @@ def short(count: int) -> str:
     return str(count)
 
 
-def _skips(outcome: Outcome, console: Console) -> None:
+def _skips(outcome: Outcome) -> Iterator[str]:
     """A line for every reason; a result file of an audit has them all."""
     alike: dict[tuple[str, str], list[Skipped]] = {}
     for skip in outcome.verdict.skipped:
@@ -182,17 +196,17 @@ def _skips(outcome: Outcome, console: Console) -> None:
     for (check, reason), skips in alike.items():
         said = f"{len(skips)} times" if check == "played" else f"{check} did not compare {len(skips)} times:"
         first = f", first at event {skips[0].event}, {skips[0].where}" * bool(skips[0].where)
-        say(console, f"{outcome.plan.setting.name}: {said} {reason}{first}", style="dim")
+        yield f"{outcome.plan.setting.name}: {said} {reason}{first}"
 
 
-def _scratch(outcome: Outcome, console: Console) -> None:
+def _scratch(outcome: Outcome) -> Iterator[str]:
     """The units that the engine declares as scratch: no byte of them was compared."""
     alike: dict[tuple[str, frozenset[int]], list[int]] = {}
     for (region, layer), units in outcome.scratch.items():
         alike.setdefault((region, units), []).append(layer)
     for (region, units), layers in alike.items():
         where = f"{listed('layer', layers)}, {listed('unit', units)}"
-        say(console, f"{outcome.plan.setting.name}: {region}, {where}: declared as scratch, not guarded")
+        yield f"{outcome.plan.setting.name}: {region}, {where}: declared as scratch, not guarded"
 
 
 def _history(history: History, console: Console) -> None:

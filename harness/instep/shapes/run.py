@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..replay.large_model import outcome
-from ..replay.replay import Outcome, must_have
+from ..replay.replay import Outcome, must_have, must_reach
 from ..replay.setting import Setting
 from . import shape
 from .course import course
@@ -31,6 +31,7 @@ def shaped(
     checkpoint = random_checkpoint(config, device=setting.device)
     named = f"{name}, {layers} layers"
     trace = replace(course(checkpoint, named, ops=setting.ops), path=Path(name))  # what stands there in the command
+    must_reach(until, trace)
     size = ("--layers", str(layers), *(() if vocab is None else ("--vocab", str(vocab))))
     return outcome(
         trace, checkpoint, setting, until=until, layers=judged, kept=judged, again=("instep", "shapes", *size)

@@ -17,6 +17,7 @@ from instep_optimized.ops.base import GdnInputs, Ops
 from ..checks.bytes import Bytes
 from ..checks.identity import Identity
 from ..replay.large_model import outcome
+from ..replay.lockstep import Progress
 from ..replay.replay import Outcome
 from ..replay.setting import Setting
 from ..trace.file import Trace
@@ -29,7 +30,8 @@ LEVELS: tuple[Level, ...] = ("op", "model")
 
 
 def streamed(
-    trace: Trace, setting: Setting, level: Level, *, until: int | None = None, layers: Collection[int] | None = None
+    trace: Trace, setting: Setting, level: Level, *, until: int | None = None, layers: Collection[int] | None = None,
+    progress: Progress | None = None,
 ) -> Outcome:
     """Replay the trace in stamps. `setting`: op set, strategy and so on; layers: only these are judged."""
     named = msgspec.structs.replace(trace.header, name=f"{trace.header.name}, stamps, {level} level")
@@ -37,7 +39,7 @@ def streamed(
     exact = level == "op"
     served = setting.op_set()
     found = outcome(
-        labelled.trace, stream_checkpoint(labelled.config), setting, until=until, kept=layers,
+        labelled.trace, stream_checkpoint(labelled.config), setting, until=until, kept=layers, progress=progress,
         ops=labels_consumed(served) if exact else served,
         judged=(Identity(), Stream(labelled, labelled.config, exact=exact), Bytes()),  # the label before the bytes
     )
