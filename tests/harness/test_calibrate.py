@@ -49,7 +49,7 @@ def stage():
     return Stage()
 
 
-def test_experts_are_summed_in_other_orders_too_and_every_fourth_scene_has_some():
+def test_expert_sums_have_other_orders_and_every_fourth_scene_has_experts():
     assert [bool(scene(number).checkpoint.config.experts) for number in range(4)] == [False, False, False, True]
     drawn = torch.Generator().manual_seed(3)
     sizes = (6, 48), (6, 32, 48), (6, 48, 16), (20, 48), (48, 10), (1, 48)
@@ -165,7 +165,7 @@ def test_a_wrong_engine_is_a_false_alarm_with_a_name(stage):
 # -- injected errors ---------------------------------------------------------------------------------------
 
 
-def test_an_error_of_no_size_changes_no_bit_and_a_small_one_its_place_alone():
+def test_zero_error_changes_no_bit_and_a_small_one_only_its_place():
     names = ("plain", "instep.calibrate.injected_errors:qkv@0.0", "instep.calibrate.injected_errors:qkv@0.01")
     plain, none, small = map(find, names)
     given = {"x": X[:, 0], "weight": WEIGHT, "shape": (11,)}
@@ -180,7 +180,7 @@ def test_an_error_of_no_size_changes_no_bit_and_a_small_one_its_place_alone():
             find(f"instep.calibrate.injected_errors:{wrong}")
 
 
-def test_an_error_in_memory_is_found_down_to_the_error_of_a_correct_engine(stage):
+def test_memory_error_is_found_down_to_a_correct_engines_error(stage):
     found = limit("state, part of the one before", "float32", [stage])
     assert set(found.found) == set(NUMBERS) and found.correct < 2e-6
     assert found.found["T2d"] <= 1.0 and found.found["T3"] is None

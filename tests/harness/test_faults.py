@@ -36,7 +36,7 @@ from support.planting import planted_here
 FEW = ("row-for-slot", "count-permute-lengths", "draft-chain-own-drafts")
 FURTHER = ("prefill-as-verify-snapshot",)
 ROW_FOR_SLOT = by_id()["row-for-slot"]
-# What cannot fire: the same number in other words, on a trace and in a setting that a fault above has, too.
+# Edits that cannot fire: the same number in other words, on a trace and in a setting of a fault above.
 SAME = Edit("instep_optimized/drafted.py", "NO_OPINION = -1", "NO_OPINION = 0 - 1")
 IDLE = replace(ROW_FOR_SLOT, id="the-same-number", edits=(SAME,))
 
@@ -117,7 +117,7 @@ def test_a_fault_that_does_not_fire_is_void(ran: Result) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("one", HARMLESS, ids=lambda one: one.id)
-def test_what_cannot_matter_is_not_reported(one: Harmless, tmp_path: Path) -> None:
+def test_edit_without_effect_is_not_reported(one: Harmless, tmp_path: Path) -> None:
     trace, out = few_channels(one.trace, 2).path, tmp_path / "out.json"
     with planted_here(*one.edits):
         edited = replayed(tmp_path, trace, one.how, out)
@@ -127,7 +127,7 @@ def test_what_cannot_matter_is_not_reported(one: Harmless, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_what_is_told_is_what_was_judged(ran: Result) -> None:
+def test_printed_rows_are_the_judged_ones(ran: Result) -> None:
     console = Console(width=120, record=True, file=StringIO())
     render.show(ran, console)
     shown = console.export_text()
@@ -144,7 +144,7 @@ def test_what_is_told_is_what_was_judged(ran: Result) -> None:
 
 
 @pytest.mark.slow
-def test_a_faulty_engine_left_to_itself_says_something_else(warm: None, tmp_path: Path) -> None:
+def test_faulty_engine_generates_another_text(warm: None, tmp_path: Path) -> None:
     fault = by_id()["commit-index-minus-one"]
     folder, trace = plant.planted(tmp_path / "planted", *fault.edits), few_channels(fault.trace, 2).path
     faulty = spoken(folder, trace, speaking(fault.how), tmp_path / "faulty.json")
@@ -178,7 +178,7 @@ def test_a_fault_that_is_missed_or_lies_elsewhere_is_a_failure(arm: Arm, says: s
     assert ended.exit is Exit.DIVERGED and any(says in failure for failure in ended.failures), ended.failures
 
 
-def test_a_wrong_name_is_told_but_required_of_nobody() -> None:
+def test_wrong_name_is_printed_but_fails_nothing() -> None:
     one = judged(diverged(finding(diagnosis="differs")))
     assert one.found and not one.named and result(one).exit is Exit.AGREED
     assert any("not named 'holds the state after 2'" in line for line in render.surprises(one))
@@ -192,7 +192,7 @@ def test_a_check_of_what_a_choice_was_made_of_is_not_tokens_alone(check: str) ->
     assert chosen.found and result(chosen).exit is Exit.DIVERGED
 
 
-def test_where_no_sentence_is_known_nothing_is_named() -> None:
+def test_fault_without_a_sentence_is_not_named() -> None:
     one = judged(diverged(finding()), fault=replace(FAULT, says=""))
     assert one.found and one.located and not one.named and not list(render.surprises(one))
 
@@ -212,7 +212,7 @@ SAID = {"by": "bank", "says": "holds the state after 2 tokens"}
     ],
     ids=["the check", "the bank", "a hypothesis", "beside the bank", "not the first", "the command"],
 )
-def test_a_name_counts_once_for_whoever_gave_it_in_what_is_read_first(arm: Arm, by: str) -> None:
+def test_name_counts_once_for_its_author_in_the_first_finding(arm: Arm, by: str) -> None:
     one = judged(arm)
     assert one.named_by == by and one.named == bool(by)
     ended = result(one, judged(CONTROL))
@@ -239,7 +239,7 @@ def test_the_size_of_an_error_is_no_name(says: str) -> None:
     ],
     ids=["never fired", "control diverged", "control stopped", "control broke", "wrong control", "wrong source"],
 )
-def test_what_proves_nothing_is_void(arm: Arm, control: Arm, why: str) -> None:
+def test_run_without_proof_is_void(arm: Arm, control: Arm, why: str) -> None:
     one = judged(arm, control)
     assert why in one.void and not (one.found or one.named or one.located)
     ended = result(one)

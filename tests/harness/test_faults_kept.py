@@ -46,7 +46,7 @@ def written(path: Path, *rows: Judged) -> Path:
 
 @pytest.mark.parametrize(("earlier", "later", "day"), [(False, False, 2), (True, False, 2), (False, True, 1)],
                          ids=["the latest", "what was void", "a later void one"])  # fmt: skip
-def test_of_a_fault_that_several_have_one_row_counts(
+def test_fault_in_several_files_has_one_row(
     earlier: bool, later: bool, day: int, tmp_path: Path, instep: Runner
 ) -> None:
     out = written(tmp_path / "all.json", row(SECOND.id, 2, void=later))
@@ -72,7 +72,7 @@ def test_missing_plants_what_is_void_or_not_there(tmp_path: Path, instep: Runner
 
 @pytest.mark.parametrize("words", [("--missing",), ("--missing", "--checkpoint", "{experts}"), ("--join", "{other}")])
 def test_rows_of_two_models_are_not_one_campaign(words: tuple[str, ...], tmp_path: Path, instep: Runner) -> None:
-    """Each names a file of one model beside faults or rows of another one."""
+    """Each names a file of one model together with faults or rows of another one."""
     traced, anew = row(FIRST.id, 1), row(SECOND.id, 1)
     anew.session.model = "0123456789abcdef"
     there = written(tmp_path / "a.json", anew if words == ("--missing",) else traced)
@@ -84,7 +84,7 @@ def test_rows_of_two_models_are_not_one_campaign(words: tuple[str, ...], tmp_pat
     assert "expected those of one model in a file" in complaint(ran) and there.read_bytes() == before
 
 
-def test_what_is_read_is_what_was_written() -> None:
+def test_file_is_read_as_it_was_written() -> None:
     found = json.loads(COMMITTED.read_text())
     again = json.loads(json.dumps(render.of(kept.read(COMMITTED)).data()))
     assert found["results"] == again["results"] and found["sessions"] == again["sessions"]
@@ -109,7 +109,7 @@ def test_parts_are_all_of_it_and_share_no_control() -> None:
         (("--json", "{out}", "--join", "{other}"), "instep faults"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_joined_is_refused(words: tuple[str, ...], says: str, tmp_path: Path, instep: Runner) -> None:
+def test_incompatible_files_are_refused(words: tuple[str, ...], says: str, tmp_path: Path, instep: Runner) -> None:
     other = tmp_path / "other.json"
     other.write_text('{"schema": 2, "results": 3}')
     places = {"there": COMMITTED, "out": tmp_path / "out.json", "other": other}

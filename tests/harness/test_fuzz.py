@@ -52,7 +52,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def divergence(output: str) -> list[str]:
-    """Where and what, as the message says it; the command below names another path."""
+    """Place and diagnosis of the message; the command below names another path."""
     lines = output.splitlines()
     begin = next(number for number, line in enumerate(lines) if line.startswith("DIVERGED"))
     return lines[begin : begin + 3]
@@ -178,7 +178,7 @@ def test_a_shrink_that_is_cut_short_reports_the_smallest_so_far(
 
 
 @pytest.mark.slow
-def test_what_parts_the_sides_once_is_reported_as_found_once(
+def test_difference_is_reported_as_found_once(
     instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subjects.ONCE.gated_norm, "calls", 0)
@@ -200,7 +200,7 @@ def test_what_parts_the_sides_once_is_reported_as_found_once(
 def test_a_finding_is_written_as_it_comes_and_survives_what_follows(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The harness falls over while it makes a finding small: the finding stands, on the disk and in the report."""
+    """The harness raises while it shrinks a finding: the finding is kept, on the disk and in the report."""
     settings = Settings(Setting("support.subjects:LOUDER"), model, 20, int(SEED), tmp_path / "found")
     served = Example.serve
     sizes: list[int] = []
@@ -219,7 +219,7 @@ def test_a_finding_is_written_as_it_comes_and_survives_what_follows(
     assert sizes == sorted(sizes, reverse=True) and len(read(place(settings)).events) <= sizes[-1] <= sizes[0]
 
 
-def test_a_folder_where_nothing_can_be_kept_is_refused_before_anything_runs(
+def test_unwritable_folder_is_refused_before_the_run(
     instep: Runner, model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("no folder")

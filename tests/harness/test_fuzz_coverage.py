@@ -1,4 +1,4 @@
-"""The coverage report says which conditions a run met: a run made by hand meets exactly those that it was made for.
+"""The coverage report: a hand-made run meets exactly the conditions for which it was made.
 
 Leaves out: what a campaign draws.
 """
@@ -33,7 +33,7 @@ OTHER = "other tokens accepted in one batch"
 
 
 def met(*events: e.AnyEvent, header: Header = HEADER) -> set[str]:
-    """What the last of these events met."""
+    """The conditions that the last of these events met."""
     rules, coverage, known = EventRules(header), Coverage(), dict[str, int]()
     for event in events:
         before = rules.table.as_it_stands()
@@ -78,7 +78,7 @@ def test_a_forward_is_seen_with_its_chunks_and_order() -> None:
     assert met(*VERIFIED) == {"several requests in one forward"}
 
 
-def test_accepted_counts_are_told_apart() -> None:
+def test_accepted_counts_are_distinguished() -> None:
     requests = ("a", "b")
     assert met(*VERIFIED, e.Commit(requests, (path(0), path(0)))) == {"accepted: none"}
     assert met(*VERIFIED, e.Commit(requests, (path(2), path(2)))) == {"accepted: all", OTHER}
@@ -156,7 +156,7 @@ def chunk(tokens: int) -> e.Forward:
     ((*ENTERED, e.Refused(e.Draft(("a", "d"), ((7, 7), (7, 7))))), "refused: after a request that may be named", True),
     ((*ENTERED, e.Refused(e.Draft(("d", "a"), ((7, 7), (7, 7))))), "refused: after a request that may be named", False),
 ])  # fmt: skip
-def test_a_condition_is_met_by_what_it_says(events: tuple[e.AnyEvent, ...], condition: str, holds: bool) -> None:
+def test_condition_is_met_by_its_event(events: tuple[e.AnyEvent, ...], condition: str, holds: bool) -> None:
     assert (condition in met(*events)) is holds
 
 
@@ -167,12 +167,12 @@ def test_trees_have_conditions_of_their_own_where_there_may_be_any() -> None:
     alone = e.Commit(("a", "b"), (path(0), path(0)))
     forward = e.Forward((e.Row("a", "verify"), e.Row("b", "verify")))
     shown = met(*drafted, forward, header=room)
-    assert "a tree beside a chain" in shown
-    assert not {"trees of different shapes in one batch", "a tree beside a prompt"} & shown
+    assert "a tree next to a chain" in shown
+    assert not {"trees of different shapes in one batch", "a tree next to a prompt"} & shown
     beside = (*ENTERED, e.Admit("c", (4, 5)), e.Draft(("a", "b"), ((7, 8, 8), (7, 8)), ((0, 0, 1), (0, 0))))
     mixed = met(*beside, e.Forward((*forward.rows, e.Row("c", "prefill", 1))), header=room)
-    assert {"trees of different shapes in one batch", "a tree beside a prompt"} <= mixed
-    assert "a tree beside a chain" not in mixed
+    assert {"trees of different shapes in one batch", "a tree next to a prompt"} <= mixed
+    assert "a tree next to a chain" not in mixed
     left_out, last = "an accepted path that is not 1, 2, ...", "the last node of a tree accepted"
     assert {left_out, last} <= met(*drafted, forward, commit, header=room)
     assert met(*drafted, forward, alone, header=room) == {"accepted: none", "nothing of a tree accepted"}
@@ -180,7 +180,7 @@ def test_trees_have_conditions_of_their_own_where_there_may_be_any() -> None:
 
 
 @pytest.mark.slow
-def test_a_campaign_of_overlapped_rounds_says_so(tmp_path: Path) -> None:
+def test_campaign_of_overlapped_rounds_is_labelled(tmp_path: Path) -> None:
     model = write(tmp_path / "model", num_hidden_layers=2, full_attention_interval=2)
     counts = campaign(Settings(Setting("ledger", overlap=True), model, 2, 9, tmp_path / "found")).coverage.counts()
     assert counts["finished while rounds overlap"] == counts["finished"] > 0
@@ -197,4 +197,4 @@ def test_conditions_of_a_drafter_are_met_and_counted_where_it_drafts() -> None:
             rules.apply(event)
             coverage.note(before, event, rules.table)
         assert coverage.counts()[f"{said}: accepted: ragged"] == 1
-        assert coverage.counts()[f"{said}: brought back behind a root"] == 0
+        assert coverage.counts()[f"{said}: resumed or loaded after a root"] == 0

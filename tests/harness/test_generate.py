@@ -1,6 +1,6 @@
-"""`instep generate`: what it says is what the reference says, and no speed is shown that was not checked.
+"""`instep generate`: its texts are those of the reference, and no unchecked speed is shown.
 
-Leaves out: how fast it is.
+Leaves out: the speed itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def decoded():
     ))  # fmt: skip
 
 
-def test_requests_are_batched_as_slots_become_free_and_prompts_run_in_chunks(decoded):
+def test_requests_fill_free_slots_and_prompts_run_in_chunks(decoded):
     forwards = [event for event in decoded.events if isinstance(event, Forward)]
     assert max(len(event.rows) for event in forwards) == 2
     assert max(row.tokens for event in forwards for row in event.rows) == 6
@@ -67,7 +67,7 @@ def test_a_text_ends_at_the_stop_token():
 
 
 @pytest.mark.slow
-def test_the_command_prints_texts_and_a_speed_beside_its_check(instep, tmp_path, golden):
+def test_command_prints_texts_and_a_checked_speed(instep, tmp_path, golden):
     ran = instep("generate", TINY, *SHORT, "--json", tmp_path / "r.json", "--trace", tmp_path / "t.jsonl")
     assert ran.code == 0, ran
     golden("generate", ran.out, MEASURED)
@@ -121,7 +121,7 @@ def test_a_sampling_with_which_nothing_can_be_drawn_is_one_line(instep, words, s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "strategy"), [("unmoved", "snapshot"), ("swapped", "rerun"), ("louder", "columns")])
-def test_what_is_wrong_has_no_speed(instep, tmp_path, ops, strategy):
+def test_wrong_text_has_no_speed(instep, tmp_path, ops, strategy):
     module = "subjects" if ops == "louder" else "wrong_ops"
     ran = instep("generate", TINY, *SHORT[:2], "--tokens", "6", "--ops", f"support.{module}:{ops.upper()}",
                  "--strategy", strategy, "--json", tmp_path / "r.json")  # fmt: skip
@@ -138,7 +138,7 @@ def test_unchecked_has_none_either(instep, tmp_path, golden):
 
 
 @pytest.mark.slow
-def test_text_does_not_hang_on_the_strategy_or_on_drafts(instep, tmp_path):
+def test_text_does_not_depend_on_strategy_or_drafts(instep, tmp_path):
     texts = []
     strategies = (("--strategy", strategy, "--conv", "widened") for strategy in ("columns", "lazy_rerun"))
     for number, words in enumerate((("--num-steps", "0"), *strategies)):

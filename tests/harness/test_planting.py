@@ -47,7 +47,7 @@ def documented(file: str) -> str:
 
 @cache
 def broken_up(file: str) -> str:
-    """A new line, with a comment, behind every bracket that opens and every comma in brackets."""
+    """A new line, with a comment, after every opening bracket and every comma in brackets."""
     lines, breaks, depth, string = source(file).splitlines(keepends=True), [], 0, 0
     for token in tokenize.generate_tokens(io.StringIO(source(file)).readline):
         kind = tokenize.tok_name[token.type]
@@ -164,7 +164,7 @@ def test_a_function_is_found_whether_it_has_a_docstring_or_not() -> None:
         ("self.last = unit", "while True:\n    pass", "line 10 cannot take 'while True:'.*expected a piece that"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_planted_is_refused_in_words(old: str, new: str, says: str) -> None:
+def test_unplantable_edit_is_refused_with_a_reason(old: str, new: str, says: str) -> None:
     with pytest.raises(BadInput, match=rf"planting in pool\.py.*{says}"):
         replaced(TEXT, old, new, "pool.py")
 

@@ -20,7 +20,7 @@ from instep_reference.contract.shapes import expected_shapes
 from instep_reference.weights import Weights
 from support.narrow import narrow
 
-# Thousand million parameters of the text models, as converted files are said to hold; the draft head apart.
+# Billions of parameters of the text models according to their converted files, without the draft head.
 PUBLISHED = {"qwen3.5-0.8b": 0.75, "qwen3.5-4b": 4.2, "qwen3.5-9b": 8.95, "qwen3.5-27b": 26.9}
 
 
@@ -51,7 +51,7 @@ def test_a_place_is_a_shape_a_directory_or_a_file(tmp_path):
         sized_like(str(tmp_path / "nothing"))
 
 
-def test_drawn_rows_stay_of_size_one_and_heads_remember_from_a_few_to_thousands_of_tokens():
+def test_drawn_rows_keep_size_one_and_heads_remember_for_long():
     config = narrow("qwen3.5-27b", layers=4, vocab=64, hidden=256, value_heads=48, key_heads=16)
     weights, seen = Weights.of(random_checkpoint(config), torch.float32), {}
 

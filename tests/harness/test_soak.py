@@ -1,6 +1,6 @@
-"""A soak goes on where it stood, finds what wears out, and writes a trace of its last stretch.
+"""A soak continues from its file, finds wear, and writes a trace of its last stretch.
 
-Leaves out: what is drawn (`test_fuzz.py`) and that memory stays flat, which hours show and not a test.
+Leaves out: drawing (`test_fuzz.py`) and constant memory, which takes hours to show.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_two_sessions_make_one_sum(instep: Runner, model: Path, tmp_path: Path) 
     joined: Any = json.loads(file.read_text())
     assert [(run["seed"], run["rounds"]) for run in joined["runs"]] == [(0, 3), (1, 1)]
     assert "of ledger with seed 1, which is there" in complaint(instep("soak", "--json", file, "--join", other))
-    assert instep(*told, "--rounds", 2, "--seed", 1).code == Exit.AGREED, "each seed goes on for itself"
+    assert instep(*told, "--rounds", 2, "--seed", 1).code == Exit.AGREED, "each seed continues separately"
     assert [run["rounds"] for run in json.loads(file.read_text())["runs"]] == [3, 2]
     file.write_text("{}")
     assert "a file that `instep soak` wrote" in complaint(instep(*told, "--rounds", 5))
@@ -79,7 +79,7 @@ def test_no_time_is_inconclusive(instep: Runner, model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_wears_out_is_found_and_its_trace_begins_at_the_last_stretch(
+def test_wear_is_found_and_its_trace_starts_at_the_last_stretch(
     instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subjects.LATE.gated_norm, "calls", 0)
@@ -97,7 +97,7 @@ def test_what_wears_out_is_found_and_its_trace_begins_at_the_last_stretch(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 5])
-def test_ops_are_recomputed_at_every_so_many_th_event(model: Path, tmp_path: Path, every: int) -> None:
+def test_ops_are_recomputed_at_regular_events_only(model: Path, tmp_path: Path, every: int) -> None:
     """A gated norm that is louder leaves every state right: T2 alone sees it, in the first forward that it judges."""
     soaking = soaked(model, tmp_path / "found", 60, "support.subjects:LOUDER", every, stretch=60)
     assert soaking.found is not None
@@ -112,10 +112,10 @@ def test_ops_are_recomputed_at_every_so_many_th_event(model: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_what_engines_keep_for_good_stays_bounded(
+def test_permanent_memory_of_engines_stays_bounded(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are made anew in time; of copies no more are saved; all answers are compared where requests leave alone."""
+    """They are rebuilt in time; no further copies are saved; all answers are compared where requests leave alone."""
     monkeypatch.setattr(soak, "STRETCHES", 2)
     monkeypatch.setattr(turns, "MOST_SAVED", 1)
     monkeypatch.setattr(draw, "INTERVALS", (None,))  # tracked prefixes have a bound of their own
@@ -135,7 +135,7 @@ def test_what_engines_keep_for_good_stays_bounded(
 
 
 class Ruled:
-    """Stands for `Example`: the rules alone, and nobody who serves."""
+    """Replaces `Example`: the rules alone, without an engine."""
 
     refuses, elements = True, 1
 
@@ -149,7 +149,7 @@ class Ruled:
 
 
 @pytest.mark.slow
-def test_what_finds_no_room_is_followed_by_what_makes_some(
+def test_refused_event_is_followed_by_one_that_frees_room(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not by the same event again, which would be refused again."""

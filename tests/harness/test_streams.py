@@ -1,6 +1,6 @@
-"""Exact streams: codes, relabelled traces, clean runs of every strategy, and what is said of states in the wrong place.
+"""Exact streams: codes, relabelled traces, clean runs of every strategy, and messages about misplaced states.
 
-Leaves out: numbers that are a little wrong; labels cannot see them.
+Leaves out: slightly wrong numbers, which labels cannot show.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def adaptive() -> Trace:
     return read(TRACES / "adaptive.jsonl")
 
 
-def test_every_stamp_has_a_token_and_a_code_of_its_own_in_every_head_and_layer() -> None:
+def test_every_stamp_has_its_own_code_in_every_head_and_layer() -> None:
     stamps = [Stamp.of(token) for token in range(vocabulary(3))]
     assert [stamp.token for stamp in stamps] == list(range(vocabulary(3)))
     assert Stamp(2, 41).token == (2 * MOST_POSITIONS + 41) * 2 and Stamp(2, 41, True).token % 2
@@ -56,7 +56,7 @@ def test_every_stamp_has_a_token_and_a_code_of_its_own_in_every_head_and_layer()
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, 1.5])
-def test_what_is_no_whole_number_is_nobodys_code(number: float) -> None:
+def test_non_integer_row_is_no_code(number: float) -> None:
     row = torch.tensor(code(Stamp(2, 41), 1, 2), dtype=torch.float32)
     assert decoded(row, 1, 2) == Stamp(2, 41)
     row[5] = number
@@ -105,7 +105,7 @@ def test_the_model_gives_back_the_code_of_every_token() -> None:
         assert [decoded(one.round(), head, 1) for head, one in enumerate(row)] == [Stamp.of(token)] * 4
 
 
-def test_a_relabelled_trace_is_legal_and_says_which_drafts_are_rejected(adaptive: Trace) -> None:
+def test_relabelled_trace_is_legal_and_marks_rejected_drafts(adaptive: Trace) -> None:
     labelled = relabelled(adaptive)
     assert verified(labelled.trace) and len(labelled.held) == len(adaptive.events)
     rejected = 0
@@ -150,7 +150,7 @@ def branching() -> Trace:
 
 @pytest.fixture(scope="module")
 def right(branching: Trace) -> Callable[[str], Verdict]:
-    """What a right engine leaves in trees, by its strategy; run once."""
+    """The tree states of a correct engine, by its strategy; run once."""
     return cache(lambda strategy: streamed(
         branching, Setting("plain", strategy=strategy), "op", until=UNTIL[strategy]).verdict)
 
@@ -158,8 +158,8 @@ def right(branching: Trace) -> Callable[[str], Verdict]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("file", "old", "new", "strategy", "component"), [one[1:] for one in IN_TREES],
                          ids=[one[0] for one in IN_TREES])  # fmt: skip
-def test_an_accepted_path_leaves_the_stamps_of_its_own_nodes(branching, right, file, old, new, strategy, component):
-    """The stamp of a draft says its depth, and whether it is on the accepted path: siblings have the same depth."""
+def test_accepted_path_leaves_the_stamps_of_its_nodes(branching, right, file, old, new, strategy, component):
+    """The stamp of a draft has its depth, and whether it is on the accepted path: siblings have the same depth."""
     setting, until = Setting("plain", strategy=strategy), UNTIL[strategy]
     assert right(strategy).exit is Exit.AGREED and right(strategy).elements > 50_000
     drafts = [event for event in relabelled(branching).trace.events[:until] if isinstance(event, e.Draft)]
@@ -200,7 +200,7 @@ SAID = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "level"), each_value(SAID, LEVELS))
-def test_a_state_in_the_wrong_place_says_whose_it_is(
+def test_misplaced_state_is_named_with_its_owner(
     wrong: tuple[str, str, str], level: str, request: pytest.FixtureRequest
 ) -> None:
     ops, name, says = wrong
@@ -211,7 +211,7 @@ def test_a_state_in_the_wrong_place_says_whose_it_is(
     assert any(says in one and one.startswith("slot ") for one in said), said
 
 
-def test_at_the_op_level_a_state_is_right_to_the_bit_at_the_model_level_to_the_label(ragged: Trace) -> None:
+def test_state_is_exact_in_bits_per_op_and_in_labels_per_model(ragged: Trace) -> None:
     setting = Setting("support.stream_ops:SIGNED", strategy="snapshot")
     exact = streamed(ragged, setting, "op", until=2).verdict
     assert exact.exit is Exit.DIVERGED and {found.check for found in exact.findings} == {"stream"}
@@ -219,7 +219,7 @@ def test_at_the_op_level_a_state_is_right_to_the_bit_at_the_model_level_to_the_l
 
 
 @pytest.mark.slow
-def test_the_command_says_it_and_writes_its_result(tmp_path: Path) -> None:
+def test_command_prints_and_writes_its_result(tmp_path: Path) -> None:
     trace, file = str(TRACES / "faults" / "ragged.jsonl"), tmp_path / "found.json"
     told = ["--strategy", "rerun", "--level", "op", "--json", str(file)]
     done = CliRunner().invoke(app, ["streams", trace, *told])

@@ -21,7 +21,7 @@ def calibrate(
     count: int, *, device: str = "cpu", op_sets: Iterable[str] = (), seconds: float | None = None, runs: int = RUNS,
     advance: Advance = lambda what, done, of: None,
 ) -> Calibration:
-    """Run so many correct variants, and then graded injected errors, each in so many runs.
+    """Run this many correct variants, and then graded injected errors, each in this many runs.
 
     If both are wanted, each gets half of `seconds`.
     """

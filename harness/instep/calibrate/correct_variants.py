@@ -122,7 +122,7 @@ def _mlp(order: Order, *, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Te
 def _moe(
     order: Order, *, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Any
 ) -> torch.Tensor:
-    """Every expert on all rows; a share of 0 leaves it out. Of equal experts the lower number wins."""
+    """Compute every expert on all rows; a share of 0 excludes it. The lower number wins a tie of experts."""
     rows = wide(x)
     scores = order.product(rows, wide(weights.router))
     chances = (scores - scores.amax(-1, True)).exp()

@@ -1,8 +1,7 @@
-"""Graded errors: how small an error each tier still finds, place by place, beside the error of a correct engine there.
+"""Graded errors: the smallest error that each tier finds, place by place, next to the error of a correct engine.
 
-Leaves out: what errors there are in ops (`injected_errors.py`). An error in memory is made after the first commit that
-accepts a draft, in the state that the checks are shown; one in an op acts from the start, and everything behind it
-follows.
+An error in memory is made after the first commit that accepts a draft, in the state that the checks are shown. An error
+in an op acts from the start and affects everything after it. Leaves out: the errors in ops (`injected_errors.py`).
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def _within(right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
     return found
 
 
-# (the state after a commit, the one before, size) -> what stands there instead
+# (the state after a commit, the one before, size) -> the wrong state
 IN_MEMORY: dict[str, Mix] = {
     "state, one tile": _tile,
     "state, part of the one before": _mixed,
@@ -72,8 +71,11 @@ IN_MEMORY: dict[str, Mix] = {
 
 @dataclass(frozen=True)
 class Limit:
-    """What is found of an injected error. correct: the largest relative error at that place of an engine that is right;
-    found: tier -> the smallest size from which on it is found in every run, None where none is."""
+    """The results for one injected error.
+
+    correct  the largest relative error of a correct engine at that place
+    found    tier -> the smallest size from which on every run finds it, None if there is none
+    """
 
     error: str
     storage: str
@@ -141,7 +143,7 @@ def _trial(stage: Stage, name: str, storage: str, run: int) -> Callable[[float],
 def _to_the_commit(
     stage: Stage, scene: Scene, plan: Plan
 ) -> tuple[list[Comparison], EventContext, Sequence[Recomputation | Skipped], Oracle]:
-    """Everything that is said up to the first commit that accepts a draft, that context, and the oracle's pieces."""
+    """All comparisons up to the first commit that accepts a draft, its context, and the oracle's recomputations."""
     participants = participants_of(plan)
     lockstep, said = Lockstep(scene.trace, participants), list[Comparison]()
     oracle = Oracle(plan.checkpoint, participants.declared.rounds, plan.setting.width, participants.declared.products)
@@ -171,7 +173,7 @@ def _disturbed(context: EventContext, mix: Mix, size: float) -> EventContext:
 
 
 class _Known(Oracle):
-    """Answers for one context, whatever stands in the states after it: pieces begin at what was before."""
+    """Answers for one context with any states after it: recomputations start from the memory before."""
 
     def __init__(self, pieces: Sequence[Recomputation | Skipped], of: Oracle) -> None:
         self.pieces, self.runner, self.config, self.rounds = list(pieces), of.runner, of.config, of.rounds

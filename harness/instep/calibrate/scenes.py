@@ -1,4 +1,4 @@
-"""What calibration runs: small models with random weights, and short forced traces that contain what triggers faults.
+"""The models and traces of calibration: small random models, and short forced traces with the triggers of faults.
 
 A scene depends only on its number; no file is read. Leaves out: running it (`variants.py`, `graded.py`).
 """

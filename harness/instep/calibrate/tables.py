@@ -20,10 +20,10 @@ POISSON_95 = (3.0, 4.74, 6.30, 7.75, 9.15)
 
 @dataclass(frozen=True)
 class Rate:
-    """What a tier, or a piece of it, said of correct engines.
+    """The results of a tier, or of a part of it, on correct engines.
 
     alarms     blocks' comparisons that failed; a run ends at its first
-    worst      the largest part of an allowance that was used; by: the form of the engine that used it
+    worst      the largest used share of an allowance; by: the form of the engine that used it
     undecided  blocks and wrong states for which T2d could not decide; choices that T4 took for ties
     """
 
@@ -57,7 +57,7 @@ class Rate:
 
 @dataclass
 class Calibration:
-    """Both tables, and what is behind them."""
+    """Both tables and the data from which they are made."""
 
     device: str
     pairs: int = 0  # of a block and a wrong state: what T2d decided or could not

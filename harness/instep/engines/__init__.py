@@ -1,4 +1,4 @@
-"""Door 3: an engine that nobody here wrote, led event by event by a few verbs.
+"""Door 3: an external engine that the harness drives event by event through a few callbacks.
 
-Leaves out: an op set and a whole engine of the contract (`instep.adapters`).
+Leaves out: op sets, and complete engines of the contract (`instep.adapters`).
 """

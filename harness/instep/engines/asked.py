@@ -1,7 +1,7 @@
-"""The verbs of somebody's engine, asked: whatever they raise, or give of a wrong kind, is the engine's own finding.
+"""Call the callbacks of an external engine: an exception or an answer of a wrong type is the engine's own finding.
 
-Every tensor is a copy on the host: what the engine writes afterwards changes nothing that was shown.
-Leaves out: when a verb is asked (`derived.py`).
+Every tensor is copied to the host, so later writes of the engine do not change it.
+Leaves out: when a callback is called (`derived.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GIVEN = ("logits", "final")  # keys of what `step` gives
 
 @dataclass
 class Said:
-    """What a step gave, by request; picks: the argmax of its logits. Empty: nobody was asked."""
+    """The results of a step, by request; picks: the argmax of its logits. Empty: no step ran."""
 
     logits: dict[str, torch.Tensor] = field(default_factory=dict)
     final: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -39,8 +39,9 @@ class Said:
 
 
 class Asked:
-    """feeds: what is shown (`shown.FEEDS`), no more than `declares` says, if it says so; logits and final rows are
-    known once a step was asked for them."""
+    """feeds: the components that are shown (`shown.FEEDS`), limited by `declares` if it is given. Logits and final rows
+    are known after the first step that could show them.
+    """
 
     def __init__(self, made: Any, make: object, config: ModelConfig) -> None:
         self.made, self.config = made, config
@@ -88,10 +89,12 @@ class Asked:
         return said
 
     def _shown(self, found: Mapping[str, Any], key: str) -> bool:
-        """Whether it shows this: the first step that is asked for it decides, and the others keep to it."""
+        """Whether the engine shows this: the first step that could show it decides, and later steps must do the
+        same.
+        """
         shown = self._shows.setdefault(key, found.get(key) is not None)
         if shown and found.get(key) is None:
-            raise WrongType(f'step left out "{key}", which it has shown before or says it shows')
+            raise WrongType(f'step left out "{key}", which it has shown before or declares to show')
         return shown
 
     def _rows(self, found: Mapping[str, Any], key: str, row: Tokens, counts: set[int], width: int) -> torch.Tensor:
@@ -123,7 +126,7 @@ class Asked:
         return self._pair("kv", request, "attention", (shape, shape))
 
     def nothing(self) -> tuple[Layers, ...]:
-        """What a request holds of which nothing ran, by the contract: zeros in every GDN layer, and no KV entries."""
+        """The state of a request before its first token: zeros in every GDN layer, and no KV entries."""
         conv, state = (dict[int, torch.Tensor]() for _ in range(2))
         keys = dict[int, torch.Tensor]()
         for layer, kind in enumerate(self.config.layer_kinds):
@@ -175,13 +178,13 @@ class Asked:
         self.verb("watch", seen)
 
     def shown_or(self, verb: str, nothing: T, *given: Any) -> T:
-        """What a verb about memory gives; nothing where there is none, or where its units are numbered otherwise."""
+        """The result of a memory callback; nothing if there is none, or if its units are numbered differently."""
         told = self.has(verb) and (self.exact or verb in ("slots", "pages"))
         return self.verb(verb, *given) if told else nothing
 
 
 def rounds_of(said: Mapping[str, Any]) -> dict[str, torch.dtype]:
-    """Component -> the dtype in which it is stored; "*" stands for every component that is not named."""
+    """Component -> the dtype in which it is stored; "*" covers every component that is not named."""
     said = dict(said)
     every = said.pop(EVERY, None)
     return {**({} if every is None else dict.fromkeys(COMPONENTS, every)), **said}

@@ -34,11 +34,14 @@ AGAIN = "without {} and {}: drop, then a step over the tokens again"
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a request stands, by the trace.
+    """The progress of a request according to the trace.
 
-    tokens   committed; window: root and drafts, from the draft event to the commit; picks: the target's own in it
-    there    whether the engine knows it: some token of it ran;  flying: verified and not committed
-    aside    preempted by the engine's own verb;  gone: why it left the run
+    tokens   committed tokens
+    window   root and drafts, from the draft event to the commit; picks: the target's own picks in it
+    there    whether the engine knows the request: some token of it ran
+    flying   verified and not committed
+    aside    preempted by the engine's own callback
+    gone     why the request left the run
     """
 
     prompt: tuple[int, ...]
@@ -59,19 +62,19 @@ class Standing:
         return Tokens(row.request, row.kind, first, self.window if row.kind == "verify" else (_known(self.root),))
 
     def asks(self, row: Row) -> bool:
-        """Whether its logits are asked for: of every row but a chunk behind which the prompt goes on."""
+        """Whether its logits are requested: for every row except a chunk that is not the last of its prompt."""
         return row.kind != "prefill" or len(self.tokens) + row.tokens == len(self.prompt)
 
     @property
     def hidden(self) -> str:
-        """Why nothing of its memory is shown as things stand; empty: it is."""
+        """Why none of its memory is shown at present; empty: it is shown."""
         if self.gone or self.flying or self.aside:
             return self.gone or ("within a round" if self.flying else "preempted")
         return "" if self.there else "not in the engine"
 
 
 class DerivedEngine:
-    """Serves the contract by asking the verbs of somebody's engine; `shown` tells what that was of the last event."""
+    """Serves the contract through the callbacks of an external engine; `shown` describes the last event."""
 
     def __init__(
         self, asked: Asked, checkpoint: Checkpoint, capacity: Capacity, *, num_steps: int,
@@ -90,7 +93,7 @@ class DerivedEngine:
         self._begin()
 
     def _begin(self) -> None:
-        """What is told of one event."""
+        """The record of one event."""
         self.told: list[str] = []
         self.rebuilt: set[str] = set()
         self.last: set[str] = set()
@@ -102,7 +105,7 @@ class DerivedEngine:
         return all(map(self.asked.has, ("watch", "state", "kv")))
 
     def shown(self) -> Shown:
-        """Of the event that just ran; asked once for each."""
+        """Memory of the event that just ran; read once for each."""
         told = Shown(
             whole=False, feeds=self.asked.feeds - self._silent(), exact=self.asked.exact,
             hidden={name: one.hidden for name, one in self.requests.items() if one.hidden},
@@ -128,7 +131,7 @@ class DerivedEngine:
         self.asked.watch(watched)
 
     def _silent(self) -> set[str]:
-        """Verbs that were asked for places, and gave none so far."""
+        """Callbacks that could show places, and have shown none so far."""
         layers = any(place.component == "hidden" for place in self.places)
         return {verb for verb, came in (("watch", self.watched), ("layers", layers)) if not came}
 
@@ -214,7 +217,7 @@ class DerivedEngine:
         return self.asked.step(rows, wanted) if rows else Said()
 
     def _show(self, rows: tuple[Row, ...], said: Said) -> None:
-        """Rows packed as the trace has them; those that are not shown are no numbers, and nobody looks at them."""
+        """Rows packed as in the trace; rows that are not shown are NaN and never read."""
         before = self.requests
         counts = {row.request: len(before[row.request].row(row).tokens) for row in rows}
         self.last = {name for name, found in said.final.items() if len(found) < counts[name]}

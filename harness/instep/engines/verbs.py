@@ -1,11 +1,11 @@
-"""The verbs of an engine that nobody here wrote: what it must have, what it may have, and how it is found by name.
+"""The callbacks of an external engine: required ones, optional ones, and how the engine is found by name.
 
 A user's file need not import anything of instep: `make` is a function, its rows are named tuples, its answers are
-tensors in dicts. Leaves out: what the harness makes of them (`derived.py`), and what they feed (`shown.py`).
+tensors in dicts. Leaves out: what the harness derives (`derived.py`), and which checks they feed (`shown.py`).
 
     def make(model, room, *, num_steps, widest, device, dtype): ...
         model      directory of the checkpoint (a `pathlib.Path`);  room: the `Capacity` of the trace
-        num_steps  the largest step count;  widest: the most tokens of one window;  device: str;  dtype: of activations
+        num_steps  largest step count;  widest: maximum tokens of one window;  device: str;  dtype: of activations
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Tokens(NamedTuple):
     """One row of a step: tokens of a request, the first of them at position `first`.
 
     prefill  commits its tokens at once;  decode: one token, committed at once
-    verify   a window: nothing of it is committed before `keep` says how much
+    verify   a window: nothing of it is committed until `keep` is called
     """
 
     request: str
@@ -49,11 +49,11 @@ class Tokens(NamedTuple):
 
 
 class Verbs(Protocol):
-    """What `make` must give. Optional verbs stand in `MAY`; `declares` is an optional mapping (`DECLARES`).
+    """The required result of `make`. Optional callbacks are in `MAY`; `declares` is an optional mapping (`DECLARES`).
 
     step   rows -> {"logits": {request: [n, vocab]}, "final": {request: [n, D]}}; either key may be absent. n: every
            token of a window, 1 of a decode row; of a prefill row every token or the last one alone
-    keep   after a window: stand at `length` committed tokens again
+    keep   after a window: restore the state at `length` committed tokens
     drop   forget the request; its name may come again
     """
 
@@ -64,7 +64,7 @@ class Verbs(Protocol):
 
 @dataclass(frozen=True)
 class ByVerbs:
-    """A `make` that was found by its name; what it makes is asked by verbs."""
+    """A `make` function that was found by its name; its result is driven through callbacks."""
 
     name: str
     make: Callable[..., Any]
@@ -100,7 +100,7 @@ def must_have(made: object, name: str) -> Any:
 
 
 def declaration(made: object, make: object) -> dict[str, Any]:
-    """What the object declares, or else the function that made it; only words that are known."""
+    """The declarations of the object, or of the function that made it; only known words are allowed."""
     said: object = getattr(made, "declares", None) or getattr(make, "declares", None) or {}
     if not isinstance(said, Mapping):
         raise BadInput("declares", found=repr(said), expected=f"a mapping with {', '.join(DECLARES)}")

@@ -53,9 +53,9 @@ Progress = Callable[[int], None]
 class Settings:
     """The settings of a campaign: op set, model, number of runs, time limit (None: no limit), and place for a finding.
 
-    setting  how the subject is set up; sampled: fields of it that every run draws anew (`draw.SAMPLED`)
-    trees    windows are trees of up to so many nodes, and the step count stays as it is; 0: chains
-    number   of a finding whose trace must not replace those before it; 0: a campaign has one finding
+    setting  how the subject is set up; sampled: fields of it that every run draws again (`draw.SAMPLED`)
+    trees    windows are trees of at most this many nodes, with a constant step count; 0: chains
+    number   number of a finding whose trace must not replace earlier ones; 0: a campaign has one finding
     """
 
     setting: Setting
@@ -102,9 +102,9 @@ class Result:
 
 
 class Over(BaseException):
-    """Ends a campaign at once. Hypothesis catches only an Exception, and this is none.
+    """Ends a campaign at once. Hypothesis catches only Exception, which this is not.
 
-    Hypothesis may then raise an error of its own, about a run that was shorter than before with the same draws.
+    Hypothesis may then raise an error about a run that was shorter than before with the same draws.
     """
 
 
@@ -164,7 +164,7 @@ class _Host:
         return time.monotonic() >= self.until
 
     def begin(self, choose: draw.Draw) -> Example:
-        """Make both sides anew, with a drawn capacity."""
+        """Build both sides, with a drawn capacity."""
         self._go_on()
         plan, header = drawn_plan(choose, self.settings, self.opened, self.model)
         if self.smallest is None:
@@ -248,7 +248,7 @@ def edges_of(checkpoint: Checkpoint) -> tuple[int, ...]:
 
 
 def drawn_plan(choose: draw.Draw, settings: Settings, opened: Checkpoint, model: Model) -> tuple[Plan, Header]:
-    """What is run, with a drawn capacity, step counts and strategies; and the header of a trace of it."""
+    """The setting of a run with a drawn capacity, step counts and strategies; and the header of its trace."""
     setting = settings.setting
     layers = opened.config.mtp_layers if setting.mode == "vanilla" else None
     room, steps = draw.room(choose), draw.candidates(choose, layers)

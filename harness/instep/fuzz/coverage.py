@@ -88,7 +88,7 @@ def _all(turn: Turn) -> bool:
 
 
 def _out_of_order(turn: Turn) -> bool:
-    """Rows of a batch that do not stand in the order of their slots."""
+    """Rows of a batch that are not in the order of their slots."""
     slots = [turn.before.live[row.request].slot or 0 for row in _rows(turn, "prefill", "verify", "decode")]
     return slots != sorted(slots)
 
@@ -161,7 +161,7 @@ def _below_pending(turn: Turn) -> bool:
 
 
 def _of(kind: type[e.Event], *phases: Phase) -> Condition:
-    """An event of one request that stands in one of the phases."""
+    """An event of one request that is in one of the phases."""
 
     def condition(turn: Turn) -> bool:
         event: Any = turn.event
@@ -175,7 +175,7 @@ def _loaded(holds: Callable[[Turn, e.Load], bool]) -> Condition:
 
 
 def _ends(turn: Turn) -> list[int]:
-    """Where the chunks of prompts end that go on, as an offset into a page."""
+    """The offsets into a page at which prompt chunks end that are not the last."""
     return [
         (turn.before.live[row.request].length + row.tokens) % turn.before.capacity.page_size
         for row in _rows(turn, "prefill") if row.tokens < turn.before.live[row.request].unread
@@ -192,7 +192,7 @@ def _past_position(least: int) -> Condition:
 
 
 def _sizes(holds: Callable[[int, int, int], bool]) -> Condition:
-    """Of this commit and the two before it."""
+    """The accepted counts of this commit and the two before it."""
     return lambda turn: isinstance(turn.event, e.Commit) and holds(*turn.past.batch, len(turn.event.requests))
 
 

@@ -24,7 +24,7 @@ def _beside_decode(turn: Turn) -> bool:
 
 
 def _guessing(turn: Turn) -> bool:
-    """A chunk behind which so little of the prompt is left that the last layers read beyond its end."""
+    """A chunk followed by so few prompt tokens that the last layers read past the end of the prompt."""
     rows = turn.event.rows if isinstance(turn.event, e.Forward) else ()
     return any(row.kind == "prefill" and 0 < turn.before.live[row.request].unread - row.tokens < turn.heads
                for row in rows)  # fmt: skip
@@ -41,27 +41,27 @@ def _tracked_short(turn: Turn) -> bool:
 
 
 def _hit_short(turn: Turn) -> bool:
-    """A prefix behind which so little of a prompt follows that the last layers read beyond its end."""
+    """A prefix followed by so few prompt tokens that the last layers read past the end of the prompt."""
     kept = turn.after.saved[turn.event.name] if isinstance(turn.event, e.Load) else None
     return kept is not None and kept.prefix and turn.after.live[turn.event.request].unread < turn.heads  # type: ignore[union-attr]
 
 
 HANDED: Mapping[str, Condition] = {
     "handed in: accepted: ragged": _ragged,
-    "handed in: a request without drafts beside windows": _beside_decode,
-    "handed in: brought back behind a root": _brought_back,
+    "handed in: a request without drafts next to windows": _beside_decode,
+    "handed in: resumed or loaded after a root": _brought_back,
 }
 SEVERAL: Mapping[str, Condition] = {
     "several MTP layers: accepted: ragged": _ragged,
     "several MTP layers: fewer steps than layers": lambda t: isinstance(t.event, e.Draft) and (
         t.before.num_steps < t.heads),
     "several MTP layers: a chunk that ends just before its prompt": _guessing,
-    "several MTP layers: brought back behind a root": _brought_back,
+    "several MTP layers: resumed or loaded after a root": _brought_back,
     "several MTP layers: a prefix with rows of earlier events": _tracked_short,
     "several MTP layers: a prefix loaded just before the end of a prompt": _hit_short,
 }
 
 
 def of(heads: int) -> Mapping[str, Condition]:
-    """Those of a run in which so many MTP layers are in use."""
+    """The conditions for a run with `layers` MTP layers."""
     return SEVERAL if heads > 1 else {} if heads else HANDED

@@ -39,9 +39,9 @@ LONG = (63, 64, 65)  # around the chunk of the prefill kernels; rare, as they ar
 # How requests sample; a failing run shrinks to the first ones. Most take the argmax.
 SAMPLINGS = (None, None, None, Sampling(1.0), Sampling(0.6, top_k=20), Sampling(1.5, top_p=0.9), Sampling(2.0, 50, 0.8))
 INTERVALS = (None, 4, 3)  # at which prefixes are tracked
-TRACKED = 2  # of which so many have room on the device, where pages are few
+TRACKED = 2  # of which this many fit on the device, if pages are few
 MOST_PREFIXES = 8  # that are kept at a time: each is a copy
-UNIFORMS = 1 << 12  # so many parts: coarse, for a uniform of nearly 1 hangs on how the last small weights are rounded
+UNIFORMS = 1 << 12  # coarse steps, because a uniform close to 1 depends on the rounding of the last small weights
 STRIDES = (1, 3, 5)  # difference of neighbouring tokens: so few drawn numbers make a long prompt
 
 
@@ -67,9 +67,9 @@ def candidates(draw: Draw, most: int | None = None) -> tuple[int, ...]:
 
 
 def with_trees(draw: Draw, room: Room, steps: Sequence[int], nodes: int, *, grow: bool) -> tuple[Room, tuple[int, ...]]:
-    """A capacity whose windows may be trees, and the one step count of its run: no path is longer.
+    """A capacity with room for tree windows, and the one step count of its run: no path is longer.
 
-    grow: whether there is a drafter that may grow trees of its own; then in most runs it does
+    grow: whether a drafter may grow trees itself; then it does in most runs
     """
     fitting = [count for count in steps if count < nodes] or [nodes - 1]
     topk = draw(st.sampled_from(TOPKS)) if grow else None
@@ -83,7 +83,7 @@ def with_prefixes(draw: Draw, room: Room) -> Room:
 
 
 def strategies(draw: Draw, setting: Setting, fields: Collection[str], *, trees: bool = False) -> Setting:
-    """The setting with drawn strategies for states and conv windows, where they stand in `fields`."""
+    """The setting with drawn strategies for states and conv windows, if they are in `fields`."""
     drawn: dict[str, Any] = {
         field: draw(st.sampled_from([name for name in setting.strategies(field) if not (trees and name in CHAINS)]))
         for field in SAMPLED if field in fields
@@ -110,7 +110,7 @@ def forward(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
 
 
 def draft(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
-    """Chains of as many drafts as the step count says; where the header has room for them, trees."""
+    """Chains of as many drafts as the step count; trees if the header has room for them."""
     names, nodes = _some(draw, rules.legal()["draft"]), rules.table.capacity.num_draft_tokens
     if nodes is None or draw(st.booleans()):
         return e.Draft(names, tuple(_tokens(draw, rules, rules.table.num_steps) for _ in names))
@@ -149,11 +149,11 @@ Drawer = Callable[[Draw, EventRules, Sequence[int]], e.Event]
 
 
 def of_one(kind: Callable[[str], e.Event], name: str) -> Drawer:
-    """The drawer of an event that names one request, or one thing that is kept, and says no more."""
+    """The drawer of an event that names one request, or one saved state, and nothing else."""
     return lambda draw, rules, edges: kind(draw(st.sampled_from(rules.legal()[name])))
 
 
-# What the scheduler does beside forwards and rounds, by the names of the event rules.
+# The scheduler's actions other than forwards and rounds, by the names of the event rules.
 UPKEEP: dict[str, Drawer] = {
     "load": load, "resume": of_one(e.Resume, "resume"), "save": save, "preempt": of_one(e.Preempt, "preempt"),
     "set_num_steps": set_num_steps, "finish": of_one(e.Finish, "finish"), "abort": of_one(e.Abort, "abort"),

@@ -35,10 +35,10 @@ class Diverged(AssertionError):
 class Example:
     """Built per drawn run; `serve` takes one legal event.
 
-    chosen: the checks that run, of all that have a meaning here; every: of so many events at one every op is computed
-    again, at the others the states alone (`Oracle`)
-    refuses: whether the subject is offered illegal events
-    elements: numbers compared so far; verdict: the verdict of the event on which the sides differed
+    chosen    the checks that run, of all that apply
+    every     every op is recomputed at one of this many events, at the others the states alone (`Oracle`)
+    refuses   whether the subject is offered illegal events
+    elements  numbers compared so far; verdict: the verdict of the event at which the sides differed
     """
 
     def __init__(
@@ -54,7 +54,8 @@ class Example:
         except SubjectFailed as failed:
             self._lockstep, self.rules, self.refuses = failed, EventRules(header), False
             return
-        # Where rounds overlap the room hangs on how far the engine has waited, so what is refused is not the trace's.
+        # With overlapped rounds the room depends on how far the engine has waited, so the trace does not define
+        # refusals.
         self.refuses = participants.shown.refuses and not participants.overlap
         self._oracle, self._older = oracle_for(plan, participants), Older(plan.adaptive, plan.num_steps)
         if isinstance(self._oracle, PatchedOracle):
@@ -71,14 +72,14 @@ class Example:
         last: whether it may be the last one, so that every answer that was ever given is compared again
         """
         self.events = (*self.events, event)
-        if isinstance(self._lockstep, SubjectFailed):  # there is nobody to serve it: a replay says why
+        if isinstance(self._lockstep, SubjectFailed):  # no engine could be built: a replay explains why
             raise Diverged(str(self._lockstep))
         self._lockstep.trace, self._lockstep.goes_on = self._trace(), not last
         verdict = run(self._lockstep, self._checks)
         self.elements += verdict.elements
         if verdict.findings:
             at, oracle = self._lockstep.last, self._oracle
-            whole = at is not None and isinstance(oracle, PatchedOracle) and oracle.whole(at)  # else a replay says more
+            whole = at is not None and isinstance(oracle, PatchedOracle) and oracle.whole(at)  # else replay shows more
             pieces = oracle if whole and isinstance(oracle, PatchedOracle) else None
             verdict.compared = explained(verdict.compared, at, pieces, self._older)
             self.verdict = verdict

@@ -1,7 +1,7 @@
-"""Draws an event that may be illegal where it stands: a name twice or of nobody, a wrong phase, a number too many.
+"""Draw an event that may be illegal: a name twice, an unknown name, a wrong phase, or a number too many.
 
-Parts of it are often as they must be, so that an engine that checks late has already done something. Leaves out:
-whether it is illegal (the event rules say it).
+Parts of it are often correct, so that an engine that checks late has already done something. Leaves out: whether the
+event is illegal (the event rules decide).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOBODY = "nobody"
 
 
 def illegal(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.AnyEvent:
-    """Of a drawn kind. The drawer has the last word on nothing: the rules may find it legal."""
+    """Draw an event of a drawn kind. The event rules may find it legal."""
     moves = MOVES if rules.table.capacity.track_interval is not None else ()
     event: e.AnyEvent = draw(st.sampled_from((*KINDS, *moves)))(draw, rules)
     return event
@@ -31,7 +31,7 @@ def _name(draw: Draw, rules: EventRules) -> str:
 
 
 def _names(draw: Draw, rules: EventRules, *first: str) -> tuple[str, ...]:
-    """Some that the event may name, and then any: one of them a second time, of another phase, or nobody."""
+    """Draw some names that the event may use, and then any: a repeated one, one of another phase, or an unknown one."""
     more = [_name(draw, rules) for _ in range(draw(st.integers(0 if first else 1, 2)))]
     return (*first, *more)
 

@@ -64,7 +64,7 @@ class Machine(RuleBasedStateMachine):
     @legal("admit")
     @rule(data=st.data())
     def enter(self, data: Any) -> None:
-        """Admit a request. Half of them then load a saved state, or run their prompt at once beside the others."""
+        """Admit a request. Half of them then load a saved state, or run their prompt at once next to the others."""
         if self._do(draw.admit, data) and data.draw(st.booleans()):
             if self._may("load"):
                 self._do(draw.load, data)
@@ -89,7 +89,7 @@ class Machine(RuleBasedStateMachine):
     @legal("draft", "verify", "commit")
     @rule(data=st.data())
     def round(self, data: Any) -> None:
-        """The rest of a round: draft, verify with other rows beside it, commit. Other events may come between them."""
+        """The rest of a round: draft, verify next to other rows, commit. Other events may come between them."""
         for kind, drawer in (("draft", draw.draft), ("verify", draw.forward), ("commit", draw.commit)):
             if self._may(kind):
                 self._do(drawer, data)
@@ -109,14 +109,14 @@ class Machine(RuleBasedStateMachine):
     @legal(*draw.UPKEEP)
     @rule(data=st.data())
     def upkeep(self, data: Any) -> None:
-        """One of the events beside forwards and rounds (`draw.UPKEEP`)."""
+        """One of the events other than forwards and rounds (`draw.UPKEEP`)."""
         if kinds := [kind for kind in draw.UPKEEP if self._may(kind)]:
             self._do(draw.UPKEEP[data.draw(st.sampled_from(kinds))], data)
 
     @precondition(lambda self: self.example is not None and self.example.refuses)
     @rule(data=st.data())
     def refuse(self, data: Any) -> None:
-        """An illegal event, which changes nothing. What is legal after all is left out."""
+        """An illegal event, which must change nothing. A drawn event that is legal is skipped."""
         assert self.example is not None
         event = self._drawn(illegal, data)
         try:

@@ -15,7 +15,7 @@ from .turn import Condition, Turn
 
 
 def _tracked(holds: Callable[[Turn, str, int], bool], kind: type[e.Event]) -> Condition:
-    """Of an event of this kind: whether it holds for some request and the tokens of its prefix."""
+    """For an event of this kind: whether the condition holds for some request and the tokens of its prefix."""
 
     def condition(turn: Turn) -> bool:
         made = [(name, turn.after.saved.get(under)) for name, under in tracks(turn.event).items()]
@@ -44,7 +44,7 @@ def _not_reached(turn: Turn) -> bool:
 def _of(
     kind: type[e.Event], holds: Callable[[Turn, Standing], bool] = lambda turn, kept: True
 ) -> Condition:
-    """Of an event that moves or evicts a prefix, which is as it was before."""
+    """For an event that moves or evicts a prefix: whether the condition holds for the prefix before it."""
 
     def condition(turn: Turn) -> bool:
         kept = turn.before.saved[turn.event.name] if isinstance(turn.event, e.Offload | e.Fetch | e.Evict) else None
@@ -63,9 +63,9 @@ PREFIXES: dict[str, Condition] = {
     "a prefix tracked at the end of an accepted path": _tracked(_ends, e.Commit),
     "a commit that reaches no multiple": _not_reached,
     "prefixes of several requests tracked at once": lambda turn: len(tracks(turn.event)) > 1,
-    "a prefix of a request that went on from a prefix": _tracked(lambda t, name, _: name in t.past.hits, e.Event),
+    "a prefix of a request that continued from a prefix": _tracked(lambda t, name, _: name in t.past.hits, e.Event),
     "a prefix loaded": _hit(lambda turn, kept: True),
-    "a prefix loaded beside its donor": _hit(lambda turn, kept: kept.request in turn.before.live),
+    "a prefix loaded while its donor is live": _hit(lambda turn, kept: kept.request in turn.before.live),
     "a prefix loaded after its donor is over": _hit(lambda turn, kept: kept.request not in turn.before.live),
     "a prefix with accepted tokens loaded": _hit(
         lambda turn, kept: turn.past.accepted_in >= {getattr(turn.event, "name", "")}),
@@ -77,8 +77,8 @@ PREFIXES: dict[str, Condition] = {
     "a prefix loaded after it came back": _hit(lambda turn, kept: getattr(turn.event, "name", "") in turn.past.fetched),
     "a prefix evicted from the device": _of(e.Evict, lambda turn, kept: not kept.aside),
     "a prefix evicted from the host": _of(e.Evict, lambda turn, kept: kept.aside),
-    "a prefix evicted beside its donor": _of(e.Evict, lambda turn, kept: kept.request in turn.before.live),
-    "a prefix evicted beside whoever loaded it": _of(
+    "a prefix evicted while its donor is live": _of(e.Evict, lambda turn, kept: kept.request in turn.before.live),
+    "a prefix evicted while a request that loaded it is live": _of(
         e.Evict, lambda turn, kept: bool(turn.past.hits & turn.before.live.keys())),
     "a prefix under a name that was evicted": _again,
     "the device has no room for one prefix more": lambda turn: (

@@ -1,4 +1,4 @@
-"""What `instep fuzz` says: which conditions were met and how often, and what was found.
+"""Print the results of `instep fuzz`: the conditions that were met and how often, and the finding.
 
 Leaves out: drawing and counting (`campaign.py`, `coverage.py`).
 """
@@ -19,7 +19,7 @@ from .campaign import Result, place
 
 
 def show(results: Sequence[Result], console: Console) -> None:
-    """Of each of these: what was met, what was not, and what was found."""
+    """For each campaign: the conditions met, the conditions missed, and the finding."""
     for result in results:
         _show(result, console)
 
@@ -53,7 +53,7 @@ def _show(result: Result, console: Console) -> None:
 
 
 def of(results: Sequence[Result], commit: str | None = None) -> File:
-    """What the campaigns of several op sets came to; the last one may have found something."""
+    """The result of the campaigns of several op sets; the last one may have a finding."""
     worst = Exit.worst(result.exit for result in results)
     return File(worst, results[0].settings.setting.device, {"campaigns": [_data(result) for result in results]},
                 commit)  # fmt: skip

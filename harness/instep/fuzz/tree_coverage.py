@@ -37,7 +37,7 @@ def _beside_prompt(turn: Turn) -> bool:
 
 
 def _accepted(holds: Callable[[tuple[int, ...], int], bool]) -> Condition:
-    """Of a commit: whether it holds for the accepted drafts and the number of nodes of some tree."""
+    """For a commit: whether the condition holds for the accepted drafts and the number of nodes of some tree."""
 
     def trees(turn: Turn) -> Iterator[tuple[tuple[int, ...], int]]:
         if isinstance(turn.event, e.Commit) and turn.event.accepted is not None:
@@ -49,7 +49,7 @@ def _accepted(holds: Callable[[tuple[int, ...], int], bool]) -> Condition:
 
 
 def _grown(holds: Callable[[e.Draft, int], bool]) -> Condition:
-    """Of a draft that grows trees: whether it holds for the event and the number of drafts of a grown tree."""
+    """For a draft that grows trees: whether the condition holds for the event and the drafts of a grown tree."""
 
     def drafted(turn: Turn) -> bool:
         drafts = turn.before.capacity.grown(turn.before.num_steps)
@@ -60,8 +60,8 @@ def _grown(holds: Callable[[e.Draft, int], bool]) -> Condition:
 
 TREES: dict[str, Condition] = {
     "trees of different shapes in one batch": _shapes_differ,
-    "a tree beside a chain": _beside_chain,
-    "a tree beside a prompt": _beside_prompt,
+    "a tree next to a chain": _beside_chain,
+    "a tree next to a prompt": _beside_prompt,
     "an accepted path that is not 1, 2, ...": _accepted(lambda nodes, _: nodes != tuple(range(1, len(nodes) + 1))),
     "nothing of a tree accepted": _accepted(lambda nodes, _: not nodes),
     "trees grown for several requests": _grown(lambda event, _: len(event.requests) > 1),

@@ -1,4 +1,4 @@
-"""What a condition of coverage looks at: one event with what stood before and after it. Leaves out: conditions."""
+"""The input of a coverage condition: one event, with the state before and after it. Leaves out: conditions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from ..trace.request_table import RequestTable
 
 @dataclass
 class Past:
-    """What is remembered of the events before.
+    """Facts about earlier events.
 
-    accepted  drafts accepted last; owned: slots that had an owner; lost: slots that a preemption took
+    accepted  number of drafts accepted last; owned: slots that had an owner; lost: slots that a preemption took
     behind    requests that decoded while there were no steps; switched: the step count changed
-    missed    how many commits of others there were since a request was last in a batch, while its accepted drafts may
-              still be folded in; batch: requests of the last two commits
-    kept      what is kept, by name -> slot and step count that it was made in; loads: how often it was loaded
+    missed    number of other requests' commits since a request was last in a batch, while its accepted drafts may still
+              be
+              pending; batch: requests of the last two commits
+    kept      saved states by name -> slot and step count of the save; loads: how often each was loaded
     hits      live requests that have loaded a prefix; accepted_in: prefixes that end with accepted tokens
-    fetched   what came back from the host; evicted: names under which something was kept
+    fetched   prefixes that were reloaded from the host; evicted: names that were evicted
     """
 
     accepted: dict[str, int] = field(default_factory=dict)

@@ -31,18 +31,18 @@ from ..trace.policy import Arrival, Policy
 from ..trace.request_table import Standing
 
 PAGE_SIZE = 16
-CHUNK = 64  # tokens of a prompt that run in one step, beside the windows of others
+CHUNK = 64  # tokens of a prompt that run in one step, next to the windows of others
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What is to be decoded, and how.
+    """The request: what to decode, and how.
 
     prompts   by name, as tokens; `batch` of them at a time, the others as slots become free
-    tokens    the most that a request says; stop: the token that ends it earlier
-    num_steps drafts per round, at first when `adaptive` (the file as written) has a controller change it
-    kept      requests whose last state is kept to be read again
-    sampling  how every request chooses; None: it takes the argmax.  seed: of the uniforms
+    tokens    maximum tokens of a request; stop: the token that ends it earlier
+    num_steps drafts per round, the initial number if `adaptive` (a controller's file) changes it
+    kept      requests whose last state is kept for the check
+    sampling  how every request chooses; None: argmax.  seed: of the uniforms
     """
 
     checkpoint: Checkpoint
@@ -77,7 +77,7 @@ class Ask:
             Arrival(name, name, chunks=(self.chunk,), max_new=self.tokens, sampling=self.sampling)
             for name in self.prompts)
         return Policy(
-            "generate", "What a free-running engine says is what the model says.", room, arrivals, self.num_steps,
+            "generate", "A free-running engine generates the tokens of the model.", room, arrivals, self.num_steps,
             adaptive=self.adaptive, controller=self.adaptive is not None, rotate=False, stop=self.stop,
             seed=self.seed, rounds=len(self.prompts) * (longest + self.tokens + 1),
         )
@@ -96,7 +96,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What happened: complete events, the seconds of each, and the kept states, each as it stood before its finish."""
+    """The result: complete events, the seconds of each, and the kept states, each from before its finish."""
 
     ask: Ask
     events: tuple[AnyEvent, ...]
@@ -118,7 +118,7 @@ class Decoded:
 
 
 def decode(ask: Ask) -> Decoded:
-    """Run every prompt to its end. On a GPU once before, on an engine of its own: kernels are compiled then."""
+    """Run every prompt to its end. On a GPU a first run on a separate engine compiles the kernels."""
     if ask.setting.device.startswith("cuda"):
         _decode(ask)
     return _decode(ask)

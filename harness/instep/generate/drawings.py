@@ -19,7 +19,7 @@ Drawn = tuple[Drawing, int]  # the window, and the node whose row chose the toke
 
 
 def drawings(header: Header, events: Iterable[AnyEvent]) -> Mapping[str, Sequence[Drawn]]:
-    """Request -> a drawing for each token that it said, in order; a request that takes the argmax has none."""
+    """Map each request to a drawing for each of its tokens, in order; a request that takes the argmax has none."""
     rules, windows, found = EventRules(header), dict[str, Drawing](), defaultdict[str, list[Drawn]](list)
     for event in events:
         for name, drawn in drawn_at(event, rules.table, windows):
@@ -29,8 +29,7 @@ def drawings(header: Header, events: Iterable[AnyEvent]) -> Mapping[str, Sequenc
 
 
 def drawn_at(event: AnyEvent, before: RequestTable, windows: dict[str, Drawing]) -> Iterator[tuple[str, Drawn]]:
-    """The request and the drawing of each token that an event says. windows: those in flight, which it brings up to
-    date."""
+    """The request and the drawing of each token of an event. windows: those in flight, which are updated."""
     for row in event.rows if isinstance(event, Forward) else ():
         standing = before.live[row.request]
         if not row.uniforms or standing.sampling is None:

@@ -1,6 +1,6 @@
-"""What `instep generate` says: the texts, then the figures beside the verdict they stand on.
+"""Print the results of `instep generate`: the texts, then the figures with the verdict that supports them.
 
-Leaves out: making them. Where the check found a fault, or did not look, no figure of speed is shown.
+Without a check, or if the check found a fault, no speed is shown. Leaves out: making the results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .words import Words
 
 
 def show(decoded: Decoded, need: Need, verdict: Verdict | None, words: Words, console: Console) -> None:
-    """Every prompt and what was said; then the figures."""
+    """Print every prompt and its text, then the figures."""
     for name, prompt in decoded.ask.prompts.items():
         said = decoded.said(name)
         say(console, f'"{name}" {len(prompt)} + {len(said)} tokens', style="bold")
@@ -30,7 +30,7 @@ def show(decoded: Decoded, need: Need, verdict: Verdict | None, words: Words, co
 
 
 def _figures(decoded: Decoded, need: Need, verdict: Verdict | None, console: Console) -> None:
-    """The verdict, and what it allows to be said."""
+    """Print the verdict, and the figures that it permits."""
     setting, speed, lines = decoded.ask.setting, Speed.of(decoded), []
     if verdict is not None and verdict.exit is Exit.AGREED:
         alone = "" if speed.decoding is None else (
@@ -96,7 +96,7 @@ def judged(decoded: Decoded, verdict: Verdict | None) -> str:
     if verdict.exit is not Exit.AGREED:
         first = f"DIVERGED  {of}: {finding(verdict.findings[0])}" if verdict.findings else (
             f"inconclusive: {of}, and nothing was compared")
-        return f"{first}\n  no speed is shown; --trace FILE, then instep replay, tells where it begins"
+        return f"{first}\n  no speed is shown; --trace FILE, then instep replay, shows where it begins"
     worst = max(one.used for one in verdict.compared)
     compared = f"{verdict.elements:,} numbers, {worst:.2f} of the allowance"
     return f"checked           {of}: tokens and states agree ({compared})"

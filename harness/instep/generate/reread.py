@@ -1,10 +1,10 @@
-"""What was decoded, read again by the reference in one pass: every token, and every state at the end.
+"""Check a decoded text with one pass of the reference: every token, and every state at the end.
 
-However it was drafted, batched, chunked and accepted, a request that has said its text must stand where the reference
-stands that was given prompt and text as a prompt. A wrong state on the way shows in the state at its end, as some heads
-forget slowly, and in the keys of the rows behind it for ever. Judged as T3 and T4 judge a run (`checks/`): truth is the
-reference in fp64, the yardstick is the reference in the declared width, rounded as declared and summed in any order.
-Leaves out: where an error was made. A trace of the run, replayed, tells it.
+With any drafting, batching, chunking and acceptance, a request at its end must have the state of a reference that gets
+prompt and text as one prompt. A wrong state on the way shows in the state at the end, as some heads forget slowly, and
+permanently in the keys of the later rows. The judgement is that of T3 and T4 (`checks/`): truth is the reference in
+fp64, the yardstick is the reference in the declared width, rounded as declared and summed in any order.
+Leaves out: the event of an error. Replaying a trace of the run shows it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PICK = FINAL._replace(component="pick")
 
 @dataclass(frozen=True)
 class Read:
-    """One pass of a reference over a text: its places, with logits [said, vocab] behind the prompt, and its state."""
+    """One pass of a reference over a text: its places, with logits [tokens, vocab] after the prompt, and its state."""
 
     places: dict[Place, torch.Tensor]
     state: RequestState
@@ -108,9 +108,9 @@ class Reader:
         return Read({**side.places, LOGITS: logits}, side.after["r"])
 
     def _tokens(self, number: int, name: str, said: tuple[int, ...], truth: Read, noise: float) -> Comparison:
-        """Each token is the truth's choice behind the ones before it, unless the truth hardly chose.
+        """Require each token to be the truth's choice after the ones before it, unless the truth's margin is too small.
 
-        A drawn one by the uniforms and the window with which the subject drew it.
+        A drawn token is judged by the uniforms and the window with which the subject drew it.
         """
         logits, own, stored = truth.places[LOGITS], torch.tensor(said), self.plan.setting.activation
         if name in self.drawn:

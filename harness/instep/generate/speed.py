@@ -1,6 +1,6 @@
-"""Tokens per second, accepted lengths and step counts of what was decoded.
+"""Tokens per second, accepted lengths and step counts of a decoding.
 
-Leaves out: whether it was right; `reread.py` says so, and without its word no figure of this file is shown.
+Leaves out: correctness. `reread.py` decides that, and without its verdict no figure of this file is shown.
 """
 
 from __future__ import annotations

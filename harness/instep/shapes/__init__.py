@@ -1,4 +1,4 @@
-"""Configurations in the shape of real models, by name. Each shape is a file beside this one.
+"""Configurations in the shape of real models, by name. Each shape is a file in this folder.
 
 Leaves out: weights (`random_weights.py` draws them), and the sources of the numbers (`README.md`).
 """

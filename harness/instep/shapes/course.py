@@ -1,6 +1,6 @@
-"""A short trace for a model of which no whole reference can be run: everything in it is forced.
+"""A short trace with every choice forced, for models too large for a whole reference.
 
-The policy says when requests arrive and how many drafts are accepted. The tokens come from the ledger engine, which is
+The policy sets when requests arrive and how many drafts are accepted. The tokens come from the ledger engine, which is
 cheap for a model of any size, and every engine is given them. Leaves out: running it.
 """
 
@@ -32,7 +32,7 @@ def course(
 ) -> Trace:
     """Prompts in chunks, then rounds with every step count and a plain step; all, none or some drafts are accepted.
 
-    One request arrives late, so that its prompt runs beside windows. Slots are sparse, and the highest come first.
+    One request arrives late, so that its prompt runs next to windows. Slots are sparse, and the highest come first.
     """
     lengths = [PROMPT_TOKENS[number % len(PROMPT_TOKENS)] for number in range(requests)]
     policy = _policy(name, lengths, rounds)

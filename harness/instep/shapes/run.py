@@ -18,7 +18,7 @@ from . import shape
 from .course import course
 from .random_weights import random_checkpoint
 
-LAYERS = 4  # three GDN layers and one attention layer; beside them the draft head
+LAYERS = 4  # three GDN layers and one attention layer, plus the draft head
 
 
 def shaped(
@@ -30,7 +30,7 @@ def shaped(
     must_have(judged or (), config)
     checkpoint = random_checkpoint(config, device=setting.device)
     named = f"{name}, {layers} layers"
-    trace = replace(course(checkpoint, named, ops=setting.ops), path=Path(name))  # what stands there in the command
+    trace = replace(course(checkpoint, named, ops=setting.ops), path=Path(name))  # the name in the command
     must_reach(until, trace)
     size = ("--layers", str(layers), *(() if vocab is None else ("--vocab", str(vocab))))
     return outcome(

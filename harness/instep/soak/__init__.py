@@ -1,4 +1,4 @@
-"""A soak: drawn rounds without end, on engines that stay; told in sums, and resumed where they stand.
+"""A soak: endless drawn rounds on long-lived engines, reported in totals, and resumed from a file.
 
-Leaves out: what is drawn (`instep.fuzz`), how it is served and what is compared (`instep.replay`, `instep.checks`).
+Leaves out: drawing (`instep.fuzz`), serving and comparing (`instep.replay`, `instep.checks`).
 """

@@ -1,4 +1,4 @@
-"""The file of a soak: its sums over all sessions, from which the next session goes on.
+"""The file of a soak: its totals over all sessions, from which the next session continues.
 
 Leaves out: running it (`soak.py`).
 """
@@ -19,9 +19,9 @@ from ..verdict import Exit
 
 
 class Session(Called):
-    """One call of the command, and what it added.
+    """One call of the command, and its share of the totals.
 
-    memory_mib  what the process held behind its first stretch and at its end: a soak must not grow
+    memory_mib  memory of the process after its first stretch and at its end: a soak must not grow
     """
 
     rounds: int = 0
@@ -40,11 +40,12 @@ class Found(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Soaked(msgspec.Struct, forbid_unknown_fields=True):
-    """What one setting has been through.
+    """The totals of one setting.
 
     setting, model  must be the same in every session
-    engines         how often they were made anew; stretches: how often every request left
-    conditions      condition (`fuzz/coverage.py`) -> events that met it;  refused: draws that the rules refused
+    engines         how often they were rebuilt; stretches: how often all requests left
+    conditions      condition (`fuzz/coverage.py`) -> events that met it
+    refused         draws that the rules refused
     """
 
     setting: dict[str, Any]
@@ -81,7 +82,7 @@ class Soaked(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def exit(self) -> Exit:
-        """What was ever found stays found; nothing compared is no pass."""
+        """The verdict over all sessions. A finding stays a finding, and nothing compared is no pass."""
         if self.found:
             return Exit.DIVERGED
         return Exit.AGREED if self.elements else Exit.INCONCLUSIVE
@@ -115,19 +116,19 @@ def going_on(runs: list[Soaked], begun: Soaked, path: Path | None) -> Soaked:
 
 
 def join(runs: list[Soaked], path: Path) -> None:
-    """Take in the runs of another file, which went on elsewhere: their op set or their seed is another one."""
+    """Add the runs of another file, which used another op set or another seed."""
     if not path.is_file():
         raise BadInput("--join", found=f"no file {path}", expected="a file that `instep soak` wrote")
     here = {(run.name, run.seed) for run in runs}
     for run in read(path):
         if (run.name, run.seed) in here:
             raise BadInput(f"--join {path}", found=f"a soak of {run.name} with seed {run.seed}, which is there already",
-                           expected="op sets or seeds of its own: the same ones draw the same rounds")  # fmt: skip
+                           expected="other op sets or seeds: equal ones draw equal rounds")  # fmt: skip
         runs.append(run)
 
 
 def result(runs: list[Soaked], device: str, commit: str | None) -> Result:
-    """The file: the sums for whoever reads it, and all that the next session needs."""
+    """The file: totals for readers, and everything that the next session needs."""
     sums = [
         {"ops": run.name, "seed": run.seed, "rounds": run.rounds, "events": run.events, "elements": run.elements,
          "minutes": round(run.seconds / 60, 1), "rounds_per_minute": round(60 * run.rounds / max(run.seconds, 1e-9), 1),

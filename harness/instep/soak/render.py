@@ -1,4 +1,4 @@
-"""What `instep soak` says: the sums of every op set, this session's share, and what was found.
+"""Print the results of `instep soak`: the totals of every op set, this session's share, and the findings.
 
 Leaves out: counting (`soak.py`, `kept.py`).
 """

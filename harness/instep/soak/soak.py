@@ -1,7 +1,7 @@
-"""Rounds on engines that stay, until a number of rounds or a time; each event is served by all sides and compared.
+"""Run rounds on long-lived engines, up to a number of rounds or a time; every event is compared on all sides.
 
-After some rounds, a *stretch*, every request leaves, so that a trace can begin there. Engines serve STRETCHES of
-them and are then made anew. So what they keep for good, such as saved copies, stays bounded.
+After some rounds, a *stretch*, every request leaves, so that a trace can start there. Engines are rebuilt after
+STRETCHES of them, so that their permanent memory, such as saved copies, stays bounded.
 Leaves out: the drawn rules (`turns.py`) and the file (`kept.py`).
 """
 
@@ -33,7 +33,7 @@ from .kept import Found, Session, Soaked
 from .turns import Seeded, Turns
 
 STRETCHES = 10  # that one set of engines serves
-RECOMPUTED = (Tier.DERIVED,)  # tiers that cost most: judged at every so many-th event
+RECOMPUTED = (Tier.DERIVED,)  # the most expensive tiers, judged at one of this many events
 LEFT_OUT = (Tier.PROPAGATED, Tier.DECISIONS)  # which need a whole rounded run, and which `replay` and `fuzz` judge
 
 
@@ -50,7 +50,7 @@ class Over(Exception):
 
 
 class Every:
-    """A check that looks at every so many-th event alone."""
+    """A check that runs at one of `every` events only."""
 
     def __init__(self, check: Check, every: int) -> None:
         self.name, self.tier, self._check, self._every = check.name, check.tier, check, every
@@ -85,7 +85,7 @@ class Soak:
         soaked.sessions.append(session)
 
     def run(self, at_round: Callable[[], None] = lambda: None, at_stretch: Callable[[], None] = lambda: None) -> None:
-        """at_round, at_stretch: called behind each of them."""
+        """at_round, at_stretch: called after each round and each stretch."""
         self._begun, self._at_round, self._at_stretch = time.monotonic(), at_round, at_stretch
         try:
             self._go_on()
@@ -186,7 +186,7 @@ class Soak:
 
 
 def memory_mib() -> int:
-    """What the process holds now; where the system does not tell, the most it ever held."""
+    """Memory of the process now, or its maximum if the system does not report the current value."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * resource.getpagesize() >> 20

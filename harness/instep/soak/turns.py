@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 MOST_SAVED = 12  # copies per set of engines, for memory is to stay flat; where prefixes are tracked a stretch ends them
 TRIES = 1000  # of one draw; half of all succeed at worst
-ROUNDS = 2  # of three turns so many are a round, where one is legal
+ROUNDS = 2  # of three turns, this many are a round if one is legal
 MAKES_ROOM = ("preempt", "abort", "finish", "evict", "offload")  # what a scheduler does when something finds no room
 
 
@@ -60,7 +60,7 @@ class Turns(Machine):
             self._do(draw.admit, self._data)
 
     def turn(self) -> None:
-        """Where an event was refused, the next one makes room: else the same would be refused many times on end."""
+        """After a refusal the next event frees room, or else the same event would be refused many times in a row."""
         full, self._full = self._full, False
         if full and (kinds := [kind for kind in MAKES_ROOM if self._may(kind)]):
             self._do(draw.UPKEEP[self._data.draw(st.sampled_from(kinds))], self._data)

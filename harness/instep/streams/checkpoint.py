@@ -23,7 +23,7 @@ from instep_reference.contract.shapes import expected_shapes
 from .stamps import DIGIT, DIGITS, KEYS, WIDTH, Stamp, columns, vocabulary
 
 LANE = KEYS + len(DIGITS) * DIGIT  # one-hot features of one token
-HIDDEN = 2 * LANE  # the second lane is for the draft head, where the hidden row stands beside the next token
+HIDDEN = 2 * LANE  # the second lane is for the draft head, which joins the hidden row with the next token
 ONES = 1 + len(DIGITS)  # how many features of a token are 1
 LOUD = 20.0  # in fp32 sigmoid(20) is 1 and softplus(-20) is 0; as a key it is large against every epsilon
 
@@ -71,7 +71,7 @@ def _feature(which: int, digit: int, lane: int = 0) -> int:
 
 
 def _unit(ones: int) -> float:
-    """The stored norm weight w (used as 1 + w) with which a row of so many ones does not change."""
+    """The stored norm weight w (used as 1 + w) with which a row with this many ones does not change."""
     return math.sqrt(ones / HIDDEN) - 1
 
 

@@ -1,7 +1,7 @@
 """A stamp: the request of a token, its position, whether it is a rejected draft; and the code of a stamp.
 
-A code is a row of small whole numbers, which are exact in every dtype down to bf16. It differs in every head and layer,
-so a row that was read from a wrong head or layer shows. Leaves out: where stamps stand in a model (`checkpoint.py`).
+A code is a row of small integers, which are exact in every dtype down to bf16. It differs in every head and layer, so a
+row that was read from a wrong head or layer is visible. Leaves out: the places of stamps in a model (`checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ class Stamp:
 
 
 def vocabulary(requests: int) -> int:
-    """How many tokens so many requests need."""
+    """The number of tokens that this many requests need."""
     if requests > MOST_REQUESTS:
         raise BadInput("trace", found=f"{requests} requests", expected=f"at most {MOST_REQUESTS} for exact streams")
     return requests * MOST_POSITIONS * 2
 
 
 def columns(head: int, layer: int) -> tuple[tuple[str, int], ...]:
-    """What each column of a code holds: ("digit", which) or ("constant", its value)."""
+    """The content of each column of a code: ("digit", which) or ("constant", its value)."""
     once = [*(("digit", which) for which in range(len(DIGITS))), ("constant", head + 1), ("constant", layer + 1),
             ("constant", 1), ("constant", 2)]  # fmt: skip
     return (*once, *reversed(once))
 
 
 def code(stamp: Stamp, head: int, layer: int) -> list[int]:
-    """The row of numbers that stands for a stamp in this head of this layer."""
+    """The row of numbers for a stamp in this head of this layer."""
     return [stamp.digits[n] + 1 if kind == "digit" else n for kind, n in columns(head, layer)]
 
 

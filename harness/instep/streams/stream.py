@@ -76,7 +76,7 @@ class Stream:
         )  # fmt: skip
 
     def _sentence(self, right: Content, found: torch.Tensor, wanted: torch.Tensor, name: str, one: Held) -> str:
-        """Says whose content the memory holds, if it is a request's; otherwise the first row that is wrong."""
+        """Name the request whose content the memory holds; without one, the first wrong row."""
         if found.shape != wanted.shape:
             return f"has shape {tuple(found.shape)}; expected {tuple(wanted.shape)}"
         due = f'expected {_upto(one.length)}'
@@ -106,7 +106,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Content:
-    """What a component of a layer must hold after so many tokens. `shape`: of the memory.
+    """The correct content of a layer's component after `count` tokens. `shape`: of the memory.
 
     state [HV, K, V]: row p % 16 of every head is position p; conv [W-1, HV, V]: the last W-1 tokens;
     values [L, heads, 16]: a row per token; draft_values: the same, but head 0 holds the next token.
