@@ -6,7 +6,9 @@ Leaves out: other fixtures; those stand beside the tests that use them.
 import ctypes
 import gc
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread costs more than it brings
 
@@ -18,6 +20,9 @@ from support.golden import CHANGED, Golden
 from support.warm import warm_copies
 
 LIBRARY = ctypes.CDLL(None)  # the C library, where this is one with `malloc_trim` and `mallopt`
+TESTS = str(Path(__file__).parent)
+# Last, as an installed package is: a printed command then names `support.kit_ops:OPS` and not its file.
+sys.path[:] = [*(folder for folder in sys.path if folder != TESTS), TESTS]
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # as its malloc.h numbers them
 
 

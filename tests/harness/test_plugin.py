@@ -230,7 +230,7 @@ def test_what_cannot_be_run_here_is_skipped_with_its_reason(home: Path) -> None:
     assert done.code == 0 and "1 passed, 1 skipped" in done.out, done.out + done.err
     assert "declining: state layout VK" in done.out
     none = session(home, "--instep-traces=traces", "--instep-ops=ledger", "--instep-device=cuda:64", "-rs")
-    assert none.code == 0 and "1 skipped" in none.out and "no CUDA device 64 is here" in none.out
+    assert none.code == 0 and "1 skipped" in none.out and "this machine has no CUDA device 64" in none.out
     wrong = session(home, "--instep-traces=traces", "--instep-ops=ledger", "--instep-device=tpu")
     assert wrong.code == 4 and "--instep-device: found tpu, expected cpu or cuda" in wrong.err
 

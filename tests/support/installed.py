@@ -35,7 +35,8 @@ def install(folder: Path) -> dict[str, str]:
         module, _, function = value.partition(":")
         (scripts / name).write_text(f"#!{sys.executable}\nfrom {module} import {function}\n{function}()\n")
         (scripts / name).chmod(0o755)
-    (scripts / "python").symlink_to(sys.executable)
+    (scripts / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')  # a link would lose the environment
+    (scripts / "python").chmod(0o755)
     own = ("PYTHON", "PYTEST", "TRITON", "GITHUB")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     return {**kept, "PYTHONPATH": str(site), "PATH": f"{scripts}{os.pathsep}{kept['PATH']}", "OMP_NUM_THREADS": "1",

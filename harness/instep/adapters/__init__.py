@@ -1,21 +1,28 @@
 """Subjects by name: an op set, or a whole engine of somebody else (a `Maker` makes it).
 
 A name is one of ours ("plain"), one of the adapters here ("fla"), one that an installed package offers under the entry
-point group "instep.ops", or `module:attribute`. Leaves out: what is then done with the subject.
+point group "instep.ops", `module:attribute`, or `path/to/file.py:attribute`. Leaves out: what is then done with it.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import os
+import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Mapping
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from instep_optimized.layout import StateLayout
 from instep_optimized.ops import BY_NAME, load
+from instep_optimized.ops import address as addresses
+from instep_optimized.ops.address import attribute_at, root_of, split
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
@@ -24,6 +31,7 @@ from instep_reference.contract.errors import BadInput, InstepError
 from instep_reference.contract.rounding import Product
 
 GROUP = "instep.ops"
+IMPORTING = (__file__, addresses.__file__)  # files of ours that import a module of the user
 # Of op sets alone:
 HERE = {"fla": "instep.adapters.fla:OPS"}  # kernels of other packages; the adapter is a file beside this one
 OURS = (*BY_NAME, *HERE)
@@ -77,6 +85,32 @@ def address(name: str) -> str:
     return offered[name].value if name in offered else {**BY_NAME, **HERE}.get(name, name)
 
 
+def in_a_shell(name: str, *, searched: bool = True) -> str:
+    """The address under which a command in the current directory finds the same object; a name stays as it is.
+
+    `module:attribute` becomes `path/to/file.py:attribute` if only this process can import the module: pytest, for
+    example, puts folders on the path that no shell has.
+    searched: whether the command searches the current directory
+    """
+    module, attribute = split(name)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    root = None if file is None else root_of(Path(file), module)
+    if file is None or (root is not None and _is_searched(root, searched)):
+        return name
+    return f"{_near(file)}:{attribute}"
+
+
+def _is_searched(root: Path, searched: bool) -> bool:
+    """Whether a new Python of this environment searches the folder for modules."""
+    here, given = Path.cwd(), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if (searched and root == here) or root in [here / folder for folder in given if folder]:
+        return True
+    path = [Path(folder) for folder in sys.path]
+    standard = Path(sysconfig.get_path("stdlib"))  # folders of site-packages and of `.pth` files come after it
+    begin = path.index(standard) if standard in path else 0
+    return root in path[begin:] or root not in path
+
+
 def named(name: str, *, field: str, group: str, known: Iterable[str] = ()) -> object:
     """What a package offers under that name in an entry point group, or what stands at `module:attribute`.
 
@@ -84,25 +118,22 @@ def named(name: str, *, field: str, group: str, known: Iterable[str] = ()) -> ob
     """
     ops = group == GROUP
     offered = {} if ":" in name else _offered(group)  # to ask every package that is installed takes milliseconds
+    where = HERE.get(name, name) if ops else name
+    if name not in offered and not split(where)[0]:
+        raise _unknown(field, name, "no such name", (*known, *_offered(group)))
     try:
-        return offered[name].load() if name in offered else _attribute(HERE.get(name, name) if ops else name)
-    except _NoName as error:
-        raise _unknown(field, name, str(error), (*known, *_offered(group))) from None
+        return offered[name].load() if name in offered else attribute_at(where)
     except InstepError:
         raise
     except (Exception, SystemExit) as error:  # the module is foreign code and may raise anything
         needs = NEEDS.get(name, {}) if ops else {}
         if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in needs:
             raise _not_installed(name) from None
-        raise _unknown(field, name, f"{type(error).__name__}: {error}", (*known, *_offered(group))) from None
+        raise _not_loaded(field, name, split(where)[0], error) from None
 
 
 def _offered(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}
-
-
-class _NoName(Exception):
-    """No subject has this name, and it is no `module:attribute`."""
 
 
 def makes(found: Maker) -> bool:
@@ -116,11 +147,26 @@ def makes(found: Maker) -> bool:
     return True
 
 
-def _attribute(name: str) -> object:
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise _NoName("no such name")
-    return getattr(import_module(module), attribute)
+def _not_loaded(field: str, name: str, module: str, error: BaseException) -> BadInput:
+    """What the import of the module raised, with the line of the user's code that raised it."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__)
+              if not each.filename.startswith(("<", str(Path(importlib.__file__).parent), *IMPORTING))]
+    line = f", at {_near(frames[-1].filename)} line {frames[-1].lineno}" if frames else ""
+    expected, hint = "a module that can be imported", ""
+    if isinstance(error, FileNotFoundError) and not frames:
+        expected = "a Python file"
+    elif isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+        expected = f"a module in {os.getcwd()} or on Python's path"
+        hint = f"write path/to/{module.rpartition('.')[2]}.py:{split(name)[1]} for a file elsewhere"
+    elif isinstance(error, AttributeError) and not frames:
+        expected = f"a name that {module} defines"
+    return BadInput(field, found=f"{name!r} ({type(error).__name__}: {error}{line})", expected=expected, hint=hint)
+
+
+def _near(file: str) -> str:
+    """The path relative to the current directory if it is below it, else as it is."""
+    relative = os.path.relpath(file)
+    return file if relative.startswith("..") else relative
 
 
 def _not_installed(name: str) -> BadInput:

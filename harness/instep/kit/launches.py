@@ -15,6 +15,7 @@ from instep_optimized.ops.around import tensors_of
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import BadInput, Unsupported
 
+from ..adapters import in_a_shell
 from ..options import CHOICES, either
 from ..report.words import NAMES, message, numbers
 from ..verdict import Comparison, Exit, Verdict
@@ -50,7 +51,7 @@ class Served:
         if findings:
             first = self.cases[findings[0].event]
             there = "" if self.device == "cpu" else f" --device {self.device}"
-            again = [f"instep op {self.name} {first.op} --case {first.name}{there}"] if self.command else []
+            again = [f"instep op {in_a_shell(self.name)} {first.op} --case {first.name}{there}"] if self.command else []
             return message(f"op {first.op} of {self.name}", findings, numbers(findings[0]), again, self.where)
         if self.exit is Exit.INCONCLUSIVE:
             why = "; ".join(dict.fromkeys(skip.reason for skip in self.verdict.skipped)) or "there was no case"

@@ -22,7 +22,7 @@ from instep_optimized.ops.base import Ops
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
 
-from ..adapters import Maker, makes
+from ..adapters import Maker, in_a_shell, makes
 from ..engines.verbs import ByVerbs, is_make
 from ..localise import locate
 from ..options import TIERS
@@ -141,12 +141,12 @@ def setting_of(subject: Subject, **setting: Any) -> tuple[Setting, bool]:
 
 
 def importable(subject: object) -> str:
-    """`module:attribute`, under which a command finds the same object; empty: under none. Tests are not looked into."""
+    """The address under which a command finds the same object; empty if there is none. Tests are not searched."""
     for module in list(sys.modules.values()):
         name = str(getattr(module, "__name__", ""))
         if name in ("", "__main__") or name.rpartition(".")[2].startswith(("test_", "conftest")):
             continue
         for attribute, value in list(getattr(module, "__dict__", {}).items()):
             if value is subject:
-                return f"{name}:{attribute}"
+                return in_a_shell(f"{name}:{attribute}")
     return ""

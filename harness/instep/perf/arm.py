@@ -24,7 +24,7 @@ from instep_optimized.ops.base import Ops
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.errors import BadInput, Unsupported
 
-from ..adapters import find
+from ..adapters import find, in_a_shell
 from ..replay.setting import moves_labels
 from .cases import Shown
 
@@ -69,7 +69,7 @@ class Source:
             raise BadInput(f"{arm} {said}", found=f"{error.found}; {there}",
                            expected=f"a source tree, {error.expected}", hint=error.hint) from None  # fmt: skip
         if not tree:
-            return cls(said, said, (), frozenset())
+            return cls(said, in_a_shell(said, searched=False), (), frozenset())
         homes = {
             package: home for package, root in PACKAGES.items()
             for home in (folder, folder / root) if (home / package / "__init__.py").is_file()
@@ -77,7 +77,7 @@ class Source:
         if "instep_optimized" not in homes:
             expected = "instep_optimized in it, flat or under optimized/"
             raise BadInput(f"source tree {said}", found=sorted(homes) or "none of the packages", expected=expected)
-        return cls(said, ops, tuple(dict.fromkeys(homes.values())), frozenset(homes))
+        return cls(said, in_a_shell(ops, searched=False), tuple(dict.fromkeys(homes.values())), frozenset(homes))
 
 
 def _computes(ops: str) -> None:

@@ -19,7 +19,7 @@ from instep_optimized.ops.interpreter import wanted_on
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Storage, by_chance
 
-from ..adapters import Maker, find
+from ..adapters import Maker, find, in_a_shell
 from ..adapters.keepers import OPTIONS, with_keeper
 from ..engines import verbs
 from ..engines.verbs import ByVerbs
@@ -35,6 +35,7 @@ WIDTHS = {
 # What an engine that --engine names is not told.
 UNTOLD = ("ops", "state_dtype", "state_rounding", "kv_dtype", "snapshot_layout", "strategy", "conv", "graphs",
           "overlap", "guarded")  # fmt: skip
+ADDRESSED = ("strategy", "conv", "drafter")  # further options whose value may be an address
 NEAREST, STOCHASTIC = "nearest", "stochastic"
 STATES: Mapping[str, Storage] = {**WIDTHS, FP8: SCALED_STATE}
 FALLING = ("bfloat16", "float16", FP8)  # of states that may be rounded by chance
@@ -204,7 +205,7 @@ class Setting:
 
     def words(self, *always: str) -> tuple[str, ...]:
         """The command-line options that give this setting: the op set, what is not the default, and `always`."""
-        words = ["--ops", self.ops] if self.engine is None else ["--engine", self.engine]
+        words = ["--ops", in_a_shell(self.ops)] if self.engine is None else ["--engine", in_a_shell(self.engine)]
         for each in fields(self):
             if each.name in ("ops", "engine", "handed"):
                 continue
@@ -213,6 +214,7 @@ class Setting:
             if value is None or (value == usual and each.name not in always):
                 continue
             name = each.name.replace("_", "-")
+            value = in_a_shell(value) if each.name in ADDRESSED else value
             words += [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
         return tuple(words)
 

@@ -17,6 +17,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from instep_optimized.ops.address import is_file, split
+
 from ..adapters import OURS, address
 from ..audit.recording import META
 from .command import near
@@ -62,8 +64,8 @@ def _placed(finding: Mapping[str, Any], subject: str, given: Path | None) -> tup
     raised = finding.get("raised")
     if raised and raised["file"]:
         return near(Path(raised["file"])), int(raised["line"]) or 1
-    module, _, attribute = address(subject).partition(":")
-    source = getattr(sys.modules.get(module), "__file__", None) if attribute else None
+    module, attribute = split(address(subject))
+    source = module if is_file(module) else getattr(sys.modules.get(module), "__file__", None)
     if given is not None and (source is None or subject in OURS):
         return near(given), _line(finding, given)
     return ("", 1) if source is None else (near(Path(source)), defined(Path(source), attribute))

@@ -5,10 +5,9 @@ Leaves out: what an op does; `base.py` has the contract of each.
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from instep_reference.contract.errors import BadInput
 
+from .address import attribute_at, split
 from .base import Ops
 
 BY_NAME: dict[str, str] = {
@@ -21,16 +20,14 @@ BY_NAME: dict[str, str] = {
 
 
 def load(name: str) -> Ops:
-    """Return an op set by its name in this table, or any other one as `module:attribute`."""
+    """Return an op set by its name in this table, `module:attribute` or `path/to/file.py:attribute`."""
     address = BY_NAME.get(name, name)
-    module, _, attribute = address.partition(":")
-    expected = f"one of {', '.join(BY_NAME)}, or module:attribute"
-    if not attribute:
-        raise BadInput("ops", found=repr(name), expected=expected)
+    if not split(address)[0]:
+        raise BadInput("ops", found=repr(name), expected=f"one of {', '.join(BY_NAME)}, or module:attribute")
     try:
-        found = getattr(import_module(module), attribute)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise BadInput("ops", found=f"{name!r} ({error})", expected=expected) from error
+        found = attribute_at(address)
+    except (ModuleNotFoundError, FileNotFoundError, AttributeError) as error:
+        raise BadInput("ops", found=f"{name!r} ({error})", expected="a module and a name in it") from error
     if not isinstance(found, Ops):
         raise BadInput("ops", found=f"{name!r}, a {type(found).__name__}", expected="a value of instep_optimized's Ops")
     return found
