@@ -122,5 +122,5 @@ def _run(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
     left = {name: value for name, value in os.environ.items() if not name.startswith(("GITHUB_", "PYTEST", "INSTEP"))}
     return subprocess.run(
         [*command, block.text], cwd=folder, text=True, capture_output=True, timeout=SECONDS, check=False,
-        env={**left, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": "."},
+        env={**left, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
     )
