@@ -78,7 +78,7 @@ if [ "$part" = all ] || [ "$part" = race ]; then
     sanitized $tool-trees $tool tests/optimized/test_attend_trees.py -k "same_bits or nothing"
     sanitized $tool-products $tool tests/optimized/test_kernels_experts.py tests/optimized/test_kernels_slim.py -k "not begins_early and not fault and not pairs"
     sanitized $tool-conv $tool tests/optimized/test_kernels.py tests/optimized/test_walk_*.py -k "(conv or walk) and not fault"
-    sanitized $tool-windows $tool tests/optimized/test_staged.py -k "serves and 5 or nobody"
+    sanitized $tool-windows $tool tests/optimized/test_staged.py -k "serves and 5 or unowned"
     sanitized $tool-gated $tool tests/optimized/test_window_gdn.py -k "computes or serves or (rings and not 70 and not 300)"
     sanitized $tool-verify $tool tests/optimized/test_verify_gdn.py -k "every_shape or guessed"
     sanitized $tool-forms $tool tests/optimized/test_fusions.py tests/optimized/test_chance.py

@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A test without the marker launches no interpreted kernel: nobody has to remember to set it."""
+    """A test without the marker launches no interpreted kernel, so the marker cannot be forgotten."""
     if "interpreted" in request.keywords or torch.cuda.is_available():
         yield
         return
@@ -47,7 +47,7 @@ def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def _interprets(item: pytest.Function) -> bool:
-    """What its parameters say, where they name an op set; else what its code and the helpers that it calls name."""
+    """The op sets in its parameters, or the ones in its code and in the helpers that it calls."""
     spec = getattr(item, "callspec", None)
     named = {_name(value) for value in spec.params.values()} if spec is not None else set()
     if not named & {*BY_NAME}:

@@ -33,7 +33,7 @@ def test_without_a_file_the_wish_is_what_is_in_force() -> None:
         controller.set(1)
 
 
-def test_the_initial_count_is_inserted_in_each_bracket_and_a_message_says_so() -> None:
+def test_initial_count_is_inserted_in_each_bracket_with_a_message() -> None:
     by_batch = AdaptiveFile(by_batch={1: Bracket(candidate_steps=(4, 1, 4)), 8: Bracket()})
     controller = Controller(3, by_batch)
     assert controller.candidates == (0, 1, 3, 4, 7)

@@ -148,7 +148,7 @@ def test_a_token_that_is_not_in_the_table_is_named() -> None:
         assert any(sentence in line for line in broken("embed", tokens=tokens, table=torch.zeros(5, 6), to=HERE))
 
 
-def test_results_that_share_memory_with_each_other_or_with_a_bundle_are_named() -> None:
+def test_results_that_share_memory_are_named() -> None:
     found: list[str] = []
     places = tuple(Place("trunk", 0, name) for name in ("query", "key"))
 

@@ -21,7 +21,7 @@ from support import warm
 HERE, THERE = Place("trunk", 0, "residual"), Place("trunk", 0, "query")
 
 
-def test_a_named_result_goes_through_see_and_what_it_returns_goes_on() -> None:
+def test_named_result_passes_through_see_which_may_replace_it() -> None:
     seen = []
 
     def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
@@ -59,7 +59,7 @@ def test_unnamed_results_are_not_seen() -> None:
     assert rows.tolist() == [[0, 0, 1], [0, 0, 0]]
 
 
-def test_wrappers_stand_inside_see_in_the_order_given() -> None:
+def test_wrappers_are_inside_see_in_the_given_order() -> None:
     order: list[str] = []
 
     def wrapper(label: str) -> Any:
@@ -82,7 +82,7 @@ def test_wrappers_stand_inside_see_in_the_order_given() -> None:
     assert order == ["first add", "second add", "see residual"]
 
 
-def test_nothing_to_do_gives_the_very_same_set_and_what_describes_it_stays() -> None:
+def test_empty_wrapping_returns_the_same_set() -> None:
     assert around(PLAIN, unseen) is PLAIN
     watched = around(PLAIN, lambda place, tensor: tensor)
     assert (watched.name, watched.types, watched.rounds) == (PLAIN.name, PLAIN.types, PLAIN.rounds)
@@ -101,13 +101,13 @@ def test_sets_are_loaded_by_name_or_by_module_and_attribute() -> None:
         ("torch:nan", "float"),
     ],
 )
-def test_what_is_no_op_set_is_refused_with_the_names_that_are(name: str, found: str) -> None:
+def test_invalid_op_set_is_refused_with_the_valid_names(name: str, found: str) -> None:
     with pytest.raises(BadInput, match=found):
         load(name)
 
 
 @pytest.mark.slow
-def test_triton_is_imported_only_when_it_is_asked_for() -> None:
+def test_triton_is_imported_only_on_request() -> None:
     program = "import sys, instep_optimized; instep_optimized.load('plain'); print('triton' in sys.modules)"
     paths = {"PYTHONPATH": ":".join(sys.path)}
     done = warm.run([sys.executable, "-c", program], timeout=120, env=paths)

@@ -1,6 +1,6 @@
-"""Attention in parts: right at every edge of a part, and the bits of a row depend on nothing but what it sees.
+"""Attention in parts: correct at every edge of a part, and a row's bits depend only on the entries that it sees.
 
-Leaves out: what `invariant` promises besides (`test_invariant.py`), trees beside chains (`test_kernels_trees.py`), and
+Leaves out: further promises of `invariant` (`test_invariant.py`), trees next to chains (`test_kernels_trees.py`), and
 requests that share pages. Every body runs interpreted on a CPU, native on a GPU at real sizes.
 """
 
@@ -40,7 +40,7 @@ OPS = pytest.mark.parametrize("ops", [TRITON, INVARIANT], ids=lambda ops: ops.na
 
 
 def reading(ends: tuple[int, ...], counts: tuple[int, ...]) -> Reading:
-    """Requests that end behind so many positions, on pages of their own in falling order."""
+    """Requests that end after these numbers of positions, with separate pages in falling order."""
     tables, page = [], sum(-(-end // SIZES["page_size"]) for end in ends)
     for end in ends:
         need = -(-end // SIZES["page_size"])
@@ -67,7 +67,7 @@ def windows(count: int, dtype: torch.dtype, lengths: tuple[int, ...] = LENGTHS, 
     ("count", "dtype", "times"), [(1, FP32, 1), (3, BF16, 1), (3, FP32, 20), (WINDOW + 1, FP32, 20)], ids=str
 )
 def test_it_is_right_at_every_edge_of_a_part(ops: Ops, count: int, dtype: torch.dtype, times: int) -> None:
-    """A window ends on, before and behind an edge; and its rows stand on both sides of one."""
+    """A window ends on, before and after an edge; and its rows are on both sides of one."""
     case = windows(count, dtype, times=times)
     assert agree(case, serve(PLAIN, case, HERE), serve(ops, case, HERE)) == []
 
@@ -75,7 +75,7 @@ def test_it_is_right_at_every_edge_of_a_part(ops: Ops, count: int, dtype: torch.
 @OPS
 @pytest.mark.parametrize("drafted", [None, (3, 3, 3, 4, 1)], ids=["whole", "drafted"])
 def test_trees_are_right_at_every_edge_of_a_part(ops: Ops, drafted: tuple[int, ...] | None) -> None:
-    """The window begins before, at and behind an edge. drafted: the node of each request that is its only row."""
+    """The window begins before, at and after an edge. drafted: the node of each request that is its only row."""
     ends = tuple(PART + begin + len(TREE) for begin in (-5, -2, -1, 0, 1))
     case = Case("attend", "trees", seen(windows(len(TREE), FP32, ends).build, len(ends) * (TREE,), drafted=drafted))
     assert agree(case, serve(PLAIN, case, HERE), serve(ops, case, HERE)) == []
@@ -94,7 +94,7 @@ def cut(pages: Pages, query: torch.Tensor, request: int, row: int) -> dict[str, 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_a_row_of_a_window_has_the_bits_of_a_decode_alone(dtype: torch.dtype) -> None:
-    """Beside requests with fewer and more parts, also of the production kernel, and beside a prefill chunk."""
+    """Next to requests with fewer and more parts, also with the production kernel, and next to a prefill chunk."""
     inputs = windows(3, dtype, (*LENGTHS, WINDOW + 2)).build(HERE).inputs
     pages, query = inputs["pages"], inputs["query"]
     attended = TRITON.attend(**inputs)
@@ -123,7 +123,7 @@ def test_bits_do_not_depend_on_how_the_work_is_divided(monkeypatch: pytest.Monke
             assert same_bits(TRITON.attend(**build(HERE).inputs), wanted)
 
 
-def test_small_trees_beside_a_wide_one_take_no_part_that_their_pages_lack() -> None:
+def test_small_trees_next_to_a_wide_one_use_only_their_own_parts() -> None:
     """33 trees fill all pages: 32 roots that end a page before a part does, and one of nine nodes, the widest."""
     size, (small, wide) = 4, (32, 9)
     counts, before = [1] * small + [wide], [2 * PART - 5] * small + [3]
@@ -163,13 +163,15 @@ def test_tiles_share_copies_where_not_all_of_them_run_at_a_time(
 
 
 def mixed(size: int, between: int, dtype: torch.dtype, heads: int = 2) -> tuple[torch.Tensor, Pages]:
-    """Prompts, windows and decodes in one launch; an idle request, holes in the table, NaN where nobody reads.
+    """Prompts, windows and decodes in one launch; an idle request, holes in the table, NaN in entries that are not
+    read.
 
-    between: numbers between the pages of a pool, as red zones are.  dtype: of keys and values; with scales if of 8 bits
+    between: numbers between the pages of a pool, like red zones
+    dtype: of keys and values; with scales if it has 8 bits
     heads: of keys and values
     """
     counts = (300, 1, 4, 0, 17, 16, 130, 7, 4, 9, 1)
-    before = (77, 1300, 4093, 5, 0, 1020, 640, 3000, 2046, 1147, 1151)  # a unit's end, and a part behind it
+    before = (77, 1300, 4093, 5, 0, 1020, 640, 3000, 2046, 1147, 1151)  # the end of a unit, and a part after it
     ends = [known + count for known, count in zip(before, counts, strict=True)]
     needed = [-(-end // size) for end in ends]
     draw, table = Draw(3, HERE), torch.full((len(counts), max(needed) + 1), -1)
@@ -217,7 +219,7 @@ def test_explicit_layouts_give_the_bits_of_the_others(
 
     monkeypatch.setattr(attend_file, "launch", told)
     found = ops.attend(query=query, pages=given, to=at("attended"))
-    # Of pages of 24 a step has no whole number; where 8 bytes stand between pages these do not begin at 16 bytes. The
+    # A step is not a whole number of pages of 24. With 8 bytes between pages, pages are not aligned to 16 bytes. The
     # scales of a page of 8 are 64 bytes.
     staged = "" if size == 24 or between * dtype.itemsize == 8 or (size, dtype) == (8, FP8) else "_staged"
     assert launched[-2:] == [f"read_parts{staged}", "join_parts"] and found.isfinite().all()
@@ -238,13 +240,13 @@ def test_explicit_layouts_give_the_bits_of_the_others(
 
 @pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
 @pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bfloat16", "float8"])
-def test_bits_are_the_same_beside_another_process(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_are_the_same_next_to_another_process(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device saves programs that run, and brings them back: `support/forgotten.py` shows what it may write then."""
     query, given = mixed(64, 0, dtype)
     wanted = TRITON.attend(query=query, pages=given, to=at("attended"))
     monkeypatch.setattr(attend_file, "multiprocessors", lambda _: 2)  # programs, which take a millisecond then
     with beside_another_process():
-        found = [TRITON.attend(query=query, pages=given, to=at("attended")) for _ in range(100)]  # nobody waits between
+        found = [TRITON.attend(query=query, pages=given, to=at("attended")) for _ in range(100)]  # no wait between them
         assert all(same_bits(one, wanted) for one in found)
 
 
@@ -253,7 +255,7 @@ def test_bits_are_the_same_beside_another_process(dtype: torch.dtype, monkeypatc
 def test_many_decodes_and_windows_have_the_bits_of_the_other_layouts(
     monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    """Of one and of two tiles; of three rows the second tile is half empty."""
+    """One and two tiles; with three rows the second tile is half empty."""
     inputs = windows(count, BF16, (*LENGTHS, PART // 2, 3 * PART)).build(HERE).inputs
     launched = list[str]()
     real = attend_file.launch
@@ -296,10 +298,10 @@ def test_a_prompt_alone_is_one_launch_with_the_bits_of_the_other_layouts(
 
 
 @pytest.mark.parametrize(("full", "there"), [(True, WINDOW + 3), (False, WINDOW + 3), (False, 3)])
-def test_of_one_request_parts_are_left_out_only_where_the_host_knows_its_rows(
+def test_parts_are_skipped_only_if_the_host_knows_the_rows(
     full: bool, there: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A draft extend has as many rows as a window, of which the device says how many are there: perhaps a few."""
+    """A draft extend has as many rows as a window; the device knows how many are valid, perhaps a few."""
     draw, rows, size = Draw(8, HERE), WINDOW + 3, 64
     heads, width = (16, 256) if NATIVE else (2, 16)
     keys, values = (draw.normal(3, size, 2, width, dtype=BF16) for _ in range(2))
@@ -317,7 +319,7 @@ def test_of_one_request_parts_are_left_out_only_where_the_host_knows_its_rows(
             real(kernel, *rest, **more)
 
     def laid() -> None:
-        """Where nothing runs with explicit layouts, it stands for the kernel of prompts, and reads nothing."""
+        """Without explicit layouts it replaces the kernel of prompts, and reads nothing."""
 
     if not NATIVE:
         fitted: Any = lambda query, pages, rows, positions, *of: (  # noqa: E731

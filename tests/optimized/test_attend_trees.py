@@ -1,6 +1,6 @@
-"""Attention of trees in two launches: the parts before the windows, and beside them what each node sees alone.
+"""Attention of trees in two launches: the parts before the windows, and the nodes that each node sees alone.
 
-The first has explicit layouts, which nothing interprets: elsewhere chains on a shorter table stand for it. Leaves out:
+The first has explicit layouts, which cannot be interpreted: on a CPU chains on a shorter table replace it. Leaves out:
 one launch for both (`test_attend_parts.py`, `test_kernels_trees.py`).
 """
 
@@ -32,18 +32,18 @@ pytestmark = [pytest.mark.gpu if NATIVE else pytest.mark.interpreted]
 SIZES: dict[str, Any] = {"page_size": 64, "heads": 16, "kv_heads": 2, "head_dim": 256} if NATIVE else {"page_size": 16}
 TREES = ((-1, 0, 0, 1, 2), (-1, 0, 1), (-1, 0, 0, 0, 1, 2, 5), (-1, 0, 1, 2, 3), (-1,))
 CHAINS = (1,)
-# Windows behind parts of a group, on the edge of one, behind whole groups, over the edge of a group, in the first part.
+# Windows after parts of a group, on the edge of one, after whole groups, over the edge of a group, in the first part.
 BEFORE = (PART * (GROUP + 1) + 5, 3 * PART - 2, PART * (2 * GROUP - 1), 2 * GROUP * PART - 3, 7)
 FAULTS = {
     "what was read is forgotten": ("mask=inside & (there & behind)[:, None]", "mask=inside & ~there[:, None]"),
-    "it goes on in the next unit": (
+    "it continues in the next unit": (
         "best, total = tl.where(behind, best, float(\"-inf\")), tl.where(behind, total, 0.0)", "pass"),
     "a part too late": ("known // PT * PT\n", "known // PT * PT + PT\n"),
 }
 
 
 def given(dtype: torch.dtype) -> dict[str, Any]:
-    """Trees beside a chain"""
+    """Trees next to a chain."""
     size, tables, page = SIZES["page_size"], [], 0
     for tree, before in zip(TREES, BEFORE, strict=True):
         need = -(-(before + len(tree)) // size)
@@ -82,7 +82,7 @@ class Parted:
         return self.run(self.kernel, (rows, kv_heads, len(BEFORE)), *arguments, **named)
 
     def stand_in(self, query: torch.Tensor, request: int, end: int, places: Any, base: int) -> None:
-        """The units of a chain of the same rows on so many positions, put to `base`."""
+        """The units of a chain of the same rows on as many positions, moved to `base`."""
         one, mine = slice(request, request + 1), self.pages
         table = mine.table[:, : -(-end // SIZES["page_size"])]
         chain = replace(mine, **{name: getattr(mine, name)[one] for name in ("slots", "begin", "count", "before")},
@@ -106,7 +106,7 @@ class Parted:
 def both(
     inputs: dict[str, Any], few: int, kernel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is attended in one launch, and in two"""
+    """The results of one launch, and of two."""
     monkeypatch.setattr(attend_file, "FEW", few)
     monkeypatch.setattr(attend_file, "staged", None)
     whole = TRITON.attend(**inputs)
@@ -119,7 +119,7 @@ def both(
 
 @pytest.mark.parametrize("few", [0, 9999], ids=["in groups", "in parts"])
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
-def test_a_tree_has_the_same_bits_if_another_launch_reads_the_parts_before_it(
+def test_tree_has_the_same_bits_with_a_separate_launch_for_earlier_parts(
     few: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert same_bits(*both(given(dtype), few, attend_file.read_alone, monkeypatch))
@@ -135,7 +135,7 @@ def test_a_fault_of_what_is_read_alone_is_seen(
 
 
 def mixed(kv: torch.dtype = BF16) -> tuple[torch.Tensor, Pages]:
-    """Native: trees, one of many nodes, and chains; an idle request, holes in the table, NaN behind the ends."""
+    """Native: trees, one with many nodes, and chains; an idle request, holes in the table, NaN after the ends."""
     shapes: tuple[tuple[int, ...] | int, ...] = (
         (-1, *(node // 2 for node in range(7))), 4, tuple(range(-1, 6)), (-1,),
         (-1, *(node // 3 for node in range(61))), TREES[0], 3, TREES[2],
@@ -159,7 +159,7 @@ def mixed(kv: torch.dtype = BF16) -> tuple[torch.Tensor, Pages]:
     return draw.normal(sum(counts), 16, 256, dtype=BF16), pages
 
 
-STAGED_FAULTS = {  # of what stands before a window
+STAGED_FAULTS = {  # of the entries before a window
     "nothing": None,
     "a part of the window, too": ("known // PT * PT, held)", "known // PT * PT + PT, held)"),
     "units without the window's": ("gl.minimum(known + nodes, held), reach)", "gl.minimum(known, held), reach)"),
@@ -168,7 +168,7 @@ STAGED_FAULTS = {  # of what stands before a window
 
 @pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
 @pytest.mark.parametrize(("fault", "kv"), [*((fault, BF16) for fault in STAGED_FAULTS), ("nothing", FP8)], ids=str)
-def test_trees_beside_chains_have_the_bits_of_the_other_layouts(
+def test_trees_next_to_chains_have_the_bits_of_the_other_layouts(
     fault: str, kv: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query, pages = mixed(kv)
@@ -191,12 +191,12 @@ def test_trees_beside_chains_have_the_bits_of_the_other_layouts(
             monkeypatch.setattr(attend_file, "FEW", few)
             same.append(same_bits(TRITON.attend(query=query, pages=pages, to=at("attended")), wanted))
     assert launched[-3:] == ["read_parts_staged", "read_alone", "join_parts"]
-    assert all(same) is (plant is None), same  # in parts the launch behind writes over what was read too much
+    assert all(same) is (plant is None), same  # in parts the later launch overwrites what was read too much
 
 
 @pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
 @pytest.mark.parametrize("waits", [True, False], ids=["as it is", "nobody waits"])
-def test_what_is_read_alone_waits_for_what_is_read_before(
+def test_rows_read_alone_wait_for_the_rows_before(
     waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a graph, where launches overlap: queries come from a norm, and attention goes into the next one."""
@@ -229,7 +229,7 @@ def test_what_is_read_alone_waits_for_what_is_read_before(
 
 
 def test_a_tree_alone_is_read_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Explicit layouts are asked for two trees, and for one chain, but not for one tree."""
+    """Explicit layouts are used for two trees, and for one chain, but not for one tree."""
     inputs, asked = given(BF16), list[tuple[int, bool]]()
     pages = inputs["pages"]
 

@@ -23,15 +23,15 @@ staged = explicit("prompts.blocks_staged")
 native = [pytest.mark.gpu, pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")]
 H, K, V = 2, 128, 128
 COUNTS, SLOTS = (330, 1, 64, 0, 65, 63, 200, 16), (3, 1, 0, 2, 5, 6, -1, 7)  # more blocks than places for them
-SHORT = (128, *COUNTS[1:])  # of nobody who is served more than two blocks
+SHORT = (128, *COUNTS[1:])  # no request has more than two blocks
 WHILE = 4_000_000  # cycles of the device: longer than a host takes for two launches
-FRESH, BEHIND = 2, 70  # the request that has no state yet; rows of nobody
+FRESH, BEHIND = 2, 70  # the request without a state; rows without a request
 Run = tuple[torch.Tensor, torch.Tensor]  # core rows, the pool
 
 
 @pytest.fixture(autouse=True)
 def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scratch is NaN before it is written, and every signal stands before it is cleared."""
+    """Scratch is NaN before it is written, and every signal is set before it is cleared."""
     empty = torch.Tensor.new_empty
 
     def filled(self: torch.Tensor, *shape: Any, **named: Any) -> torch.Tensor:
@@ -44,7 +44,7 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
 def drawn(
     group: int, dtype: torch.dtype, narrow: bool, counts: tuple[int, ...] = COUNTS, values: int = V
 ) -> GdnInputs:
-    """Rows of nobody are NaN. narrow: q and k in bf16, v in 16 bits, as `dtype` says;  values: columns of a head's"""
+    """Rows without a request are NaN. narrow: q and k in bf16, v in 16 bits, as `dtype`;  values: columns of a head"""
     rows, draw = sum(counts) + BEHIND, Draw(group, "cuda")
     common = draw.normal(1, H, K) * 0.5  # keys alike: what is solved is far from the identity
     q, k = (torch.nn.functional.normalize(draw.normal(rows, H, K) + common, dim=-1).bfloat16() for _ in range(2))
@@ -101,8 +101,8 @@ def test_explicit_layouts_give_the_bits_of_the_others(
 
 
 @pytest.mark.parametrize("_", [pytest.param(None, marks=native)], ids=["cuda"])
-def test_launches_beside_each_other_on_two_streams_give_the_same_bits(_: None) -> None:
-    """None waits for ever: who prepares waits for nobody, whoever else takes its multiprocessors."""
+def test_launches_on_two_streams_give_the_same_bits(_: None) -> None:
+    """None waits forever: the programs that prepare wait for none, whatever else takes their multiprocessors."""
     inputs = drawn(2, torch.bfloat16, True)
     right = served(inputs, torch.bfloat16, torch.float32, 0)
     streams, found = [torch.cuda.Stream() for _ in range(2)], []
@@ -117,13 +117,13 @@ def test_launches_beside_each_other_on_two_streams_give_the_same_bits(_: None) -
 GATES = "_gates(source, lane < TOKENS)\n        stage"
 NEXT = "        key_head, next_item = item % heads, item + programs\n"
 FAULTS = {
-    "keys behind the last row": ("prepare", "key.load(WIDE), 0.0)", "key.load(WIDE), key.load(WIDE))"),
+    "keys after the last row": ("prepare", "key.load(WIDE), 0.0)", "key.load(WIDE), key.load(WIDE))"),
     "weights of the head before": ("prepare", "store_box(mixed, [own, 0]", "store_box(mixed, [own - own % 128, 0]"),
     "the same block again and again": ("prepare", "if next_item < items:", "if next_item < 0:"),
     "a block decays as half of it": ("carry", "slice(TOKENS - 1, 1)", "slice(TOKENS // 2, 1)"),
     "gates of another kind": ("carry", "lines.index(stage * 3 + 1).load", "lines.index(stage * 3).load"),
     "a last block that is stored whole": ("carry", "if n * TOKENS + TOKENS <= rows", "if n * TOKENS <= rows"),
-    "keys of states behind the last row": ("carry", "part.load(SOME), nothing)", "part.load(SOME), part.load(SOME))"),
+    "keys of states after the last row": ("carry", "part.load(SOME), nothing)", "part.load(SOME), part.load(SOME))"),
 }
 BESIDE_FAULTS = {
     "it does not wait for signals": ("carry", "if n >= ready:", "if n < 0:"),
@@ -131,16 +131,15 @@ BESIDE_FAULTS = {
     "gates of the first block again and again": ("carry", GATES, GATES.replace("source", "gates + lane")),
 }
 
-# None of them stops a launch. One in which states do not wait for inverses would: a place that is said to be free
-# before it was filled is never free again. No request has more than two blocks, so who waits waits for the first of
-# a place.
+# None of them hangs a launch. One without the wait of states for inverses would: a place that is freed before it was
+# filled is never free again. No request has more than two blocks, so every wait is for the first use of a place.
 FUSED_FAULTS = {
     "keys are not waited for": ("mbarrier.wait(landed.index(stage), phase)\n            alike", "alike"),
     "inverses of the block before": ("residual, solved.index(last)", "residual, solved.index(1 - last)"),
     "weights of the block before": ("update, mixed.index(last)", "update, mixed.index(1 - last)"),
     "gates of the first block again and again": ("lines.index(stage * 5 + 2).store", "lines.index(2).store"),
-    "keys behind the last row": ("_clear_behind(key, rows - n * TOKENS)", "_clear_behind(key, TOKENS)"),
-    "values behind the last row": ("values.index(stage), rows - n * TOKENS)", "values.index(stage), TOKENS)"),
+    "keys after the last row": ("_clear_behind(key, rows - n * TOKENS)", "_clear_behind(key, TOKENS)"),
+    "values after the last row": ("values.index(stage), rows - n * TOKENS)", "values.index(stage), TOKENS)"),
     "what another level joins": ("join, row // HALF, SMALL", "join, row // SOLVED % 2, SMALL"),
     "pairs of another block": ("beside.slice(2 * SOLVED", "beside.slice(SOLVED"),
     "the state of another head": ("+ wide * read_h + first * read_v\n            known", "\n            known"),
@@ -160,8 +159,8 @@ def test_a_fault_in_the_one_for_all_changes_bits(fault: str, tmp_path: Path, mon
 OF_NOBODY = "gl.full((WIDE, TOKENS), 0.0, gl.float32, TILE)\n"
 GIVEN = "        forget, write = _gates(0, rows, gates, LANES)\n"
 COPIER = "WIDE * (v.dtype.primitive_bitwidth // 8))\n"
-# Of a program that lasts over all items, two for each head: of the first item each is right. None of them stops it, for
-# whoever waits does so for the same barrier in the same phase as before.
+# Faults of a program that loops over all items, two per head: the first item is always right. None of them hangs it,
+# because every wait is for the same barrier in the same phase as before.
 ITEM_FAULTS: dict[str, tuple[tuple[str, str], ...]] = {
     "nothing": (),
     "keys from a place of the first item": (("key = keys.index(stage)", "key = keys.index(n % STAGES)"),),
@@ -184,7 +183,7 @@ ITEM_FAULTS: dict[str, tuple[tuple[str, str], ...]] = {
     "fresh as the first request": (("gl.load(fresh + request)", "gl.load(fresh + request * 0)"),),
     "the first columns again": (("at % tiles * WIDE", "at * 0"),),
     "a state into the first columns": (("wide * store_h + first * store_v", "wide * store_h"),),
-    "rows of nobody for the first request alone": (("clear_rest(request,", "clear_rest(request * 0,"),),
+    "unowned rows for the first request alone": (("clear_rest(request,", "clear_rest(request * 0,"),),
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
-"""Rounding by chance: both sides draw the same bits from the same counters, and a number falls where they say.
+"""Stochastic rounding: both sides draw the same bits from the same counters, and round numbers accordingly.
 
-Leaves out: replays of it (`tests/harness/test_storage.py`).
+Leaves out: replays with it (`tests/harness/test_storage.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -118,7 +118,7 @@ def test_kernels_store_the_bits_of_plain(
     assert all(map(torch.equal, found, right))
 
 
-def test_a_number_falls_to_its_neighbours_at_the_odds_of_where_it_stands() -> None:
+def test_number_rounds_to_each_neighbour_with_the_right_probability() -> None:
     x = torch.tensor([1.0, 1.03125, -1.09375, 300.0, 447.9999, 448.0, 2.0**-9 * 1.25, 0.0, -(2.0**-12)])
     many = 4096
     u = uniforms(Chance(1, 0), torch.arange(many), x.shape)
@@ -135,7 +135,7 @@ def test_a_number_falls_to_its_neighbours_at_the_odds_of_where_it_stands() -> No
     assert set(fallen[:, 0].tolist()) == {1.0} and u.max() < 1 and np.log2(float(u[u > 0].min())) >= -CHANCE_BITS
 
 
-def test_what_was_read_is_stored_again_as_the_same_bytes() -> None:
+def test_stored_number_is_stored_again_with_the_same_bytes() -> None:
     x = torch.randn(8, 2, 16, 32, generator=torch.Generator().manual_seed(0)).cumsum(0) * 3
     grid = SCALED_STATE.grid(16, 32)
     first = tiles.packed(x, E4M3, grid, uniforms(Chance(7, 0), torch.arange(8), (2, 16, 32)))
@@ -144,5 +144,5 @@ def test_what_was_read_is_stored_again_as_the_same_bytes() -> None:
     assert all(torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in pairs)
     nearest = tiles.packed(x, E4M3, grid)
     others = (first[0].float() != nearest[0].float()).float().mean()
-    # Of evenly spread f the smaller of f and 1 - f is 1/4 in the mean: so many fall otherwise than to nearest.
+    # With uniform f the mean of the smaller of f and 1 - f is 1/4: this share does not round to nearest.
     assert torch.equal(first[1], nearest[1]) and 0.2 < float(others) < 0.3

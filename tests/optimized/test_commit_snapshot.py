@@ -85,7 +85,7 @@ def test_numbers_go_to_the_device_together_and_each_list_is_aligned() -> None:
     assert all(tensor.data_ptr() % 16 == 0 for tensor in found if len(tensor))
 
 
-def test_verify_keeps_every_position_by_row_and_stores_nothing_others_store_by_slot() -> None:
+def test_verify_keeps_every_position_by_row_and_commit_moves_by_slot() -> None:
     subject = memory()
     bound = made(subject, 4).bind(PLAIN, batch(subject))
     for parts in (bound.conv(0), bound.state(0)):

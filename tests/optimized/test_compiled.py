@@ -1,7 +1,7 @@
-"""Kernels that nothing interprets compile for a GPU, spill no tile, and fit into a multiprocessor's shared memory.
+"""Kernels that cannot be interpreted compile for a GPU, spill no tile, and fit into shared memory.
 
-What the record of `compiled.py` has under its key is not compiled again; `make whole` compiles everything.
-Leaves out: their bits, which their own tests compare where a GPU is. Any machine can compile them: no GPU is needed.
+A kernel whose key is in the record of `compiled.py` is not compiled again; `make whole` compiles everything.
+Leaves out: their bits, which their own tests compare on a GPU. Any machine can compile them: no GPU is needed.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from support.covering import WHOLE
 pytestmark = pytest.mark.slow
 
 SHARED = 227 * 1024  # bytes of shared memory that one program may have on Hopper
-OF_ALL, RESERVED = 228 * 1024, 1024  # that all programs of a multiprocessor have, and of it each one besides its own
+OF_ALL, RESERVED = 228 * 1024, 1024  # shared memory of a multiprocessor, and the part of it reserved per program
 RECORD = Path(__file__).parents[1] / "support" / "compiled.json"
 PREPARE = 3  # programs of `prepare_staged` that are to share one (`blocks_staged.PROGRAMS`)
 
 
 @dataclass(frozen=True)
 class Taken:
-    """By a kernel: bytes of a thread's stack, where spilled numbers are; bytes of shared memory; copies in its code.
+    """Facts about a compiled kernel: bytes of stack per thread, where spills are; bytes of shared memory; copies in its
+    code.
 
-    waits  for products of tensor cores, that are more than the kernel's text has: where a group of warps lacks a few
-           registers, ptxas lets every product of the kernel wait for the one before, and says so nowhere
-    beside powers that are made while a product of values runs
-    over_barriers  what lies over barriers in shared memory (`instep.kit`)
+    waits  waits for products of tensor cores beyond those in the kernel's text: if a group of warps lacks a few
+           registers,
+           ptxas silently lets every product of the kernel wait for the previous one
+    beside powers that are computed while a product of values runs
+    over_barriers  values that overlap barriers in shared memory (`instep.kit`)
     """
 
     kernel: str
@@ -63,7 +65,7 @@ def taken(printed: Printed) -> Mapping[str, list[Taken]]:
 
 
 def compiled(*words: object) -> Printed:
-    """What `compiled.py` prints; its process is another one: kernels are not interpreted there."""
+    """The output of `compiled.py`, which runs in another process: kernels are not interpreted there."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = ":".join(sys.path)
     command = [sys.executable, "-m", "support.compiled", *map(str, words)]
@@ -84,7 +86,7 @@ def read(line: Mapping[str, Any]) -> Taken:
     return Taken(line["kernel"], stack, *(line[name] for name in rest))
 
 
-def test_what_the_record_lacks_is_compiled_and_another_launch_has_another_key(printed: Printed, tmp_path: Path) -> None:
+def test_missing_record_entry_is_compiled_under_a_separate_key(printed: Printed, tmp_path: Path) -> None:
     held, dragged = printed["clocks"]
     record = tmp_path / "record.json"
     record.write_text(json.dumps({held["key"]: {**held, "shared": 12345}, "another": {**dragged, "shared": 12345}}))
@@ -118,7 +120,7 @@ def test_a_group_alone_makes_weights_while_means_are_summed(taken: Mapping[str, 
     assert alone >= 32 and not two, "of a step a thread has 32 scores; two groups do so for each other"
 
 
-def test_weights_behind_all_products_are_not_beside_one() -> None:
+def test_weights_loaded_after_all_products_do_not_overlap_one() -> None:
     step = {"scores": "WARPGROUP.DEPBAR.LE gsb0, 0x1 ;", "weight": "MUFU.EX2 R1, R1 ;",
             "means": "WARPGROUP.DEPBAR.LE gsb0, 0x0 ;"}  # fmt: skip
     code = {order: "\n".join(step[what] for what in order.split()) for order in
@@ -154,7 +156,7 @@ def test_nothing_is_put_over_a_barrier(taken: Mapping[str, list[Taken]]) -> None
     kept, ended, forgotten, used, used_up, unused, exchanged = (one.over_barriers for one in taken["forgotten"])
     assert kept == ended == used == [] and forgotten == ["%full: %numbers", "%full: no group has it"]
     assert used_up == ["%full: tt.reduce"] and unused == ["%full: tt.reduce", "%full: nobody waits for it"]
-    if tuple(map(int, version("triton").split(".")[:2])) >= (3, 9):  # which says what a change of a layout takes
+    if tuple(map(int, version("triton").split(".")[:2])) >= (3, 9):  # it lists the cost of layout conversions
         assert exchanged == ["%full: ttg.convert_layout"]
 
 

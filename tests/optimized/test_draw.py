@@ -1,4 +1,4 @@
-"""The op `draw` of every set beside the reference's definition, and what no definition says: padding, gaps, ties.
+"""The op `draw` of every set against the reference's definition, and cases without a definition: padding, gaps, ties.
 
 Leaves out: rounds in which it is called (`test_engine_sampling.py`).
 """
@@ -34,7 +34,7 @@ BATCHES: dict[str, tuple[tuple[Sampling, tuple[int, ...]], ...]] = {  # a reques
 
 
 def given(name: str, seed: int, vocab: int, tied: bool) -> dict[str, torch.Tensor | Place | None]:
-    """Rows of a batch with an idle request and a row of nobody; drafts are likely tokens, often the same twice."""
+    """Rows of a batch with an idle request and an unowned row; drafts are likely tokens, often the same twice."""
     batch, dice = BATCHES[name], torch.Generator().manual_seed(seed)
     counts = [len(parents) for _, parents in batch]
     width = max(counts)

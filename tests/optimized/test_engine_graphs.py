@@ -45,7 +45,7 @@ OPS = [
     pytest.param("plain", "cpu", id="plain"),
     pytest.param("triton", "cuda", id="cuda", marks=gpu),
 ]
-# Of `plain`, rows with graphs and rounds that overlap are replayed in `test_combinations.py`; here it is the whole's.
+# `test_combinations.py` replays `plain` with graphs and overlapped rounds; here it is in `make whole`.
 LABELS = [
     pytest.param(*one.values, id=one.id, marks=(*one.marks, *((WHOLE,) if one.id == "plain" else ()))) for one in OPS
 ]
@@ -59,7 +59,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 def engine(
     checkpoint: Checkpoint, ops: str, device: str, recorder: Recorder | None = None, **options: Any
 ) -> OptimizedEngine:
-    """An engine in graphs for 0, 1 and 3 drafts, captured once; `recorder` in the place of its own."""
+    """An engine in graphs for 0, 1 and 3 drafts, captured once, with `recorder` instead of its own."""
     chosen = Options(device=device, graphs=recorder is None, **options)
     subject = OptimizedEngine(checkpoint, load(ops), chosen, FOUR, num_steps=3, adaptive=CANDIDATES)
     if recorder is not None:
@@ -118,7 +118,7 @@ def test_layouts_with_equally_many_rows_are_kept_apart(checkpoint: Checkpoint, o
 
 
 @pytest.mark.slow
-def test_every_batch_runs_in_the_graphs_that_are_asked_for(checkpoint: Checkpoint) -> None:
+def test_every_batch_runs_in_the_requested_graphs(checkpoint: Checkpoint) -> None:
     chosen = Options(graphs=True, batches=(4,))
     subject = OptimizedEngine(checkpoint, load("ledger"), chosen, FOUR, num_steps=3, adaptive=CANDIDATES)
     both = Twins(subject, engine(checkpoint, "ledger", "cpu", eagerly))
@@ -165,7 +165,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_nobody_s_events_change_no_byte(checkpoint: Checkpoint) -> None:
+def test_events_without_requests_change_no_byte(checkpoint: Checkpoint) -> None:
     subject = engine(checkpoint, "plain", "cpu", emulated("cpu"))
     course(lambda event: event.on(subject))
     before = [bits(region.units) for region in subject.regions()]
@@ -180,7 +180,7 @@ def test_nobody_s_events_change_no_byte(checkpoint: Checkpoint) -> None:
 
 
 def rounds(subject: OptimizedEngine, plan: Sequence[int]) -> list[Any]:
-    """Rounds that nobody looks at before the last one was launched: what they answered, in order."""
+    """The answers of rounds, in order, none of which is read before the last one was launched."""
     names, said = ("a", "b", "c"), []
     for number, name in enumerate(names):
         subject.admit(name, tuple(range(1, 5 + number)))

@@ -60,7 +60,7 @@ def engine(checkpoint: Checkpoint, ops: Any = "plain", room: Capacity = ROOM, **
 
 
 def rounds(serve: Callable[[Event], Answer | None], seed: int, *, given: bool = True) -> Iterator[Event]:
-    """Rounds over grown trees, beside given windows and a prompt; a request leaves and comes back. Paths are forced."""
+    """Rounds over grown trees, next to given windows and a prompt; a request leaves and returns. Paths are forced."""
     draw = Random(seed)
     windows: dict[str, tuple[int, ...]] = {}
 
@@ -124,7 +124,7 @@ def test_every_number_of_a_grown_tree_is_the_reference_s(checkpoint: Checkpoint,
 
 
 @pytest.mark.slow
-def test_graphs_overlap_and_strategies_change_no_bit_and_no_contract_is_broken(checkpoint: Checkpoint) -> None:
+def test_graphs_overlap_and_strategies_change_no_bit(checkpoint: Checkpoint) -> None:
     found: list[str] = []
     watched = around(load("plain"), unseen, contracts(found.append))
     first = engine(checkpoint, watched)
@@ -161,13 +161,13 @@ def test_windows_have_as_many_nodes_as_there_are_candidates_for(
         ({"topk": 32}, "at most 62 rows of 2 steps"),
     ],
 )
-def test_what_grows_no_trees_is_refused(checkpoint: Checkpoint, room: dict[str, Any], sentence: str) -> None:
+def test_drafter_that_cannot_grow_trees_is_refused(checkpoint: Checkpoint, room: dict[str, Any], sentence: str) -> None:
     with pytest.raises((Unsupported, BadInput), match=sentence):
         engine(checkpoint, room=replace(ROOM, **room))
 
 
 def test_pages_hold_the_rows_of_all_beams(checkpoint: Checkpoint) -> None:
-    """Of three steps two run 8 rows each: 16 positions behind the length, though the window has 4 drafts."""
+    """Two of three steps run 8 rows each: 16 positions after the length, though the window has 4 drafts."""
     room = replace(ROOM, topk=8, num_draft_tokens=5, page_size=4, pages=(1, 2, 3, 4), max_tokens=9)
     subject = engine(checkpoint, room=room)
     begin(subject, (3,), root=4)
@@ -182,7 +182,7 @@ def test_pages_hold_the_rows_of_all_beams(checkpoint: Checkpoint) -> None:
 @pytest.mark.interpreted
 @pytest.mark.slow
 def test_kernels_grow_the_trees_of_the_plain_ops(checkpoint: Checkpoint) -> None:
-    """The last bits differ, and no score is so near to another one that a tree hangs on them."""
+    """The last bits differ, but no two scores are so close that a tree depends on them."""
     told = []
     for ops in ("plain", "triton"):
         subject = engine(checkpoint, ops, replace(ROOM, topk=2, num_draft_tokens=5))

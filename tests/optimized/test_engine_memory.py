@@ -1,6 +1,6 @@
-"""What a whole engine does to its pools: strides are read, red zones bite, columns beyond a window stay; and copies.
+"""The pools of a whole engine: strides are read, red zones detect writes, columns beyond a window stay; and copies.
 
-Leaves out: pools by themselves (`test_memory_pools.py`) and what the values are (`test_engine_plain.py`).
+Leaves out: pools by themselves (`test_memory_pools.py`) and their values (`test_engine_plain.py`).
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def run_guarded(subject: OptimizedEngine) -> int:
     )),
     *(("rerun", name) for name in ("settled", "ring_k", "ring_decay", "ring_update")),
 ])
-def test_one_element_behind_a_unit_is_a_red_zone(checkpoint: Checkpoint, strategy: str, name: str) -> None:
+def test_element_after_a_unit_is_in_a_red_zone(checkpoint: Checkpoint, strategy: str, name: str) -> None:
     subject = engine(checkpoint, poison=7.5, strategy=strategy)
     before = snapshot(subject)
     region = next(r for r in subject.regions() if r.name == name)
@@ -173,7 +173,7 @@ def columns(subject: OptimizedEngine) -> dict[str, torch.Tensor]:
 # ---- answers and states are copies
 
 
-def test_what_a_caller_does_with_an_answer_or_a_state_changes_nothing(checkpoint: Checkpoint) -> None:
+def test_caller_may_change_answers_and_states(checkpoint: Checkpoint) -> None:
     left, spoiled = engine(checkpoint, poison=7.5), engine(checkpoint, poison=7.5)
     for event in story():
         one, other = event.on(left), event.on(spoiled)

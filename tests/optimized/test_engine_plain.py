@@ -71,7 +71,7 @@ def test_free_choices_agree_in_either_layout(layout: StateLayout, tmp_path: Path
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("model", ["dense", "moe, fused experts"])
-def test_a_gpu_says_what_the_reference_says(model: str, tmp_path: Path) -> None:
+def test_gpu_gives_the_tokens_of_the_reference(model: str, tmp_path: Path) -> None:
     both = sides(tmp_path, model, device="cuda")
     for event in scenario(64, STEPS, forced=True):
         both(event)
@@ -79,7 +79,7 @@ def test_a_gpu_says_what_the_reference_says(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_speculation_says_what_plain_decoding_says(tmp_path: Path) -> None:
+def test_speculation_gives_the_tokens_of_plain_decoding(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(write(tmp_path, "dense", **TWO_LAYERS))
     prompt, wanted = (5, 9, 2, 33), 24
     decoding = engine(checkpoint, num_steps=0)

@@ -1,6 +1,6 @@
-"""What the engine refuses, with one clear line and before anything has changed; and what it only observes.
+"""The engine's refusals, with one clear line and before anything has changed.
 
-Leaves out: which event may follow which (the harness's event rules).
+Leaves out: the legal order of events (the harness's event rules).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def as_they_were(subject: OptimizedEngine) -> Iterator[None]:
         ),
     ],
 )
-def test_what_is_not_served_is_refused(checkpoint: Checkpoint, options: dict[str, Any], why: str) -> None:
+def test_unsupported_event_is_refused(checkpoint: Checkpoint, options: dict[str, Any], why: str) -> None:
     with pytest.raises(Unsupported, match=why) as refused:
         engine(checkpoint, **options)
     assert not any(name in str(refused.value) for name in {"guarded", "poison"}), "only the options that it is about"
@@ -158,7 +158,7 @@ def test_a_refused_event_changes_nothing(checkpoint: Checkpoint, event: Event, e
     assert untouched(subject, before, {}) > 0
 
 
-def test_a_resume_that_finds_no_room_changes_nothing_and_may_be_tried_again(checkpoint: Checkpoint) -> None:
+def test_resume_without_room_changes_nothing_and_can_be_repeated(checkpoint: Checkpoint) -> None:
     subject = engine(checkpoint, replace(CAPACITY, slots=(3, 1), pages=(1, 2, 3)))
     Admit("a", tuple(range(9))).on(subject)
     Forward((Row("a", "prefill", 9),)).on(subject)

@@ -79,7 +79,7 @@ def rare() -> Iterator[Event]:
     yield Forward((Row("a", "prefill", 5), Row("b", "prefill", 5), Row("c", "prefill", 2)))
     yield Save("b", "early")
     yield Draft(("b",), ((1, 2, 3),))
-    yield Forward((Row("c", "prefill", 3), Row("a", "decode")))  # beside one that is drafted
+    yield Forward((Row("c", "prefill", 3), Row("a", "decode")))  # next to a request with drafts
     yield Draft(("a",), ((4, 5, 6),))
     yield Draft(("c",), ((7, 8, 9),))
     yield Forward(verifies("c", "a"))  # not everybody who is drafted
@@ -155,7 +155,7 @@ def test_pages_are_reserved_for_the_rounds_in_flight_alone(checkpoint: Checkpoin
     assert subject.state("a").length == 5 + 30
 
 
-def test_what_fits_by_exact_lengths_is_served(checkpoint: Checkpoint) -> None:
+def test_event_that_fits_by_exact_lengths_is_served(checkpoint: Checkpoint) -> None:
     """The worst case does not fit; then lengths are waited for, and only then an event is refused."""
     subject = started(engine(checkpoint, replace(ROOM, pages=(2, 1, 3)), overlap=True), "a")
     rejected(subject, 4)
@@ -169,7 +169,7 @@ def test_what_fits_by_exact_lengths_is_served(checkpoint: Checkpoint) -> None:
     ("ops", "options"), [("plain", {}), pytest.param("triton", {"device": "cuda", "graphs": True}, marks=gpu)],
     ids=["plain", "cuda"],
 )
-def test_nobody_has_to_ask_between_two_rounds(checkpoint: Checkpoint, ops: str, options: dict[str, Any]) -> None:
+def test_nothing_needs_to_be_read_between_two_rounds(checkpoint: Checkpoint, ops: str, options: dict[str, Any]) -> None:
     """Counts are owed while others are saved, preempted and aborted, and while the step count changes."""
     both = Twins(*(engine(checkpoint, ops=ops, overlap=overlap, **options) for overlap in (False, True)))
     answers = [[event.on(subject) for event in rare()] for subject in both.engines]
@@ -182,7 +182,7 @@ def test_nobody_has_to_ask_between_two_rounds(checkpoint: Checkpoint, ops: str, 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-def test_coming_and_going_waits_for_nobody(checkpoint: Checkpoint) -> None:
+def test_admit_and_finish_do_not_wait(checkpoint: Checkpoint) -> None:
     """Amid rounds of others a prompt comes in and a request ends, freed units poisoned: waiting is an error."""
     subject = started(engine(checkpoint, ops="triton", device="cuda", graphs=True, overlap=True), "a", "b")
     rejected(subject, 2)
@@ -212,7 +212,7 @@ def test_an_answer_that_is_written_into_changes_nothing(checkpoint: Checkpoint) 
     assert subject.state("a").length == 7
 
 
-# ---- what is asked and refused
+# ---- reads and refusals
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
-"""The engine with requests that sample beside greedy ones: every choice and every byte as the reference has it.
+"""The engine with requests that sample next to greedy ones: every choice and every byte equals the reference's.
 
-Leaves out: the op (`test_draw.py`), and what the harness makes of a difference.
+Leaves out: the op (`test_draw.py`), and the harness's judgement of a difference.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_a_batch_without_sampling_runs_the_ops_it_always_ran(tmp_path: Path) -> 
 
 
 def test_sampling_is_the_requests_own_wherever_its_state_goes(tmp_path: Path) -> None:
-    """The slot's line is written at admit and at resume; a loaded state brings nobody else's sampling along."""
+    """The slot's row is written at admit and at resume; a loaded state does not change the sampling of its request."""
     both = sides(tmp_path, "ledger")
     both(Admit("a", (1, 2), Sampling(0.5, top_k=3, top_p=0.75)))
     assert both.subject._memory.slot_table.sampling[4].tolist() == [0.5, 3, 0.75]

@@ -123,7 +123,7 @@ def test_strategies_layouts_and_graphs_give_the_same_bits(
 @pytest.mark.slow
 @pytest.mark.parametrize("ops", ["plain", pytest.param("ledger", marks=WHOLE)])
 def test_a_tree_that_is_a_chain_has_the_bits_of_the_chain(checkpoint: Checkpoint, ops: str) -> None:
-    """Beside a tree, so that the launch is the same."""
+    """Next to a tree, so that the launch is the same."""
     said, as_tree = [*Story(5)], chain(STEPS + 1)[1:]
     told = [
         Draft(event.requests, event.picks, (as_tree,) * len(event.requests))

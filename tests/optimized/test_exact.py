@@ -39,7 +39,7 @@ TOKENS = 20
 
 
 class Truth(NamedTuple):
-    """A request as one-token decoding has it: what `Right` says, and the core of each token."""
+    """A request as one-token decoding leaves it: the values of `Right`, and the core of each token."""
 
     right: Right
     cores: tuple[torch.Tensor, ...]
@@ -68,7 +68,7 @@ def truth(ops: Ops, heads: Heads, swap: bool, seed: int, tokens: int, fresh: boo
 
 
 def kept_one_by_one(ops: Ops, right: Right, heads: Heads, swap: bool, tokens: int) -> tuple[torch.Tensor, ...]:
-    """What a ring keeps of the tokens when each is a window of its own, behind the state that decoding left."""
+    """The ring's contents if each token is a separate window, after the state that decoding left."""
     world = World.of(ops, heads, HERE, size=tokens, swap=swap, slots=2)
     for t in range(tokens):
         world.state.view[1] = right.states[t]
@@ -84,7 +84,7 @@ EVERY = tuple(range(1, WIDEST + 1))
     ("heads", "swap", "widths"),
     [pytest.param(ONE, True, EVERY, marks=pytest.mark.slow), *each_value(GROUPS, (True, False), [(1, 3)])], ids=str,
 )
-def test_after_every_accepted_length_of_every_width_the_state_is_that_of_decoding(
+def test_state_equals_decoding_after_every_accepted_length(
     ops: Ops, heads: Heads, swap: bool, widths: tuple[int, ...]
 ) -> None:
     """Verify, then a launch that runs the accepted tokens again and takes one more; with idle rows in between."""
@@ -118,7 +118,7 @@ def test_after_every_accepted_length_of_every_width_the_state_is_that_of_decodin
 
 @OPS
 @LAYOUTS
-def test_a_ring_that_wraps_or_is_full_is_run_in_order_and_counts_are_clamped(ops: Ops, swap: bool) -> None:
+def test_wrapped_or_full_ring_runs_in_order_with_clamped_counts(ops: Ops, swap: bool) -> None:
     """Folds to scratch, without a row in the launch: nothing else changes, and a count below 1 does nothing."""
     size, (right, _) = 10, truth(ops, ONE, swap, 12, 14)
     asked = [(5, 0, 0), (7, 3, 3), (9, 5, 5), (10, 10, 10), (14, 10, 10_000), (4, 0, -3)]  # before, true, said
@@ -145,7 +145,7 @@ def test_a_ring_that_wraps_or_is_full_is_run_in_order_and_counts_are_clamped(ops
 
 @OPS
 def test_a_fresh_request_reads_neither_its_slot_nor_its_ring(ops: Ops) -> None:
-    """Whatever its mark says: the slot and the ring hold NaN, which times zero would be NaN."""
+    """For any mark: the slot and the ring hold NaN, which times zero would be NaN."""
     right, cores = truth(ops, GROUPS[1], True, 13, 4, fresh=True)
     world = World.of(ops, GROUPS[1], HERE, size=8)
     core = world.run([

@@ -37,7 +37,7 @@ def world() -> World:
 
 
 def found(part: Part) -> list[str]:
-    """What the wrapper says; the op itself is left out, for it would fail on some of this."""
+    """The report of the wrapper, without the op itself, which would fail on some of these calls."""
     said: list[str] = []
     silent = replace(PLAIN, gdn=lambda **given: torch.zeros(given["inputs"].v.shape))
     inputs = joined([turn.rows for turn in TURNS])
@@ -75,7 +75,7 @@ def test_a_ring_that_breaks_a_clause_is_named(fields: dict[str, list[int]], sent
     assert any(sentence in line and line.startswith("gdn (trunk layer 0 core)") for line in said), said
 
 
-def test_pools_of_different_sizes_windows_that_do_not_fit_and_settling_in_slot_0_are_named() -> None:
+def test_mismatched_pools_windows_and_slot_0_are_named() -> None:
     part = world().part(TURNS)
     ring = part.ring
     assert ring is not None and part.settled is not None

@@ -60,8 +60,8 @@ def test_any_rounds_leave_the_chain_of_the_accepted_tokens(
     walk(world, [Life(slot, one, start + slot) for slot, one in zip((2, 5), TWO, strict=True)], rounds, lazy)
 
 
-def test_an_update_that_was_made_from_a_wrong_state_makes_every_state_behind_it_wrong() -> None:
-    """Its own label is wrong where it is kept, and so is the chain of whoever runs it again on the right state."""
+def test_update_from_a_wrong_state_makes_every_later_state_wrong() -> None:
+    """Its own label is wrong where it is kept, and so is the chain of any rerun of it on the right state."""
     one, wrong = (World.of(LEDGER, HEADS, "cpu", size=4, dtype=torch.int64, kept=torch.int64) for _ in range(2))
     right_, first = TWO[0], cut(TWO[0].rows, 0, 1)
     one.state.view[2], wrong.state.view[2] = right_.states[0], TWO[1].states[0]

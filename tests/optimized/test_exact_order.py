@@ -32,7 +32,7 @@ ORDERS = 5
 
 @contextmanager
 def shuffled(seed: int) -> Iterator[list[tuple[int, ...]]]:
-    """Interpreted programs run in another order: each is told that it is another one. Yields who ran, in order."""
+    """Run interpreted programs in another order by changing their ids. Yields the ids in order of execution."""
     from triton.runtime.interpreter import interpreter_builder as builder
 
     ran: list[tuple[int, ...]] = []
@@ -108,7 +108,7 @@ def test_a_ring_with_room_for_one_window_only_is_caught_by_the_order() -> None:
 @pytest.mark.parametrize(("heads", "requests", "launches", "tree"), [
     pytest.param(Heads(16, 32, 128, 128), 32, 20, (), id="real-size"),
     pytest.param(Heads(16, 32, 128, 128), 32, 20, (-1, 0, 0, 1), id="real-size-tree"),
-    # What racecheck can look at within a minute:
+    # Cases that racecheck can cover within a minute:
     pytest.param(Heads(1, 2, 128, 128), 2, 2, (), id="few-programs"),
     pytest.param(Heads(1, 2, 128, 128), 2, 2, (-1, 0, 0, 1), id="few-programs-tree"),
 ])  # fmt: skip
@@ -120,13 +120,13 @@ def test_launches_repeat_bit_by_bit(heads: Heads, requests: int, launches: int, 
         outcome = launched(heads, requests, window, size, rows, tree)
         right = right or outcome
         assert all(same_bits(x, y) for x, y in zip(right, outcome, strict=True))
-        gc.collect()  # a world takes a gigabyte; whatever stands in a cycle would stay for several launches
+        gc.collect()  # a world takes a gigabyte, and reference cycles would keep it for several launches
 
 
 def launched(
     heads: Heads, requests: int, window: int, size: int, rows: GdnInputs, tree: tuple[int, ...]
 ) -> tuple[torch.Tensor, ...]:
-    """The core of a window of every request behind tokens that are run again, and the pools behind it."""
+    """The core of a window of every request after rerun tokens, and the pools after it."""
     world = World.of(TRITON, heads, "cuda", size=size, widest=1, slots=requests + 1)
     world.state.view[1:] = Draw(34, "cuda").normal(1, *world.state.view.shape[1:])
     turns = []

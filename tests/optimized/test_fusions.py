@@ -1,4 +1,4 @@
-"""A fusion is its parts: bit for bit where it says so, results and memory; and where the parts serve in its place.
+"""A fusion equals its parts, results and memory: bit for bit if it promises that; and when the parts run instead.
 
 Leaves out: `prefill_gdn` (`test_prefill_gdn.py`), whole runs (the relations `unseen` and `fused`), and real sizes.
 """
@@ -52,7 +52,7 @@ def linears(draw: Draw, dtype: torch.dtype) -> Inputs:
 
 
 def conv_inputs(case: Case) -> Case:
-    """A case of the conv with heads behind it, as wide as a tile or not; a and b are columns of something wider."""
+    """A case of the conv with heads after it, as wide as a tile or not; a and b are columns of something wider."""
 
     def build(device: str) -> Call:
         call, draw = case.build(device), Draw(7, device)
@@ -68,7 +68,7 @@ def conv_inputs(case: Case) -> Case:
 
 
 def gated_attend(case: Case) -> Case:
-    """A case of attention with gates beside the queries; that of a row of nobody may be no number."""
+    """A case of attention with gates next to the queries; the gate of an unowned row may be NaN."""
 
     def build(device: str) -> Call:
         call, draw = case.build(device), Draw(13, device)
@@ -135,7 +135,7 @@ def moves(layers: str) -> Callable[[str], Call]:
     return build
 
 
-# A request with more rows than are read in parts, beside one with fewer.
+# A request with more rows than are read in parts, next to one with fewer.
 LONG = Reading(((2, 5, 1, 8, 7), (3, 4, -1, -1, -1)), before=(2, 3), count=(18, 2))
 EXACT = [
     Case("kv_inputs", "views", kv_inputs, exact=True),
@@ -157,7 +157,7 @@ def garbage_in_fresh_memory() -> Iterator[None]:
 
 
 def composed(ops: Ops, op: str) -> Any:
-    """What the model calls, as an op set of this one op."""
+    """The functions that the model calls, as an op set with this one op."""
     call: Callable[..., Any] = partial(getattr(fused, op), ops)
 
     def named(**given: Any) -> Any:
@@ -189,7 +189,7 @@ GATES = {
     "another head's gate": ("(row * gate_row + head * gate_head)", "(row * gate_row + (head + 1) % heads * gate_head)"),
     "the queries in place of the gate": ("gate + (row * gate_row", "gate - gate_head // 2 + (row * gate_row"),
     "a gate before the rows are rounded": ("found = (found.to(tl.float32) / opened_by)", "found = (mean / opened_by)"),
-    "rows of nobody with no gate": ("zero /= opening(gate + far * gate_row + some_head * gate_head + d, d < width)",
+    "unowned rows without a gate": ("zero /= opening(gate + far * gate_row + some_head * gate_head + d, d < width)",
                                     "zero += 0.0"),
 }  # fmt: skip
 
@@ -213,7 +213,7 @@ def test_rows_that_are_joined_in_several_turns_are_each_opened_once(
     assert agree(case, parts, whole) == [] and launched.count("join_parts") > 2
 
 
-def test_a_gate_that_does_not_fit_is_told() -> None:
+def test_gate_that_does_not_fit_is_named() -> None:
     given = gated_attend(Case("attend", "verify", attend_case(705, READINGS["verify"], FP32))).build("cpu").inputs
     assert list(misfits("gated_attend", given)) == []
     (told,) = misfits("gated_attend", given | {"projected": given["projected"][:, :-1]})
@@ -237,7 +237,7 @@ def test_a_gate_of_something_else_is_seen(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_angles_are_those_of_positions_that_the_launch_before_writes() -> None:
-    """In a graph, where the launch of angles begins early: what stands there then is of the replay before."""
+    """In a graph, where the launch of angles starts early and finds the values of the previous replay."""
     given, _ = kv_inputs("cuda")
     if not launches_early(given["positions"].device):
         pytest.skip("no launch begins early here")
@@ -263,7 +263,7 @@ def test_angles_are_those_of_positions_that_the_launch_before_writes() -> None:
 
 
 def test_the_table_has_every_fusion_and_its_parts() -> None:
-    """Each is an op that a set may lack, with a composition beside it; ours are the parts that ours say they fuse."""
+    """Each is an op that a set may lack, with a composition for that case; our fusions list their parts."""
     for name, fusion in FUSIONS.items():
         op = getattr(TRITON, name)
         assert getattr(PLAIN, name) is None and all(callable(getattr(PLAIN, part)) for part in fusion.parts)
@@ -283,8 +283,8 @@ def fusions(ops: Ops) -> set[str]:
     return {name for name in FUSIONS if getattr(ops, name) is not None}
 
 
-def test_where_somebody_watches_the_parts_of_exact_fusions_serve() -> None:
-    """A tensor that is put in for one that would be inside goes on."""
+def test_observed_exact_fusions_run_as_their_parts() -> None:
+    """A tensor that replaces a value inside a fusion is used."""
     told = around(TRITON, lambda place, x: x * 2 if place.component == "residual" else x)
     assert told.add_norm is None and told.conv_inputs is None and told.linears is not None
     given = add_norm(Draw(1, "cpu"), FP32)

@@ -143,7 +143,7 @@ def test_an_empty_batch_replays_nothing(ops: Ops, device: str, recorder: Make) -
     assert all(same_bits(pool, untouched.pools()[name]) for name, pool in world.pools().items())
 
 
-# What must be found
+# Faults that must be found
 
 
 def test_padding_that_is_not_refreshed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,8 +188,8 @@ def test_a_branch_on_the_host_stays_as_it_was_recorded() -> None:
         assert bool(differences(ours, theirs, graphed, eager)) == wrong
 
 
-def test_what_is_read_from_another_graph_shows_when_poisoned() -> None:
-    """Planted: hidden states handed over behind the runner's back, as a view on another graph's result."""
+def test_read_of_another_graphs_result_is_poisoned() -> None:
+    """Planted: hidden states passed around the runner, as a view on another graph's result."""
     shown = {}
     for poison in (False, True):
         world, graphs = World(PLAIN, "cpu"), Runner(Emulator(poison=poison), BUCKETS)

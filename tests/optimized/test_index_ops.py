@@ -1,4 +1,4 @@
-"""Ops on whole numbers, against loops in Python: where rows stand, what is forced, what grows; and who judges them.
+"""Integer ops against Python loops: positions of rows, forced choices, growing trees; and their contracts.
 
 Leaves out: plain against Triton (`test_kernels.py` runs the shared cases of `instep.kit.cases.index`).
 """
@@ -38,7 +38,7 @@ def lists(result: Any) -> list[Any]:
 
 
 @SETS
-def test_rows_stand_where_a_loop_puts_them(ops: Ops) -> None:
+def test_rows_have_the_positions_of_a_loop(ops: Ops) -> None:
     draw = Random(7)
     for _ in range(12):
         size, width, requests = draw.choice((1, 3, 4)), draw.randint(1, 4), draw.randint(0, 5)
@@ -46,7 +46,7 @@ def test_rows_stand_where_a_loop_puts_them(ops: Ops) -> None:
         table = [[draw.choice((-1, 1, 5, 9)) for _ in range(width)] for _ in range(8)]
         slots = [draw.choice((-1, slot)) for slot in draw.sample(range(1, 8), requests)]
         count, shift = [draw.randint(0, 4) for _ in slots], draw.choice((-1, 0, 3))
-        begin = [sum(count[:b]) + b for b in range(requests)]  # a row of nobody after each request
+        begin = [sum(count[:b]) + b for b in range(requests)]  # an unowned row after each request
         rows = sum(count) + requests + 2
         positions, locations = [0] * rows, [-1] * rows
         for slot, first, many in zip(slots, begin, count, strict=True):
@@ -67,7 +67,7 @@ def test_rows_stand_where_a_loop_puts_them(ops: Ops) -> None:
 
 
 @SETS
-def test_a_row_that_nobody_covers_stands_nowhere(ops: Ops) -> None:
+def test_unowned_row_has_no_position(ops: Ops) -> None:
     none, table = ints(), ints(1, 2, 3, 4).view(2, 2)
     found = ops.place_rows(slots=none, begin=none, count=none, rows=3, length=ints(1, 1), table=table, page_size=2,
                            shift=0)
@@ -75,7 +75,7 @@ def test_a_row_that_nobody_covers_stands_nowhere(ops: Ops) -> None:
 
 
 @SETS
-def test_forced_paths_are_in_force_and_our_own_is_still_said(ops: Ops) -> None:
+def test_forced_path_is_in_force_and_our_own_is_still_returned(ops: Ops) -> None:
     """Drafts 1, 2, 3 against picks 1, 2, 7, 4: two are right, and 7 is the bonus."""
     window, picks = ints(9, 1, 2, 3), ints(1, 2, 7, 4)
     expected = {  # forced (correct, bonus) -> what is in force: correct, bonus, tokens
@@ -120,11 +120,11 @@ def test_forced_goes_before_own_and_lengths_grow(ops: Ops) -> None:
 
 
 @SETS
-def test_tokens_move_one_place_on_and_what_stands_behind_comes_last(ops: Ops) -> None:
+def test_tokens_shift_by_one_and_the_following_one_is_appended(ops: Ops) -> None:
     draw = Random(8)
     for _ in range(12):
         count = [draw.choice((0, 1, 2, 5)) for _ in range(draw.randint(0, 5))]
-        begin = [sum(count[:b]) + b for b in range(len(count))]  # a row of nobody after each request
+        begin = [sum(count[:b]) + b for b in range(len(count))]  # an unowned row after each request
         tokens, behind = ([draw.randint(1, 99) for _ in range(n)] for n in (sum(count) + len(count) + 2, len(count)))
         wanted = [0] * len(tokens)
         for first, many, token in zip(begin, count, behind, strict=True):
@@ -157,7 +157,7 @@ def test_the_plan_of_a_tree_is_that_of_a_walk_to_the_root(ops: Ops) -> None:
 
 
 @SETS
-def test_a_node_stands_at_a_place_of_its_own_and_has_the_position_of_its_depth(ops: Ops) -> None:
+def test_node_has_a_separate_entry_and_the_position_of_its_depth(ops: Ops) -> None:
     """Window of slot 2 at length 6: nodes at 6, 7, 8 of depths 0, 1, 1; then the head's row of node 2, at 6 + 1."""
     table = torch.arange(1, 13, device=HERE).view(3, 4)
     given: dict[str, Any] = {"length": ints(0, 0, 6), "table": table, "page_size": 2}
@@ -199,7 +199,7 @@ def test_a_tree_is_walked_to_the_lowest_child_with_the_pick(ops: Ops) -> None:
 
 
 @SETS
-def test_the_entries_of_a_path_come_to_stand_side_by_side(ops: Ops) -> None:
+def test_entries_of_a_path_become_contiguous(ops: Ops) -> None:
     draw = Random(11)
     for paged in (True, False):
         trees = [drawn(draw, 6), drawn(draw, 4), chain(6), drawn(draw, 6)]
@@ -278,7 +278,7 @@ NODES = {"depth": ints(0, 1, 0), "lead": 1, "shift": 0}
 
 
 @pytest.mark.parametrize("op", sorted(GIVEN))
-def test_what_keeps_the_contract_is_not_reported(op: str) -> None:
+def test_sound_call_is_not_reported(op: str) -> None:
     assert _broken(op) == []
 
 
@@ -325,7 +325,7 @@ def test_what_keeps_the_contract_is_not_reported(op: str) -> None:
         ("move_rows", {"target": ints(8, 9).view(2, 1)}, "target is (2, 1), (2, 2) fits"),
     ],
 )
-def test_what_breaks_the_contract_is_named(op: str, change: dict[str, Any], sentence: str) -> None:
+def test_broken_contract_is_named(op: str, change: dict[str, Any], sentence: str) -> None:
     assert any(line.startswith(f"{op}: ") and sentence in line for line in _broken(op, **change))
 
 
@@ -338,7 +338,7 @@ def test_a_result_of_the_wrong_length_is_named() -> None:
 
 
 def _broken(op: str, **change: Any) -> list[str]:
-    """What is reported of a call; in the place of a broken one the sound one is carried out."""
+    """The report about a call; a sound call runs instead of a broken one."""
     found: list[str] = []
     silent: dict[str, Any] = {op: lambda **given: getattr(PLAIN, op)(**GIVEN[op])}
     getattr(around(replace(PLAIN, **silent), unseen, contracts(found.append)), op)(**GIVEN[op] | change)

@@ -1,7 +1,7 @@
-"""Of the `invariant` ops, a row's bits are its own: alone, anywhere in any batch, beside anything; and they are right.
+"""The `invariant` ops give a row the same correct bits alone and at any place in any batch.
 
-Leaves out: whole engines (`test_invariant_engine.py`) and what only moves rows. Every body runs interpreted on a CPU at
-small sizes, native on a GPU at sizes where a kernel that follows the number of rows would differ.
+Leaves out: whole engines (`test_invariant_engine.py`) and ops that only move rows. Every body runs interpreted on a CPU
+at small sizes, native on a GPU at sizes where a kernel that follows the number of rows would differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
 pytestmark = [pytest.mark.gpu if NATIVE else pytest.mark.interpreted]
 MOST_ROWS = 130 if NATIVE else 20  # past two tiles of rows
-FEW_ROWS = MOST_ROWS if NATIVE else 3  # where every row has programs of its own, which are slow when interpreted
+FEW_ROWS = MOST_ROWS if NATIVE else 3  # each row has separate programs, which are slow when interpreted
 MOST_TOKENS = 40 if NATIVE else 18  # of a request; a chunk has two blocks of 16 then
 SOME = settings(max_examples=40 if NATIVE else 4, deadline=None)
 REPLACED = ("linear", "mlp", "moe", "lm_head", "attend")
@@ -196,8 +196,8 @@ def reading(texts: list[Text], page_size: int, wider: int) -> Inputs:
 def reader_is_its_own(
     ops: Ops, dtype: torch.dtype, position: int, ahead: int, behind: int, neighbour: int, page_size: int = 8
 ) -> bool:
-    """Whether the row at `position` has the same bits as a decode alone, and with `ahead` and `behind` rows of its own
-    request beside it, behind a request of `neighbour` rows, in a wider table of other pages."""
+    """Whether the row at `position` has the same bits alone and with `ahead` and `behind` rows of its request around,
+    after a request of `neighbour` rows, in a wider table of other pages."""
     first, count = position - min(ahead, position), min(ahead, position) + 1 + behind
     mine = Text.drawn(1, position + behind + 1, first, count, dtype)
     other = Text.drawn(2, position // 2 + neighbour, position // 2, neighbour, dtype)
@@ -221,7 +221,7 @@ def test_attention_gives_a_row_the_same_bits_in_decode_verify_and_prefill(
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
-def test_steps_behind_a_row_do_not_reach_it_whatever_they_hold(dtype: torch.dtype) -> None:
+def test_later_steps_do_not_reach_a_row_with_any_contents(dtype: torch.dtype) -> None:
     last = 63  # of a step, whatever its length
     text = Text.drawn(4, last + 4, last, 4, dtype)
     alone = INVARIANT.attend(**reading([replace(text, count=1)], 8, wider=0))

@@ -42,8 +42,7 @@ FP32, BF16 = torch.float32, torch.bfloat16
 
 
 class Told:
-    """An engine, and all that it said: per request the tokens, the state at every length, the hidden row of every
-    position."""
+    """An engine and its results: per request the tokens, the state at every length, every position's hidden row."""
 
     def __init__(
         self, checkpoint: Checkpoint, ops: Ops = INVARIANT, nodes: int | None = None, **options: Any
@@ -85,7 +84,7 @@ class Told:
         self, names: Sequence[str], steps: int, picks: tuple[tuple[int, ...], ...] | None, *also: Row,
         parents: tuple[tuple[int, ...], ...] | None = None,
     ) -> None:
-        """Set the step count, draft, verify with other rows behind, accept what is right."""
+        """Set the step count, draft, verify with other rows after it, accept the right drafts."""
         self(SetNumSteps(steps))
         drafted = self(Draft(tuple(names), picks, parents))
         drafts = drafted.drafts.tolist() if parents is None else picks or ()
@@ -113,7 +112,7 @@ class Told:
 
 
 def differences(told: Told, plain: Told, name: str) -> list[str]:
-    """Where a request was told otherwise than by plain decoding; every length and position of `told` is compared."""
+    """The places where a request differs from plain decoding; every length and position of `told` is compared."""
     found = []
     shorter = min(len(told.tokens[name]), len(plain.tokens[name]))
     if told.tokens[name][:shorter] != plain.tokens[name][:shorter]:
@@ -155,7 +154,7 @@ def decoding(checkpoint: Checkpoint, *names: str, **options: Any) -> Told:
 
 
 def right_drafts(plain: Told, told: Told, name: str, steps: int, right: int) -> tuple[int, ...]:
-    """Drafts of which the first `right` are what plain decoding says next."""
+    """Drafts of which the first `right` continue plain decoding."""
     at = max(told.states[name]) + 1
     return tuple((plain.tokens[name][at + i] + (i >= right)) % 64 for i in range(steps))
 
@@ -227,7 +226,7 @@ def test_any_schedule_of_step_counts_gives_the_same(
 
 @pytest.mark.skipif(not NATIVE, reason="takes minutes interpreted")
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
-def test_a_trained_model_speculates_freely_and_says_what_it_would_have_said(dtype: torch.dtype) -> None:
+def test_trained_model_speculates_freely_and_keeps_its_tokens(dtype: torch.dtype) -> None:
     checkpoint = Checkpoint.open(TRAINED)
     told, plain = (Told(checkpoint, activation=dtype) for _ in range(2))
     prompt = tuple(b"def test_the_length_is(self):\n    self.assert")
@@ -250,7 +249,7 @@ def test_a_batch_is_its_requests_alone(given: Given) -> None:
     told(Forward((Row("y", "prefill", 3), Row("x", "prefill", 3))))
     told(Forward((Row("x", "prefill", 1),)))
     good = right_drafts(plain, told, "x", 3, right=2)
-    told.round_of(("x",), 3, (good,), Row("y", "prefill", 2))  # a window beside a chunk
+    told.round_of(("x",), 3, (good,), Row("y", "prefill", 2))  # a window next to a chunk
     told(Forward((Row("y", "decode"), Row("x", "decode"))))
     told.round_of(("x",), 2, None, Row("y", "decode"))
     both = tuple(right_drafts(plain, told, name, 2, right=2) for name in ("y", "x"))
@@ -270,7 +269,7 @@ TREES = {  # parents of the drafts, and which of them are right, in their order
 ])  # fmt: skip
 @pytest.mark.parametrize("graphs", [False, True] if NATIVE else [False])
 def test_speculation_over_trees_is_plain_decoding_bit_for_bit(strategy: str, graphs: bool, given: Given) -> None:
-    """Other tokens stand beside the right path. Trees differ in a batch; one round is beside a decode."""
+    """Other tokens are next to the right path. Trees differ in a batch; one round is next to a decode."""
     checkpoint, plain = given("dense", FP32)
     told = Told(checkpoint, strategy=strategy, graphs=graphs, nodes=6)
     for name in ("x", "y"):

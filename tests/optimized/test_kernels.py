@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*determinis")  # on a GPU some 
 
 @pytest.fixture(autouse=True)
 def garbage_in_fresh_memory() -> Iterator[None]:
-    """NaN wherever nothing was written: so a row that nobody writes cannot be zero by chance."""
+    """NaN in all unwritten memory, so that a row that is never written cannot happen to be zero."""
     torch.use_deterministic_algorithms(True, warn_only=True)  # with its default of filling what `empty` gives
     yield
     torch.use_deterministic_algorithms(False)

@@ -34,8 +34,8 @@ REGIMES = {  # decay, and how much of every key is common to all
     "no decay": ((0.0, 0.0), 1.0),
     "usual": ((-0.05, -1e-4), 0.5),
 }
-# Of the declared form's error. T2 grants 3 (`checks/allowance.py`); this net is closer, since both have the same
-# roundings: T has more digits here than bf16, and sums have another order. A fault must be twice as far off.
+# A multiple of the declared form's error. T2 grants 3 (`checks/allowance.py`); this net is closer, since both have the
+# same roundings: T has more digits here than bf16, and sums have another order. A fault must be twice as far off.
 FACTOR = 1.5
 Run = tuple[torch.Tensor, torch.Tensor]  # core rows, the pool
 
@@ -52,7 +52,7 @@ def served(
     inputs: GdnInputs, counts: tuple[int, ...], slots: list[int], pool: torch.Tensor, *fresh: int,
     kernel: Callable[..., None] = blocks.blocks,
 ) -> Run:  # fmt: skip
-    """Requests packed one after the other; the core is kept in fp32, so that nothing hides behind its rounding."""
+    """Requests packed one after the other; the core is kept in fp32, so that rounding hides nothing."""
     ints, core = Draw(0, HERE).ints, torch.full((sum(counts), HV, V), torch.nan, device=HERE)
     begin, kept = [sum(counts[:i]) for i in range(len(counts))], pool.clone(memory_format=torch.preserve_format)
     here = Address(kept, ints(slots))
@@ -78,7 +78,7 @@ class Bf16(TorchFunctionMode):
 
 
 def errors(inputs: GdnInputs, rows: slice, base: torch.Tensor, core: torch.Tensor, state: torch.Tensor) -> list[float]:
-    """Of one request: how far the read-outs and the state are from the truth, relative to what is declared."""
+    """The error of one request's read-outs and state against the truth, relative to the declared one."""
     wide = [x[None, rows].double().cpu() for x in inputs]
     q, k = (x.repeat_interleave(HV // H, dim=2) for x in wide[:2])
     given = (q, k, wide[2], wide[3][..., None], *2 * [wide[4][..., None]], base[None].double().cpu())
@@ -95,7 +95,7 @@ def errors(inputs: GdnInputs, rows: slice, base: torch.Tensor, core: torch.Tenso
 
 @pytest.mark.slow
 @pytest.mark.parametrize("regime", REGIMES)
-def test_blocks_err_no_more_than_they_declare_and_a_request_in_a_batch_as_alone(regime: str) -> None:
+def test_blocks_err_no_more_than_declared_in_a_batch_and_alone(regime: str) -> None:
     slots = [7, 5, -1, 3, 0, 4, 2, 1]
     inputs, pool = drawn(sum(COUNTS), regime), states(torch.nan)
     core, after = served(inputs, COUNTS, slots, pool, FRESH)
@@ -129,7 +129,7 @@ def test_activations_and_the_op_set_choose_the_form(ops: str, dtype: torch.dtype
 
 @pytest.mark.parametrize("kernel", [blocks.blocks, chunk.chunk], ids=lambda x: x.__name__)
 def test_rows_that_no_request_covers_become_zero(kernel: Callable[..., None]) -> None:
-    """Between requests, behind them, and those of an idle one; where nobody asks for it, they stay as they were."""
+    """Unowned rows between and after requests, and those of an idle one; without a request to zero them they stay."""
     begin, counts, slots, rows = (3, 20, 40, 130), (15, 9, 70, 1), (1, -1, 2, 3), 300
     inputs, ints, found = drawn(rows, "usual"), Draw(0, HERE).ints, list[torch.Tensor]()
     covered = torch.zeros(rows, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""What must be exact between kernels, bit for bit, and what is hard in their numerics, against fp64.
+"""Kernels that must be exact bit for bit, and the difficult numerics, against fp64.
 
 Leaves out: the shared op cases (`test_kernels.py`). Every body runs interpreted on a CPU, native on a GPU.
 """
@@ -39,7 +39,7 @@ def states(seed: int) -> torch.Tensor:
 
 
 def part(form: str, slots: list[int], count: list[int], pool: torch.Tensor, **more: object) -> Part:
-    """Requests packed one after the other, in place unless told otherwise."""
+    """Requests packed one after the other, in place by default."""
     draw = Draw(0, HERE)
     here = Address(pool, draw.ints(slots))
     begin = [sum(count[:i]) for i in range(len(count))]
@@ -115,7 +115,7 @@ def test_a_conv_window_is_its_tokens_one_by_one_in_place() -> None:
     assert same_bits(whole[5], x[3:].t())
 
 
-def test_columns_written_over_the_column_that_is_read_hold_the_right_windows() -> None:
+def test_columns_written_over_the_read_column_have_the_right_windows() -> None:
     C, W = 40, 4
     draw = Draw(12, HERE)
     x, weight, memory = draw.normal(4, C), draw.normal(C, W), draw.normal(2, 4, C, W - 1)
@@ -204,7 +204,7 @@ def test_rotation_is_right_far_into_a_text() -> None:
 
 
 def test_rotation_turns_whatever_the_position() -> None:
-    """Also rows that all stand before a text: no position means that angles are there already."""
+    """This includes rows that are all before a text: no position means that the angles exist already."""
     draw = Draw(16, HERE)
     inputs = {
         "projected": draw.normal(16, 2, 2, 32), "key_raw": draw.normal(16, 1, 32), "q_norm": draw.normal(32),

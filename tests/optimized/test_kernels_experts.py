@@ -54,7 +54,7 @@ def crowded(rows: int) -> tuple[torch.Tensor, ExpertWeights, int]:
 
 
 def tied(rows: int) -> tuple[torch.Tensor, ExpertWeights, int]:
-    """Of equal experts the lower numbers are chosen."""
+    """The lower numbers win a tie of experts."""
     x, weights, top = drawn(rows)
     weights.router.zero_()
     return x, weights, top
@@ -124,8 +124,8 @@ def test_a_row_has_the_same_bits_alone(call: Callable[[int], tuple[torch.Tensor,
 
 @pytest.mark.parametrize("compact", [True, False])
 @pytest.mark.parametrize("draw", ["any", "one", "last", "few"])
-def test_every_pair_stands_in_one_block_of_its_expert(draw: str, compact: bool) -> None:
-    """In the order of rows, in as few blocks as can be; a block that is nobody's has no rows."""
+def test_every_pair_is_in_one_block_of_its_expert(draw: str, compact: bool) -> None:
+    """In the order of rows, in the fewest blocks; an unowned block has no rows."""
     pairs, tall, count = 90, 4, 7
     chosen = torch.randint(0, count, (pairs,), generator=torch.Generator().manual_seed(1))
     chosen = {"any": chosen, "one": chosen * 0, "last": chosen * 0 + count - 1, "few": chosen // 3 * 3}[draw]

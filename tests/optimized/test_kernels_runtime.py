@@ -1,4 +1,4 @@
-"""How kernels come to be interpreted or native, and what refuses.
+"""How kernels become interpreted or native, and the refusals.
 
 Leaves out: the kernels.
 """
@@ -26,7 +26,7 @@ tl = pytest.importorskip("triton.language")
 
 
 def witness(kind: str) -> dict[str, object]:
-    """What `sys.modules` holds after Triton was imported one way or the other."""
+    """The contents of `sys.modules` after Triton was imported one way or the other."""
     return {"triton.language.standard": SimpleNamespace(sum=type(kind, (), {})())}
 
 
@@ -58,7 +58,7 @@ def test_triton_imported_the_right_way_is_accepted(kind: str, cuda: bool) -> Non
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device is here: native Triton is right")
-def test_a_process_that_imported_triton_first_is_told() -> None:
+def test_process_that_imported_triton_first_gets_a_message() -> None:
     program = "import triton, triton.language\nimport instep_optimized.kernels"
     environment = {"PYTHONPATH": ":".join(sys.path)}
     done = warm.run([sys.executable, "-c", program], timeout=120, env=environment)
@@ -66,7 +66,7 @@ def test_a_process_that_imported_triton_first_is_told() -> None:
     assert "Triton was imported native before instep could choose" in done.stderr.splitlines()[-1]
 
 
-def test_an_engine_on_the_cpu_of_a_machine_with_a_gpu_asks_for_interpreted_kernels() -> None:
+def test_cpu_engine_on_a_gpu_machine_uses_interpreted_kernels() -> None:
     environment: dict[str, str] = {}
     wanted_on("cuda:0", environment, {})
     assert environment == {}
@@ -74,7 +74,7 @@ def test_an_engine_on_the_cpu_of_a_machine_with_a_gpu_asks_for_interpreted_kerne
     assert environment == {"TRITON_INTERPRET": "1"} and runtime.decide(environment, {}, cuda=True)
 
 
-def test_what_the_user_or_an_earlier_import_has_decided_stays() -> None:
+def test_choice_of_the_user_or_an_earlier_import_stays() -> None:
     environment = {"TRITON_INTERPRET": "0"}
     wanted_on("cpu", environment, {})
     assert environment == {"TRITON_INTERPRET": "0"}
@@ -114,7 +114,7 @@ def test_an_interpreter_that_cuts_off_is_refused_for_bf16_alone(monkeypatch: pyt
 
 
 @pytest.mark.skipif(not runtime.INTERPRETED, reason="kernels are native")
-def test_an_interpreter_that_is_built_otherwise_is_not_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differently_built_interpreter_is_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime import interpreter
 
     monkeypatch.setattr(interpreter, "_convert_float", lambda data, *how: data.view("uint32").astype("uint16"))
@@ -126,7 +126,7 @@ def test_an_interpreter_that_is_built_otherwise_is_not_mended(monkeypatch: pytes
 
 
 @pytest.mark.skipif(not runtime.INTERPRETED, reason="kernels are native")
-def test_an_interpreter_that_does_not_fit_its_numpy_is_refused_in_one_line() -> None:
+def test_interpreter_incompatible_with_numpy_is_refused_in_one_line() -> None:
     class Kernel:
         arg_names = ()
 
@@ -179,12 +179,12 @@ def test_a_quick_interpreter_broadcasts_and_refuses_as_the_slow_one(monkeypatch:
     with pytest.raises(Exception, match="incompatible dimensions at index 0: 4 and 2"):
         runtime.launch(_unlike, (1,), left, N=4, M=2)
     monkeypatch.setattr(builder, "options", replace(builder.options, debug=True))
-    with pytest.raises(Exception, match="int32 overflow detected for operation add"):  # by whoever debugs
+    with pytest.raises(Exception, match="int32 overflow detected for operation add"):  # as in a debugging session
         runtime.launch(_outer, (1,), left, right, into, N=4, M=2)
 
 
 def operand(kind: str, shape: tuple[int, ...], seed: int) -> object:
-    """A tensor of the interpreter, or a number; of floats among them what compares and adds otherwise than others."""
+    """A tensor of the interpreter, or a number; floats include values with special comparisons and sums."""
     from triton.runtime.interpreter import TensorHandle, _get_np_dtype
 
     if kind in ("int", "float", "bool"):
@@ -198,7 +198,7 @@ def operand(kind: str, shape: tuple[int, ...], seed: int) -> object:
 
 
 def said(name: str, call: object, *given: object) -> object:
-    """All that an operator gives: bits, and what the tensor says of itself; or what it complains of."""
+    """The result of an operator: bits and the tensor's attributes, or its error."""
     try:
         found = call(*given)  # type: ignore[operator]
     except Exception as error:
@@ -211,7 +211,7 @@ def said(name: str, call: object, *given: object) -> object:
 @pytest.mark.slow
 @pytest.mark.skipif(not runtime.INTERPRETED, reason="kernels are native")
 def test_quick_operators_say_what_those_of_triton_say() -> None:
-    """Of whatever two operands: the first time, and when the short way was learnt from other numbers."""
+    """For any two operands: the first time, and after the short way was learnt from other numbers."""
     from triton.runtime import interpreter
 
     quick = quick_operators.Quick(interpreter, tl.core)

@@ -84,7 +84,7 @@ def test_a_pick_without_logits_is_the_pick_of_the_logits(monkeypatch: pytest.Mon
     monkeypatch.setattr(linear, "fits", lambda *_, **__: True)
     # Whole numbers: their sums are exact, so equal columns have equal logits whatever a library does with columns.
     x, weight = ((4 * draw.normal(n, 72)).round().to(BF16) for n in (7, columns))
-    weight[columns // 2 :] = weight[: columns - columns // 2].clone()  # every largest one stands twice
+    weight[columns // 2 :] = weight[: columns - columns // 2].clone()  # every largest one occurs twice
     weight[5], x[3] = torch.nan, torch.nan
     found = linear.head_pick(x=x, weight=weight, to=(at("logits"), at("pick")))
     logits = product(x, weight, dtype=torch.float32)
@@ -92,7 +92,7 @@ def test_a_pick_without_logits_is_the_pick_of_the_logits(monkeypatch: pytest.Mon
     assert torch.equal(found, pick(logits=logits, to=at("pick"))) and bool((found < columns // 2).all())
 
 
-def test_what_it_is_not_meant_for_is_the_librarys() -> None:
+def test_unsupported_shape_uses_the_library() -> None:
     weight = torch.zeros(2048, 16, dtype=BF16, device=HERE)
     for x in (weight[:0], weight.float()[:4], weight.T[:4], torch.zeros(4096, 16, dtype=BF16, device=HERE)):
         assert not fits(x, weight)
@@ -118,7 +118,7 @@ def test_explicit_layouts_give_the_same_bits(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: tuple[tuple[int, int, int], ...], gated: bool,
     wide: torch.dtype | None,
 ) -> None:
-    """Also where no tile is whole, and where rows and weights stand within what is NaN otherwise; again and again.
+    """This includes partial tiles, and rows and weights inside memory that is NaN otherwise; repeatedly.
 
     wide: fp32 results, of which `head_pick`, which stores none, must pick as `pick` does. Two columns are equal, one in
     the first tile and one in the last, and the largest of the first row.
@@ -165,9 +165,10 @@ EARLY_FAULTS = {  # in which file something is not waited for
 def test_a_product_that_begins_early_reads_the_rows_of_the_launch_before(
     before: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a graph, where launches overlap: products of several weights, and between them what makes their rows.
+    """In a graph, where launches overlap: products of several weights, and between them the kernels that make their
+    rows.
 
-    Behind the kernel that joins parts of attention a product begins at once. Attention reads rows of a product.
+    A product starts as soon as the kernel that joins parts of attention has. Attention reads rows of a product.
     """
     draw = Draw(7, HERE)
     weights = [draw.normal(4096, 4096, dtype=BF16, scale=4096**-0.5) for _ in range(6)]
@@ -213,17 +214,17 @@ PARTED = "begin, end = gl.where(rank() > 0, cut, 0), gl.where(rank() > 0, steps,
 FIRST = "            mbarrier.wait(come.index(place), 0)\n"
 GIVEN = "    return found.to(gl.float32"
 NEVER = ("b64 [$1], 1;", "b64 [$1], 9;")  # two messages before one was awaited would end the launch with an error
-# Of products that pairs of programs make: in which file, what stands there and what the fault is; columns, and of how
-# many of 32 steps of K the first program has the sums. The one that ought to wait has fewer than the other.
+# Products of pairs of programs: the file, the old text and the fault; columns, and the number of the 32 steps of K that
+# the first program sums. The program that has to wait has fewer steps than the other.
 FAULTS = {
     "a message of one half only": ("pairs", (("(row // 16 * 8 + row % 8)", "(row % 8)"),), 4096, 16),
     "a first that stores the second's": ("slim_staged", (("total += received", "total = received"),), 4096, 16),
     "a second that begins with the first": ("slim_staged", ((PARTED, "begin, end = cut * 0, cut"),), 4096, 16),
-    "first weights that nobody waits for": ("slim_staged", ((FIRST, "            pass\n"),), 4096, 16),
+    "no wait for the first weights": ("slim_staged", ((FIRST, "            pass\n"),), 4096, 16),
     "a first that waits when it has read": ("pairs", ((COMES, "    "), (GIVEN, f"{COMES}\n{GIVEN}")), 4096, 1),
     "a second that waits when it has sent": ("pairs", (NEVER, (WAITS, "    "), (SENT, SENT + WAITS)), 8448, 31),
 }
-SOUND = {"nothing": ("pairs", (), 8448, 31), "nobody says that a message comes": ("pairs", (NEVER,), 8448, 31)}
+SOUND = {"nothing": ("pairs", (), 8448, 31), "no message is announced": ("pairs", (NEVER,), 8448, 31)}
 GIVES_UP = """
 
 _NO_LONGER = gl.constexpr(
@@ -242,7 +243,7 @@ def _wait_a_while(address, phase):
 @pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
 @pytest.mark.parametrize("fault", [*SOUND, *FAULTS])
 def test_a_fault_of_a_pair_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A first that waits in vain goes on after a while: else a fault would hold the device for ever."""
+    """A first program that waits in vain continues after a while, or else a fault would hold the device forever."""
     place, texts, columns, cut = (SOUND | FAULTS)[fault]
     begin, uses = "HEAD = gl.constexpr(", (("from .pairs", "from .planted_pairs"),)
     bounded = ((begin, GIVES_UP + begin), (COMES.replace("_wait_a_while", "_wait"), COMES))
@@ -254,7 +255,7 @@ def test_a_fault_of_a_pair_changes_bits(fault: str, tmp_path: Path, monkeypatch:
     shape = slim.STAGED[8, False][0][1] | {"MT": 8, "cut": cut}
 
     def served(by: Any) -> torch.Tensor:
-        """What a launch leaves in shared memory must not be what the next one ought to wait for."""
+        """Values that a launch leaves in shared memory must not be what the next one waits for."""
         out = torch.full((8, columns), torch.nan, dtype=BF16, device=HERE)
         for rows, weights in ((-x, 2 * weight), (x, weight)):
             by.product(rows, weights, False, out, shape)
@@ -265,29 +266,29 @@ def test_a_fault_of_a_pair_changes_bits(fault: str, tmp_path: Path, monkeypatch:
     assert all(torch.equal(served(other), right) is (fault in SOUND) for _ in range(3))
 
 
-# Of gated products, which have no pairs: in which file, what stands there and what the fault is. The product of 128
-# rows has another file. It gets 100 rows, in memory of 128.
+# Gated products, which have no pairs: the file, the old text and the fault. The product of 128 rows
+# has another file. It gets 100 rows, in memory of 128.
 PARTS_ASK, INSIDE = "step, steps, columns, P, KT, STEPS, ALONE)", "(m < rows) & (n < columns)"
 FIRST_ROWS = "_ask_rows(x, given.index(step), full.index(step), at, work, KT)\n        at = _behind(at, work)\n"
 GATED_FAULTS = {
     "nothing of 8 rows": ("slim_staged", ()),
-    "first weights that nobody waits for": ("slim_staged", ((FIRST, "            pass\n"),)),
-    "waits for what is asked for at once alone": ("slim_staged", (("at + step < STEPS:", "at + step < AT_ONCE:"),)),
+    "no wait for the first weights": ("slim_staged", ((FIRST, "            pass\n"),)),
+    "waits only for the first loads": ("slim_staged", (("at + step < STEPS:", "at + step < AT_ONCE:"),)),
     "weights of a first step again": ("slim_staged", (("for _ in gl.static_range(AT_ONCE)",
                                                        "for _ in gl.static_range(AT_ONCE - 1)"),)),
     "rows of the first step again": ("slim_staged", ((FIRST_ROWS, FIRST_ROWS.splitlines(keepends=True)[0]),)),
     "nothing of 128 rows": ("slim_parts", ()),
-    "first weights of 128 rows that nobody waits for": ("slim_parts", ((FIRST, "            pass\n"),)),
-    "128 rows wait for what is asked for at once alone": ("slim_parts", (("if at < STEPS:", "if at < AT_ONCE:"),)),
+    "no wait for the first weights of 128 rows": ("slim_parts", ((FIRST, "            pass\n"),)),
+    "128 rows wait only for the first loads": ("slim_parts", (("if at < STEPS:", "if at < AT_ONCE:"),)),
     "weights of a first step of 128 rows again": ("slim_parts", ((PARTS_ASK, f"step - 1, {PARTS_ASK[6:]}"),)),
     "a gate in the place of up": ("slim_parts", (("[column + P + columns, k]", "[column + P, k]"),)),
-    "rows behind the last one": ("slim_parts", ((INSIDE, "n < columns"),)),
+    "rows after the last one": ("slim_parts", ((INSIDE, "n < columns"),)),
 }  # fmt: skip
 
 
-LOGITS_FAULTS = {  # what stands there, and the fault
+LOGITS_FAULTS = {  # old text and fault
     "nothing": (),
-    "rows behind the last one": ((INSIDE, "n < columns"),),
+    "rows after the last one": ((INSIDE, "n < columns"),),
     "a column too far": ((INSIDE, "(m < rows) & (n <= columns)"),),
     "rounded to 16 bits": (("            found = total\n", "            found = total.to(gl.bfloat16).to(DTYPE)\n"),),
 }
@@ -323,7 +324,7 @@ def test_a_fault_of_a_gated_product_changes_bits(fault: str, tmp_path: Path, mon
     shape = slim.STAGED[tall, True][0][1] | {"MT": tall, "cut": 0}
 
     def served(by: Any) -> torch.Tensor:
-        """What a launch leaves in shared memory must not be what the next one ought to wait for."""
+        """Values that a launch leaves in shared memory must not be what the next one waits for."""
         out = torch.full((128, columns), torch.nan, dtype=BF16, device=HERE)
         for given, weights in ((-x, 2 * weight), (x, weight)):
             by.product(given, weights, True, out[:rows], shape)
@@ -356,7 +357,7 @@ def test_explicit_layouts_are_for_some_sizes(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class _Hopper:
-    """What `slim_staged.fits` says where it can say it."""
+    """The answer of `slim_staged.fits` where it can give one."""
 
     @staticmethod
     def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:

@@ -52,7 +52,7 @@ FORMS = (SIZES, ("VK", "KV"), (FP32, BF16))
 
 @pytest.mark.parametrize(("heads", "layout", "dtype"), list(product(*FORMS)) if NATIVE else each_value(*FORMS), ids=str)
 def test_a_path_of_the_delta_rule_is_that_chain(heads: Heads, layout: str, dtype: torch.dtype) -> None:
-    """Core rows, states per node and what the ring keeps, behind tokens that run again; of a whole chain too."""
+    """Core rows, states per node and the ring's contents, after rerun tokens; also for a whole chain."""
     swap = layout == "VK"
     size = PENDING + max(map(len, MANY))
 
@@ -116,7 +116,7 @@ READ_TREES = (BUSHY, (-1, *(node // 2 for node in range(READ.count[1] - 1))))
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
-def test_a_path_of_attention_has_the_bits_of_that_chain_if_rows_are_their_own(dtype: torch.dtype) -> None:
+def test_path_of_attention_has_the_bits_of_that_chain_with_separate_rows(dtype: torch.dtype) -> None:
     """The path's keys and values are moved to where the chain has them, as a commit moves them."""
     inputs, _ = seen(attend_case(25, READ, dtype), READ_TREES)(HERE)
     query, pages, draw = inputs["query"], inputs["pages"], Draw(0, HERE)
@@ -140,7 +140,7 @@ def test_a_path_of_attention_has_the_bits_of_that_chain_if_rows_are_their_own(dt
             assert same_bits(attended[rows], alone)
 
 
-def test_a_chain_beside_a_tree_has_the_bits_that_it_has_without() -> None:
+def test_chain_next_to_a_tree_has_the_same_bits_as_without() -> None:
     """Its rows have no bits of ancestors. They see each other's positions in their order."""
     inputs, _ = seen(attend_case(25, READ, FP32), READ_TREES)(HERE)
     pages, second = inputs["pages"], int(inputs["pages"].begin[1])
@@ -156,7 +156,7 @@ def test_a_chain_beside_a_tree_has_the_bits_that_it_has_without() -> None:
 
 
 @pytest.mark.parametrize("ops", [TRITON, INVARIANT], ids=lambda ops: ops.name)
-def test_what_a_row_does_not_see_is_not_used_not_even_times_zero(ops: Ops) -> None:
+def test_unseen_row_is_not_used_not_even_times_zero(ops: Ops) -> None:
     """Node 2 of the bushy tree is NaN as a key and a value: so are the rows that see it, and no other row."""
     inputs, pools = seen(attend_case(26, READ, FP32), READ_TREES)(HERE)
     sound, pages = ops.attend(**inputs), inputs["pages"]

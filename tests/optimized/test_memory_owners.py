@@ -1,6 +1,6 @@
-"""Slots and pages: handed out in the order that the capacity gives, never the reserved one, never twice.
+"""Slots and pages: allocated in the order of the capacity, never the reserved one, never twice.
 
-Leaves out: the memory behind them (`test_memory_pools.py`).
+Leaves out: their memory (`test_memory_pools.py`).
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def test_without_poison_units_start_as_zeros_and_stay_as_they_were_left() -> Non
     assert (subject.units(0)[1] == 5).all()
 
 
-def test_a_released_request_leaves_poison_in_every_unit_it_had_and_nowhere_else() -> None:
+def test_released_request_leaves_poison_in_its_units_only() -> None:
     memory = Memory(wanted(), CAPACITY, guarded=True, poison=7.5, device=CPU)
     memory.slots.take("a")
     memory.pages.grow([("a", 5)])
@@ -157,8 +157,8 @@ def test_the_budget_is_what_the_pools_take_to_the_byte(types: Types, guarded: bo
 
 @pytest.mark.parametrize("guarded", [True, False])
 @pytest.mark.parametrize("widest", [2, 8])
-def test_what_fits_fits_and_one_more_does_not(widest: int, guarded: bool) -> None:
-    """What pools for so many requests of 10 tokens take, each with 3 pages of 4, is what is asked for."""
+def test_last_fitting_request_fits_and_one_more_does_not(widest: int, guarded: bool) -> None:
+    """The size of pools for this many requests of 10 tokens, each with 3 pages of 4, is the requested one."""
     for requests in (1, 2, 5):
         slots, pages = tuple(range(1, requests + 1)), tuple(range(1, 3 * requests + 1))
         needs = wanted(widest=widest, capacity=replace(CAPACITY, slots=slots, pages=pages))
@@ -230,7 +230,7 @@ def test_a_slot_or_pages_that_are_missing_leave_everything_as_it_was() -> None:
     assert (memory.slots.owned(), memory.pages.owned()) == ({"a": 2, "b": 5}, {"b": [4]})
 
 
-def test_what_is_kept_of_a_request_is_all_that_the_contract_lists() -> None:
+def test_saved_request_has_every_component_of_the_contract() -> None:
     held = {each.name for each in fields(saved.Kept) if str(each.type).startswith("dict[")}
     assert held == set(MEMORY)
     assert (*COMPONENTS, *saved.PAGED, TAIL) == MEMORY, "the strategies write the first ones, pages hold the others"

@@ -182,7 +182,7 @@ def own_rows(model: Model, strategy: str, order: tuple[int, ...]) -> dict[str, o
 def test_a_chunk_as_wide_as_a_window_is_a_prefill_at_any_step_count(
     model: Model, where: str, ops: str, activation: torch.dtype
 ) -> None:
-    """Eight tokens of a prompt beside eight rows of windows: one of 8, two of 4 or four of 2. Not one bit differs."""
+    """Eight tokens of a prompt next to eight rows of windows: one of 8, two of 4 or four of 2. Not one bit differs."""
     small = ops == "triton"
     states = [told_after(beside_windows(n, where, small), engine(model, ops, activation=activation), "chunk")
               for n in ((1, 3) if small else CANDIDATES)]
@@ -213,7 +213,7 @@ def test_such_a_chunk_is_the_reference_s(model: Model, num_steps: int) -> None:
 
 OTHERS = {f"{strategy} plain {width}" for strategy, width in (
     ("snapshot", "bf16"), ("columns", "fp32"), ("rerun", "bf16"), ("lazy_rerun", "fp32"),
-)}  # labels move with every strategy; each width is the whole's where the other one stands
+)}  # labels move with every strategy; a width with the other one present is in `make whole`
 PREFILLS = [
     *((f"{strategy} {name}", (strategy, *QUICK[name]), (WHOLE,) * (f"{strategy} {name}" in OTHERS))
       for strategy in STRATEGIES for name in QUICK),

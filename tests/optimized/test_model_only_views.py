@@ -1,7 +1,7 @@
 """Between two ops the model takes views only: no arithmetic, no copy, no allocation, no read of a value.
 
-Leaves out: what is assembled before a launch (`mixed.py`, `inputs_of`): a graph's inputs. What
-is tested here is what a graph will hold, so a loose call would be recorded, or missed, on somebody's behalf.
+A graph captures exactly this code, so another call would be recorded or missed. Leaves out: the preparation of a launch
+(`mixed.py`, `inputs_of`), which makes a graph's inputs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ops that grow a tree: against the reference's definition, and what a wrong call is told.
+"""The ops that grow a tree: against the reference's definition, and the reports about wrong calls.
 
 Leaves out: kernels (`test_kernels.py`), and rounds of an engine (`test_engine_grown.py`).
 """
@@ -95,12 +95,12 @@ STEP = {**said(Draw(2, "cpu"), 6, 3, False), "before": under_way(), "step": 2, "
         ("build_tree", {**WINDOW, "scores": torch.zeros(1, 4)}, r"scores is \(1, 4\), \(1, 3\) fits"),
     ],
 )  # fmt: skip
-def test_a_wrong_call_is_told(op: str, given: dict[str, Any], says: str) -> None:
+def test_wrong_call_is_reported(op: str, given: dict[str, Any], says: str) -> None:
     told: list[str] = []
     watched = around(PLAIN, unseen, contracts(told.append))
     for right in (("select_beams", STEP), ("build_tree", WINDOW)):
         getattr(watched, right[0])(**right[1])
     assert told == []
-    with suppress(IndexError, RuntimeError):  # a wrong call may fall over behind what is told of it
+    with suppress(IndexError, RuntimeError):  # a wrong call may raise after it was reported
         getattr(watched, op)(**given)
     assert any(re.search(says, one) for one in told), told

@@ -27,7 +27,7 @@ def test_mix_expand_and_read_are_the_integers_own() -> None:
     assert torch.equal(read(rows(BIG, 3, 4)), x)
 
 
-def test_a_row_with_elements_out_of_place_reads_as_the_contract_says() -> None:
+def test_row_with_misplaced_elements_reads_as_in_the_contract() -> None:
     broken = block(BIG[0], 6)
     broken[[2, 4]] = broken[[4, 2]]
     flat = [int(n) % WORD for n in broken]

@@ -64,7 +64,7 @@ def test_attend_does_not_look_past_a_row() -> None:
 
 
 @pytest.mark.parametrize("case", MOVEMENT, ids=str)
-def test_what_moves_keeps_its_bits_and_touches_nothing_else(case: Case) -> None:
+def test_moved_rows_keep_their_bits_and_change_nothing_else(case: Case) -> None:
     outcome = serve(PLAIN, case)
     assert not any(strays(outcome).values())
     if case.op == "store_rows":

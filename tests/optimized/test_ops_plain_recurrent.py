@@ -26,7 +26,7 @@ LAYOUTS = (False, True)
 
 
 class Right(NamedTuple):
-    """What a right op leaves: every result row, and the blocks that it writes."""
+    """The results of a correct op: every result row, and the blocks that it writes."""
 
     rows: Tensor
     writes: list[tuple[Tensor, Tensor]]  # the unit in the pool, and what it must hold
@@ -43,7 +43,7 @@ def walk(parts: tuple[Part, ...]) -> Iterator[tuple[Part, int, int, int, Tensor]
 
 
 def targets(part: Part, request: int, memories: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Where the memory after each row belongs."""
+    """The right place of the memory after each row."""
     if part.store is not None and part.store.units[request] >= 0:
         yield part.store.pool[place(part.store, request)], memories[-1]
     if part.per_row is not None and part.per_row.units[request] >= 0:
@@ -133,7 +133,7 @@ def assert_same(one: Outcome, other: Outcome) -> None:
 
 
 def test_gdn_chunks_windows_splits_and_company_give_the_same_bits() -> None:
-    """One request's 6 tokens: as a chunk, as a window, split 1 + 5 through memory, and beside another request."""
+    """One request's 6 tokens: as a chunk, as a window, split 1 + 5 through memory, and next to another request."""
     draw, (H, HV, K, V) = Draw(11, "cpu"), HEADS["r2"]
     whole = a_gdn_call(draw, Heads(H, HV, K, V), count=6)
     wanted, state = run_gdn(whole, [(0, 6)], "chunk")
@@ -148,7 +148,7 @@ def test_gdn_chunks_windows_splits_and_company_give_the_same_bits() -> None:
 
 @pytest.mark.parametrize("channels", [1, 7, 44])
 def test_conv_windows_and_company_give_the_same_bits(channels: int) -> None:
-    """One request's 5 tokens: as one window, token by token, and behind another request."""
+    """One request's 5 tokens: as one window, token by token, and after another request."""
     draw = Draw(12, "cpu")
     x, weight = draw.normal(9, channels), draw.normal(channels, 4)
     filled = draw.normal(4, channels, 3)

@@ -83,7 +83,7 @@ def test_conv_reads_the_inputs_of_a_node_s_ancestors(ops: Ops, dtype: torch.dtyp
 
 
 def ring_of(draw: Draw, keeps: Keeps, slots: tuple[int, ...]) -> Ring:
-    """Three, two, no .. tokens are pending; rows are kept behind them, around the end of the ring."""
+    """Three, two, no .. tokens are pending; rows are kept after them, around the end of the ring."""
     k, v, gates = draw((8, SIZE), H, K), draw((8, SIZE), HV, V), [draw((8, SIZE), HV) for _ in range(2)]
     kept: Updates | Inputs = Updates(k, gates[0], v) if keeps == "update" else Inputs(k, v, -gates[0].abs(), gates[1])
     begin, pending = (torch.arange(len(slots)) * 3 + 7) % SIZE, torch.tensor([3, 2, 0, 1, 2])[: len(slots)]
@@ -122,7 +122,7 @@ def test_the_delta_rule_continues_the_state_of_the_parent(ops: Ops, keeps: Keeps
 
 
 def reading(draw: Draw, launch: Launch, before: int = 6, size: int = 4) -> tuple[Tensor, Pages]:
-    """Queries of windows over pages that are NaN (or no label) wherever no position of a window stands."""
+    """Queries of windows over pages that are NaN (or no label) except at the windows' positions."""
     requests, width = len(launch.trees), -(-(before + launch.width) // size)
     table = torch.arange(1, 1 + requests * width).view(requests, width).flip(0)
     shape = (1 + requests * width, size)
@@ -166,7 +166,7 @@ def test_a_node_attends_to_its_ancestors_alone(ops: Ops) -> None:
             )  # fmt: skip
             right = ops.attend(query=query[row, None], pages=one, to=here("attended"))[0]
             assert near(ops, out[row], right), (number, node)
-            # A row of its own, as the draft head has it, sees the same.
+            # A single row, as in the draft head, sees the same.
             single = replace(one, keys=pages.keys, values=pages.values, before=torch.tensor([before]),
                              ancestors=pages.ancestors[row, None], nodes=LAUNCH.width)  # fmt: skip
             again = ops.attend(query=query[row, None], pages=single, to=here("attended"))[0]
@@ -205,7 +205,7 @@ def test_a_tree_that_is_a_chain_has_the_bits_of_a_chain(ops: Ops) -> None:
 
 
 @SETS
-def test_a_chain_beside_trees_has_no_bits(ops: Ops) -> None:
+def test_chain_next_to_trees_has_no_ancestor_bits(ops: Ops) -> None:
     """A prefill chunk may be longer than there are bits. Its rows see what they see without trees."""
     launch, draw = Launch((FORKED, chain(7)), width=7), Draw(ops)
     query, pages = reading(draw, launch)
@@ -218,8 +218,8 @@ def test_a_chain_beside_trees_has_no_bits(ops: Ops) -> None:
     assert near(ops, beside[:7], ops.attend(query=query, pages=pages, to=here("attended"))[:7])
 
 
-def test_a_folded_request_beside_a_tree_is_not_given_its_parents() -> None:
-    """A request without rows runs its pending tokens; the parents of row 0 are another's, or nobody's."""
+def test_folded_request_next_to_a_tree_does_not_get_its_parents() -> None:
+    """A request without rows reruns its pending tokens; the parents of row 0 belong to another one, or to none."""
     inputs = GdnInputs(*(torch.full((2, *shape), 0.5) for shape in ((H, K), (H, K), (HV, V), (HV,), (HV,))))
     found = []
     for parents in (torch.tensor([88, 99]), None):

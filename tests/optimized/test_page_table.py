@@ -1,6 +1,6 @@
-"""The page table: read where it stands, and as wide as the longest request needs it.
+"""The page table: read in place, and as wide as the longest request needs it.
 
-Leaves out: who owns a page (`test_memory_owners.py`) and attention itself (`test_ops_plain_paged.py`).
+Leaves out: the owners of pages (`test_memory_owners.py`) and attention itself (`test_ops_plain_paged.py`).
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ FP16 = torch.float16
 INSIDE = ("mixed", *GdnInputs._fields)
 Shapes = tuple[Shape, ...]
 PROMPTS: dict[str, Shapes] = {
-    # Several blocks, a request without rows, one without a unit, one that is not stored; before and behind them rows of
-    # nobody. Short ones take another kernel of the conv.
+    # Several blocks, a request without rows, one without a unit, one that is not stored; before and after them unowned
+    # rows. Short ones take another kernel of the conv.
     "long": (Shape("chunk", (70, 2, 0, 133, 3), (3, 1, 2, 6, -1), (0, 0, 0, 1, 0), (3, -1, 2, 6, -1), skip=3),),
     "short": SHAPES["prefill"],
     "apart": (*SHAPES["prefill"], Shape("chunk", (3, 66), (9, 7), (0, 1), store=(9, 7), skip=1)),
@@ -72,7 +72,7 @@ def case(shapes: Shapes, heads: Heads, dtype: torch.dtype) -> Case:
 
 
 def composed(ops: Ops) -> Any:
-    """What the model calls, as an op set of this one op."""
+    """The functions that the model calls, as an op set with this one op."""
     return SimpleNamespace(prefill_gdn=partial(fused.prefill_gdn, ops))
 
 
@@ -118,7 +118,7 @@ def short_in_parts(dtype: torch.dtype) -> tuple[Case, Any]:
 
 @pytest.mark.parametrize(("formats", "dtype"), [
     ({"k": FP16}, BF16), ({"q": FP16}, BF16), ({"v": BF16}, FP16), ({}, FP16),
-], ids=["k rounded twice", "q rounded twice", "v in bf16 beside fp16", "nothing"])  # fmt: skip
+], ids=["k rounded twice", "q rounded twice", "v in bf16 next to fp16", "nothing"])  # fmt: skip
 def test_a_row_that_is_rounded_otherwise_is_seen(formats: dict[str, torch.dtype], dtype: torch.dtype) -> None:
     one, right = short_in_parts(dtype)
     found = serve(composed(replace(TRITON, prefill_gdn=rounded(**formats))), one, DEVICE)
@@ -126,14 +126,14 @@ def test_a_row_that_is_rounded_otherwise_is_seen(formats: dict[str, torch.dtype]
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_beside_windows_and_with_32_bits_the_parts_serve(name: str) -> None:
+def test_parts_run_next_to_windows_and_with_32_bits(name: str) -> None:
     one = case(OTHERS[name][0], GROUPED, OTHERS[name][1])
     parts, found = (serve(composed(ops), one, DEVICE) for ops in (
         in_parts(TRITON), replace(TRITON, prefill_gdn=trap)))  # fmt: skip
     assert agree(one, parts, found) == []
 
 
-def test_where_every_row_is_kept_the_parts_serve() -> None:
+def test_parts_run_when_every_row_is_kept() -> None:
     kept = Shape("chunk", (3, 2), (1, 2), (0, 1), store=(1, 2), per_row=(0, 1))
     for which in ("windows", "parts"):
         given = case((kept,), GROUPED, BF16).build(DEVICE).inputs
@@ -152,7 +152,7 @@ def test_a_set_whose_chunks_round_otherwise_has_no_use_for_it() -> None:
         assert agree(one, serve(composed(in_parts(TRITON)), one, DEVICE), found) == []
 
 
-def test_where_a_row_inside_is_watched_it_is_shown_and_what_is_put_in_goes_on() -> None:
+def test_observed_row_inside_is_shown_and_its_replacement_is_used() -> None:
     one, shown = case(SHAPES["prefill"], GROUPED, BF16), dict[str, torch.Tensor]()
 
     def see(place: Any, x: torch.Tensor) -> torch.Tensor:

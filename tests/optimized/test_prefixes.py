@@ -69,7 +69,7 @@ def story(shape: tuple[int, ...], path: tuple[int, ...]) -> Iterator[Event]:
     said = (*PROMPT, ROOT, *(PICKS[node - 1] for node in path), 30, *(PICKS[node - 1] for node in path[:2]))
     yield Finish("a")
     names = ("four", "eight", "twelve", "b at eight")
-    yield from (*map(Offload, names), *map(Fetch, names[2::-1]), Evict("b at eight"))  # beside a donor
+    yield from (*map(Offload, names), *map(Fetch, names[2::-1]), Evict("b at eight"))  # next to a donor
     for name, under, count in (("c", "four", 4), ("d", "eight", 8)):
         yield Admit(name, (*said[:count], 63, 1, 2, 3))
         yield Load(name, under)
@@ -97,7 +97,7 @@ def checked(subject: OptimizedEngine, truth: Any, shape: tuple[int, ...], *, wat
     *((strategy, conv, None, CHAIN) for strategy, conv in zip(STRATEGIES, [*CONV_FORMS] * 2, strict=True)),
     *(pytest.param(strategy, "windows", nodes, shape, marks=WHOLE if strategy == "columns" else ())  # trees: the others
       for strategy, nodes, shape in zip(STRATEGIES, (6, 6, 8, 8), (TREE, TREE, TREE, CHAIN), strict=True))])
-def test_labels_of_prefixes_and_of_requests_that_go_on_from_them_are_right(
+def test_labels_of_prefixes_and_of_requests_that_load_them_are_right(
     checkpoint: Checkpoint, strategy: str, conv: str, nodes: int | None, shape: tuple[int, ...]
 ) -> None:
     truth = LedgerEngine(checkpoint.config, num_steps=STEPS, room=TRACKED)
@@ -153,7 +153,7 @@ def test_numbers_are_right_too_while_rounds_overlap_and_in_graphs(
     (Evict("k"), "nothing of that name"),
     (Forward((Row("c", "prefill", 4, track="away"),)), "a name under which nothing is kept"),
 ])  # fmt: skip
-def test_what_may_not_be_tracked_or_given_to_a_request_or_moved_is_refused(
+def test_illegal_prefix_events_are_refused(
     checkpoint: Checkpoint, event: Event, says: str
 ) -> None:
     subject = engine(checkpoint, "ledger")

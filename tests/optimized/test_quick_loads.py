@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not runtime.INTERPRETED, reason="kernels are nat
 
 MEMORY = np.random.default_rng(0).integers(0, 255, 64, dtype=np.uint8)  # of any numbers, NaN among them
 MASKS = ([True, False, True, True], [False, False, False, False], [True])
-NUMBERS = np.array([1, 0, 1, 1], dtype=np.int8)  # a mask as some versions make it: Triton refuses it or mends it
+NUMBERS = np.array([1, 0, 1, 1], dtype=np.int8)  # a mask as some versions make it: Triton refuses or converts it
 OTHERS = (0, 0.0, -0.0, 1, False, None)
 KINDS = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "int1", "uint8")
 
@@ -31,7 +31,7 @@ def block(data: Any, scalar: Any) -> Any:
 
 
 def said(load: Any, *given: Any) -> object:
-    """All that a load gives: bits, and what the tensor says of itself; or what it complains of."""
+    """The result of a load: bits and the tensor's attributes, or its error."""
     try:
         found = load(*given)
     except Exception as error:

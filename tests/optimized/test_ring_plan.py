@@ -18,7 +18,7 @@ POISON = [0x7FF8000000000000, -(1 << 63), -1, 1 << 40]  # NaN as labels hold it,
 
 
 class One(NamedTuple):
-    """One request: what is asked, and what must come of it with spare None, 0 and 8."""
+    """One request: the call, and its right result with spare None, 0 and 8."""
 
     slot: int
     before: int

@@ -24,11 +24,10 @@ from instep_reference.contract.place import Place
 from support.ring_world import Turn, World, cut, stream
 
 native = pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")
-# Rows of V that a thread of `_window` holds. Of states in 16 bits one row gets another layout there.
+# Rows of V per thread of `_window`. With states in 16 bits, one row gets another layout there.
 TWIN = {torch.float32: (1, 2, 4), torch.bfloat16: (2, 4), torch.float16: (2, 4)}
-# Rows of V that a thread holds, warps, registers; programs ahead of which a state is asked for; whole lines; whether a
-# window ends without the state that nobody asks for; whether rows are written out; what is asked for by a guess;
-# whether rings keep keys first.
+# Rows of V per thread, warps, registers; prefetch distance of states, in programs; whole lines; whether a window skips
+# an unneeded final state; whether rows are written out; what is prefetched on a guess; whether rings store keys first.
 SHAPES = (
     *((held, warps, 168) for held in (1, 2, 4) for warps in (1, 2, 4)),
     *((held, warps, 168, 16, True) for held, warps in ((1, 1), (2, 2), (4, 1), (2, 4))),
@@ -49,10 +48,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
 def served(
     monkeypatch: pytest.MonkeyPatch, heads: Heads, dtype: torch.dtype, by: str, shape: Any, requests: int
 ) -> list[torch.Tensor]:
-    """Core and pools of windows of four behind 0 to 3 pending tokens, each state after a row kept; then of the same
+    """Core and pools of windows of four after 0 to 3 pending tokens, with the state after every row kept; then of the
+    same
     windows without these states, and of a decode.
 
-    All requests are shown: their rings are wrapped or not, and fold as many tokens as are pending.
+    All kinds of requests occur: their rings are wrapped or not, and fold as many tokens as are pending.
     """
     gdn_file: Any = sys.modules["instep_optimized.kernels.gdn"]
     staged_file, seen = gdn_file.staged, counted(monkeypatch)
@@ -70,8 +70,8 @@ def served(
     core, ended = world.run(turns, columns=True), world.run(turns)
     one = world.run([Turn(1, cut(rows, 7, 1), 0, kept=False, settled=False, goal="slot")])
     monkeypatch.undo()
-    assert len(seen) == (requests + 3 if by == "staged" else 0), "each ring is filled by a launch of its own"
-    written = (world.state, world.snapshots, *world.rings)  # nobody writes the scratch here
+    assert len(seen) == (requests + 3 if by == "staged" else 0), "each ring is filled by a separate launch"
+    written = (world.state, world.snapshots, *world.rings)  # the scratch is not written here
     return [core, ended, one, *(pool.view[1:].clone() for pool in written)]
 
 
@@ -107,7 +107,7 @@ def test_the_shape_that_serves_gives_the_same_bits(
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", TWIN, ids=str)
 def test_the_paths_of_a_tree_have_the_bits_of_windows(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    """Trees are served by `_window`: one of two branches, each of which is a window of its own beside it."""
+    """`_window` serves trees: one with two branches, each of which is also a separate window."""
     heads, rows = Heads(2, 4, 128, 128), stream(Heads(2, 4, 128, 128), 8, 43, "cuda")
 
     def ran(path: list[int], parents: tuple[int, ...] = ()) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,7 +132,7 @@ def test_the_paths_of_a_tree_have_the_bits_of_windows(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("device", ["cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("by", ["window"] if INTERPRETED else ["staged", "window"])
 @pytest.mark.parametrize("requests", [3, 40])
-def test_windows_write_zeros_into_the_rows_of_nobody(
+def test_windows_write_zeros_into_unowned_rows(
     monkeypatch: pytest.MonkeyPatch, device: str, requests: int, by: str
 ) -> None:
     """Memory is NaN before. Requests lie anywhere, some have no unit, some no rows; gaps are between them."""

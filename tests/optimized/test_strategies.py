@@ -43,14 +43,14 @@ from support.covering import WHOLE
 from support.two_sides import CAPACITY, TwoSides, scenario, snapshot, untouched
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
-STEPS = (3, 1, 7, 0)  # behind them every scenario goes on at the first again
+STEPS = (3, 1, 7, 0)  # after them every scenario continues with the first one
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))
 LAYOUTS: tuple[StateLayout, ...] = ("VK", "KV", "KV", "VK")  # each strategy and each form has both
 PAIRS = [(strategy, conv) for strategy in STRATEGIES for conv in CONV_FORMS]
 # Labels are moved in one half of the pairs, numbers in two of the other, whose bits all have: `make whole` runs all.
 NUMBERS = [("snapshot", "widened"), ("lazy_rerun", "windows")]
 HALF = [pair for number, pair in enumerate(PAIRS) if (number + number // len(CONV_FORMS)) % 2 == 0]
-# (activation, state): every pair stands in one width or two, and every width with strategies of other kinds.
+# (activation, state): every pair occurs in one width or two, and every width with strategies of other kinds.
 TYPES: list[tuple[torch.dtype, Storage]] = [
     (torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16),
     (torch.float32, SCALED_STATE),
@@ -157,7 +157,7 @@ def bits(state: RequestState) -> list[bytes]:
 
 
 def served(subject: OptimizedEngine, events: Sequence[Event]) -> Iterator[tuple[Event, bool]]:
-    """Serve the events; whether a window is in flight behind each of them."""
+    """Serve the events; for each, whether a window is in flight after it."""
     for event in events:
         event.on(subject)
         yield event, isinstance(event, Forward) and any(row.kind == "verify" for row in event.rows)
@@ -224,8 +224,8 @@ def test_rings_of_inputs_give_the_bits_of_snapshot(
     assert same_bits(subject, of_snapshot(checkpoint, [*story()], "plain"), [*story()]) > 20
 
 
-def test_what_another_engine_put_in_the_place_of_an_update_is_run_again(checkpoint: Checkpoint) -> None:
-    """A watcher that hands on another update changes the state behind the window, and nothing of the window itself."""
+def test_replaced_update_of_another_engine_is_rerun(checkpoint: Checkpoint) -> None:
+    """An observer that replaces an update changes the state after the window, and nothing of the window itself."""
     def run(factor: float) -> tuple[list[bytes], list[torch.Tensor]]:
         subject, shown = engine(checkpoint, "plain", ("rerun", "windows")), []
 
@@ -261,7 +261,7 @@ def test_the_kernels_too_give_the_bits_of_snapshot(
 
 @pytest.mark.slow
 def test_a_mark_is_written_before_it_is_read(checkpoint: Checkpoint) -> None:
-    """Whatever stands in a slot that is handed out, in marks and rings, too: the states are the same."""
+    """Any old contents of a new slot, including marks and rings, leave the states unchanged."""
     def run(poison: float | None) -> list[list[bytes]]:
         subject = engine(checkpoint, "plain", ("rerun", "widened"), poison=poison)
         for event in story():

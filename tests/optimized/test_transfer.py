@@ -1,7 +1,7 @@
-"""Copies beside the launches: nothing is read before it has come, and nothing is written over before it was read.
+"""Copies that run in parallel with launches: nothing is read before it arrived or overwritten before it was read.
 
-Two queues stand in for the streams, and run as far apart as their events let them. On a GPU sleeps hold up the real
-ones. Leaves out: which numbers are sent, and what else goes stale in a graph (`test_graphs.py`).
+Two queues replace the streams, and run as far apart as their events let them. On a GPU sleeps delay the real ones.
+Leaves out: the copied numbers, and other stale inputs of graphs (`test_graphs.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LONG = 200_000_000  # cycles that a sleep on a GPU takes: a tenth of a second
 
 
 class Event(NamedTuple):
-    """Behind so many things of a queue."""
+    """A position after this many entries of a queue."""
 
     queue: list[tuple[Any, Callable[[], Any]]]
     count: int
@@ -42,7 +42,7 @@ class Event(NamedTuple):
 
 
 class Streams:
-    """A `CopyStream` and the launches beside it. What is given to them runs when somebody lets it."""
+    """A `CopyStream` and its launches. Work that is given to them runs when the test lets it."""
 
     def __init__(self) -> None:
         self.launches, self.copies = [], []  # type: ignore[var-annotated]
@@ -87,7 +87,9 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
 
 
 class Seen(NamedTuple):
-    """What replays of two graphs in turn should have seen, and what they saw; what the recorder's own runs saw."""
+    """The values that replays of two graphs in turn should have seen, and those that they saw; and the recorder's own
+    runs.
+    """
 
     given: list[list[int]]
     replayed: list[list[int]]
@@ -96,9 +98,9 @@ class Seen(NamedTuple):
 
 @pytest.fixture
 def replays(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Seen]:
-    """Replays with one of the queues ahead of the other. failing: of which numbers the copy of the outputs raises
+    """Replays with one of the queues ahead of the other. failing: the numbers of replays whose copy of outputs raises
 
-    What reads the inputs last is the copy of the outputs, which are views on them here.
+    The copy of the outputs, which are views on the inputs here, reads the inputs last.
     """
     copied = runner._copied
 
@@ -146,7 +148,7 @@ def test_a_replay_reads_what_was_sent_for_it(replays: Callable[..., Seen], first
 def test_a_replay_that_does_not_wait_is_caught(
     streams: Streams, replays: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted: launches do not stand behind the copy."""
+    """Planted: launches do not wait for the copy."""
     monkeypatch.setattr(streams, "wait", lambda event: None)
     found = replays("launches")
     assert found.replayed != found.given
@@ -156,7 +158,7 @@ def test_a_replay_that_does_not_wait_is_caught(
 def test_a_copy_that_does_not_wait_is_caught(
     streams: Streams, replays: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    """Planted: nobody says that a replay reads; the copy does not care; or the reader is said before it is launched."""
+    """Planted: a replay's read is not recorded; the copy ignores it; or it is recorded before the launch."""
     mark, upload, copy = StaticInputs.mark_read, StaticInputs.upload, streams.copy
     if lost == "mark":
         monkeypatch.setattr(StaticInputs, "mark_read", lambda self: None if hasattr(self, "_read") else mark(self))
@@ -215,7 +217,7 @@ def test_inputs_are_not_overwritten_while_a_gpu_is_late() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-def test_what_is_launched_waits_for_a_copy_that_is_late() -> None:
+def test_launch_waits_for_a_late_copy() -> None:
     static = StaticInputs([torch.zeros(2, dtype=torch.int64)], torch.device("cuda"))
     beside = copy_stream(torch.device("cuda"), "in")
     assert isinstance(beside, SideStream)
@@ -238,7 +240,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> Streams:
-    """What goes to the host is copied when the host waits for it, not before."""
+    """Results are copied to the host when the host waits for them, not before."""
     found = Streams()
     monkeypatch.setattr(to_host, "copy_stream", lambda device, direction: found)
     return found
@@ -257,18 +259,18 @@ def counted(checkpoint: Checkpoint, *, graphs: bool) -> int:
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_what_a_caller_does_with_its_answer_does_not_reach_a_late_copy(
+def test_caller_may_change_its_answer_before_a_late_copy(
     checkpoint: Checkpoint, late: Streams, graphs: bool
 ) -> None:
     assert counted(checkpoint, graphs=graphs) == 5
-    # The root of the prefill; without graphs the copy of the counts stands among the launches.
+    # The root of the prefill; without graphs the copy of the counts is among the launches.
     assert len(late.copies) == 1 + graphs
 
 
 def test_a_late_copy_of_the_caller_s_own_tensor_is_caught(
     checkpoint: Checkpoint, late: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted: every source is taken for one that nobody writes into."""
+    """Planted: every source is treated as one that is never overwritten."""
     begin = HostCopy.__init__
 
     def trusting(self: HostCopy, *parts: torch.Tensor, immutable: bool = False) -> None:
@@ -302,7 +304,7 @@ def test_memory_that_was_let_go_is_not_given_away_before_it_was_copied() -> None
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-def test_counts_come_before_what_was_launched_behind_them() -> None:
+def test_counts_arrive_before_later_launches_run() -> None:
     """The host reads them while a sleep that was launched later still lasts."""
     torch.cuda._sleep(LONG)
     copy = HostCopy(torch.arange(4, device="cuda") + 1, immutable=True)

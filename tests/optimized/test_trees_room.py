@@ -49,7 +49,9 @@ def test_memory_counts_nodes(checkpoint: Checkpoint) -> None:
 
 
 def test_chains_in_a_room_of_trees_cost_what_chains_cost(checkpoint: Checkpoint) -> None:
-    """As many runs of the head and copies; what is more writes the window's shape, and what stands behind it."""
+    """The exact number of runs of the head and of copies; further ones write the window's shape, and the memory after
+    it.
+    """
     told = []
     for room in (CAPACITY, ROOM):
         calls = Counter[str]()
@@ -108,7 +110,7 @@ def test_pages_and_tokens_count_nodes(checkpoint: Checkpoint) -> None:
         ({"adaptive": AdaptiveFile(flat=Bracket(candidate_steps=(1, 3)))}, "trees with adaptive step counts"),
     ],
 )
-def test_what_does_not_serve_trees_is_refused_before_anything_runs(
+def test_setting_that_cannot_serve_trees_is_refused_before_the_run(
     checkpoint: Checkpoint, given: dict[str, Any], sentence: str
 ) -> None:
     options = {"ops": load("plain"), "room": ROOM, "adaptive": None, "strategy": "rerun"} | given

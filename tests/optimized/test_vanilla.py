@@ -63,7 +63,7 @@ def adaptive(layers: int) -> AdaptiveFile:
 
 
 def engine(checkpoint: Checkpoint, ops: str, recorder: Recorder | None = None, **options: Any) -> OptimizedEngine:
-    """In fp64 where nothing else is said; with a recorder, held in graphs."""
+    """In fp64 by default; with a recorder, in graphs."""
     layers = checkpoint.config.mtp_layers
     chosen = Options(**{"activation": WIDTH, "state": WIDTH, **options}, drafter="vanilla")
     subject = OptimizedEngine(
@@ -88,7 +88,7 @@ def truth(checkpoint: Checkpoint, ops: str, chained: bool = True) -> Any:
 
 
 def drafting(subject: OptimizedEngine, change: Callable[[Vanilla], Vanilla]) -> OptimizedEngine:
-    """The engine with another drafter in the place of its own."""
+    """The engine with another drafter instead of its own."""
     assert isinstance(subject._model.drafter, Vanilla)
     subject._model = replace(subject._model, drafter=change(subject._model.drafter))
     subject._rounds = {steps: replace(at, model=subject._model) for steps, at in subject._rounds.items()}
@@ -125,7 +125,7 @@ def test_layers_that_are_not_chained_read_the_target_s_rows(checkpoints: Checkpo
 
 
 @pytest.mark.slow
-def test_interpreted_kernels_say_the_same_and_every_call_keeps_its_contract(checkpoints: Checkpoints) -> None:
+def test_interpreted_kernels_give_the_same_and_keep_every_contract(checkpoints: Checkpoints) -> None:
     """In fp32: what three layers remember differs from fp64 by the errors of a few sums in a row."""
     broken: list[str] = []
     subject = engine(checkpoints[3], "triton", activation=torch.float32, state=torch.float32)
@@ -144,7 +144,7 @@ def test_interpreted_kernels_say_the_same_and_every_call_keeps_its_contract(chec
 
 @pytest.mark.parametrize("cut", range(1, 7))
 def test_a_layer_reads_on_in_the_prompt_and_guesses_where_that_ends(checkpoints: Checkpoints, cut: int) -> None:
-    """Three layers read up to two tokens behind a chunk; beside it stand a decode and chunks that end elsewhere."""
+    """Three layers read up to two tokens after a chunk; next to it are a decode and chunks that end elsewhere."""
     both = TwoSides(engine(checkpoints[3], "ledger"), truth(checkpoints[3], "ledger"))
     both(Admit("a", (7, 3)))
     both(Forward((Row("a", "prefill", 2),)))
@@ -182,7 +182,7 @@ def test_a_replay_is_the_eager_run_on_the_same_bucket(checkpoints: Checkpoints, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
-def test_what_graphs_hold_is_what_the_reference_says(checkpoints: Checkpoints, ops: str) -> None:
+def test_graphs_give_the_results_of_the_reference(checkpoints: Checkpoints, ops: str) -> None:
     both = TwoSides(engine(checkpoints[2], ops, Emulator(poison=True)), truth(checkpoints[2], ops), watched=False)
     for event in scenario(64, (2, 0, 1), forced=True):
         both(event)
@@ -252,7 +252,7 @@ class Stale(Vanilla):
 
 
 def planted(checkpoint: Checkpoint, fault: type[Vanilla], in_graphs: bool) -> TwoSides:
-    """A faulty drafter beside the reference; without graphs every place is compared, with them states and answers."""
+    """A faulty drafter next to the reference; without graphs every place is compared, with them states and answers."""
     capturing = Capturing()
 
     def change(drafter: Vanilla) -> Vanilla:

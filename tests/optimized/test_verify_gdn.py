@@ -77,8 +77,10 @@ def staged(monkeypatch: pytest.MonkeyPatch, least: int = 1) -> list[Part]:
 class Verify:
     """Windows of some requests over pools of states, rings and conv windows.
 
-    counts: rows of each request; -1: it has no unit.  by_column: what the conv reads has positions;  skip: rows of
-    nobody at the end;  unkept: the row of windows that are not kept
+    counts: rows of each request; -1: it has no unit
+    by_column: the conv's source has positions
+    skip: unowned rows at the end
+    unkept: the row of windows that are not kept
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class Verify:
         self.given = raw(heads, int(self.state.count.sum()) + skip)
 
     def ran(self, ops: Ops, **other: Any) -> list[torch.Tensor]:
-        """core and all memory behind the launch, which is then as it was."""
+        """core and all memory after the launch, which is then restored."""
         was = [pool.raw.clone() for pool in self.pools]
         given = self.given | {"windows": (self.window,), "parts": (self.state,)} | other
         core = fused.prefill_gdn(ops, **given)
@@ -152,7 +154,7 @@ def test_every_shape_of_a_launch_gives_them(monkeypatch: pytest.MonkeyPatch, sha
 @pytest.mark.parametrize(("counts", "state", "least"), [
     ((2, 1), FP32, 8192), ((1, 1), FP32, 1), ((5, 4), FP32, 1), ((2, 1), BF16, 1),
 ], ids=["few", "one row", "five rows", "16 bits"])  # fmt: skip
-def test_what_was_not_timed_has_the_parts(
+def test_untimed_shape_runs_the_parts(
     monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...], state: torch.dtype, least: int
 ) -> None:
     seen, one = staged(monkeypatch, least), Verify(REAL, counts, state)
@@ -162,7 +164,7 @@ def test_what_was_not_timed_has_the_parts(
 @native
 @pytest.mark.parametrize("counts", [(4,), (4, 1, 2, 3, 4)], ids=str)
 def test_rows_that_were_guessed_wrongly_come_again(monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...]) -> None:
-    """A kernel that is told of one row guesses that every request begins there, or has more rows than there are."""
+    """A kernel that knows of one row guesses that every request begins there, or has more rows than there are."""
     seen, one = staged(monkeypatch), Verify(REAL, counts, skip=0)
     right, file = one.ran(TRITON), sys.modules["instep_optimized.kernels.gdn"].staged
     run = file.staged
@@ -177,7 +179,7 @@ ANOTHERS = "gl.load(begin + request, cache", "gl.load(begin + request * 0, cache
 NOTICED = "(guess != first) | (first + rows > look)"
 AGAIN = "forgets, strength = rows_at(\n                first, rows,"
 FRESH, KEEPS = "(row < 3) & known", "(kept_by >= 0) & (keep >= 0)"
-# In which file, what stands there and what the fault is; of how many rows the kernel is told, if not of all.
+# The file, the old text and the fault; and the number of rows that the kernel gets, if not all.
 Plant = tuple[str, tuple[tuple[str, str], ...], int | None]
 SOUND: dict[str, Plant] = {
     "nothing": ("window", (), None), "nothing, of one row": ("window", (), 1),
@@ -187,11 +189,11 @@ FAULTS: dict[str, Plant] = {
     "windows of q are not kept": ("window", ((OF_Q, ""),), None),
     "windows of k are not kept": ("window", ((OF_K, ""),), None),
     "windows of v are not kept": ("window", ((OF_V, ""),), None),
-    "windows behind the last row are kept": ("window", (("window_q, raw < rows)", "window_q, raw >= 0)"),), None),
+    "windows after the last row are kept": ("window", (("window_q, raw < rows)", "window_q, raw >= 0)"),), None),
     "windows of the first key head alone": ("window", (("(stripe == 0) & (head % group == 0)", "head == 0"),), None),
-    "windows of nobody": ("window", (("if kept_to >= 0", "if kept_to >= -1"),), None),
-    "a state of nobody": ("window", (("if settle >= 0", "if settle >= -1"),), None),
-    "entries of nobody": ("window", ((KEEPS, KEEPS.replace("keep >= 0", "keep >= -1")),), None),
+    "unowned windows": ("window", (("if kept_to >= 0", "if kept_to >= -1"),), None),
+    "an unowned state": ("window", (("if settle >= 0", "if settle >= -1"),), None),
+    "unowned entries": ("window", ((KEEPS, KEEPS.replace("keep >= 0", "keep >= -1")),), None),
     "a former request's window": ("rows", ((FRESH, "row < 3"),), None),
     "a former request's state": ("window", (("(span_v >= 0) & known)\n\n", "span_v >= 0)\n\n"),), None),
     "a former request's entries": ("window", (("gl.where(known & (kept_by", "gl.where((kept_by"),), None),
@@ -200,8 +202,8 @@ FAULTS: dict[str, Plant] = {
     "another position's window": ("window", (("(past_k, unit, past_columns", "(past_k, unit, None"),), None),
     "values of the first stripe": ("window", (("word_v = along(0, MOST, FEW), stripe * VALUES +",
                                                "word_v = along(0, MOST, FEW),"),), None),
-    "a wrong guess that nobody notices": ("window", (ANOTHERS, (NOTICED, "first + rows > look")), None),
-    "rows that were not told of": ("window", ((NOTICED, "guess != first"),), 1),
+    "an unnoticed wrong guess": ("window", (ANOTHERS, (NOTICED, "first + rows > look")), None),
+    "unknown rows": ("window", ((NOTICED, "guess != first"),), 1),
     "gates of a wrong guess": ("window", ((AGAIN, AGAIN.replace("forgets, strength", "_a, _b")),), 1),
 }  # fmt: skip
 
@@ -210,11 +212,11 @@ FAULTS: dict[str, Plant] = {
 @pytest.mark.parametrize("fault", [*SOUND, *FAULTS])
 def test_a_fault_in_the_kernel_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, texts, look = (SOUND | FAULTS)[fault]
-    # Rows of nobody become zero as far as the kernel is told of them.
+    # Unowned rows become zero as far as the kernel knows of them.
     one = Verify(REAL, (4, 1, 2, 3), skip=0) if look else Verify(REAL, RAGGED, by_column=True, unkept=2)
     kept, settled = one.window.per_row, one.state.settled
     assert kept is not None and settled is not None
-    # What is stored for nobody has the unit -1. Without their first units pools have memory there, too.
+    # Stores without a request have unit -1. Pools without their first units have memory there, too.
     units = torch.where(settled.units > 0, settled.units - 1, -1)
     pools = {"windows": (replace(one.window, per_row=replace(kept, pool=kept.pool[1:])),),
              "parts": (replace(one.state, settled=replace(settled, pool=settled.pool[1:], units=units)),)}
@@ -240,7 +242,7 @@ def wrong(plant: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., to
     lambda g: {"a": g["b"]}, lambda g: {"weight": g["weight"].roll(1, 1)}, lambda g: {"x": g["x"].roll(1, 0)},
     lambda g: {"windows": (replace(g["windows"][0], fresh=~g["windows"][0].fresh),)}, lambda g: {},
 ], ids=["b for a", "another tap", "another row", "no history", "nothing"])  # fmt: skip
-def test_what_is_computed_of_something_else_is_seen(monkeypatch: pytest.MonkeyPatch, plant: Any) -> None:
+def test_result_for_another_input_is_detected(monkeypatch: pytest.MonkeyPatch, plant: Any) -> None:
     staged(monkeypatch)
     one = Verify(GROUPED if INTERPRETED else REAL, (4, 2))
     right, found = one.ran(in_parts(TRITON)), one.ran(replace(TRITON, verify_gdn=wrong(plant)))
@@ -249,7 +251,7 @@ def test_what_is_computed_of_something_else_is_seen(monkeypatch: pytest.MonkeyPa
 
 
 def shifted(one: Verify, seen_as: Callable[[torch.Tensor], torch.Tensor]) -> Address:
-    """Where windows are read, without the first unit of the pool"""
+    """Windows are read from a pool without its first unit"""
     units = one.window.read.units
     return Address(seen_as(one.past.view[1:, None]), torch.where(units > 0, units - 1, units))
 
@@ -307,7 +309,7 @@ def test_it_is_for_chains_of_16_bits_whose_windows_are_kept(other: Callable[[Par
 @pytest.mark.parametrize(("name", "change", "what"), [
     ("weight", lambda x: x[:-1], "x is"), ("a", lambda x: x[:, :-1], "a is"),
 ], ids=["weight", "a"])  # fmt: skip
-def test_what_does_not_fit_is_told(name: str, change: Callable[[torch.Tensor], torch.Tensor], what: str) -> None:
+def test_unsupported_call_is_named(name: str, change: Callable[[torch.Tensor], torch.Tensor], what: str) -> None:
     one = Verify(GROUPED, (2, 1))
     given = one.given | {"windows": (one.window,), "parts": (one.state,)}
     assert list(misfits("verify_gdn", given)) == []

@@ -1,6 +1,6 @@
-"""The conv of prompts by words: it gives the bits of the kernel that it takes over from, and reads nobody's memory.
+"""The conv of prompts by words: it has the bits of the kernel that it replaces, and reads no unowned memory.
 
-Leaves out: what the right numbers are (`test_kernels.py`).
+Leaves out: the right numbers (`test_kernels.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SHAPES = [*dict.fromkeys((FEW, *USED, Shape(8, warps=1)))]
 
 
 class Request(NamedTuple):
-    """Of a prompt: its rows, its slot (0: it has none), whether it begins anew, and whether its window is stored"""
+    """A prompt: its rows, its slot (0: none), whether it starts fresh, and whether its window is stored"""
 
     rows: int
     slot: int
@@ -63,9 +63,9 @@ KINDS = ("packed", "columns", "line", "turned", "not stored")
 
 
 class Batch:
-    """Prompts one behind the other, between rows of nobody.
+    """Prompts one after the other, between unowned rows.
 
-    Pools have memory before unit 0. A window of nobody has unit -1, and stands there.
+    Pools have memory before unit 0. An unowned window has unit -1, which is there.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Batch:
         self.x[::4, 5::13], self.x[2::4, 5::13], self.weight[5::13] = 2.0**20, -(2.0**20), 1.0
 
     def part(self, memory: torch.Tensor) -> Part:
-        """Of this batch, over memory of its own"""
+        """Run on this batch, with separate memory"""
 
         def ints(values: list[int]) -> torch.Tensor:
             return torch.tensor(values, device=DEVICE)
@@ -107,12 +107,12 @@ class Batch:
                     fresh, None if self.kind == "not stored" else kept)  # fmt: skip
 
     def conv(self, run: Callable[..., torch.Tensor] = conv_file.conv) -> tuple[torch.Tensor, ...]:
-        """The result, and the memory behind it"""
+        """The result, and the memory after it"""
         memory = self.memory.clone()
         return run(x=self.x, weight=self.weight, parts=(self.part(memory),), to=TO), memory
 
     def consumed(self, dtypes: tuple[torch.dtype, ...] = WIDE) -> tuple[torch.Tensor, ...]:
-        """What the delta rule consumes, and the memory; all of it is NaN before"""
+        """The inputs of the delta rule, and the memory; all of it is NaN before"""
         draw, memory = Draw(12, DEVICE), self.memory.clone()
         found = results(self.x, KEYS, HEAD, VALUES, dtypes)
         for one in found:
@@ -131,7 +131,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, serve: Callable[..., None] | None =
 
 
 def of_others(monkeypatch: pytest.MonkeyPatch, run: Callable[[], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
-    """What the kernel gives that served before"""
+    """The results of the kernel that ran before"""
     with monkeypatch.context() as patch:
         patch.setattr(conv_file, "prompt_fits", lambda *_: False)
         return run()
@@ -139,7 +139,7 @@ def of_others(monkeypatch: pytest.MonkeyPatch, run: Callable[[], tuple[torch.Ten
 
 @pytest.fixture
 def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Shape:
-    """Of all launches"""
+    """The launches"""
     found: Shape = getattr(request, "param", FEW)
     monkeypatch.setattr(prompt_file, "SHAPES", dict.fromkeys((False, True), ((0, found),)))
     return found
@@ -163,7 +163,7 @@ def test_rows_and_windows_have_the_bits_of_the_kernel_before(
 @pytest.mark.parametrize(
     ("shape", "name", "kind", "dtypes"),
     each_value(SHAPES, BATCHES, KINDS[:3], (WIDE, stored(torch.bfloat16))), indirect=["shape"], ids=str)  # fmt: skip
-def test_what_the_rule_consumes_has_the_bits_of_the_kernel_before(
+def test_inputs_of_the_rule_have_the_bits_of_the_kernel_before(
     monkeypatch: pytest.MonkeyPatch, shape: Shape, name: str, kind: str, dtypes: tuple[torch.dtype, ...]
 ) -> None:
     one, seen = Batch(BATCHES[name], kind), counted(monkeypatch)
@@ -174,7 +174,7 @@ def test_what_the_rule_consumes_has_the_bits_of_the_kernel_before(
     assert all(x.isfinite().all() and x.any() for x in found[:5])
 
 
-def test_how_many_numbers_there_are_decides_the_walk_and_what_is_no_whole_program_a_narrow_one(
+def test_number_of_columns_decides_the_walk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prompt_file, "NARROW", 1)
@@ -219,7 +219,7 @@ def test_parts_of_a_batch_are_served_one_by_one(monkeypatch: pytest.MonkeyPatch,
     "short prompts", "no requests", "trees", "every row kept", "fp32", "windows in fp32", "width 3", "half a tile",
     "an odd step", "an odd number on", "taps apart", "heads of two kinds in a program", "nothing",
 ])  # fmt: skip
-def test_what_does_not_fit_goes_another_way(monkeypatch: pytest.MonkeyPatch, shape: Shape, what: str) -> None:
+def test_unsupported_shape_takes_another_way(monkeypatch: pytest.MonkeyPatch, shape: Shape, what: str) -> None:
     one = Batch(EQUAL)
     part, x, weight, heads = one.part(one.memory), one.x, one.weight, (None, 0, 0)
     if what == "short prompts":
@@ -257,7 +257,7 @@ STORED = "kept = at_word < tl.where(goal >= 0, every, 0)"
 FAULTS: dict[str, Texts] = {
     "a former request's window": (("tl.where(known, every, 0)", "every"),),
     "a request without a unit": (("if (unit >= 0) & (first < rows)", "if first < rows"),),
-    "a window of nobody": ((STORED, STORED.replace("goal >= 0", "goal >= -1")),),
+    "an unowned window": ((STORED, STORED.replace("goal >= 0", "goal >= -1")),),
     "a window that is not stored": ((STORED, STORED.replace("goal >= 0", "goal >= 2")),),
     "the window before the last row": (("behind = rows - 3 + w", "behind = rows - 4 + w"),),
     "a short prompt's history, turned": (("behind == -2, middle, newest", "behind == -2, newest, middle"),),
@@ -267,11 +267,11 @@ FAULTS: dict[str, Texts] = {
     "the newest input of a block": (("tl.load(row - x_row, mask", "tl.load(row - 2 * x_row, mask"),),
     "a window's halves": (("(2 * at_word + at_pair) * store_c", "(2 * at_word + 1 - at_pair) * store_c"),),
     "history's halves": (("window + (channel + 1) * step", "window + channel * step"),),
-    "the row behind the last one": (("live = at_word * 0 + t < left", "live = at_word * 0 + t <= left"),),
-    "an input behind the last row": (("mask=at_word * 0 + t < left", "mask=at_word * 0 + t < left - 1"),),
-    "rows of nobody": (("begin, count, requests) == 0", "begin, count, requests) == -1"),),
-    "rows of nobody beside a request": (("< ends - begins", "< 1"),),
-    "the last row, of nobody": (("tl.minimum(begins + share, look)", "tl.minimum(begins + share, look - 1)"),),
+    "the row after the last one": (("live = at_word * 0 + t < left", "live = at_word * 0 + t <= left"),),
+    "an input after the last row": (("mask=at_word * 0 + t < left", "mask=at_word * 0 + t < left - 1"),),
+    "unowned rows": (("begin, count, requests) == 0", "begin, count, requests) == -1"),),
+    "unowned rows next to a request": (("< ends - begins", "< 1"),),
+    "the last, unowned row": (("tl.minimum(begins + share, look)", "tl.minimum(begins + share, look - 1)"),),
     "a zero with a sign": (("tl.fma(number(inputs[t][pair], half), number(taps[channel], 0), 0.0)",
                             "number(inputs[t][pair], half) * number(taps[channel], 0)"),),
     "another order of taps": (("number(inputs[t + tap][pair], half) * number(taps[channel], tap)",
@@ -282,8 +282,8 @@ RULE_FAULTS: dict[str, Texts] = {
     "keys are scaled": (("tl.where(query, scale, 1.0)", "scale"),),
     "queries among the keys": (("tl.where(query, q, k)", "k"),),
     "keys of the first heads": (("at - tl.where(query, 0, keys)", "at % keys % (HT * NUMBERS)"),),
-    "a query behind the last row": (("< left\n                    unit_of", "<= left\n                    unit_of"),),
-    "a value behind the last row": (("< left\n                    tl.store(out + t * width",
+    "a query after the last row": (("< left\n                    unit_of", "<= left\n                    unit_of"),),
+    "a value after the last row": (("< left\n                    tl.store(out + t * width",
                                      "<= left\n                    tl.store(out + t * width"),),
     "gates of the row before": (("(start + line).to(tl.int64)", "(start + line - 1).to(tl.int64)"),),
     "gates of the first rows alone": (("line + of * 0 < rows", "line + of * 0 < 3"),),
@@ -291,7 +291,7 @@ RULE_FAULTS: dict[str, Texts] = {
 }  # fmt: skip
 SOUND: dict[str, Texts] = {
     "nothing": (),
-    "programs that look for rows of nobody though all are covered": (("< ends - begins", "<= ends - begins"),),
+    "a search for unowned rows without any": (("< ends - begins", "<= ends - begins"),),
 }
 
 

@@ -43,14 +43,14 @@ def named(value: Shape | str) -> str:
 
 
 def rows(shapes: list[Shape], *names: str) -> Any:
-    """Of shapes and batches: interpreted, each of either stands in a row; on a GPU every pair does."""
+    """Pairs of shapes and batches: interpreted, each one occurs in a row; on a GPU every pair does."""
     pairs = each_value(shapes, names) if INTERPRETED else list(product(shapes, names))
     return pytest.mark.parametrize(("shape", "name"), pairs, ids=named, indirect=["shape"])
 
 
 @pytest.fixture(params=SHAPES, ids=named)
 def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Shape:
-    """Of all launches, from as many requests on as any has."""
+    """The launches, from the largest number of requests on."""
     found: Shape = request.param
     table = {several: ((known[-1][0], found),) for several, known in words_file.SHAPES.items()}
     monkeypatch.setattr(words_file, "SHAPES", table)
@@ -60,9 +60,9 @@ def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sh
 def batch(
     device: str, *, columns: bool = False, stored: bool = True, wide: int = MOST, step: int = 3, kept: bool = False
 ) -> dict[str, Any]:
-    """Windows of 0 to 4 rows at every slot, between rows of nobody. Some requests are fresh, some have no unit.
+    """Windows of 0 to 4 rows at every slot, between unowned rows. Some requests are fresh, some have no unit.
 
-    kept: the window after every row is kept, of some requests
+    kept: the window after every row is kept, for some requests
     """
     draw, numbers = Draw(11, device), range(REQUESTS)
     units = torch.tensor([REQUESTS - n if n % 6 else -1 for n in numbers], device=device)
@@ -98,7 +98,7 @@ def anew(part: Part) -> tuple[Part, tuple[torch.Tensor, ...]]:
 
 
 def run(given: dict[str, Any], ops: Ops | None = None) -> tuple[torch.Tensor, ...]:
-    """The result, the pool behind it, and the windows that were kept after rows, if any."""
+    """The result, the pool after it, and the windows that were kept after rows, if any."""
     own, memory = anew(*given["parts"])
     return (ops or TRITON).conv(**{**given, "parts": (own,)}), *memory
 
@@ -106,7 +106,7 @@ def run(given: dict[str, Any], ops: Ops | None = None) -> tuple[torch.Tensor, ..
 def consumed(
     given: dict[str, Any], head: int = words_file.CHANNELS // (4 if INTERPRETED else 8)
 ) -> tuple[torch.Tensor, ...]:
-    """What the delta rule consumes, and memory as `run` gives it. The heads of a program are of several kinds."""
+    """The inputs of the delta rule, and memory as `run` returns it. The heads of a program are of several kinds."""
     draw = Draw(12, str(given["x"].device))
     keys = min(3, CHANNELS // head // 2 - 1)
     values = CHANNELS // head - 2 * keys
@@ -121,7 +121,7 @@ def consumed(
 
 
 def of_first(part: Part, count: int) -> Part:
-    """The part of so many requests."""
+    """The part of this many requests."""
     cut = {name: getattr(part, name)[:count] for name in ("begin", "count", "fresh")}
     held = {name: replace(one, units=one.units[:count]) for name in ("read", "store") if (one := getattr(part, name))}
     return replace(part, **cut, **held)
@@ -158,7 +158,7 @@ def test_words_give_the_bits_of_the_walk(monkeypatch: pytest.MonkeyPatch, shape:
     assert {row for row in range(len(found[0])) if found[0][row].any()} == covered
     changed = bool((found[1] != part.read.pool).any())
     assert changed is (part.store is not None)
-    if part.per_row is not None:  # each row's of who is asked for, and of nobody else
+    if part.per_row is not None:  # each row's window of the requested requests, and of no others
         written = (found[2] != part.per_row.pool).flatten(2).any(2)
         counts = [rows * (unit >= 0) for rows, unit in zip(part.count.tolist(), part.read.units.tolist(), strict=True)]
         asked = [(unit, t) for unit, rows in zip(part.per_row.units.tolist(), counts, strict=True) for t in range(rows)]
@@ -167,10 +167,10 @@ def test_words_give_the_bits_of_the_walk(monkeypatch: pytest.MonkeyPatch, shape:
 
 @pytest.mark.parametrize("device", DEVICES)
 @rows(SHAPES[::-1], "live", "decodes", "wide columns", "rows kept", "of decodes")  # in the other order: other pairs
-def test_what_the_rule_consumes_has_the_bits_of_the_walk(
+def test_inputs_of_the_rule_have_the_bits_of_the_walk(
     monkeypatch: pytest.MonkeyPatch, shape: Shape, device: str, name: str
 ) -> None:
-    """Memory is NaN before, so that rows of nobody are seen."""
+    """Memory is NaN before, so that unowned rows are visible."""
     one, seen = batch(device, **BATCHES[name]), counted(monkeypatch)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -203,7 +203,7 @@ def test_the_shortest_heads_and_long_ones_have_the_bits_of_the_walk(
     "an odd number on", "taps apart", "taps half a word on", "turned", "windows in fp32", "units an odd step apart",
     "trees",
 ])  # fmt: skip
-def test_what_does_not_fit_goes_another_way(
+def test_unsupported_shape_takes_another_way(
     monkeypatch: pytest.MonkeyPatch, shape: Shape, device: str, what: str
 ) -> None:
     one = batch(device, step=2 if what == "width 3" else 3, wide=1 if what == "no decodes" else MOST)

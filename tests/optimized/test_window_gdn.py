@@ -66,7 +66,7 @@ def case(shapes: tuple[Shape, ...], heads: Heads, dtype: torch.dtype, state: tor
 
 
 def composed(ops: Ops) -> Any:
-    """What is called, as an op set of this one op."""
+    """The called functions, as an op set with this one op."""
     return SimpleNamespace(window_gdn=partial(fused.window_gdn, ops))
 
 
@@ -113,7 +113,7 @@ def test_the_staged_kernel_computes_them(monkeypatch: pytest.MonkeyPatch, shape:
 def test_rings_keep_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch, requests: int, state: torch.dtype, rows: int
 ) -> None:
-    """Windows behind 0 to 3 pending tokens; each launch has the shape that its size asks for."""
+    """Windows after 0 to 3 pending tokens; each launch has the shape for its size."""
     heads = GROUPED if INTERPRETED else Heads(2, 4, 128, 128)
     given = raw(heads, requests * rows, BF16)
     made = TRITON.gdn_inputs(**given, to=tuple(map(at, INSIDE)))
@@ -142,7 +142,7 @@ def test_rings_keep_the_same_tokens(
 def test_rows_that_were_guessed_wrongly_come_again(
     monkeypatch: pytest.MonkeyPatch, requests: int, state: torch.dtype, rows: int
 ) -> None:
-    """A kernel that is told of one row guesses that every request begins there, or has more rows than there are."""
+    """A kernel that knows of one row guesses that every request begins there, or has more rows than there are."""
     heads, file = Heads(2, 4, 128, 128), sys.modules["instep_optimized.kernels.gdn"].staged
     given, run, told = raw(heads, requests * rows, BF16), file.staged, list[int]()
     made = TRITON.gdn_inputs(**given, to=tuple(map(at, INSIDE)))
@@ -174,7 +174,7 @@ def wrong(plant: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., to
     lambda g: {"a": g["b"]}, lambda g: {"A_log": g["A_log"].bfloat16().float()},
     lambda g: {"dt_bias": g["dt_bias"].roll(1)}, lambda g: {"mixed": g["mixed"].roll(1, 0)}, lambda g: {},
 ], ids=["b for a", "A_log rounded", "another head's dt_bias", "another row", "nothing"])  # fmt: skip
-def test_what_is_computed_of_something_else_is_seen(plant: Any) -> None:
+def test_result_for_another_input_is_detected(plant: Any) -> None:
     one = case(SHAPES["verify"], GROUPED if INTERPRETED else REAL, BF16)
     parts, found = (serve(composed(ops), one, DEVICE) for ops in (
         in_parts(TRITON), replace(TRITON, window_gdn=wrong(plant))))  # fmt: skip
