@@ -1,26 +1,36 @@
-# One environment in .venv, made when it is missing or pyproject.toml is newer; everything runs in it.
+# One environment in .venv, with the versions in constraints/. It is made when it is missing or older than its sources.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VERSIONS := 3.11 3.12 3.13
+# The pinned versions for the Python of the environment.
+CONSTRAINTS = constraints/python$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
+INSTALL := -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 # Compiled files are kept: tests run copies of the source, and take its compiled files along.
 export PYTHONDONTWRITEBYTECODE :=
 # Two at a time, each beginning with one half: most fixtures of a module are made once.
 WORKERS := -n 2 --dist worksteal
 
-.PHONY: replay test whole check fast lint types perf peers docs clean
+# Warnings are errors in `make check` and in CI. Elsewhere they are only listed, as a new release of a dependency may warn.
+STRICT := -W error -W "ignore:Synchronization debug mode:UserWarning"
+FAST = -m pytest -q $(WORKERS) $(STRICT) -m "not slow and not gpu and not timing and not interpreted and not whole" \
+	-p no:benchmark tests/test_house.py tests/test_language.py tests/reference tests/optimized tests/harness
+EVERYTHING := -p no:benchmark tests --instep-traces=fixtures/traces --instep-ops=ledger --instep-ops=plain
+
+.PHONY: replay test whole check fast lint types perf peers docs constraints newest clean
 
 replay: $(READY)  ## the main job: the trained model, every event, both sides
 	$(BIN)/instep replay fixtures/traces/adaptive.jsonl
 
 # The main trace is `make replay`, which CI runs, too.
-test: $(READY)  ## every test; a few of the recorded traces, in which all happens that happens in any
-	$(BIN)/python -m pytest -q $(WORKERS) -m "not timing" -p no:benchmark tests --instep-traces=fixtures/traces --instep-ops=ledger --instep-ops=plain
-	$(BIN)/python -m pytest -q -m timing tests/harness/test_gate.py tests/perf
+test: $(READY)  ## the tests that cover every check and command, in five minutes; its last line counts the others
+	$(BIN)/python -m pytest -q $(if $(CI),$(STRICT)) -m timing tests/harness/test_gate.py tests/perf
+	$(BIN)/python -m pytest -q $(if $(CI),$(STRICT)) $(WORKERS) -m "not timing" $(EVERYTHING)
 
-whole: $(READY)  ## of what `make test` runs a covering part of: every row
-	$(BIN)/python -m pytest -q $(WORKERS) --whole -m "whole or instep" -p no:benchmark tests --instep-traces=fixtures/traces --instep-ops=ledger --instep-ops=plain
+whole: $(READY)  ## the tests that `make test` leaves out, and every recorded trace
+	$(BIN)/python -m pytest -q $(if $(CI),$(STRICT)) $(WORKERS) --whole -m "whole or instep" $(EVERYTHING)
 
 check: lint types fast  ## what must hold before every commit, under a minute
 
@@ -31,10 +41,26 @@ types: $(READY)
 	$(BIN)/mypy
 
 fast: $(READY)
-	$(BIN)/python -m pytest -q $(WORKERS) -m "not slow and not gpu and not timing and not interpreted" -p no:benchmark tests/test_house.py tests/test_language.py tests/reference tests/optimized tests/harness
+	$(BIN)/python $(FAST)
 
 perf: $(READY)  ## the benchmarks; a speed counts only where the states were checked
 	$(BIN)/python -m pytest -q tests/perf --benchmark-enable
+
+constraints: $(READY)  ## the newest releases for every Python version; `make` then installs these
+	$(BIN)/python $(INSTALL) uv
+	mkdir -p build
+	for version in $(VERSIONS); do \
+		$(BIN)/uv pip compile --quiet --upgrade --no-python-downloads --python-version $$version --python-platform linux \
+			--no-annotate --no-header --group dev --group docs pyproject.toml --output-file build/constraints.txt && \
+		{ echo "# The versions that \`make\` installs for Python $$version. Written by \`make constraints\`; torch brings its CUDA libraries."; \
+			grep -vE '^(cuda|nvidia)-' build/constraints.txt; } > constraints/python$$version.txt || exit 1; \
+	done
+
+newest: $(READY)  ## the fast tests on the newest releases, in .venv-newest
+	$(PYTHON) -m venv --clear .venv-newest
+	.venv-newest/bin/python $(INSTALL) --upgrade "pip>=25.1"
+	.venv-newest/bin/python $(INSTALL) --editable . --group dev
+	.venv-newest/bin/python $(FAST)
 
 peers: $(READY)  ## other people's kernels and engines, in .venv-peers; writes fixtures/results/peers.json
 	PYTHONPATH=reference:optimized:harness:tests $(BIN)/python -m peers
@@ -45,17 +71,16 @@ docs: $(VENV)/.docs  ## the pages as a site in build/site; a link that leads now
 	PYTHONPATH=tests $(BIN)/python -m support.site check
 
 $(VENV)/.docs: $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check --group docs
+	$(BIN)/python $(INSTALL) --constraint $(CONSTRAINTS) --group docs
 	@touch $@
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml $(wildcard constraints/*.txt)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else "instep needs Python 3.11, 3.12 or 3.13; $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.11 ..." % v)'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: install python3-venv"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/pip install --quiet --disable-pip-version-check "torch>=2.11,<2.14"
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable . --group dev
+	$(BIN)/python $(INSTALL) --upgrade "pip>=25.1"
+	$(BIN)/python $(INSTALL) --constraint $(CONSTRAINTS) --editable . --group dev
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) build .venv-newest .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -1,6 +1,6 @@
-"""What must be settled before any test module is imported, and the fixture `golden` with its option.
+"""Settings that hold before any test module is imported, and the fixture `golden` with its option.
 
-Leaves out: other fixtures; those stand beside the tests that use them.
+Leaves out: other fixtures, which are in the folders of the tests that use them.
 """
 
 import ctypes
@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread costs more than it brings
 
@@ -19,24 +20,26 @@ from support.covering import left_to_the_whole
 from support.golden import CHANGED, Golden
 from support.warm import warm_copies
 
-LIBRARY = ctypes.CDLL(None)  # the C library, where this is one with `malloc_trim` and `mallopt`
+LIBRARY = ctypes.CDLL(None)  # the C library, if it has `malloc_trim` and `mallopt`
 TESTS = str(Path(__file__).parent)
 # Last, as an installed package is: a printed command then names `support.kit_ops:OPS` and not its file.
 sys.path[:] = [*(folder for folder in sys.path if folder != TESTS), TESTS]
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # as its malloc.h numbers them
+LEFT = pytest.StashKey[int]()  # how many tests this process left to `make whole`
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden-anew", action="store_true", help="write tests/golden/ from what is printed now")
-    parser.addoption("--whole", action="store_true", help="also what `make test` leaves to `make whole`")
+    parser.addoption("--whole", action="store_true", help="also run the tests that `make test` leaves to `make whole`")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Traces that are asked for beside no test are all meant."""
+    """Leave out the tests of `make whole`. A command line that names only traces runs all of these traces."""
     if not config.getoption("whole") and any(isinstance(item, pytest.Function) for item in items):
         left = [item for item in items if left_to_the_whole(item)]
         config.hook.pytest_deselected(items=left)
+        config.stash[LEFT] = len(left)
         items[:] = [item for item in items if not left_to_the_whole(item)]
 
 
@@ -46,21 +49,34 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
 
 def pytest_configure() -> None:
-    """The C library keeps what is freed: tensors come and go, and fresh pages are slow. Modules give back (below)."""
+    """Let the C library keep freed memory: fresh pages are slow. It is given back between modules (below)."""
     for option in (MMAP_THRESHOLD, TRIM_THRESHOLD) if hasattr(LIBRARY, "mallopt") else ():
         LIBRARY.mallopt(option, 1 << 30)
-    gc.set_threshold(20_000, 20, 100)  # what is imported stays, and of what tests make hardly anything is in a cycle
+    gc.set_threshold(20_000, 20, 100)  # imported objects stay, and hardly any object that a test makes is in a cycle
 
 
 def pytest_collection_finish() -> None:
-    """Some 10^6 objects of imported modules live on: a collector that looks at them again makes every test slower."""
+    """Freeze the 10^6 objects of imported modules: a collector that visits them again makes every test slower."""
     gc.collect()
     gc.freeze()
 
 
-def pytest_unconfigure() -> None:
-    """What was set aside is seen again: libraries whose objects are left at the end print all of them."""
-    gc.unfreeze()
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send the number of tests that were left out from a worker of xdist, in which they were collected."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left"] = session.config.stash.get(LEFT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[LEFT] = getattr(node, "workeroutput", {}).get("left", 0)  # each worker collects all tests
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Print the number of tests that were left out as the last line, and let the collector see all objects again."""
+    if (left := config.stash.get(LEFT, 0)) and not hasattr(config, "workeroutput"):
+        print(f"{left:,} more tests are run by `make whole`.")
+    gc.unfreeze()  # libraries that list their leaked objects at exit would list all of them
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +88,7 @@ def warm() -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Between modules the C library gives back what is free: else a worker holds the most that any module needed."""
+    """Give back free memory between modules, so that a worker does not hold the maximum of all modules."""
     if (nextitem is None or nextitem.path != item.path) and hasattr(LIBRARY, "malloc_trim"):
         LIBRARY.malloc_trim(0)
 
