@@ -1,7 +1,7 @@
 """The commit strategies by name: one table for the recurrent states, one for the conv windows.
 
-A new strategy is one line here and one file beside this one; an op set may bring more (`Ops.keepers`). Leaves out: what
-a strategy is (`base.py`).
+A new strategy is one line here and one file in this folder; an op set may bring more (`Ops.keepers`). Leaves out: the
+definition of a strategy (`base.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OURS: Mapping[Component, dict[str, StrategySpec]] = {"state": STRATEGIES, "conv"
 
 
 def known(component: Component, ops: Ops | None = None) -> dict[str, StrategySpec]:
-    """The strategies of a component by name: ours, and those that the op set brings."""
+    """Return the strategies of a component by name: the built-in ones, and those that the op set brings."""
     brought = {} if ops is None else checked(ops, [*STRATEGIES, *CONV_FORMS])
     return OURS[component] | {name: spec for name, spec in brought.items() if spec.component == component}
 
@@ -40,7 +40,7 @@ def known(component: Component, ops: Ops | None = None) -> dict[str, StrategySpe
 def demands(
     config: ModelConfig, sizes: Sizes, strategy: str, conv: str, ops: Ops | None = None
 ) -> tuple[Demand, ...]:
-    """The pools that a pair of strategies needs: states, conv windows, and marks, rings or snapshots beside them."""
+    """The pools that a pair of strategies needs: states, conv windows, and also marks, rings or snapshots."""
     return with_scales(
         demand for name, spec in _chosen(strategy, conv, ops)
         for demand in demanded(name, spec, spec.demands(config, sizes))
@@ -51,7 +51,7 @@ def make(
     config: ModelConfig, sizes: Sizes, memory: Memory, width: int, strategy: str, conv: str,
     ops: Ops | None = None,
 ) -> CommitPair:
-    """A pair of strategies for windows of at most `width` tokens."""
+    """Make a pair of strategies for windows of at most `width` tokens."""
     of_conv, of_state = (
         made(name, spec, spec.make(config, sizes, memory, width), spec.demands(config, sizes))
         for name, spec in _chosen(strategy, conv, ops)
@@ -62,5 +62,5 @@ def make(
 
 
 def _chosen(strategy: str, conv: str, ops: Ops | None) -> tuple[tuple[str, StrategySpec], ...]:
-    """The conv form, and the strategy of the states."""
+    """Return the conv form, and the strategy of the states."""
     return (conv, known("conv", ops)[conv]), (strategy, known("state", ops)[strategy])

@@ -1,6 +1,6 @@
 """Verified windows: what the slot table keeps of them until their commit, and what the commit answers.
 
-Leaves out: which units of state memory move (the strategies beside this file).
+Leaves out: which units of state memory move (the strategies in this folder).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def keep_window(
 ) -> None:
     """Store picks [B * width] and final [B * width, D] of verified windows in the slot table. Ops and views only."""
     count = len(slots)
-    # `store_rows` addresses [pages, page_size, ...]; a slot is seen as a page of one entry, which is the whole window.
+    # `store_rows` addresses [pages, page_size, ...]; a slot is viewed as a page of one entry, which is the whole
+    # window.
     ops.store_rows(rows=picks.view(count, width), pool=slot_table.picks[:, None, :width], locations=slots)
     ops.store_rows(rows=final.view(count, width, -1), pool=slot_table.final[:, None, :width], locations=slots)
 
@@ -32,9 +33,9 @@ def keep_window(
 def keep_tail(
     ops: Ops, memory: Memory, batch: Batch, final: torch.Tensor, newest: torch.Tensor | None = None
 ) -> None:
-    """Store the final rows [N, D] of tokens that become committed, where the slot table has a place for them.
+    """Store the final rows [N, D] of tokens that become committed, if the slot table has a place for them.
 
-    newest: of the packed rows those that are stored, None: all. No two of a request may have one place.
+    newest: the packed rows that are stored, None: all. No two rows of a request may share a place.
     """
     table = memory.slot_table
     if table.tail is None or table.ring is None:
@@ -50,7 +51,7 @@ def keep_tail(
 def gather_path(
     ops: Ops, memory: Memory, slots: torch.Tensor, accept_index: torch.Tensor, before: torch.Tensor, begin: torch.Tensor
 ) -> None:
-    """Bring what was kept of the accepted nodes of trees side by side: their KV, and their final rows. Ops and views.
+    """Move the entries of accepted tree nodes together: their KV, and their final rows. Ops and views only.
 
     before  [B]: committed tokens before the window;  begin [B]: the first packed row, a multiple of the widest window
     """
@@ -59,24 +60,24 @@ def gather_path(
     for name in ("keys", "values", f"keys{SCALES}", f"values{SCALES}"):
         for layer in memory.layers(name):
             ops.move_rows(pool=memory[name].units(layer), source=stood.source, target=stood.target)
-    # A line of final rows is a ring that begins anew with each window: position `begin` stands in its entry 0.
+    # A line of final rows is a ring that starts again with each window: position `begin` is in its entry 0.
     rows = ops.plan_path(accept_index=accept_index, slots=slots, before=begin, size=final.shape[1])
     ops.move_rows(pool=final, source=rows.source, target=rows.target)
 
 
 def forced_paths(accepted: Sequence[Path] | None, requests: int) -> list[list[int]]:
-    """[last accepted node, bonus] of every request; [-1, -1] where the engine accepts by itself."""
+    """Return [last accepted node, bonus] of every request; [-1, -1] if the engine accepts by itself."""
     if accepted is None:
         return [[-1, -1]] * requests
     return [[(0, *path.nodes)[-1], path.bonus] for path in accepted]
 
 
 def answered(acceptance: Acceptance, widest: int) -> Committed:
-    """The answer of a commit, its paths cut to the longest window.
+    """Build the answer of a commit, with its paths cut to the longest window.
 
     The caller may keep its tensors: they are new results of an op, or copies out of a graph.
 
-    `tokens` is not part of the answer. It is what the draft extend runs on.
+    `tokens` is not part of the answer. The draft extend runs on it.
     """
     told = acceptance._asdict() | {"accept_index": acceptance.accept_index[:, :widest]}
     return Committed(**{name: x for name, x in told.items() if name != "tokens"})

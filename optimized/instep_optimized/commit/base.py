@@ -1,9 +1,9 @@
-"""What a commit strategy is: it chooses addresses for the ops that touch a GDN layer's memory, and it has a table.
+"""Commit strategies: each chooses addresses for the ops that touch a GDN layer's memory, and has a table of writes.
 
-The table says what each event may change. An engine has two strategies (`pair.py`): one for the recurrent states and
-one for the conv windows. A strategy does no arithmetic of its own, so two strategies differ by a bit only if an address
-is wrong. Where one from outside needs arithmetic (a fold, a scatter), that is an op, too (`StrategySpec.ops`). What a
-strategy knows of a request beside its memory is at most one whole number on the device, the mark (`marks.py`). `bind`,
+The table lists what each event may change. An engine has two strategies (`pair.py`): one for the recurrent states and
+one for the conv windows. A strategy does no arithmetic, so two strategies differ by a bit only if an address is wrong.
+If an external strategy needs arithmetic (a fold, a scatter), that is an op, too (`StrategySpec.ops`). The knowledge of
+a strategy about a request, apart from its memory, is at most one integer on the device, the mark (`marks.py`). `bind`,
 `ran` and `commit` never read a mark on the host. Leaves out: every particular strategy (one file each).
 """
 
@@ -25,20 +25,20 @@ from ..memory.pool import Demand
 from ..memory.units import Copied
 from ..ops.base import Ops
 
-# What happens to one request in an event: the rows of a table. "claim": the request is given a slot.
+# Actions on one request in an event: the rows of a table. "claim": the request is given a slot.
 Action = Literal["claim", "prefill", "verify", "decode", "draft", "commit", "release", "restore"]
 ACTIONS: tuple[Action, ...] = ("claim", "prefill", "verify", "decode", "draft", "commit", "release", "restore")
 # Which units of a region an action writes: the request's slot, its snapshot row, the pages of the positions that are
 # written, or all pages that the request owns.
 Which = Literal["slot", "row", "written", "owned"]
-# Action -> region -> which units; an absent action writes nothing. Scales are written with the region that they are of.
+# Action -> region -> which units; an absent action writes nothing. Scales are written with their region.
 Table = Mapping[Action, Mapping[str, Which]]
 
 _KV: Mapping[str, Which] = {"keys": "written", "values": "written"}
 _DRAFT_KV: Mapping[str, Which] = {"draft_keys": "written", "draft_values": "written"}
-# The KV pages, which are the same for every strategy. Attention needs no rollback: a rejected entry lies behind the
-# request's length, where nobody reads it, and the next window overwrites it. Of a tree the commit brings the accepted
-# entries side by side.
+# The KV pages, which are the same for every strategy. Attention needs no rollback: a rejected entry comes after the
+# request's length, where it is not read, and the next window overwrites it. For a tree the commit moves the accepted
+# entries together.
 PAGES: Table = {
     "prefill": {**_KV, **_DRAFT_KV}, "verify": _KV, "decode": {**_KV, **_DRAFT_KV}, "draft": _DRAFT_KV,
     "commit": _DRAFT_KV, "restore": {**_KV, **_DRAFT_KV},
@@ -49,7 +49,7 @@ PAGES_OF_TREES: Table = {**PAGES, "commit": {**_KV, **_DRAFT_KV}}
 
 @dataclass(frozen=True)
 class RequestWrites:
-    """What an event does to one request, and the units that it may write: slot, snapshot row, pages.
+    """An event's action on one request, and the units that it may write: slot, snapshot row, pages.
 
     written: the pages of the positions that are written;  owned: all pages of the request
     """
@@ -73,8 +73,8 @@ class AcceptedWindows:
 
     rows   their snapshot rows;  slots: their slots;  nodes: the last accepted node, whose state becomes the request's
     lens   how many tokens become committed;  before: how many were committed before the window
-    path   [B, T], where windows may be trees: the accepted nodes, root first, -1 padded. None: chains, of which the
-           accepted nodes are 0, 1, ..
+    path   [B, T], if windows may be trees: the accepted nodes, root first, -1 padded. None: chains, whose accepted
+           nodes are 0, 1, ..
     """
 
     rows: torch.Tensor
@@ -86,14 +86,14 @@ class AcceptedWindows:
 
 
 def _nothing(ops: Ops) -> None:
-    """The default of `BoundStrategy.ran`: most strategies have nothing to do after a forward."""
+    """Do nothing: the default of `BoundStrategy.ran`, since most strategies have no work after a forward."""
 
 
 @dataclass(frozen=True)
 class BoundStrategy:
     """A strategy bound to one forward.
 
-    parts  layer -> the parts that are handed to the layer's `conv` or `gdn` op
+    parts  layer -> the parts that the layer's `conv` or `gdn` op receives
     ran    called once, after the last layer
     """
 
@@ -107,7 +107,7 @@ class CommitStrategy(Protocol):
     may: Table
 
     def bind(self, ops: Ops, batch: Batch) -> BoundStrategy:
-        """Read the marks and choose the addresses. This happens once per forward, for all layers together."""
+        """Read the marks and choose the addresses, once per forward for all layers together."""
         ...
 
     def commit(self, ops: Ops, accepted: AcceptedWindows) -> None:
@@ -115,31 +115,31 @@ class CommitStrategy(Protocol):
         ...
 
     def peek(self, ops: Ops, slot: int, length: int) -> Mapping[int, Copied]:
-        """Layer -> a copy of the request's unit after `length` tokens; zeros when `length` is 0. Changes nothing.
+        """Return layer -> a copy of the request's unit after `length` tokens; zeros if `length` is 0. Changes nothing.
 
         Between a verify and its commit the memory belongs to no request. A copy that is made then may hold anything.
         """
         ...
 
     def peek_node(self, ops: Ops, slot: int, length: int, row: int, node: int) -> Mapping[int, Copied]:
-        """As `peek`, but after an accepted node of the window that was committed last: for tracked prefixes.
+        """Do `peek`, but after an accepted node of the window that was committed last: for tracked prefixes.
 
         length  how many tokens that is;  row: the request's batch row in the verify
         """
         ...
 
     def restore(self, slot: int, length: int, units: Mapping[int, Copied]) -> None:
-        """The reverse of `peek`: write `units` in this strategy's physical form, and set the mark."""
+        """Reverse `peek`: write `units` in this strategy's physical form, and set the mark."""
         ...
 
     def claim(self, slot: int) -> None:
-        """A request was given this slot: write its mark. The mark that stands there belongs to no request any more."""
+        """Write the mark of a slot that a request has claimed. The old mark belongs to no request any more."""
         ...
 
 
 @dataclass(frozen=True)
 class StrategySpec:
-    """What the name of a strategy stands for.
+    """Definition of a named strategy.
 
     demands    the pools it needs;  make: how it is made for a window width
     component  what it keeps: recurrent states (a name for `--strategy`), or conv windows (a name for `--conv`)
@@ -154,7 +154,7 @@ class StrategySpec:
 
 
 def changes(table: Table, writes: Iterable[RequestWrites]) -> dict[str, set[int]]:
-    """Region -> the units that these requests may write, looked up in the table."""
+    """Look up region -> the units that these requests may write in the table."""
     found: dict[str, set[int]] = {}
     for one in writes:
         for region, which in table.get(one.action, {}).items():
@@ -163,12 +163,12 @@ def changes(table: Table, writes: Iterable[RequestWrites]) -> dict[str, set[int]
 
 
 def merged(*tables: Table) -> Table:
-    """One table made of several; no region stands in two of them."""
+    """Merge several tables into one; no region occurs in two of them."""
     return {action: {r: w for table in tables for r, w in table.get(action, {}).items()} for action in ACTIONS}
 
 
 def printed(table: Table) -> str:
-    """The table as text, one action a line, for a docstring."""
+    """Print the table as text, one action a line, for a docstring."""
     return "\n".join(
         f"        {action:<8} " + ", ".join(f"{region} ({which})" for region, which in regions.items())
         for action, regions in table.items()

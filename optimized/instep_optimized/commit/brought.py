@@ -1,7 +1,7 @@
-"""Strategies that came with an op set: what is no strategy is refused in one line, before anything is allocated.
+"""Strategies from an op set: anything that is no valid strategy is refused in one line, before an allocation.
 
-It looks at what can be told before an event runs: names, pools, methods, the table. Leaves out: what a strategy does
-when it is called; the harness judges that.
+It checks what is known before an event runs: names, pools, methods, the table. Leaves out: the calls of a strategy; the
+harness judges those.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COUNTED: Mapping[str, tuple[Which, ...]] = {"slot": ("slot",), "row": ("row",), 
 
 
 def checked(ops: Ops, ours: Sequence[str]) -> Mapping[str, StrategySpec]:
-    """What an op set brings, if each of it is a strategy with a name of its own. ours: names that are taken."""
+    """Return the keepers of an op set, if each is a strategy with a unique name. ours: names that are taken."""
     forms: dict[str, Any] = {}
     for name, keeper in ops.keepers.items():
         what = f"keepers of the op set {ops.name!r}"
@@ -46,7 +46,7 @@ def checked(ops: Ops, ours: Sequence[str]) -> Mapping[str, StrategySpec]:
 
 
 def demanded(name: str, spec: StrategySpec, demands: Any) -> tuple[Demand, ...]:
-    """The pools that a strategy asks for, if that is what it gave."""
+    """Return the pools that a strategy demands, if it gave a valid tuple."""
     what = f"{OPTION[spec.component]} {name}: demands"
     if not isinstance(demands, Sequence) or not all(isinstance(demand, Demand) for demand in demands):
         raise BadInput(what, found=repr(demands)[:80], expected="a tuple of `Demand`")
@@ -62,17 +62,17 @@ def demanded(name: str, spec: StrategySpec, demands: Any) -> tuple[Demand, ...]:
 
 
 def distinct(demands: Sequence[Demand]) -> tuple[Demand, ...]:
-    """All pools of an engine, if no two have one name."""
+    """Return all pools of an engine, if their names are unique."""
     names = [demand.name for demand in demands]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise BadInput("pools", found=f"two with the name {twice[0]!r}", expected="a name of its own for every pool of "
+        raise BadInput("pools", found=f"two with the name {twice[0]!r}", expected="a different name for every pool of "
                        "the engine, of the commit strategy and of the conv form")  # fmt: skip
     return tuple(demands)
 
 
 def made(name: str, spec: StrategySpec, strategy: Any, demands: Sequence[Demand]) -> CommitStrategy:
-    """A strategy as it was made, if it has the methods, and a table of its own pools."""
+    """Return a strategy as it was made, if it has the methods, and a table of its own pools."""
     what, kind = f"{OPTION[spec.component]} {name}", type(strategy).__name__
     missing = [method for method in METHODS if not callable(getattr(strategy, method, None))]
     if missing:
@@ -88,7 +88,7 @@ def made(name: str, spec: StrategySpec, strategy: Any, demands: Sequence[Demand]
 
 
 def _wrong(may: Table, pools: Mapping[str, Demand]) -> Iterator[tuple[str, str]]:
-    """Entries of a table that cannot be: (what stands there, what may)."""
+    """Find impossible entries of a table: (the entry, the allowed ones)."""
     for action, regions in may.items():
         if action not in ACTIONS:
             yield f"the action {action!r}", f"one of {', '.join(ACTIONS)}"

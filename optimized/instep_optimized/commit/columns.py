@@ -1,4 +1,4 @@
-"""The `columns` strategy: a slot has one column per window position; a mark says which one holds the request's state.
+"""The `columns` strategy: a slot has one column per window position; a mark points to the request's state.
 
 A verify writes the state after row t into column t. A commit moves only the mark. Traffic per layer and request:
 (T + 1) states. Mirrors vLLM, where a request owns T slots; here one slot has T columns.
@@ -24,7 +24,7 @@ from .marks import Marks
 
 
 def may_change(component: Component, name: str) -> Table:
-    """What each event may write of a component and of its mark: a verify any column, every other event one column."""
+    """Table of writes to a component and its mark: a verify writes any column, every other event one column."""
     slot: Table = {action: {component: "slot"} for action in ("prefill", "verify", "decode")}
     both: Table = {action: {component: "slot", name: "slot"} for action in ("release", "restore")}
     return {"claim": {name: "slot"}, **slot, "commit": {name: "slot"}, **both}
@@ -38,10 +38,10 @@ class Columns:
 
     The mark is the column that the next step reads. A verify stores row t of its window in column t. A prefill and a
     decode store into the column that they read. The pool always has the columns of the widest window, so a column
-    stays where it is when the step count changes, and a mark may lie beyond a narrower window. Example: of a window of
-    8 tokens node 5 was accepted; the next window has 4 tokens, reads column 5 and writes columns 0 to 3.
+    stays in place when the step count changes, and a mark may point past a narrower window. Example: node 5 of a window
+    of 8 tokens was accepted; the next window has 4 tokens, reads column 5 and writes columns 0 to 3.
     Between a verify and its commit the marked column may hold the state after some row: it belongs to no request then.
-    What an event may change (units in brackets):
+    Writes that an event may make (units in brackets):
 {printed(MAY_CHANGE)}
     """
 
@@ -88,13 +88,13 @@ class Columns:
 
     @staticmethod
     def _by_column(units: Units, widest: int) -> Units:
-        """The pool as [slots, columns, *block]; it has this form already."""
+        """View the pool as [slots, columns, *block]; it has this form already."""
         return units
 
     def _part(self, columns: Units, group: Group, column: torch.Tensor) -> Part:
         own = columns.at(group.slots, column)
         verify = group.kind == "verify"
-        # A window of this step count cannot write behind its own columns: the address is cut to them.
+        # A window of this step count cannot write past its own columns: the address is cut to them.
         return group.part(
             own,
             store=None if verify else own,

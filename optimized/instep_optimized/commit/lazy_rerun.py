@@ -1,7 +1,7 @@
 """The `lazy_rerun` strategy: as `rerun`, but the state is stored only when the ring is nearly full.
 
-Leaves out: state dtypes narrower than the arithmetic (`options.REFUSED`): the state is rounded where it is stored, and
-that would depend on the schedule. Traffic per layer and request: between 1 and 2 states. Mirrors ReplaySSM.
+Leaves out: state dtypes narrower than the arithmetic (`options.REFUSED`). Such a state is rounded when it is stored,
+and its bits would depend on the schedule. Traffic per layer and request: between 1 and 2 states. Mirrors ReplaySSM.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from .base import StrategySpec, printed
 from .rerun import MAY_CHANGE, Rerun
 
-WINDOWS, FEWEST = 4, 16  # a ring has room for so many of the widest windows, and at least so many entries
+WINDOWS, FEWEST = 4, 16  # capacity of a ring in widest windows, and its minimum number of entries
 
 
 class LazyRerun(Rerun):
@@ -24,17 +24,17 @@ class LazyRerun(Rerun):
 
     @staticmethod
     def ring_size(widest: int) -> int:
-        """Entries per slot. With more of them states are stored less often, but more tokens are run again."""
+        """Number of entries per slot. More entries mean that states are stored less often, but more tokens rerun."""
         return max(FEWEST, WINDOWS * widest)
 
     @staticmethod
     def own_entries(widest: int) -> int:
-        """As many as `ring_size`: the updates of all pending tokens stay in the ring beside those of the new window."""
+        """As many as `ring_size`: updates of all pending tokens stay in the ring, next to those of the new window."""
         return LazyRerun.ring_size(widest)
 
     @staticmethod
     def spare(size: int, width: int, widest: int) -> int:
-        """How many tokens may stay pending: this window and then one of the widest still fit behind them."""
+        """Maximum number of pending tokens: this window and then one of the widest still fit after them."""
         return size - width - widest
 
 

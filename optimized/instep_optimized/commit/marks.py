@@ -1,7 +1,7 @@
-"""A mark: one whole number per slot, on the device, that says how the request's memory must be read.
+"""A mark: one integer per slot, on the device, that determines how the request's memory must be read.
 
-Leaves out: what the number means (its strategy says that). The mark of a freed slot is poisoned like the slot's memory.
-So a mark is written when the slot is given to a request, before anybody reads it.
+Leaves out: its meaning, which its strategy defines. The mark of a freed slot is poisoned like the slot's memory. So a
+mark is written when the slot is given to a request, before it is read.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Marks:
         self._units, self.at = units, units[:, 0]
 
     def read(self, ops: Ops, slots: torch.Tensor) -> torch.Tensor:
-        """[B] marks of these slots; 0 for a slot of -1."""
+        """Return [B] marks of these slots; 0 for a slot of -1."""
         return ops.select(x=self._units, index=slots)[:, 0]
 
     def write(self, ops: Ops, slots: torch.Tensor, marks: torch.Tensor) -> None:
-        """marks [B]; a slot of -1 is skipped."""
+        """Write marks [B]; a slot of -1 is skipped."""
         ops.store_rows(rows=marks, pool=self._units, locations=slots)
 
     # Not on the hot path: one mark, by the host

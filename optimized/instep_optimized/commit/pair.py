@@ -1,6 +1,6 @@
 """The two commit strategies of an engine as one value: one for the recurrent states, one for the conv windows.
 
-Leaves out: what each of them does.
+Leaves out: the strategies themselves.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ class BoundPair:
     of_state: BoundStrategy
 
     def conv(self, layer: int) -> tuple[Part, ...]:
-        """Addresses of the conv windows that this layer reads and writes."""
+        """Return the addresses of the conv windows that this layer reads and writes."""
         return self.of_conv.parts(layer)
 
     def state(self, layer: int) -> tuple[Part, ...]:
-        """Addresses of the recurrent states that this layer reads and writes."""
+        """Return the addresses of the recurrent states that this layer reads and writes."""
         return self.of_state.parts(layer)
 
     def ran(self, ops: Ops) -> None:
-        """Called after the last layer. A forward commits its prefill and decode rows itself, so marks move here."""
+        """Move marks after the last layer, because a forward commits its prefill and decode rows itself."""
         self.of_conv.ran(ops)
         self.of_state.ran(ops)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a strategy that an op set brings must give when it is asked: each GDN layer's window and state.
+    """Required answers of `peek` from a strategy that an op set brings: each GDN layer's window and state.
 
     conv_window [C, W-1], state_block [HV, K, V]: their shapes
     """
@@ -60,7 +60,7 @@ class Asked:
 class CommitPair:
     """Both strategies, for one window width.
 
-    asked  to what one that was brought is held; None: both are ours;  trees: whether windows may be trees
+    asked  requirements for a strategy from an op set; None: both are built in;  trees: whether windows may be trees
     """
 
     of_conv: CommitStrategy
@@ -70,15 +70,15 @@ class CommitPair:
 
     @property
     def may(self) -> Table:
-        """What an event may change: the tables of both strategies, and the KV pages, the same for all of them."""
+        """Table of writes that an event may make: those of both strategies, and the KV pages."""
         return merged(PAGES_OF_TREES if self.trees else PAGES, self.of_conv.may, self.of_state.may)
 
     def bind(self, ops: Ops, batch: Batch) -> BoundPair:
-        """Once per forward, before the layers."""
+        """Bind both strategies, once per forward, before the layers."""
         return BoundPair(self.of_conv.bind(ops, batch), self.of_state.bind(ops, batch))
 
     def commit(self, ops: Ops, accepted: AcceptedWindows) -> None:
-        """Once per commit, for all layers."""
+        """Commit with both strategies, once per commit, for all layers."""
         self.of_conv.commit(ops, accepted)
         self.of_state.commit(ops, accepted)
 
@@ -87,7 +87,7 @@ class CommitPair:
     def peek(
         self, ops: Ops, slot: int, length: int
     ) -> tuple[Mapping[int, Copied], Mapping[int, Copied]]:
-        """(conv windows {layer: [C, W-1]}, states {layer: [HV, K, V]}) after `length` tokens, as copies."""
+        """Return (conv windows {layer: [C, W-1]}, states {layer: [HV, K, V]}) after `length` tokens, as copies."""
         conv, state = self.of_conv.peek(ops, slot, length), self.of_state.peek(ops, slot, length)
         if self.asked is not None:
             self.asked.hold(conv, state)
@@ -96,7 +96,7 @@ class CommitPair:
     def peek_node(
         self, ops: Ops, slot: int, length: int, row: int, node: int
     ) -> tuple[Mapping[int, Copied], Mapping[int, Copied]]:
-        """Both after an accepted node of the window that was committed last."""
+        """Return both after an accepted node of the window that was committed last."""
         where = ops, slot, length, row, node
         return self.of_conv.peek_node(*where), self.of_state.peek_node(*where)
 
@@ -108,6 +108,6 @@ class CommitPair:
         self.of_state.restore(slot, length, state)
 
     def claim(self, slot: int) -> None:
-        """A request was given this slot: both strategies write their marks."""
+        """Let both strategies write their marks for a slot that a request has claimed."""
         self.of_conv.claim(slot)
         self.of_state.claim(slot)

@@ -1,10 +1,10 @@
 """The `rerun` strategy: a verify stores no state after its rows; the next step runs the accepted tokens again.
 
-For each token a verify keeps, in a ring, what the token adds to the state (its update), or what the delta rule consumed
-(its inputs): the op set declares which (`Ops.keeps`). The next step first runs the accepted tokens again, then its own
-rows. Leaves out: the arithmetic of it, which is the per-token body of decode and stands behind the `gdn` op. Traffic
-per layer and request: 2 states, whatever the window. A commit of chains writes nothing: the request's length says how
-many tokens were accepted.
+For each token a verify keeps, in a ring, either the change that the token makes to the state (its update), or the
+inputs of the delta rule: the op set declares which (`Ops.keeps`). The next step first runs the accepted tokens again,
+then its own rows. Leaves out: the arithmetic, which is the per-token body of decode in the `gdn` op. Traffic per layer
+and request: 2 states, whatever the window. A commit of chains writes nothing: the number of accepted tokens follows
+from the request's length.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SETTLES: Table = {action: {"state": "slot", SETTLED: "slot"} for action in ("pr
 
 
 def may_change(keeps: Keeps, *, trees: bool = False) -> Table:
-    """What each event may write: the slot's state, its mark, and the pools of its ring."""
+    """Table of writes: the slot's state, its mark, and the pools of its ring."""
     ring: Mapping[str, Which] = dict.fromkeys(ring_pools(keeps), "slot")
     everything: Table = {"release": {"state": "slot", SETTLED: "slot", **ring}}
     commit: Table = {"commit": ring if trees else {}}
@@ -48,11 +48,11 @@ class Rerun:
     __doc__ = f"""Addresses of the rerun strategy.
 
     The slot holds the state after the first `settled` tokens; `settled` is the mark. The tokens from there to the
-    request's length are *pending*: committed, but not yet in the state. They stand in the slot's ring, each in the
+    request's length are *pending*: committed, but not yet in the state. They are in the slot's ring, each in the
     entry position % size. Example: length 10, settled 8, 8 entries: tokens 8 and 9 are pending, in entries 0 and 1.
 
-    A verify runs the pending tokens again, stores the state that they make, and keeps its own rows in the ring.
-    Rejected rows lie behind the request's length, so they are never pending, and later rows overwrite them. A decode
+    A verify runs the pending tokens again, stores the resulting state, and keeps its own rows in the ring.
+    Rejected rows come after the request's length, so they are never pending, and later rows overwrite them. A decode
     runs the pending tokens again and stores the state after its own row. So nothing else has to be done when
     speculation ends (`num_steps` 0). Save and preempt take the folded state of `peek`. A restored request has no
     pending tokens.
@@ -61,9 +61,9 @@ class Rerun:
     entries are written. (The updates have room for one window: a program reads only updates that it wrote itself.)
     For the same reason a window may be narrower or wider than the one before it.
 
-    A node of a tree is kept in the entry of a place of its own, (length + node) % size. A commit brings the entries of
-    the accepted path side by side, where the tokens that they become belong. Only there a commit writes the ring.
-    What an event may change (units in brackets), where updates are kept; inputs have pools of their own names:
+    A node of a tree is kept in a separate entry, (length + node) % size. A commit moves the entries of the accepted
+    path to the places of the tokens that they become. Only for trees does a commit write the ring.
+    Writes that an event may make (units in brackets) with updates; the pools of inputs have other names:
 {printed(MAY_CHANGE)}
     """
 
@@ -84,23 +84,23 @@ class Rerun:
 
     @staticmethod
     def ring_size(widest: int) -> int:
-        """Entries per slot: one window of pending tokens and one new window."""
+        """Number of entries per slot: one window of pending tokens and one new window."""
         return 2 * widest
 
     @staticmethod
     def own_entries(widest: int) -> int:
-        """Entries of the pool of updates (or of values): one window, as no other program reads them (see `Ring`)."""
+        """Number of entries of the pool of updates (or values): one window, as no other program reads them."""
         return widest
 
     @staticmethod
     def spare(size: int, width: int, widest: int) -> int:
-        """How many tokens a verify may leave pending, instead of storing the state that they make: none."""
+        """Number of tokens that a verify may leave pending instead of storing the state after them: none."""
         return 0
 
     def bind(self, ops: Ops, batch: Batch) -> BoundStrategy:
         plans = [(group, self._plan(ops, group)) for group in batch.groups]
 
-        # The marks move after the last layer: all layers share one plan, and it was made from the old marks.
+        # The marks move after the last layer: all layers share one plan, which uses the old marks.
         def ran(ops: Ops) -> None:
             for group, plan in plans:
                 self._marks.write(ops, group.slots, plan.after)
@@ -108,9 +108,10 @@ class Rerun:
         return BoundStrategy(lambda layer: tuple(self._part(layer, group, plan) for group, plan in plans), ran)
 
     def commit(self, ops: Ops, accepted: AcceptedWindows) -> None:
-        """Of chains nothing moves. The length grows by the accepted tokens, so these are pending; rejected ones not.
+        """Move nothing for chains: the length grows by the accepted tokens, so exactly these are pending.
 
-        The two sizes of pools that a ring has need a plan each: an entry is taken modulo the number of entries.
+        The pools of a ring have two sizes, and each needs a separate plan: an entry is taken modulo the number of
+        entries.
         """
         if accepted.path is None:
             return
@@ -125,7 +126,7 @@ class Rerun:
     def peek(self, ops: Ops, slot: int, length: int) -> dict[int, Copied]:
         if not length or self._marks.of(slot) == length:  # nothing is pending: the slot holds the state itself
             return {layer: state.taken(slot, length=length) for layer, state in self._states.items()}
-        # Some tokens are pending: a launch of no rows, in which only the pending tokens run, into scratch memory.
+        # Some tokens are pending: launch without rows, so that only the pending tokens run, into scratch memory.
         slots, before = sent([[slot], [length]], self._marks.at.device)
         none = slots.new_zeros(1)
         plan = self._absorbed(ops, slots, before, none, most=0)
@@ -155,8 +156,10 @@ class Rerun:
     def _absorbed(
         self, ops: Ops, slots: torch.Tensor, before: torch.Tensor, count: torch.Tensor, *, most: int
     ) -> RingPlan:
-        """The plan of rows that are committed at once (prefill, decode, a fold): first the pending tokens, then the
-        rows go into the state. The rows are not kept in the ring, so a chunk may be longer than the ring."""
+        """Plan rows that are committed at once (prefill, decode, a fold): pending tokens first, then the rows.
+
+        All go into the state. The rows are not kept in the ring, so a chunk may be longer than the ring.
+        """
         return ops.plan_ring(
             slots=slots, before=before, count=count, settled=self._marks.at, size=self._size,
             most=min(most, self._size), spare=None,
@@ -181,7 +184,7 @@ class Rerun:
     def _folded(
         self, ops: Ops, layer: int, slots: torch.Tensor, before: torch.Tensor, none: torch.Tensor, plan: RingPlan
     ) -> Copied:
-        """The state with the pending tokens in it, made by the engine's own op in scratch memory of the same form."""
+        """Return the state with the pending tokens in it, computed by the engine's own op in scratch memory."""
         state = self._states[layer]
         scratch = state.scratch(2)  # unit 0 is reserved in every pool, so the result goes to unit 1 of two
         ring = self._ring(layer, slots, plan)

@@ -22,7 +22,7 @@ from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, printed
 
 
 def may_change(component: Component) -> Table:
-    """What each event may write of a component: its slot; a verify instead the snapshot row of its window."""
+    """Table of writes to a component: its slot; for a verify instead the snapshot row of its window."""
     slot: Table = {action: {component: "slot"} for action in ("prefill", "decode", "commit", "release", "restore")}
     return {**slot, "verify": {f"snapshot_{component}": "row"}}
 
@@ -35,8 +35,8 @@ class Snapshot:
 
     Snapshots are indexed by BATCH ROW of the verify forward; the destination of a commit is indexed by SLOT. Example:
     a request in batch row 0 with slot 5: the verify writes snapshots[0, t], the commit copies snapshots[0, node] to
-    slots[5]. Between the two the slot still holds the state before the window, for a verify stores nothing there.
-    Snapshot positions behind the window's last row are not written. What an event may change (units in brackets):
+    slots[5]. Between the two the slot still holds the state before the window, because a verify stores nothing there.
+    Snapshot positions after the window's last row are not written. Writes that an event may make (units in brackets):
 {printed(MAY_CHANGE)}
     """
 
@@ -78,7 +78,7 @@ class Snapshot:
                 pair.slots.put((slot,), units[layer])
 
     def claim(self, slot: int) -> None:
-        """Nothing to write: this strategy keeps no mark, and the first chunk of a request does not read its slot."""
+        """Write nothing: this strategy keeps no mark, and the first chunk of a request does not read its slot."""
 
 
 class _Pair:
@@ -88,7 +88,8 @@ class _Pair:
         self.slots, self.snapshots = slots, snapshots
 
     def part(self, group: Group) -> Part:
-        """A verify stores the state after every row, by batch row; prefill and decode store the last in the slot."""
+        """Address a group: a verify stores the state after every row, by batch row; others store the last one by
+        slot."""
         own = self.slots.at(group.slots)
         verify = group.kind == "verify"
         return group.part(

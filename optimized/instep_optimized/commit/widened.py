@@ -1,8 +1,8 @@
 """The conv form `widened`: each channel has one line of inputs, in which the windows of all positions overlap.
 
-A verify of T tokens writes W-1 + T-1 inputs, which contain all T windows. A commit moves only the mark. Leaves out: how
-the windows are used, which is the `columns` strategy; its columns overlap here. Mirrors LightLLM and vLLM. LightLLM
-keeps a narrow committed window beside the line; here `peek` returns it.
+A verify of T tokens writes W-1 + T-1 inputs, which contain all T windows. A commit moves only the mark. Leaves out: the
+use of the windows, which is the `columns` strategy; its columns overlap here. Mirrors LightLLM and vLLM. LightLLM
+keeps a narrow committed window in addition to the line; here `peek` returns it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Widened(Columns):
 
     The mark is the offset of the committed window. Example, W = 4: mark 2 means inputs 2, 3, 4 of the line. A verify of
     T tokens writes the windows of offsets 0 to T-1, from the left end of the line for every T. The windows overlap, so
-    every op reads its whole old window before it writes. What an event may change (units in brackets):
+    every op reads its whole old window before it writes. Writes that an event may make (units in brackets):
 {printed(MAY_CHANGE)}
     """
 
@@ -37,7 +37,7 @@ class Widened(Columns):
 
     @staticmethod
     def _by_column(units: Units, widest: int) -> Units:
-        """A view [slots, C, W-1 + widest-1] -> [slots, widest, C, W-1]: window p begins one input after window p-1."""
+        """View [slots, C, W-1 + widest-1] -> [slots, widest, C, W-1]: window p begins one input after window p-1."""
         slots, channels, line = units.pool.shape
         slot, channel, one = units.pool.stride()
         return Units(units.pool.as_strided((slots, widest, channels, line - (widest - 1)), (slot, one, channel, one)))

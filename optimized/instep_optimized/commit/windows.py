@@ -1,6 +1,6 @@
 """The conv form `windows`: a verify keeps the conv window after every position; a commit copies the accepted one back.
 
-Leaves out: how this is done. It is the `snapshot` strategy on another component.
+Leaves out: the method, which is the `snapshot` strategy on another component.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAY_CHANGE = may_change("conv")
 class Windows(Snapshot):
     __doc__ = f"""Conv windows [C, W-1] by slot; the ones that a verify keeps, one per row, by batch row.
 
-    What an event may change (units in brackets):
+    Writes that an event may make (units in brackets):
 {printed(MAY_CHANGE)}
     """
 

@@ -30,7 +30,7 @@ from ..request import Request
 from .base import Action, RequestWrites, Table
 
 Requests = Mapping[str, Request]
-# What each action may write of a slot's line in the slot table, whatever the strategy.
+# Fields of a slot's line in the slot table that each action may write, whatever the strategy.
 _LINE: dict[Action, tuple[str, ...]] = {
     "claim": ("length", "sampling", "table"),
     "prefill": ("length", "table", "window", "proposals", "proposed", TAIL),
@@ -41,7 +41,7 @@ _LINE: dict[Action, tuple[str, ...]] = {
     "release": (*NAMES, TAIL),
     "restore": ("length", "table", "window", "proposals", "proposed", TAIL),
 }
-# Beside it, where windows may be trees.
+# Further fields, if windows may be trees.
 _OF_TREES: dict[Action, tuple[str, ...]] = {
     "draft": (PARENTS, "picks", "final"), "commit": ("final",), "release": (PARENTS,),
 }
@@ -54,7 +54,7 @@ Wants = list[tuple[str, int]]
 
 
 def width_of(row: Row, request: Request) -> int:
-    """How many tokens a row carries."""
+    """Number of tokens of a row."""
     if row.kind == "verify":
         return 1 + request.drafts
     return row.tokens if row.kind == "prefill" else 1
@@ -68,17 +68,17 @@ def check_tokens(rows: Sequence[Row], requests: Requests, capacity: Capacity) ->
 
 
 def forward_wants(rows: Sequence[Row], requests: Requests, *, exact: bool = False) -> Wants:
-    """(request, positions) for which a forward needs pages, from the largest possible or the exact lengths."""
+    """List (request, positions) for which a forward needs pages, from the largest possible or the exact lengths."""
     return [(row.request, _length(requests[row.request], exact) + width_of(row, requests[row.request])) for row in rows]
 
 
 def draft_wants(drafts: Mapping[str, int], requests: Requests, *, exact: bool = False) -> Wants:
-    """(request, positions) for which a draft of so many tokens each needs pages."""
+    """List (request, positions) for which a draft with these numbers of tokens needs pages."""
     return [(name, _length(requests[name], exact) + count) for name, count in drafts.items()]
 
 
 def drafts_of(event: Draft, num_steps: int, room: Capacity) -> dict[str, int]:
-    """How many positions behind its length each request of a draft needs."""
+    """Number of positions after its length that each request of a draft needs."""
     grown = 0 if event.picks is not None else room.grown(num_steps)
     trees = event.parents or [range(grown or num_steps)] * len(event.requests)
     return {name: room.drafted(num_steps, len(tree)) for name, tree in zip(event.requests, trees, strict=True)}
@@ -89,7 +89,7 @@ def _length(request: Request, exact: bool) -> int:
 
 
 def _grown(memory: Memory, worst: Wants, exact: Wants) -> dict[str, list[int]]:
-    """The page lists after an event. If the worst case finds no room, the event asks for its exact lengths instead."""
+    """Return the page lists after an event. If the worst case finds no room, the exact lengths are used instead."""
     try:
         return memory.pages.grown(worst)
     except OutOfCapacity:
@@ -100,7 +100,7 @@ def writes_of(
     event: Event, live: Requests, saved: Mapping[str, int], preempted: Mapping[str, int], num_steps: int,
     memory: Memory, room: Capacity, *, overlap: bool = False,
 ) -> list[RequestWrites]:
-    """What `event` does to each request, and the units that it may write.
+    """List the actions of `event` on each request, and the units that it may write.
 
     saved, preempted  the lengths of states that are kept aside, by name
     overlap           pages are reserved for the worst case; without overlap the event first waits for exact lengths
@@ -128,8 +128,8 @@ def writes_of(
             drafts = drafts_of(event, num_steps, room)
             worst, exact = (draft_wants(drafts, live, exact=known) for known in (not overlap, True))
             lists = _grown(memory, worst, exact)
-            # Draft 1 is known from the last extend, and nothing follows the last draft: the others are run. Where a
-            # tree is grown, its beams are run, whatever window is given.
+            # Draft 1 is known from the last extend, and nothing follows the last draft: the others run. If a tree is
+            # grown, its beams run, whatever window is given.
             beams = None if room.topk is None else room.drafted(num_steps, 0)
             return [of("draft", name, lists, max(0, count - 1) if beams is None else beams)
                     for name, count in drafts.items()]  # fmt: skip

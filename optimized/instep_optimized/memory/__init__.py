@@ -1,6 +1,6 @@
 """Everything with an address: pools made from the budget's demands, slots and KV pages.
 
-Leaves out: what an event writes where (`commit/`) and the copies that are kept aside (`saved.py`).
+Leaves out: the writes of an event (`commit/`) and the copies that are kept aside (`saved.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .units import SCALES, Units
 
 
 class Memory:
-    """The pools by name, and who owns their units."""
+    """The pools by name, and the owners of their units."""
 
     def __init__(
         self, wanted: tuple[Demand, ...], capacity: Capacity, *, guarded: bool, poison: float | None,
@@ -32,26 +32,27 @@ class Memory:
         self.slots = Slots(capacity.slots)
         self.pages = PageTable(capacity.pages, capacity.page_size, capacity.max_positions)
         self.slot_table = SlotTable.of(self.pools, capacity.request_positions)
-        # `fresh` for launches in which no row is the first of its request. A graph may hold it: it never changes.
+        # `fresh` for launches in which no row is the first of its request. A graph may hold it, because it never
+        # changes.
         self.none_fresh = torch.zeros(len(capacity.slots), dtype=torch.bool, device=device)
 
     def __getitem__(self, name: str) -> Pool:
         return self.pools[name]
 
     def units(self, name: str, layer: int) -> Units:
-        """A layer's units of a pool, and the scales beside them, if it is stored in tiles."""
+        """Return a layer's units of a pool, with their scales, if it is stored in tiles."""
         pool, scales = self.pools[name], self.pools.get(name + SCALES)
         seed = None if pool.demand.tiles is None else pool.demand.tiles.seed
         chance = None if seed is None else Chance(seed, layer)
         return Units(pool.units(layer), None if scales is None else scales.units(layer), chance)
 
     def layers(self, name: str) -> tuple[int, ...]:
-        """The layers that a pool has memory for; none when there is no such pool."""
+        """Return the layers that a pool has memory for; none if there is no such pool."""
         return self.pools[name].demand.layers if name in self.pools else ()
 
     def claim(self, request: str, positions: int = 0, sampling: Sampling | None = None) -> None:
-        """Take a slot, and pages for that many positions. Where either is missing, raise and change nothing."""
-        self.slots.first()  # raises where no slot is free; from here on only the pages can be missing
+        """Take a slot, and pages for that many positions. If either is missing, raise and change nothing."""
+        self.slots.first()  # raises if no slot is free; after this only the pages can be missing
         self.pages.grow([(request, positions)])
         self.slot_table.enter(self.slots.take(request), positions, self.pages.of(request), sampling)
 
@@ -62,12 +63,12 @@ class Memory:
         ])
 
     def release(self, request: str) -> None:
-        """Slot and pages are free again, and poisoned, so that a later read of what they held shows."""
+        """Free slot and pages, and poison them, so that a later read of their contents shows."""
         slot, pages = self.slots.give(request), self.pages.release(request)
         for pool in self.pools.values():
-            # Snapshot rows belong to a batch and not to a request: none is freed here.
+            # Snapshot rows belong to a batch, not to a request: none is freed here.
             pool.scrub({"slot": [slot], "page": pages, "row": []}[pool.demand.by])
 
     def regions(self) -> list[Region]:
-        """Every byte of every pool. The two ends of a pool are a region of their own, which no event may write."""
+        """List every byte of every pool. The two ends of a pool are separate regions, which no event may write."""
         return [region for pool in self.pools.values() for region in pool.regions]

@@ -1,7 +1,7 @@
 """The memory budget: what every pool must hold, in bytes, and what fits.
 
 Pools are made from these very demands. So a budget and its pools cannot disagree about the widest window: both take it
-from `Sizes.widest`. Leaves out: allocation (`pool.py`), and which of the pools a commit strategy asks for (`commit/`).
+from `Sizes.widest`. Leaves out: allocation (`pool.py`), and which pools a commit strategy demands (`commit/`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .units import SCALES
 
 Component = Literal["conv", "state"]  # what a GDN layer keeps of a request
 RING = "ring_"  # the name of every ring pool begins with it
-FRESH = torch.bool.itemsize  # of every slot that is handed out, beside the pools: `Memory.none_fresh`
-# What a position is in a line of the slot table, for the fields that have positions.
+FRESH = torch.bool.itemsize  # per slot that can be claimed, in addition to the pools: `Memory.none_fresh`
+# Meaning of a position in a line of the slot table, for the fields that have positions.
 BOARD_POSITIONS = {
     "table": Positions("page"), "window": Positions("choice"), "picks": Positions("node"), "final": Positions("node"),
 }
@@ -38,7 +38,7 @@ PER_NODE = ("window", "picks", "final")  # of them, those with a column per node
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the demands depend on, beside the model.
+    """The inputs of the demands, in addition to the model.
 
     types     storage dtypes
     layout    physical order of a state block
@@ -77,7 +77,7 @@ def check_room(capacity: Capacity, widest: int) -> None:
 
 
 def must_fill_pitch(wanted: tuple[Demand, ...]) -> None:
-    """Refuse units that even without red zones do not lie side by side. A mark is one number: no kernel indexes it."""
+    """Refuse units that are not contiguous even without red zones. A mark is one number: no kernel indexes it."""
     for demand in wanted:
         if len(demand.shape) > 1 and demand.pitch(guarded=False) != demand.packed:
             raise Unsupported(f"packed pools: {demand.packed} elements, a unit of {demand.name}, are padded")
@@ -94,7 +94,7 @@ def demands(config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:
 
 
 def with_scales(wanted: Iterable[Demand]) -> tuple[Demand, ...]:
-    """The same, and behind every pool that is stored in tiles a pool for their scales, by the same units."""
+    """Return the demands, each pool in tiles followed by a pool for its scales, with the same units."""
     pools = list[Demand]()
     for demand in wanted:
         pools.append(demand)
@@ -105,7 +105,7 @@ def with_scales(wanted: Iterable[Demand]) -> tuple[Demand, ...]:
 
 
 def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
-    """The fields of the slot table, one line per slot each; `SlotTable` says what they hold."""
+    """The fields of the slot table, one line per slot each; `SlotTable` defines their contents."""
     widest, drafts, whole, hidden = sizes.widest, max(1, config.mtp_layers), torch.int64, sizes.types.hidden
     lines: dict[str, tuple[tuple[int, ...], torch.dtype]] = dict(
         length=((1,), whole), sampling=((NUMBERS,), torch.float32), table=((sizes.capacity.request_pages,), whole),
@@ -117,7 +117,7 @@ def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
     trees, tracked = sizes.capacity.trees, sizes.capacity.track_interval is not None
     for name in (*NAMES, *(PARENTS,) * trees, *(TAIL,) * (tracked and drafts > 1)):
         shape, dtype = lines[name]
-        # Where windows may be trees, every one is written to its last column, whatever its own number of nodes.
+        # If windows may be trees, every one is written to its last column, whatever its own number of nodes.
         positions = None if trees and name in PER_NODE else BOARD_POSITIONS.get(name)
         means = Meaning("length", positions=positions)
         yield Demand(name, "slot", (LAYER,), max(sizes.capacity.slots) + 1, shape, dtype, means=means)
@@ -141,7 +141,7 @@ def positions(component: Component, config: ModelConfig, sizes: Sizes) -> Demand
 
 
 def snapshots(component: Component, config: ModelConfig, sizes: Sizes) -> Demand:
-    """As `positions`, but by batch row. A batch has at most as many rows as there are slots to hand out."""
+    """As `positions`, but by batch row. A batch has at most as many rows as there are slots to claim."""
     each = positions(component, config, replace(sizes, layout=sizes.snapshot_layout or sizes.layout))
     return replace(each, name=f"snapshot_{component}", by="row", units=len(sizes.capacity.slots))
 
@@ -177,7 +177,7 @@ def rings(config: ModelConfig, sizes: Sizes, size: int, own: int) -> tuple[Deman
 
 
 def _entries(name: str) -> Meaning:
-    """What an entry means. A ring holds pending tokens and a new window side by side, so it needs room for two windows.
+    """Meaning of an entry. A ring holds pending tokens and a new window, so it needs room for two windows.
 
     The pool of updates (or values) needs room for one: a program reads its old entry before it writes the new one.
     """
@@ -185,12 +185,12 @@ def _entries(name: str) -> Meaning:
 
 
 def mark(name: str, sizes: Sizes) -> Demand:
-    """One whole number per slot, which a strategy keeps on the device (`commit/marks.py`)."""
+    """One integer per slot, which a strategy keeps on the device (`commit/marks.py`)."""
     return Demand(name, "slot", (0,), max(sizes.capacity.slots) + 1, (1,), torch.int64, means=Meaning("length"))
 
 
 def bytes_per(wanted: tuple[Demand, ...], *, guarded: bool) -> dict[str, int]:
-    """The bytes of one more unit, over all layers, by kind of unit.
+    """Count the bytes of one more unit, over all layers, by kind of unit.
 
     slot  a slot without its rings;  ring: the rings of one slot;  row: a snapshot row;  page: a KV page
     A request has one slot, its rings, one row, and as many pages as its tokens need.
@@ -203,10 +203,10 @@ def bytes_per(wanted: tuple[Demand, ...], *, guarded: bool) -> dict[str, int]:
 
 
 def bytes_of(requests: int, tokens: int, page_size: int, wanted: tuple[Demand, ...], *, guarded: bool) -> int:
-    """All pools of an engine for so many requests of `tokens` tokens, to the byte.
+    """Count the bytes of all pools of an engine for `requests` requests of `tokens` tokens, exactly.
 
     A request has a slot, rings, a snapshot row, `FRESH` and its pages. The reserved slot, the reserved page and the two
-    ends of every pool are there even without a request.
+    ends of every pool exist even without a request.
     """
     costs = bytes_per(wanted, guarded=guarded)
     ends = sum(2 * demand.pitch(guarded) * demand.dtype.itemsize for demand in wanted)
@@ -216,7 +216,7 @@ def bytes_of(requests: int, tokens: int, page_size: int, wanted: tuple[Demand, .
 
 
 def prefix_bytes(config: ModelConfig, sizes: Sizes, tokens: int) -> int:
-    """A tracked prefix of so many tokens: copies of what a request has then, side by side (`saved.read`)."""
+    """Count the bytes of a tracked prefix of `tokens` tokens: copies of the request's memory (`saved.read`)."""
     pages = [demand for demand in demands(config, sizes) if demand.by == "page"]
     total = min(tokens, max(1, config.mtp_layers)) * config.hidden * sizes.types.hidden.itemsize
     for demand in (*with_scales(units(component, config, sizes) for component in ("conv", "state")), *pages):
@@ -231,7 +231,7 @@ def prefix_bytes(config: ModelConfig, sizes: Sizes, tokens: int) -> int:
 
 
 def requests_that_fit(total: int, tokens: int, page_size: int, wanted: tuple[Demand, ...], *, guarded: bool) -> int:
-    """How many requests of `tokens` tokens fit in `total` bytes."""
+    """Return how many requests of `tokens` tokens fit in `total` bytes."""
     none, one = (bytes_of(requests, tokens, page_size, wanted, guarded=guarded) for requests in (0, 1))
     return max(0, (total - none) // (one - none)) if one > none else 0
 

@@ -1,7 +1,7 @@
-"""KV pages: which request's positions stand on which page, for target and draft layers alike.
+"""KV pages: the page of each position of a request, for target and draft layers alike.
 
 One page id is the same page number in every KV pool. Page 0 is reserved. A request's list grows when an event may write
-new positions; it keeps all its pages until the request is released. Leaves out: the memory behind a page (`pool.py`).
+new positions; it keeps all its pages until the request is released. Leaves out: the memory of a page (`pool.py`).
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ class PageTable:
     """Hands out the first free page in the order that the capacity gives."""
 
     def __init__(self, order: tuple[int, ...], page_size: int, most: int | None = None) -> None:
-        """most: the most positions of one request; None: as many as all pages hold."""
+        """most: maximum number of positions of one request; None: as many as all pages hold."""
         check_order("capacity.pages", order)
         self._order, self.size, self._most = order, page_size, most
         self._owned: dict[str, list[int]] = {}
 
     def grown(self, wants: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
-        """(request, positions) -> the page list that each request would have. Nothing is handed out yet.
+        """Turn (request, positions) into the page list that each request would have. Nothing is handed out yet.
 
-        Requests are served in the order given: the first one takes the first free pages.
+        Requests are served in the given order: the first one takes the first free pages.
         """
         wants = list(wants)
         for request, positions in wants:
             if self._most is not None and positions > self._most:
                 raise OutOfCapacity(f"{request!r} needs {positions} positions; one request may have {self._most}")
-        # -(-a // b) rounds up: the pages that so many positions need, less those that the request owns.
+        # -(-a // b) rounds up: the pages that the positions need, less those that the request owns.
         missing = {request: max(0, -(-positions // self.size) - len(self.of(request))) for request, positions in wants}
         wanted = sum(missing.values())
-        free = list(islice(self._free(), wanted)) if wanted else []  # most rounds want none: then nothing is searched
+        free = list(islice(self._free(), wanted)) if wanted else []  # most rounds want none and skip the search
         if wanted > len(free):
             raise OutOfCapacity(f"{wanted} more KV pages are needed and {len(free)} are free")
         lists: dict[str, list[int]] = {}
         for request, count in missing.items():
-            lists[request] = self.of(request) + free[:count]  # a new list: what is owned does not change here
+            lists[request] = self.of(request) + free[:count]  # a new list: the owned one does not change here
             free = free[count:]
         return lists
 
@@ -58,7 +58,7 @@ class PageTable:
         return new
 
     def release(self, request: str) -> list[int]:
-        """Take all pages of a request back -> their ids."""
+        """Take back all pages of a request -> their ids."""
         return self._owned.pop(request, [])
 
     def of(self, request: str) -> list[int]:
@@ -73,7 +73,7 @@ class PageTable:
         return [pages[at // self.size] * self.size + at % self.size for at in range(begin, begin + count)]
 
     def covering(self, pages: list[int], begin: int, count: int) -> set[int]:
-        """The pages of a list on which the positions begin .. begin + count - 1 stand."""
+        """Return the pages of a list that contain the positions begin .. begin + count - 1."""
         return {pages[at // self.size] for at in range(begin, begin + count)}
 
     def _free(self) -> Iterator[int]:

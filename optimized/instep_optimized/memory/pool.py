@@ -1,10 +1,10 @@
 """One allocation per pool over (layer, unit): pitch, red zones, scrubbing.
 
-Leaves out: who owns a unit (`slots.py`, `pages.py`) and how many there are (`budget.py`).
+Leaves out: the owner of a unit (`slots.py`, `pages.py`) and the number of units (`budget.py`).
 
     ends[0] | layer 0: unit 0 | gap | unit 1 | gap | ... | layer 1: unit 0 | gap | ... | ends[1]
 
-A unit and the gap behind it make one pitch. The two ends catch a write to unit -1 of the first layer, and a write one
+A unit and the gap after it make one pitch. The two ends catch a write to unit -1 of the first layer, and a write one
 unit past the last layer.
 """
 
@@ -30,12 +30,12 @@ RED = 0xFF  # every byte of a red zone: a NaN in every float dtype, with other b
 
 @dataclass(frozen=True)
 class Demand:
-    """What a pool must hold: for each layer `units` blocks of `shape`.
+    """Contents of a pool: for each layer `units` blocks of `shape`.
 
     by          what a unit is: a request's slot, a batch row of a snapshot, or a KV page
     transposed  the last two axes of `shape` are exchanged in memory (the `VK` layout of a state)
     means       what a unit holds, and what its positions are
-    tiles       the pool is stored so; the scales of its tiles, if any, have a pool of their own (`budget.with_scales`)
+    tiles       how the pool is stored in tiles; their scales, if any, have a separate pool (`budget.with_scales`)
     """
 
     name: str
@@ -60,12 +60,12 @@ class Demand:
         return -(-(self.packed + (ALIGN if guarded else 0)) // ALIGN) * ALIGN
 
     def bytes(self, guarded: bool) -> int:
-        """The whole allocation, ends included."""
+        """Size of the whole allocation, ends included."""
         return (len(self.layers) * self.units + 2) * self.pitch(guarded) * self.dtype.itemsize
 
 
 class Pool:
-    """The memory behind one demand. Fresh units are poisoned, as freed ones are."""
+    """The memory for one demand. Fresh units are poisoned, as freed ones are."""
 
     def __init__(self, demand: Demand, *, guarded: bool, poison: float | None, device: torch.device) -> None:
         self.demand, self.guarded = demand, guarded
@@ -87,16 +87,16 @@ class Pool:
         return self._views[layer]
 
     def gaps(self, layer: int) -> torch.Tensor | None:
-        """[units, gap]: the red zone behind each unit."""
+        """[units, gap]: the red zone after each unit."""
         return self._body[self._number[layer], :, self.demand.packed :] if self.guarded else None
 
     def ends(self) -> torch.Tensor | None:
-        """[2, pitch]: the red zones before the first unit and behind the last."""
+        """[2, pitch]: the red zones before the first unit and after the last."""
         return self._ends if self.guarded else None
 
     @cached_property
     def regions(self) -> tuple[Region, ...]:
-        """All of it, a region per layer; both ends are one more."""
+        """Return the whole allocation, a region per layer; both ends are one more."""
         demand, means = self.demand, self.demand.means
         found = [
             Region(demand.name, layer, demand.by, self.units(layer), self.gaps(layer), means)
@@ -122,7 +122,7 @@ class Pool:
 
 
 def _pattern(poison: float, dtype: torch.dtype) -> float | int:
-    """The poison of a dtype: the number itself; of 8 bits its byte; for whole numbers the bits that it has in fp64."""
+    """Poison of a dtype: the number itself; for 8 bits its byte; for integers the bits that it has in fp64."""
     if dtype.itemsize == 1:
         return int(torch.tensor(poison).to(dtype).view(torch.uint8))
     if dtype.is_floating_point:

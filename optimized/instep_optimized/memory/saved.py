@@ -1,7 +1,7 @@
 """Kept states: a request's logical state read out of its slot and pages, and written back into them.
 
-Bits are copied and never computed: what is written back is what was read. Leaves out: when that happens (`engine.py`),
-and the physical form of conv windows and states, which only the commit strategy knows.
+Bits are copied and never computed, so the written bits equal the read ones. Leaves out: when that happens
+(`engine.py`), and the physical form of conv windows and states, which only the commit strategy knows.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ PAGED = ("keys", "values", "draft_keys", "draft_values")
 class Kept:
     """Copies of a request's memory per layer, in the canonical layout (`RequestState`), and of its slot table fields.
 
-    What is stored in tiles is copied as it is stored, with its scales.
+    Memory in tiles is copied as it is stored, with its scales.
 
     root [] int64;  proposal [n] int64 and proposed [D], or None without a draft head
-    tail: the target's rows of the last tokens, under AFTER_LAYERS, where the slot table has them
-    final [D]: of a tracked prefix, which has none of the three, 1 + i rows less of MTP layer i, and a tail before it
+    tail: the target's rows of the last tokens, under AFTER_LAYERS, if the slot table has them
+    final [D]: only for a tracked prefix. A prefix has none of the first three, 1 + i rows less of MTP layer i, and a
+    tail before its last row
     """
 
     conv: dict[int, Copied]
@@ -45,7 +46,7 @@ class Kept:
     final: torch.Tensor | None = None
 
     def parts(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor, by a name for messages."""
+        """Every tensor, with a name for messages."""
         for field in fields(self):
             held = getattr(self, field.name)
             if isinstance(held, dict):
@@ -63,7 +64,7 @@ Peeked = tuple[ByLayer, ByLayer]  # conv windows and states, as the commit strat
 def read(
     memory: Memory, request: str, length: int, conv: ByLayer, state: ByLayer, final: torch.Tensor | None = None
 ) -> Kept:
-    """Copies of everything that a request has after `length` tokens.
+    """Copy everything that a request has after `length` tokens.
 
     conv, state  copies that the commit strategy made (`peek`), because only it knows their physical form
     final        if the tokens are a prefix to track: the target's final row of the last one
@@ -72,7 +73,7 @@ def read(
 
     # Indexed by (page, offset) of every position: the pages of a request need not be neighbours.
     def rows(name: str) -> dict[int, Copied]:
-        # MTP layer i has read i + 1 tokens behind its row, and those behind a prefix are not known.
+        # MTP layer i has read i + 1 tokens after its row, and the tokens after a prefix are not known.
         less = name.startswith("draft_") and final is not None
         counts = {layer: max(0, length - less * (1 + layer)) for layer in memory.layers(name)}
         return {layer: memory.units(name, layer).rows((at[0][:n], at[1][:n])) for layer, n in counts.items()}
@@ -90,13 +91,13 @@ def read(
 
 
 def copied(kept: Kept, how: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> Kept:
-    """A copy of every part with the same bits in new memory. how: what makes it of a tensor."""
+    """Copy every part with the same bits into new memory. how: function that copies a tensor."""
     copies: dict[str, Any] = {field.name: _copy(getattr(kept, field.name), how) for field in fields(kept)}
     return Kept(**copies)
 
 
 def write(memory: Memory, request: str, length: int, kept: Kept) -> None:
-    """The reverse of `read`, without conv windows and states: the commit strategy writes those (`restore`).
+    """Reverse `read`, without conv windows and states: the commit strategy writes those (`restore`).
 
     The request must own its slot, and pages for all its tokens. The length of a prefix is too small then, until the
     draft head is extended by its last rows.
@@ -117,16 +118,16 @@ def write(memory: Memory, request: str, length: int, kept: Kept) -> None:
 
 
 def extended_by(memory: Memory, length: int) -> int:
-    """By how many rows a prefix of so many tokens extends the draft head: one for each MTP layer."""
+    """Number of rows by which a prefix of `length` tokens extends the draft head: one for each MTP layer."""
     return min(length, max(1, len(memory.layers("draft_keys"))))
 
 
 def _tail(
     memory: Memory, slot: int, length: int, prefix: bool
 ) -> Iterator[tuple[int, Units, tuple[torch.Tensor, torch.Tensor]]]:
-    """Where the final rows of the last tokens stand in the slot table; nothing, if it has none.
+    """Locate the final rows of the last tokens in the slot table; empty if it has none.
 
-    Of a prefix the last one is kept apart, as its final row.
+    In a prefix the last one is kept separately, as its final row.
     """
     line, last = memory.slot_table.tail, length - prefix
     first = max(0, length - (len(memory.layers("draft_keys")) - (not prefix)))
@@ -144,7 +145,7 @@ def _copy(
 
 
 def _places(memory: Memory, request: str, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Page and offset of every position, on the pools' device."""
+    """Return page and offset of every position, on the pools' device."""
     locations = memory.pages.locations(request, 0, length)
     at = ints(locations, memory.device)
     return at // memory.pages.size, at % memory.pages.size

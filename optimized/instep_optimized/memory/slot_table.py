@@ -1,6 +1,6 @@
-"""The slot table: what the device knows of the request in every slot, so that no round has to ask the host.
+"""The slot table: the device's record of the request in every slot, so that no round has to wait for the host.
 
-Leaves out: conv windows, states and KV (they have pools of their own), the marks of the commit strategies (`commit/`),
+Leaves out: conv windows, states and KV (they have separate pools), the marks of the commit strategies (`commit/`),
 and the size of each field (`budget.py`).
 """
 
@@ -17,7 +17,7 @@ from ..sampling import numbers
 from ..transfer.to_device import sent
 from .pool import Pool
 
-LAYER = 0  # of its pools: the slot table has one line per slot, whatever the number of layers
+LAYER = 0  # the only layer of its pools: the slot table has one line per slot, whatever the number of layers
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class SlotTable:
     picks [slots, T]          of a verified window: the target's argmax at every node
     final [slots, T, D]       of a verified window: the target's final hidden rows
     proposals [slots, n]      what draft extend proposes: draft 1, and further ones of a drafter that has several layers
-    proposed [slots, D]       the head's y behind draft 1
-    tail [slots, R, D]        where prefixes are tracked, and several MTP layers are in use: the target's final hidden
+    proposed [slots, D]       the head's y after draft 1
+    tail [slots, R, D]        if prefixes are tracked, and several MTP layers are in use: the target's final hidden
                               rows of the last R tokens at least, the row of position p at p modulo R; dtype as `final`
-    ring [slots, n]           beside it: a page table in which every page of a slot is its line of `tail`
-    parents [slots, T]        where windows may be trees: the parent of every node of this round's window, -1 for the
-                              root. There a draft keeps in `picks` and `final` what its head said at every node
+    ring [slots, n]           with `tail`: a page table in which every page of a slot is its line of `tail`
+    parents [slots, T]        if windows may be trees: the parent of every node of this round's window, -1 for the
+                              root. A draft then keeps its head's result at every node in `picks` and `final`
     """
 
     length: torch.Tensor
@@ -56,7 +56,7 @@ class SlotTable:
 
     @classmethod
     def of(cls, pools: Mapping[str, Pool], most: int) -> SlotTable:
-        """most: the most positions of a request."""
+        """most: maximum number of positions of a request."""
         units = {name: pools[name].units(LAYER) for name in (*NAMES, PARENTS, TAIL) if name in pools}
         if TAIL in units:
             slots = torch.arange(len(units[TAIL]), device=units[TAIL].device)
@@ -72,11 +72,11 @@ class SlotTable:
         self.map([(slot, number, page) for number, page in enumerate(pages)])
 
     def map(self, entries: list[tuple[int, int, int]]) -> None:
-        """Enter pages: of (slot, n, page), `page` becomes the n-th page of the slot's line. Waits for nothing."""
+        """Enter pages: for each (slot, n, page), `page` becomes the n-th page of the slot's line. Waits for nothing."""
         if entries:
             slot, number, page = sent([[entry[axis] for entry in entries] for axis in range(3)], self.table.device)
             self.table.index_put_((slot, number), page)
 
 
 PARENTS, TAIL = "parents", "tail"
-NAMES = tuple(field.name for field in fields(SlotTable) if field.default is not None)  # those that are always there
+NAMES = tuple(field.name for field in fields(SlotTable) if field.default is not None)  # the fields that always exist

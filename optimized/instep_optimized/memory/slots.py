@@ -1,6 +1,6 @@
-"""Slots: which request owns which unit of the state pools.
+"""Slots: the request that owns each unit of the state pools.
 
-Leaves out: the memory behind a slot (`pool.py`). Slot 0 is reserved and never handed out.
+Leaves out: the memory of a slot (`pool.py`). Slot 0 is reserved and never handed out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Slots:
         self._owned: dict[str, int] = {}
 
     def first(self) -> int:
-        """The slot that the next request would take."""
+        """Return the slot that the next request would take."""
         taken = set(self._owned.values())
         for slot in self._order:
             if slot not in taken:
@@ -29,7 +29,7 @@ class Slots:
         return slot
 
     def give(self, request: str) -> int:
-        """Take the slot of a request back -> its number."""
+        """Take back the slot of a request -> its number."""
         return self._owned.pop(request)
 
     def of(self, request: str) -> int:
@@ -40,6 +40,6 @@ class Slots:
 
 
 def check_order(field: str, order: tuple[int, ...]) -> None:
-    """Refuse unit 0, which is reserved, and units that are listed twice, for they would get two owners."""
+    """Refuse unit 0, which is reserved, and units that are listed twice, because they would get two owners."""
     if not order or min(order) < 1 or len(set(order)) < len(order):
         raise BadInput(field, found=order, expected="distinct numbers of at least 1, one or more")

@@ -1,6 +1,6 @@
-"""The units of a pool with the scales that stand beside it, if it is stored in tiles: addressed, copied, written back.
+"""The units of a pool with their scales, if it is stored in tiles: addressed, copied, written back.
 
-Copies keep the stored bits, and so do copies that are written back. Leaves out: arithmetic, but for `shown`.
+Copies keep the stored bits, and so do copies that are written back. Leaves out: arithmetic, except in `shown`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..layout import Address, Chance
 from ..ops.plain.tiles import opened
 from .pool import RED
 
-SCALES = "_scales"  # the name of a pool of scales is that of its pool with this behind it
+SCALES = "_scales"  # suffix: the name of a pool of scales is that of its pool plus this
 
 
 class Block(NamedTuple):
@@ -29,7 +29,7 @@ Copied = torch.Tensor | Block
 
 @dataclass(frozen=True)
 class Units:
-    """pool [units, ...] or [units, positions, ...]; scales: those of its tiles, None where it has none.
+    """pool [units, ...] or [units, positions, ...]; scales: those of its tiles, or None.
 
     chance: as in `Address`
     """
@@ -42,31 +42,31 @@ class Units:
         return Address(self.pool, units, column, self.scales, self.chance)
 
     def until(self, width: int) -> Units:
-        """The first positions of every unit."""
+        """Return the first positions of every unit."""
         return Units(self.pool[:, :width], None if self.scales is None else self.scales[:, :width], self.chance)
 
     def taken(self, *at: int, length: int = 1) -> Copied:
-        """A contiguous copy in the logical order of axes. Before the first token it is zeros, whatever stands there."""
+        """Copy contiguously, in the logical order of axes. Before the first token the copy is zeros."""
         if self.scales is None:
             return taken(self.pool[at], length)
         return Block(taken(self.pool[at], length), taken(self.scales[at], length))
 
     def put(self, at: tuple[int | torch.Tensor, ...], copied: Copied) -> None:
-        """The reverse of `taken`."""
+        """Reverse `taken`."""
         values, scales = copied if isinstance(copied, Block) else (copied, None)
         self.pool[at] = values
         if self.scales is not None and scales is not None:
             self.scales[at] = scales
 
     def rows(self, at: tuple[torch.Tensor, ...]) -> Copied:
-        """Contiguous copies of the rows at these leading indices."""
+        """Copy the rows at these leading indices, contiguously."""
         rows = self.pool[at].contiguous()
         return rows if self.scales is None else Block(rows, self.scales[at].contiguous())
 
     def scratch(self, units: int) -> Units:
-        """New memory of the same form, with the strides of the pool: a kernel then runs as it does on the pool.
+        """Allocate new memory of the same form, with the strides of the pool: a kernel runs on it as on the pool.
 
-        It is filled as red zones are, so that what a kernel does not write is the same in every run, and no number.
+        It is filled like a red zone, so that elements which a kernel does not write are the same NaN in every run.
         """
         def like(x: torch.Tensor) -> torch.Tensor:
             shape = units, *x.shape[1:]
@@ -78,7 +78,7 @@ class Units:
 
 
 def shown(copied: Copied) -> torch.Tensor:
-    """A copy as a reader of the memory gets it."""
+    """Unpack a copy as a reader of the memory gets it."""
     return opened(*copied) if isinstance(copied, Block) else copied
 
 
@@ -87,6 +87,6 @@ def tensors(copied: Copied) -> tuple[torch.Tensor, ...]:
 
 
 def taken(unit: torch.Tensor, length: int) -> torch.Tensor:
-    """A contiguous copy of a unit in its logical order. Before the first token it is zeros, whatever the slot holds."""
+    """Copy a unit contiguously in its logical order. Before the first token the copy is zeros."""
     copy = unit.new_zeros(unit.shape)
     return copy.copy_(unit) if length else copy
