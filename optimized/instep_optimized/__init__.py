@@ -1,6 +1,6 @@
 """The optimized side: pools, ops, commit strategies, and the engine that routes events to them.
 
-Leaves out: the op sets themselves at import; `load` brings one by name (Triton only when it is asked for).
+Leaves out: the op sets at import; `load` brings one by name (Triton is imported only with an op set that needs it).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from .ops.placing import RowPlacement, TreePlan
 from .transfer.to_device import sent
 
 Kind = Literal["prefill", "verify", "decode", "draft"]
-COLUMNS = 5  # whole numbers that the host sends per request (`_columns`)
+COLUMNS = 5  # integers that the host sends per request (`_columns`)
 FORWARD_KINDS: tuple[Kind, ...] = ("prefill", "verify", "decode")
 
 
@@ -53,11 +53,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Packed rows [N] that are nodes of trees. What stands in rows that no request covers is not used.
+    """Packed rows [N] that are nodes of trees. Values in rows that no request covers are not used.
 
     parents    as in `Part`; None: rows of the draft head, which has no state memory
     depth      as in `PlaceRows`;  ancestors: as in `Pages`
-    most       the most nodes of a window;  lead: how many places a row stands before its token
+    most       maximum number of nodes of a window;  lead: number of places between a row and its token
     """
 
     parents: torch.Tensor | None
@@ -90,7 +90,7 @@ class Group:
         self, read: Address, *, store: Address | None = None, per_row: Address | None = None, ring: Ring | None = None,
         settled: Address | None = None,
     ) -> Part:
-        """This group's part of an op call, with the addresses that a strategy chose."""
+        """Build this group's part of an op call, with the addresses that a strategy chose."""
         form: Literal["chunk", "window"] = "chunk" if self.kind == "prefill" else "window"
         return Part(
             form, self.begin, self.count, self.most, read, self.fresh, store, per_row, ring, settled,
@@ -121,7 +121,7 @@ class Batch:
     full: bool = False
 
     def pages(self, keys: Units, values: Units) -> Pages:
-        """The paged KV of one layer for these rows."""
+        """Return the paged KV of one layer for these rows."""
         ancestors, nodes = (None, 0) if self.nodes is None else (self.nodes.ancestors, self.nodes.most)
         return Pages(
             keys.pool, values.pool, self.table, self.slots, self.begin, self.count, self.before, most=self.most,
@@ -133,9 +133,9 @@ def windows(
     ops: Ops, memory: Memory, who: Who, tokens: torch.Tensor, kind: Kind, width: int, shift: int = 0,
     nodes: Nodes | None = None,
 ) -> Batch:
-    """A launch of `width` packed rows per request; the first `who.count` of them are used. Ops and views only.
+    """Build a launch of `width` packed rows per request; the first `who.count` of them are used. Ops and views only.
 
-    shift: the first row stands at position length + shift of its request (a chain of drafts runs ahead of the length).
+    shift: the first row is at position length + shift of its request (a chain of drafts runs ahead of the length).
     """
     placed = _placed(ops, memory, who, tokens, shift, nodes)
     # Rows of the draft head have no state memory, so their launch has no group.
@@ -150,9 +150,9 @@ def windows_beside_decodes(
     ops: Ops, memory: Memory, who: Who, slots: tuple[torch.Tensor, torch.Tensor], tokens: torch.Tensor, width: int,
     nodes: Nodes | None,
 ) -> Batch:
-    """A launch of `width` packed rows per request, of which a decode uses the first. Ops and views only.
+    """Build a launch of `width` packed rows per request, of which a decode uses the first. Ops and views only.
 
-    slots: of who has a window, and of who decodes, [B] each; -1: it is of the other kind
+    slots: of requests with a window, and of requests that decode, [B] each; -1: the request is of the other kind
     nodes: of the windows
     """
     verified, decoded = (replace(who, slots=own) for own in slots)
@@ -160,12 +160,12 @@ def windows_beside_decodes(
         *windows(ops, memory, verified, tokens, "verify", width, nodes=nodes).groups,
         *windows(ops, memory, decoded, tokens, "decode", 1).groups,
     )
-    # The whole launch last: who watches it takes the rows that were placed last for those that are covered.
+    # The whole launch last: a watcher takes the last placed rows for the covered ones.
     return replace(windows(ops, memory, who, tokens, "verify", width, nodes=nodes), groups=groups)
 
 
 def plan_of(ops: Ops, memory: Memory, slots: torch.Tensor, count: torch.Tensor) -> TreePlan:
-    """What follows from the shapes of this round's windows [B], of `count` nodes each."""
+    """Derive the tree plan of this round's windows [B], with `count` nodes each."""
     parents = memory.slot_table.parents
     assert parents is not None, "there are windows that may be trees"
     return ops.plan_tree(parents=ops.select(x=parents, index=slots), slots=slots, count=count)
@@ -178,7 +178,7 @@ def parents_of(ops: Ops, memory: Memory, slots: torch.Tensor, width: int) -> tor
 
 
 def nodes_of(ops: Ops, memory: Memory, slots: torch.Tensor, count: torch.Tensor) -> Nodes | None:
-    """The packed rows of windows that all have a row for every column; None: windows are chains."""
+    """Return the packed rows of windows that all have a row for every column; None: windows are chains."""
     if memory.slot_table.parents is None:
         return None
     plan = plan_of(ops, memory, slots, count)
@@ -186,7 +186,7 @@ def nodes_of(ops: Ops, memory: Memory, slots: torch.Tensor, count: torch.Tensor)
 
 
 def pack(ops: Ops, memory: Memory, spans: Sequence[Span], tokens: torch.Tensor) -> Batch:
-    """A launch of spans, packed in their order; kinds may be mixed in any order."""
+    """Build a launch of spans, packed in their order; kinds may be mixed in any order."""
     begins = begins_of(spans)
     kinds = [kind for kind in FORWARD_KINDS if any(span.kind == kind for span in spans)]
     mine = [[(begin, span) for begin, span in zip(begins, spans, strict=True) if span.kind == kind] for kind in kinds]
@@ -210,7 +210,7 @@ def pack(ops: Ops, memory: Memory, spans: Sequence[Span], tokens: torch.Tensor) 
 
 
 def _nodes_among(ops: Ops, memory: Memory, spans: Sequence[Span], groups: Sequence[Group]) -> Nodes | None:
-    """The windows of a launch beside rows of other kinds, which are chains: they have a depth, but no bits."""
+    """Return the windows of a launch with rows of other kinds, which are chains: these have a depth, but no bits."""
     group = next((group for group in groups if group.kind == "verify"), None)
     if group is None:
         return None
@@ -228,7 +228,7 @@ def _nodes_among(ops: Ops, memory: Memory, spans: Sequence[Span], groups: Sequen
 
 
 def begins_of(spans: Sequence[Span]) -> list[int]:
-    """The first packed row of every span."""
+    """Return the first packed row of every span."""
     return [0, *accumulate(span.count for span in spans)][: len(spans)]
 
 
@@ -264,7 +264,7 @@ def _columns(members: Sequence[tuple[int, Span]], memory: Memory) -> tuple[list[
     )
 
 
-def nobody(device: torch.device) -> Committed:
-    """The answer to a commit of nobody."""
+def empty_commit(device: torch.device) -> Committed:
+    """Return the answer to a commit without requests."""
     none = torch.empty(0, dtype=torch.int64, device=device)
     return Committed(none, none, none.view(0, 0), none, none, none, none)

@@ -1,4 +1,4 @@
-"""What a draft answers: a table of the drafts in use, and one of the head's own.
+"""The answer of a draft: a table of the drafts in use, and one of the head's own.
 
 Leaves out: trees that the drafter grows, which come as tables (`round.py`).
 """
@@ -17,7 +17,7 @@ NO_OPINION = -1  # `own` without a draft head
 
 
 def split_tables(said: torch.Tensor, steps: int, *, headed: bool) -> Drafted:
-    """The two tables [B, steps] that stand side by side in `said`; without a draft head there is one.
+    """Split `said` into two tables [B, steps], which are side by side in it; without a draft head there is one.
 
     The caller may keep its tensors.
     """
@@ -29,7 +29,7 @@ def split_tables(said: torch.Tensor, steps: int, *, headed: bool) -> Drafted:
 
 
 def cut_to_trees(said: torch.Tensor, trees: Sequence[Sequence[int]], width: int) -> torch.Tensor:
-    """Tables [B, width - 1] side by side -> the same as wide as the largest tree; -1 behind the drafts of each."""
+    """Cut tables [B, width - 1], side by side, to the width of the largest tree; -1 after the drafts of each."""
     most, counts = max(map(len, trees)), ints([len(tree) for tree in trees], said.device)
     behind = torch.arange(most, device=said.device) >= counts[:, None]
     begins = range(0, said.shape[1], width - 1)

@@ -33,7 +33,7 @@ from instep_reference.contract.sampling import Sampling
 
 from . import mixed
 from .adaptive import Controller
-from .batch import nobody
+from .batch import empty_commit
 from .build import built
 from .commit import write_set
 from .commit.accepted import answered, forced_paths
@@ -61,10 +61,10 @@ from .transfer.to_host import HostCopy, Parents, Roots
 class OptimizedEngine:
     """Implements `Engine`, `Inspectable` and `Watched` of the contract. `messages`: changes to the adaptive candidates.
 
-    Between a draft and its commit nothing waits for the device: lengths, windows, roots and counts stand in the slot
+    Between a draft and its commit nothing waits for the device: lengths, windows, roots and counts are in the slot
     table. The host gets copies of the numbers that it needs, and waits for a copy only when it reads it. A draft
     reserves pages, so it reads the lengths of its requests first. When rounds overlap, it does not wait: it reserves
-    pages for the longest lengths that are possible.
+    pages for the longest possible lengths.
     """
 
     refuses = True  # an illegal event raises `BadInput`, and nothing has changed (`refusals.py`)
@@ -88,7 +88,7 @@ class OptimizedEngine:
         self._memory = self._model.memory
         self._round = self._rounds[num_steps]
         self._requests: dict[str, Request] = {}
-        # Requests without a slot, and saved states and prefixes by name: what the host knows, and copies of memory.
+        # Requests without a slot, and saved states and prefixes by name: the host's records, and copies of memory.
         self._preempted: dict[str, Entry] = {}
         self._saved: dict[str, Entry] = {}
         self._tiers = Tiers(self._saved, self._device, capacity.tracked)
@@ -97,7 +97,7 @@ class OptimizedEngine:
                                   capacity.track_interval)
         self._graphs = prepared(
             ops, self._rounds.values(), self._device, batches=options.batches) if options.graphs else None
-        self._untold: list[HostCopy] = []  # accepted counts that the controller was not told yet
+        self._unreported: list[HostCopy] = []  # accepted counts that the controller has not received yet
 
     # Events
 
@@ -112,14 +112,14 @@ class OptimizedEngine:
     ) -> Drafted:
         steps, nodes = self._round.num_steps, self._capacity.num_draft_tokens
         grown = self._capacity.grown(steps)
-        alike = tuple(range(steps if picks is not None or not grown else grown))  # of a tree to grow: as many drafts
+        alike = tuple(range(steps if picks is not None or not grown else grown))  # for a grown tree: as many drafts
         trees = parents if parents is not None else (alike,) * len(requests)
         if nodes is None and any(tuple(tree) != tuple(range(steps)) for tree in trees):
             raise Unsupported("drafts that form a tree: without num_draft_tokens windows are chains of num_steps")
         if nodes is not None and any(len(tree) >= nodes for tree in trees):
             raise OutOfCapacity(f"a window of {1 + max(map(len, trees))} nodes; there is room for {nodes}")
         if parents is not None and picks is None:
-            raise Unsupported("a tree without its drafts: what the drafter grows has shapes of its own")
+            raise Unsupported("a tree without its drafts: the drafter chooses the shapes of the trees that it grows")
         if self._model.drafter is None and picks is None:
             raise Unsupported("no draft head is in use: a draft event must bring its picks")
         self._refusals.draft(requests, picks, trees, steps)
@@ -150,11 +150,11 @@ class OptimizedEngine:
         self, drafted: Sequence[Request], picks: Sequence[Sequence[int]] | None, trees: Sequence[Sequence[int]],
         grown: int,
     ) -> Drafted:
-        """The drafter grows its trees; the window is the given one, where one is given."""
+        """Let the drafter grow its trees; a given window replaces the grown one."""
         width, count = self._round.width, len(drafted)
         if picks is None:
             forced, tree, most = [[-1] * (width - 1)] * count, [[-1] * width] * count, grown
-        else:  # behind the end of a given window stands nothing of the grown one
+        else:  # after the end of a given window nothing of the grown one remains
             forced, most = [[*one, *[0] * (width - 1 - len(one))] for one in picks], max(map(len, picks))
             tree = [line[:width] for line in tree_inputs(trees, width, behind=0)]
         drafts, own, parents = self._run("draft", drafted, forced, tree=tree)
@@ -202,7 +202,7 @@ class OptimizedEngine:
         forced = forced_paths(accepted, len(requests))
         verified = self._named(requests)
         if not verified:
-            return nobody(self._device)
+            return empty_commit(self._device)
         self._catch_up()
         *fields, lens = self._run("commit", verified, forced, [request.row for request in verified])
         acceptance = Acceptance(*fields)
@@ -215,7 +215,7 @@ class OptimizedEngine:
         widest = 1 + max(request.drafts for request in verified)
         for request in verified:
             request.parents, request.row = (), None
-        self._untold.append(counts)
+        self._unreported.append(counts)
         return replace(answered(acceptance, widest), tracked=tracked)
 
     def set_num_steps(self, num_steps: int) -> None:
@@ -276,7 +276,7 @@ class OptimizedEngine:
     def idle(self) -> None:
         self._refusals.idle()
 
-    # What the engine shows; to ask changes nothing
+    # Inspection: these methods change nothing
 
     def state(self, request: str) -> RequestState:
         if request in self._preempted:
@@ -317,7 +317,7 @@ class OptimizedEngine:
 
     @property
     def graphs(self) -> Runner | None:
-        """The runner of the captured graphs; None when the rounds run eagerly."""
+        """Return the runner of the captured graphs; None if the rounds run eagerly."""
         return self._graphs
 
     def watch(self, see: See) -> None:
@@ -333,7 +333,7 @@ class OptimizedEngine:
     ) -> Any:
         """Run the body of one event on the inputs that come from the host: eagerly, or as a captured graph.
 
-        join: as of `Runner.run`
+        join: as in `Runner.run`
         """
         kind = kind_of(kind, bool(uniforms))
         body, slots = self._round.bodies[kind], [self._memory.slots.of(request.name) for request in requests]
@@ -345,7 +345,8 @@ class OptimizedEngine:
         if self._graphs is None:
             results = body.run(self._ops, inputs)
             return results if join is None else join(results)
-        # Inside a graph no row can be cut: what a replay shows is noted, and cut when the answer says which rows count.
+        # Inside a graph no row can be cut: results of a replay are noted, and cut when the answer tells which rows
+        # count.
         key, seen = (kind, self._round.num_steps), list[tuple[Place, torch.Tensor]]()
         answer: Any = self._graphs.run(key, self._base, body.run, inputs, IDLE, noting(self._see, seen), join)
         if seen:
@@ -354,14 +355,14 @@ class OptimizedEngine:
         return answer
 
     def _named(self, names: Sequence[str]) -> list[Request]:
-        """The requests in batch order. Unless rounds overlap, their lengths are made exact first."""
+        """Look up the requests in batch order. Unless rounds overlap, their lengths are made exact first."""
         requests = [self._requests[name] for name in names]
         for request in requests if not self._options.overlap else ():
             request.length.settle()
         return requests
 
     def _grow(self, requests: Sequence[Request], wants: Callable[[bool], write_set.Wants]) -> None:
-        """Reserve pages for the longest possible lengths. Without room for them, wait for the exact lengths."""
+        """Reserve pages for the longest possible lengths. If they do not fit, wait for the exact lengths."""
         try:
             self._memory.grow(wants(False))
         except OutOfCapacity:
@@ -370,17 +371,17 @@ class OptimizedEngine:
                 request.length.settle()
 
     def _catch_up(self) -> None:
-        """Tell the controller the accepted counts of the rounds before."""
-        for counts in self._untold:
+        """Report the accepted counts of earlier rounds to the controller."""
+        for counts in self._unreported:
             self._controller.committed([count - 1 for count in counts.list()])
-        self._untold.clear()
+        self._unreported.clear()
 
     def _claim(self, name: str, positions: int, sampling: Sampling | None) -> None:
         self._memory.claim(name, positions, sampling)
         self._round.strategy.claim(self._memory.slots.of(name))
 
     def _kept(self, name: str) -> Entry:
-        """Copies of a request's logical state. A round in flight is not part of it."""
+        """Copy a request's logical state. A round in flight is not part of it."""
         request = self._requests[name].between_rounds()
         length = request.length.exact
         conv, state = self._round.strategy.peek(self._base, self._memory.slots.of(name), length)

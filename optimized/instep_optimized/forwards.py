@@ -1,6 +1,6 @@
 """Forwards of windows alone, of decodes alone, and of both, in which a decode has the rows of a window.
 
-So a proposer that finds nothing for some requests costs no second reading of the weights, and no forward outside of
+So a proposer that finds nothing for some requests costs neither a second pass over the weights nor a forward outside of
 graphs. Leaves out: forwards with prompts (`mixed.py`), and the bodies (`round.py`).
 """
 
@@ -23,31 +23,31 @@ BOTH = WINDOWS | DECODES
 
 @dataclass(frozen=True)
 class Forwards:
-    """run: the engine's own, of one body;  width: packed rows of a window;  trees: whether windows may end before"""
+    """run: runs one body in the engine;  width: packed rows of a window;  trees: whether windows may be shorter"""
 
     run: Callable[..., Any]
     width: int
     trees: bool
 
     def windows(self, plan: Sequence[Planned]) -> torch.Tensor:
-        """-> the target's own choice at every row, in batch order"""
+        """Run windows -> the target's own choice at every row, in batch order."""
         own: torch.Tensor = self._run("verify", plan, (), self.width).picks.flatten()
         return own[self._spots(plan, own.device)] if self.trees else own
 
     def decodes(self, plan: Sequence[Planned]) -> tuple[torch.Tensor, torch.Tensor]:
-        """-> the target's own choices, and the roots that are now in force"""
+        """Run decodes -> the target's own choices, and the roots that are now in force."""
         own, roots = self._run("decode", plan, [[p.forced] for p in plan], 1)
         return own, roots
 
     def both(self, plan: Sequence[Planned]) -> tuple[torch.Tensor, torch.Tensor]:
-        """-> as `mixed.forward`: own choices at every row, in batch order, and the roots of the decodes"""
+        """Run both -> as `mixed.forward`: own choices at every row, in batch order, and the roots of the decodes."""
         kinds = [p.span.kind for p in plan]
         picks, roots = self._run(BESIDE, plan, [[p.forced] for p in plan], self.width, kinds)
         decoded = [number for number, kind in enumerate(kinds) if kind == "decode"]
         return picks.flatten()[self._spots(plan, picks.device)], roots[ints(decoded, roots.device)]
 
     def _spots(self, plan: Sequence[Planned], device: torch.device) -> torch.Tensor:
-        """Where the rows that are used stand among those of windows of full width."""
+        """Locate the rows that are used among those of windows of full width."""
         return ints([number * self.width + row for number, p in enumerate(plan) for row in range(p.span.count)], device)
 
     def _run(

@@ -15,7 +15,7 @@ StateLayout = Literal["VK", "KV"]
 
 
 class Chance(NamedTuple):
-    """Rounding by chance (`Blocked.seed`): what the numbers of one layer hang on, beside tokens and elements."""
+    """Stochastic rounding (`Blocked.seed`): the counters of one layer, in addition to tokens and elements."""
 
     seed: int
     layer: int
@@ -30,7 +30,7 @@ class Address:
     column  [B] int64, the position within the unit, or None: the unit has no positions, or
             (for `per_row`) position t of the window goes to column t
     scales  of a pool that is stored in tiles (`Blocked`): their scales, with the leading axes of the pool
-    chance  where a pool is rounded by chance, with scales or without
+    chance  stochastic rounding of the pool, with scales or without; None: rounding to nearest
     """
 
     pool: torch.Tensor
@@ -41,7 +41,7 @@ class Address:
 
 
 class Updates(NamedTuple):
-    """A kept token, as what it does to a state: S <- decay S + k update^T. To run it again nothing is read out of S.
+    """A kept token, as its effect on a state: S <- decay S + k update^T. Running it again reads nothing from S.
 
     k [..., H, K] as the delta rule consumed it;  decay [..., HV] = exp(log_decay)
     update [..., HV, V] = beta (v - S^T k), with S after the decay
@@ -53,7 +53,7 @@ class Updates(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """A kept token, as what the delta rule consumed of it: for kernels that do not return updates.
+    """A kept token, as the inputs of the delta rule: for kernels that do not return updates.
 
     k [..., H, K];  v [..., HV, V];  log_decay, beta [..., HV]
     """
@@ -66,7 +66,7 @@ class Inputs(NamedTuple):
 
 Keeps = Literal["update", "inputs"]  # what the rings of an op set keep of a token
 KEPT: dict[Keeps, type[Updates] | type[Inputs]] = {"update": Updates, "inputs": Inputs}
-# Only the program that wrote them reads these. So their pools may have fewer entries than the ring (see `Ring`).
+# Only the program that wrote these reads them. So their pools may have fewer entries than the ring (see `Ring`).
 OWN = ("update", "v")
 
 
@@ -78,10 +78,10 @@ class Ring:
                  computes, inputs that in which they are consumed
     units        [B] int64, the unit of each request; -1: nothing is run again, nothing is kept
     begin        [B] int64, the entry (0 .. size-1) of the first token to run again
-    pending      [B] int64, how many to run again, taken as 0 .. size; the j-th stands in entry (begin + j) % size
+    pending      [B] int64, how many to run again, taken as 0 .. size; the j-th is in entry (begin + j) % size
     keep         [B] int64, the entry of row 0 of this launch; row t goes to (keep + t) % size; -1: rows are not kept
 
-    A token stands in entry position % size. So rows of a new window never fall on pending entries as long as
+    A token is in entry position % size. So rows of a new window never fall on pending entries as long as
     pending + window <= size. They must not: programs of other heads may still read pending entries while one writes.
 
     The pool `own` (of updates, or of v) is different. Only the program that wrote an entry reads it, and it reads all
@@ -98,12 +98,12 @@ class Ring:
 
     @property
     def size(self) -> int:
-        """Entries per unit."""
+        """Number of entries per unit."""
         return self.kept.k.shape[1]
 
     @property
     def own(self) -> torch.Tensor:
-        """The pool that may have fewer entries: of updates, or of values."""
+        """Return the pool that may have fewer entries: of updates, or of values."""
         return self.kept.update if isinstance(self.kept, Updates) else self.kept.v
 
 
@@ -117,15 +117,15 @@ class Part:
     most    the largest count, on the host
     read    the memory before the first row
     fresh   [B] bool; True: the request has no tokens yet. `read` must not be read, the memory is zeros
-    store   where the memory after the last row goes; None: nowhere
-    per_row where the memory after every row t goes (column t); None: nowhere
-    ring    only for "window" parts of the delta rule: the kept tokens to run again first, and where the rows are kept
-    settled where the memory goes after the kept tokens were run again, before row 0; None: nowhere
+    store   target of the memory after the last row; None: not stored
+    per_row target of the memory after every row t (column t); None: not stored
+    ring    only for "window" parts of the delta rule: the kept tokens to run again first, and the target of the rows
+    settled target of the memory after the kept tokens were run again, before row 0; None: not stored
     parents [N] int64, for windows that are trees: of each packed row the node whose memory it continues, as a number
             within its request's window; -1: the memory before the window. A parent comes before its children. Rows
             that no request covers may hold anything. None: every row continues the row before it. In a tree
-            `store` is None: the memory after the last row is nobody's
-    before  [B] int64: committed tokens before the first row. Only what is rounded by chance hangs on it
+            `store` is None: the memory after the last row belongs to no request
+    before  [B] int64: committed tokens before the first row. Used only for stochastic rounding
 
     A request with pending tokens but no rows is a fold: its pending tokens run again, and the result is stored. A
     request with neither does nothing.
@@ -151,25 +151,25 @@ class Part:
 
 @dataclass(frozen=True)
 class Pages:
-    """Paged KV of one layer, and where each request's positions stand in it.
+    """Paged KV of one layer, and the place of each request's positions in it.
 
     keys, values  [pages, page_size, kv_heads, head_dim], strides the pool's own
-    table         [slots, width] int64, a view on the pool: every slot's page ids in order, -1 padded. No page is of
-                  two requests of one launch
-    slots         [B] int64: the line of the table that is the request's; -1: it reads nothing, its rows are zeros
+    table         [slots, width] int64, a view on the pool: every slot's page ids in order, -1 padded. No two requests
+                  of one launch share a page
+    slots         [B] int64: the request's line of the table; -1: it reads nothing, its rows are zeros
     begin, count  [B] int64: the packed query rows of each request
     before        [B] int64: positions in memory before the first of these rows;
                   row j of request b sees positions 0 .. before[b] + j
-    most          the largest count, on the host; where only the device knows counts, the largest that there may be
-    ancestors     [N] int64, for windows that are trees: what each packed row sees behind `before`. Bit n stands for
+    most          the largest count, on the host; if only the device knows counts, the largest possible one
+    ancestors     [N] int64, for windows that are trees: what each packed row sees after `before`. Bit n means
                   position before[b] + n, which holds node n; so a row sees positions 0 .. before[b] - 1 and those of
                   its bits, itself included. The value at a position that a row does not see is not used, not even
-                  times zero: it may be NaN. The most nodes is 63. A row with no bit at all is a row of a chain (or
-                  of a prefill beside trees), and all rows of its request are: it sees what is said under `before`.
-                  None: all rows are such
-    nodes         the most nodes of a window, on the host: no bit from there on is set. 0 without `ancestors`
+                  times zero: it may be NaN. The maximum is 63 nodes. A row with no bit at all is a row of a chain (or
+                  of a prefill in the same batch), and so are all rows of its request: it sees positions as under
+                  `before`. None: all rows are such rows
+    nodes         maximum number of nodes of a window, on the host: no bit from there on is set. 0 without `ancestors`
     key_scales, value_scales  of pools that are stored in tiles: [pages, page_size, kv_heads, 1]
-    full          whether every packed row is some request's, as the host knows; False: it does not know
+    full          whether every packed row belongs to a request, if the host knows; False: it does not know
     """
 
     keys: torch.Tensor

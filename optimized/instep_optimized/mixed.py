@@ -1,4 +1,4 @@
-"""A forward with prefill chunks, beside rows of any kind. It never runs in a graph.
+"""A forward with prefill chunks and rows of any other kind. It never runs in a graph.
 
 Leaves out: forwards without prompts (`forwards.py`), and the bookkeeping of requests (`engine.py`).
 """
@@ -17,7 +17,7 @@ from .batch import Span, begins_of, pack, parents_of
 from .commit.accepted import keep_tail, keep_window
 from .commit.pair import CommitPair
 from .commit.write_set import width_of
-from .draft.base import Asked
+from .draft.base import PickRows
 from .memory import Memory
 from .memory.saved import Kept
 from .memory.units import shown
@@ -43,7 +43,7 @@ class Planned:
 
     @property
     def forced(self) -> int:
-        """The root to use after it; -1: the target's own choice."""
+        """Root to use after it; -1: the target's own choice."""
         return -1 if self.row.root is None else self.row.root
 
     @property
@@ -54,16 +54,16 @@ class Planned:
 
     @property
     def asked(self) -> int:
-        """For how many rows, counted from its last one, logits are needed."""
+        """Number of rows, counted from its last one, for which logits are needed."""
         return self.span.count if self.span.kind == "verify" else int(self.rooted)
 
     def known(self, behind: int) -> int:
-        """The prompt token `behind` places after the last row's; -1: the prompt ends before it, or a root follows."""
+        """Return the prompt token `behind` places after the last row; -1: the prompt ends earlier or a root follows."""
         at = self.begin + self.span.count - 1 + behind
         return self.request.prompt[at] if not self.rooted and at < len(self.request.prompt) else -1
 
     def ran(self) -> None:
-        """Note that the forward was launched: a verified window waits for its commit, all other rows are committed."""
+        """Record the launch of the forward: a verified window waits for its commit, all other rows are committed."""
         if self.span.kind == "verify":
             self.request.row = self.span.row
         else:
@@ -72,7 +72,7 @@ class Planned:
 
 
 def planned(row: Row, number: int, request: Request) -> Planned:
-    """The plan of one row of a forward, the `number`-th of the batch."""
+    """Plan one row of a forward, the `number`-th of the batch."""
     prefill = row.kind == "prefill"
     begin = request.length.exact if prefill else 0
     span = Span(row.request, row.kind, width_of(row, request), number, fresh=prefill and not begin)
@@ -82,9 +82,10 @@ def planned(row: Row, number: int, request: Request) -> Planned:
 def forward(
     ops: Ops, model: Model, commit: CommitPair, plan: Sequence[Planned], num_steps: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """-> the target's own choice at every row that needs logits, in batch order; the roots that are now in force; the
-    target's final rows [N, D].
+    """Run a forward -> own choices, roots, final rows.
 
+    own choices: the target's, at every row that needs logits, in batch order; roots: those that are now in force; final
+    rows: the target's [N, D].
     num_steps: the step count in force. A draft extend may depend on it (`draft/vanilla.py`).
     """
     memory = model.memory
@@ -103,7 +104,7 @@ def forward(
     _keep(ops, memory, plan, begins, said, own, final)
     committed = [(p, begin) for p, begin in zip(plan, begins, strict=True) if p.span.kind != "verify"]
     rooted = [(p, said[begin + p.span.count - 1]) for p, begin in committed if p.rooted]
-    # The roots are written before the extend, which reads them behind the last rows.
+    # The roots are written before the extend, which reads them after the last rows.
     roots = _root(ops, memory, [p for p, _ in rooted], _select(ops, own, [place for _, place in rooted]))
     if committed:
         _extend(ops, model, [p for p, _ in committed], _select(
@@ -113,7 +114,7 @@ def forward(
 
 
 def extend_prefix(ops: Ops, model: Model, request: Request, kept: Kept, num_steps: int) -> None:
-    """After the load of a prefix: draft extend over its last rows, with the tokens that follow in this prompt."""
+    """Run the draft extend over a loaded prefix's last rows, with the tokens that follow in this prompt."""
     assert kept.final is not None, "it is a prefix"
     final = torch.cat((*map(shown, kept.tail.values()), kept.final[None]))
     row, begin = Row(request.name, "prefill"), request.length.exact - len(final)
@@ -121,7 +122,7 @@ def extend_prefix(ops: Ops, model: Model, request: Request, kept: Kept, num_step
 
 
 def _own(ops: Ops, model: Model, final: torch.Tensor, plan: Sequence[Planned]) -> torch.Tensor:
-    """The target's own choice behind every row that needs logits: windows, and single rows as windows of one node."""
+    """Compute the target's own choice after every row that needs logits; single rows are one-node windows."""
     asking, memory = [p for p in plan if p.asked], model.memory
     width = max(p.asked for p in asking)
     units = in_units([p.row for p in asking], width)
@@ -146,7 +147,8 @@ def _keep(
 ) -> None:
     """Keep the verified windows in the slot table.
 
-    Chains are equally wide, for the step count changes between rounds. Trees are kept to the last column of the table.
+    Chains are equally wide, because the step count changes only between rounds. Trees are kept to the last column of
+    the table.
     """
     verified = [(p, begin) for p, begin in zip(plan, begins, strict=True) if p.span.kind == "verify"]
     if not verified:
@@ -172,28 +174,28 @@ def _root(ops: Ops, memory: Memory, rooted: Sequence[Planned], own: torch.Tensor
 
 
 def _extend(ops: Ops, model: Model, committed: Sequence[Planned], hidden: torch.Tensor, num_steps: int) -> None:
-    """Draft extend over the committed rows, then their lengths."""
+    """Run the draft extend over the committed rows, then grow their lengths."""
     memory, drafter, spans = model.memory, model.drafter, [replace(p.span, kind="draft") for p in committed]
     slots = _slots(memory, committed)
     if drafter is not None:
         batch = pack(ops, memory, spans, torch.cat([_following(p, memory) for p in committed]))
-        asked = [_asked(memory, committed, layer, drafter.layers) for layer in range(drafter.layers)]
+        asked = [_pick_rows(memory, committed, layer, drafter.layers) for layer in range(drafter.layers)]
         drafter.extend(ops, memory, batch, hidden, asked, num_steps)
         if memory.slot_table.tail is not None:
             ends = [begin + span.count for begin, span in zip(begins_of(spans), spans, strict=True)]
-            # Of a long chunk only the last rows, for its line in the slot table is no longer than that.
+            # Only the last rows of a long chunk: its line in the slot table is no longer than that.
             newest = [row for end, span in zip(ends, spans, strict=True)
                       for row in range(end - min(span.count, drafter.layers), end)]  # fmt: skip
             keep_tail(ops, memory, batch, hidden, ints(newest, slots.device))
     ops.advance(length=memory.slot_table.length, slots=slots, by=ints([span.count for span in spans], slots.device))
 
 
-def _asked(memory: Memory, committed: Sequence[Planned], layer: int, layers: int) -> Asked:
-    """For which requests MTP layer `layer` picks a token.
+def _pick_rows(memory: Memory, committed: Sequence[Planned], layer: int, layers: int) -> PickRows:
+    """Select the requests for which MTP layer `layer` picks a token.
 
-    It picks for every request whose root is known. The next layer reads, for a request's last row, the token that
-    stands `layer` + 2 places after the row's own. Where the prompt is unfinished and has that token, it is known and
-    nothing is picked. Where the prompt ends before it, this layer's pick stands in.
+    It picks for every request whose root is known. The next layer reads, for a request's last row, the token that is
+    `layer` + 2 places after the row's own. If the prompt is unfinished and has that token, it is known and nothing is
+    picked. If the prompt ends before it, the next layer uses this layer's pick.
     """
     spans, further = [p.span for p in committed], layer + 1 < layers
     ends = [begin + span.count - 1 for begin, span in zip(begins_of(spans), spans, strict=True)]
@@ -204,11 +206,11 @@ def _asked(memory: Memory, committed: Sequence[Planned], layer: int, layers: int
         [ends[number] for number in picks], [kept[number] for number in picks],
         [picks.index(number) if number in picks else -1 for number in range(len(committed))], known,
     ], memory.device)
-    return Asked(last, slots, places, behind) if further else Asked(last, slots)
+    return PickRows(last, slots, places, behind) if further else PickRows(last, slots)
 
 
 def _tokens(planned: Planned, memory: Memory) -> torch.Tensor:
-    """The tokens that a span runs on: the next ones of the prompt, or those in the slot's window."""
+    """Return the tokens that a span runs on: the next ones of the prompt, or those in the slot's window."""
     span, request = planned.span, planned.request
     if span.kind == "prefill":
         return request.tokens[planned.begin : planned.begin + span.count]
@@ -216,7 +218,7 @@ def _tokens(planned: Planned, memory: Memory) -> torch.Tensor:
 
 
 def _following(planned: Planned, memory: Memory) -> torch.Tensor:
-    """For each row the token one place after its own: of the prompt, or the root behind the last row."""
+    """For each row the token one place after its own: of the prompt, or the root after the last row."""
     root = memory.slot_table.window[memory.slots.of(planned.span.request), :1]
     if planned.span.kind == "decode":
         return root

@@ -1,4 +1,4 @@
-"""How an engine is set up (frozen), and the combinations that are refused.
+"""Settings of an engine (frozen), and the combinations that are refused.
 
 Leaves out: the op set and the capacity, which are separate arguments of the engine.
 """
@@ -28,9 +28,11 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Options:
-    """device      where weights, pools and rows stand
+    """Settings of an engine.
+
+    device      device of weights, pools and rows
     activation  dtype of hidden rows, KV and conv windows, as far as the op set follows it
-    state       how the recurrent state is stored: a dtype, or `SCALED_STATE`; of 16 bits at most also `by_chance`
+    state       how the recurrent state is stored: a dtype, or `SCALED_STATE`; with at most 16 bits also `by_chance`
     kv          how KV and draft KV are stored; None: in the dtype of activations; or `SCALED_KV`
     layout      physical order of a state block: VK (K contiguous) or KV (V contiguous)
     snapshot_layout  the same in the pool of snapshots; None: as `layout`
@@ -41,7 +43,7 @@ class Options:
     graphs      draft, verify, decode and commit run as graphs, captured at the start for every step count
     batches     batch sizes for which graphs are captured; None: 1, 2, 4, ... and as many requests as there are slots.
                 A batch between them runs in the next larger graph. The largest has room for all slots
-    overlap     a round may be launched before the accepted counts of the round before are known. Pages are then
+    overlap     a round may be launched before the accepted counts of the previous round are known. Pages are then
                 reserved for the worst case
     poison      the value that fills fresh and freed units; None: fresh units are zeros, freed units stay as they are
     """
@@ -62,19 +64,19 @@ class Options:
     batches: tuple[int, ...] | None = None
 
 
-# A strategy that stores a state later than at its commit: a narrow one would be rounded where the schedule says.
+# A strategy that stores a state later than at its commit: the schedule would decide when a narrow state is rounded.
 LATE = tuple(("lazy_rerun", state) for state in (torch.bfloat16, torch.float16, SCALED_STATE))
 
 
 def nearest(state: Storage) -> Storage:
-    """The same without chance."""
+    """Return the same storage without stochastic rounding."""
     return state.nearest if isinstance(state, Blocked) else state
 
 
 Rule = Callable[[Options, ModelConfig, int], bool]
 
-# (whether it is refused, why, which options say so), one line each. o: options, c: configuration, n: the most drafts
-# that a round may have.
+# (whether it is refused, why, the options that cause it), one line each. o: options, c: configuration, n: the maximum
+# number of drafts of a round.
 REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
     (lambda o, c, n: o.layout not in ("VK", "KV"), "a state layout is VK or KV", ("layout",)),
     (lambda o, c, n: o.snapshot_layout not in (None, "VK", "KV"),
@@ -86,7 +88,7 @@ REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
     (lambda o, c, n: nearest(o.state) not in (*FLOATS, SCALED_STATE),
      "a state is stored in float64, float32, bfloat16, float16 or float8_e4m3fn with scales", ("state",)),
     (lambda o, c, n: isinstance(o.state, Blocked) and o.state.dtype.itemsize > 2,
-     "what is rounded by chance has 16 bits at most", ("state",)),
+     "stochastic rounding is for at most 16 bits", ("state",)),
     (lambda o, c, n: o.kv not in (None, o.activation, SCALED_KV),
      "KV is stored in the dtype of activations or in float8_e4m3fn with scales", ("kv",)),
     (lambda o, c, n: o.batches is not None and (not o.batches or min(o.batches) < 1),
@@ -110,23 +112,23 @@ REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
 
 TreeRule = Callable[[Options, ModelConfig, Ops], bool]
 
-# The same where windows may be trees. s: the op set.
+# The same if windows may be trees. s: the op set.
 NO_TREES: tuple[tuple[TreeRule, str, tuple[str, ...]], ...] = (
     (lambda o, c, s: not s.trees,
      "windows that are trees: this op set serves chains alone, or does not say that it serves trees (`Ops.trees`)", ()),
     (lambda o, c, s: o.conv == "widened",
      "windows that are trees: in a widened line of inputs the conv windows of siblings would overlap", ("conv",)),
     (lambda o, c, s: not {o.strategy, o.conv}.isdisjoint(s.keepers),
-     "windows that are trees: a strategy that comes with an op set is told of chains alone", ("strategy", "conv")),
+     "windows that are trees: a strategy from an op set supports only chains", ("strategy", "conv")),
     (lambda o, c, s: o.drafter == "vanilla" and c.mtp_layers > 0,
-     "windows that are trees: vanilla drafting has no layer of its own per branch", ("drafter",)),
+     "windows that are trees: vanilla drafting has no separate layer per branch", ("drafter",)),
 )  # fmt: skip
 
 
-# The same where prefixes are tracked.
+# The same if prefixes are tracked.
 NOT_TRACKED: tuple[tuple[TreeRule, str, tuple[str, ...]], ...] = (
     (lambda o, c, s: not {o.strategy, o.conv}.isdisjoint(s.keepers),
-     "tracked prefixes: a strategy that comes with an op set is not asked for the memory after a node",
+     "tracked prefixes: a strategy from an op set cannot return the memory after a node",
      ("strategy", "conv")),
 )  # fmt: skip
 
@@ -140,9 +142,10 @@ def check(
     options: Options, config: ModelConfig, steps: int, ops: Ops, nodes: int | None = None, *, topk: int | None = None,
     interval: int | None = None,
 ) -> None:
-    """Refuse what this side does not serve, before anything is allocated.
+    """Refuse settings that this side does not support, before anything is allocated.
 
-    steps: the most drafts of a round;  nodes, topk, interval: `num_draft_tokens`, `topk`, `track_interval` of the room
+    steps: maximum drafts of a round;  nodes, topk, interval: `num_draft_tokens`, `topk`, `track_interval` of the
+    capacity
     """
     for field, component, what in NAMED:
         names = known(component, ops)
@@ -151,7 +154,7 @@ def check(
     tiled = [name for name in ("state", "kv") if scaled(getattr(options, name))]
     falls = isinstance(options.state, Blocked) and options.state.seed is not None
     if tiled and not (ops.tiled or moves_labels(ops)):
-        raise Unsupported(f"the ops of {ops.name} read no scales beside a pool ({', '.join(tiled)} float8_e4m3fn)")
+        raise Unsupported(f"the ops of {ops.name} read no scales of a pool ({', '.join(tiled)} float8_e4m3fn)")
     if falls and not (ops.chances or moves_labels(ops)):
         raise Unsupported(f"the ops of {ops.name} round states to nearest alone (state {options.state})")
     if (tiled or falls) and not {options.strategy, options.conv}.isdisjoint(ops.keepers):
@@ -183,11 +186,11 @@ def check(
 
 
 def moves_labels(ops: Ops) -> bool:
-    """Whether the op set moves labels instead of computing: its hidden rows are whole numbers."""
+    """Return whether the op set moves labels instead of computing: its hidden rows are integers."""
     return not ops.types(torch.float32, torch.float32).hidden.is_floating_point
 
 
 def types_of(options: Options, ops: Ops) -> Types:
-    """How an op set stores everything under these options."""
+    """Return the storage dtypes of an op set under these options."""
     types = ops.types(options.activation, options.state)
     return types if options.kv is None or moves_labels(ops) else types._replace(kv=options.kv)

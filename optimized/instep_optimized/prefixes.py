@@ -1,7 +1,7 @@
-"""Tracked prefixes: the first tokens of a request, kept for others that begin with them. They are made of copies.
+"""Tracked prefixes: the first tokens of a request, kept as copies for other requests that begin with them.
 
 A chunk leaves everything that a prefix needs. So does a commit: the states after every node of its window are still
-there, wherever the strategy has them, and the final rows stand in the order of the accepted path.
+there, if the strategy stores them, and the final rows are in the order of the accepted path.
 Leaves out: giving a prefix to a request, which is a load (`engine.py`).
 """
 
@@ -26,12 +26,12 @@ from .request import Request
 from .tiers import Entry
 from .transfer.to_host import HostCopy, Roots
 
-TOKENS, PATH = 1, 2  # the parts of a commit's copy behind the accepted counts: [B, T] each
+TOKENS, PATH = 1, 2  # the parts of a commit's copy after the accepted counts: [B, T] each
 
 
 @dataclass(frozen=True)
 class Prefixes:
-    """kept: what is kept by name, prefixes and saved states alike. Nothing is noted where there is no interval."""
+    """kept: saved states and prefixes alike, by name. Nothing is recorded if there is no interval."""
 
     memory: Memory
     capacity: Capacity
@@ -44,20 +44,20 @@ class Prefixes:
     # The tokens of requests: a prefix is only given to a request that begins with it
 
     def chosen(self, requests: Mapping[str, Request], roots: Roots) -> None:
-        """Note the roots that a forward has chosen."""
+        """Record the roots that a forward has chosen."""
         for name in roots if self.on else ():
             requests[name].said.append(partial(_root_of, roots, name))
 
     def counts(self, acceptance: Acceptance, lens: torch.Tensor) -> HostCopy:
-        """The copy of accepted counts that every commit starts; where prefixes are tracked, tokens and paths too.
+        """Start the copy of accepted counts of every commit; if prefixes are tracked, tokens and paths too.
 
-        lens: accept_lens once more. The caller may write into those of the acceptance
+        lens: a second copy of accept_lens, because the caller may write into those of the acceptance
         """
         more = (acceptance.tokens, acceptance.accept_index) if self.on else ()
         return HostCopy(lens, *more, immutable=lens.data_ptr() != acceptance.accept_lens.data_ptr())
 
     def accepted(self, verified: Sequence[Request], counts: HostCopy) -> None:
-        """Note the tokens that a commit has accepted, and the bonus."""
+        """Record the tokens that a commit has accepted, and the bonus."""
         for number, request in enumerate(verified) if self.on else ():
             request.said.append(partial(_line, counts, TOKENS, number, len(verified)))
 
@@ -70,7 +70,7 @@ class Prefixes:
         tracked = {}
         for p, end in zip(plan, accumulate(p.span.count for p in plan), strict=True):
             if p.row.track:
-                count = p.request.length.exact  # of a prompt no count is owed
+                count = p.request.length.exact  # a prompt has no pending counts
                 peeked = strategy.peek(ops, self.memory.slots.of(p.request.name), count)
                 self._keep(p.row.track, p.request, count, peeked, final[end - 1])
                 tracked[p.request.name] = count
@@ -104,7 +104,7 @@ def _root_of(roots: Roots, name: str) -> tuple[int]:
 
 
 def _line(counts: HostCopy, part: int, number: int, requests: int) -> list[int]:
-    """A request's line of a table [B, T] in a commit's copy, as far as tokens were accepted."""
+    """Return a request's line of a table [B, T] in a commit's copy, up to its accepted tokens."""
     table = counts.list(part)
     begin = number * (len(table) // requests)
     return table[begin : begin + counts.list()[number]]

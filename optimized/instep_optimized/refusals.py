@@ -1,7 +1,7 @@
-"""What the engine refuses before anything has changed: an event that may not come here. `BadInput` says why.
+"""Refusals before anything has changed: events that are illegal at this point. `BadInput` carries the reason.
 
-All of it is known on the host, so nothing waits for the device. Leaves out: room (`memory/`, `OutOfCapacity`) and what
-is not served (`Unsupported`).
+All of it is known on the host, so nothing waits for the device. Leaves out: room (`memory/`, `OutOfCapacity`) and
+unsupported requests (`Unsupported`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAY_RUN = {"prefill": (WAITING, PREFILLING), "verify": (DRAFTED,), "decode": (RE
 
 
 def phase(request: Request) -> str:
-    """Where a request stands."""
+    """Return the phase of a request within its round."""
     if request.row is not None:
         return VERIFIED
     if request.drafts:
@@ -35,7 +35,7 @@ class Refusals:
         self, live: Mapping[str, Request], preempted: Mapping[str, Any], saved: Mapping[str, tuple[Request, Any]],
         aside: Mapping[str, Any], vocab: int, interval: int | None = None,
     ) -> None:  # fmt: skip
-        """saved: what is kept on the device, by name; aside: what is kept on the host."""
+        """saved: states kept on the device, by name; aside: states kept on the host."""
         self._live, self._preempted, self._saved, self._vocab = live, preempted, saved, vocab
         self._aside = aside
         self._interval = interval
@@ -53,7 +53,7 @@ class Refusals:
         self, names: Sequence[str], picks: Sequence[Sequence[int]] | None, trees: Sequence[Sequence[int]],
         num_steps: int,
     ) -> None:
-        self._nobody("draft", VERIFIED)
+        self._none_within("draft", VERIFIED)
         self._must_be("draft", names, READY, *() if picks is None else (DRAFTED,))
         if names and not num_steps:
             _no("draft", "num_steps 0", "a step count above 0")
@@ -76,14 +76,14 @@ class Refusals:
                 self._tokens("picks", one)
 
     def forward(self, rows: Sequence[Row]) -> None:
-        self._nobody("forward", VERIFIED)
+        self._none_within("forward", VERIFIED)
         _distinct("forward", [row.request for row in rows])
         for row in rows:
             if row.kind not in MAY_RUN:
                 _no(f"forward of {row.request!r}", f"a row of kind {row.kind!r}", f"one of {', '.join(MAY_RUN)}")
             self._must_be("forward", [row.request], *MAY_RUN[row.kind])
             request, prefill = self._live[row.request], row.kind == "prefill"
-            unread = len(request.prompt) - request.length.exact if prefill else 1  # of a prompt no count is owed
+            unread = len(request.prompt) - request.length.exact if prefill else 1  # a prompt has no pending counts
             if not 1 <= row.tokens <= unread:
                 _no(f"forward of {row.request!r}", f"{row.tokens} tokens", f"1 to {unread}")
             if row.root is not None:
@@ -120,7 +120,7 @@ class Refusals:
             self._tokens(f"bonus of {name!r}", [path.bonus])
 
     def set_num_steps(self, num_steps: int, candidates: Collection[int]) -> None:
-        self._nobody("set_num_steps", DRAFTED, VERIFIED)
+        self._none_within("set_num_steps", DRAFTED, VERIFIED)
         if num_steps not in candidates:
             _no("set_num_steps", num_steps, f"one of {tuple(candidates)}")
 
@@ -135,13 +135,13 @@ class Refusals:
         prefix = getattr(memory, "final", None) is not None
         if prompt[: len(kept.prompt)] != kept.prompt or (len(prompt) > len(kept.prompt)) != prefix:
             _no(f"load of {under!r}", f"another prompt in {name!r}",
-                "a prompt that begins with this prefix and goes on" if prefix else "the prompt it has")
+                "a longer prompt that begins with this prefix" if prefix else "the prompt it has")
 
     def offload(self, name: str) -> None:
         self._on_device("offload", name)
 
     def _on_device(self, what: str, name: str) -> None:
-        """What is kept under a name must be on the device."""
+        """Refuse a name whose entry is not on the device."""
         if name not in self._saved:
             found = "what is on the host" if name in self._aside else "nothing of that name"
             _no(f"{what} of {name!r}", found, f"one of {', '.join(self._saved) or 'none'}")
@@ -169,7 +169,7 @@ class Refusals:
             self._must_be("abort", [name])
 
     def idle(self) -> None:
-        self._nobody("idle", VERIFIED)
+        self._none_within("idle", VERIFIED)
 
     def _must_be(self, what: str, names: Sequence[str], *phases: str) -> None:
         _distinct(what, names)
@@ -179,12 +179,12 @@ class Refusals:
                 _no(f"{what} of {name!r}", found, " or ".join(phases) or "a request that is there")
 
     def _free(self, names: Sequence[str]) -> None:
-        """Names for what is going to be kept."""
+        """Refuse names that are not free for a new entry."""
         for name in names:
             if not name or name in self._saved or name in self._aside or names.count(name) > 1:
                 _no("what is kept", f"the name {name!r}", "a name under which nothing is kept")
 
-    def _nobody(self, what: str, *phases: str) -> None:
+    def _none_within(self, what: str, *phases: str) -> None:
         busy = [name for name, request in self._live.items() if phase(request) in phases]
         if busy:
             _no(what, f"{', '.join(busy)} within a round", "the end of the round")
@@ -196,7 +196,7 @@ class Refusals:
 
 
 def _drawn(row: Row, request: Request, *, chooses: bool) -> None:
-    """A row that chooses a token of a request that samples has its uniforms, and no other row has any."""
+    """Check that a row which chooses a token of a sampling request has uniforms, and no other row has any."""
     samples = request.sampling is not None and request.sampling.draws
     due = 0 if not (samples and chooses) else request.drafts + 2 if row.kind == "verify" else 1
     if len(row.uniforms) != due or any(not 0 <= u < 1 or u % UNIFORM for u in row.uniforms):

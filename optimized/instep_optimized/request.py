@@ -1,6 +1,6 @@
-"""What the host knows of a live request. Lengths and windows themselves stand on the device (`memory/slot_table.py`).
+"""The host's record of a live request. Lengths and windows themselves are on the device (`memory/slot_table.py`).
 
-Leaves out: where the request's memory stands (`memory/`).
+Leaves out: the place of the request's memory (`memory/`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Request:
     tokens  [P] int64, the prompt on the device
     sampling  how its tokens are drawn; its slot's line has the same
     rooted  whether its slot's window begins with a root
-    parents of every draft behind the root, the node that it continues; empty between rounds
+    parents of every draft after the root, the node that it continues; empty between rounds
     row     its batch row in the verify that is not committed yet
-    said    the tokens behind the prompt, root last, in parts that are read when somebody asks. They are noted only
-            where prefixes may be tracked
+    said    the tokens after the prompt, root last, in parts that are read on demand. They are recorded only if
+            prefixes may be tracked
     """
 
     name: str
@@ -43,7 +43,7 @@ class Request:
 
     @property
     def drafts(self) -> int:
-        """How many drafts stand behind the root."""
+        """Number of drafts after the root."""
         return len(self.parents)
 
     def between_rounds(self) -> Request:
@@ -52,22 +52,22 @@ class Request:
                        said=list(self.said))
 
     def given_to(self, live: Request) -> Request:
-        """What was kept of it as a standing of another request, which has its own prompt and samples in its own way."""
+        """Adopt a kept entry as the state of another request, which has its own prompt and sampling."""
         return replace(self, name=live.name, prompt=live.prompt, tokens=live.tokens, sampling=live.sampling)
 
     def prefix(self, count: int) -> Request:
-        """Its first `count` tokens, as the prompt of a request that has run so far. Waits for tokens."""
+        """Return its first `count` tokens as the prompt of a request that has run so far. Waits for tokens."""
         text = (*self.prompt, *(token for part in self.said for token in part()))[:count]
         return Request(self.name, text, self.tokens.new_empty(0), length=Length(count))
 
 
 def logical(request: Request, kept: Kept) -> RequestState:
-    """The contract's logical state, made of what the host knows and of copies of the memory."""
+    """Build the contract's logical state from the host's record and copies of the memory."""
     drafting = request.rooted and kept.proposal is not None
     root = kept.root if request.rooted else None
     proposal = kept.proposal[0] if request.rooted and kept.proposal is not None else None
     asked = [token for token in (root, proposal) if token is not None]
-    said = iter(torch.stack(asked).tolist() if asked else ())  # whoever asks waits for the device, so it is asked once
+    said = iter(torch.stack(asked).tolist() if asked else ())  # one read, because each one waits for the device
     return RequestState(
         length=request.length.exact,
         root=None if root is None else next(said),

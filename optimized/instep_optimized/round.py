@@ -1,7 +1,7 @@
 """Everything that depends on the step count, in one object. One is built per candidate; one assignment switches.
 
 Each event here is a *body*: it consists of ops and views only, on tensors of the device. So the same body runs eagerly
-or in a graph. Leaves out: the choice of a step count (`adaptive.py`), and which body a forward runs (`forwards.py`,
+or in a graph. Leaves out: the choice of a step count (`adaptive.py`), and the body that a forward runs (`forwards.py`,
 `mixed.py`).
 """
 
@@ -17,30 +17,30 @@ from .batch import Batch, Who, nodes_of, parents_of, plan_of, windows, windows_b
 from .commit.accepted import gather_path, keep_tail, keep_window
 from .commit.base import AcceptedWindows
 from .commit.pair import CommitPair
-from .draft.base import Asked, GrowsTrees, Use, column
+from .draft.base import GrowsTrees, PickRows, Use, column
 from .model import Model
 from .model.trunk import STAGE
 from .ops.base import Ops
 from .sampling import Drawing
 from .transfer.to_device import sent
 
-KINDS = ("verify", "decode")  # of rows beside each other in one body
+KINDS = ("verify", "decode")  # kinds of rows that share one body
 BESIDE = " and ".join(KINDS)
 
 
 class Inputs(NamedTuple):
-    """What the host says about the B requests of an event, int64. The slot table has the rest.
+    """The host's inputs for the B requests of an event, int64. The slot table has the rest.
 
     slots, rows, begin [B]  as in `Who`;  width [B]: packed rows of each request
     forced [B, k]           choices that the caller makes for the engine; -1: the engine chooses. For a draft: every
                             draft token; decode: the root; commit: last accepted node, bonus; verify: none
-    uniforms [B, k]         in units of UNIFORM: one per node, then the final one; k = 0 where nobody samples
-    tree [B, k]             for a draft where windows may be trees: the parent of each of T nodes; -1: of the root,
-                            behind a window's end, or as the drafter grows it. For trees that are given also where each
-                            parent stands among T nodes of each request, counted through all requests; how many nodes
-    kinds [B, k]            of windows beside decodes: the slot of who has a window, then of who decodes; -1: it is of
-                            the other kind
-    used [B, k]             of windows beside decodes: the packed rows of each request; -1: it does not use the row
+    uniforms [B, k]         in units of UNIFORM: one per node, then the final one; k = 0 if no request samples
+    tree [B, k]             for a draft if windows may be trees: the parent of each of T nodes; -1: of the root,
+                            after a window's end, or as the drafter grows it. For given trees also the index of each
+                            parent among T nodes of each request, counted through all requests; the number of nodes
+    kinds [B, k]            for windows mixed with decodes: the slot of a request with a window, then of one that
+                            decodes; -1: it is of the other kind
+    used [B, k]             for windows mixed with decodes: the packed rows of each request; -1: it does not use the row
     """
 
     slots: torch.Tensor
@@ -62,12 +62,12 @@ def inputs_of(
     counts: Sequence[int] | None = None, uniforms: Sequence[Sequence[int]] = (), tree: Sequence[Sequence[int]] = (),
     kinds: Sequence[str] = (),
 ) -> Inputs:
-    """The inputs, sent to the device in one transfer; for a graph they stay on the host, and the runner sends them.
+    """Send the inputs to the device in one transfer; for a graph they stay on the host, and the runner sends them.
 
     The packed rows of request n begin at n * width.
 
     counts: how many of them each request uses; None: all
-    kinds: of each request where windows stand beside decodes
+    kinds: of each request, if windows and decodes are mixed
     """
     number = range(len(slots))
     widths = [width] * len(slots) if counts is None else counts
@@ -83,9 +83,9 @@ def inputs_of(
 
 
 def tree_inputs(trees: Sequence[Sequence[int]], width: int, *, behind: int = -1) -> list[list[int]]:
-    """`Inputs.tree` for the parents of every request's drafts, in windows of at most `width` nodes.
+    """Build `Inputs.tree` from the parents of every request's drafts, in windows of at most `width` nodes.
 
-    behind: what stands behind a window's end
+    behind: the value after a window's end
     """
     lines = []
     for number, parents in enumerate(trees):
@@ -112,18 +112,18 @@ class Decoded(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """picks [B, T]: as of `Verified`, of a decode in column 0;  root [B]: of a decode the root in force."""
+    """picks [B, T]: as in `Verified`, for a decode in column 0;  root [B]: for a decode the root in force."""
 
     picks: torch.Tensor
     root: torch.Tensor
 
 
 class Body(NamedTuple):
-    """One kind of event, of ops and views only.
+    """One kind of event, made of ops and views only.
 
-    width: packed rows per request;  choices: how many may be forced;  tree: how many numbers say a tree's shape
+    width: packed rows per request;  choices: how many may be forced;  tree: how many numbers describe a tree's shape
     ragged: whether requests may have fewer rows
-    later: its graphs are not captured at the start, but where they are first needed
+    later: its graphs are captured at their first use instead of at the start
     """
 
     run: Callable[[Ops, Inputs], tuple[torch.Tensor, ...]]
@@ -135,7 +135,7 @@ class Body(NamedTuple):
 
 
 def kind_of(kind: str, sampled: bool) -> str:
-    """The kind of body: where somebody samples it is another one, so that all other batches run no op more."""
+    """Name the kind of body. With sampling it is a different body, so that other batches run no further op."""
     return f"sampled {kind}" if sampled else kind
 
 
@@ -143,8 +143,9 @@ def kind_of(kind: str, sampled: bool) -> str:
 class Round:
     """One candidate: `num_steps` drafts a round, and the commit strategy for its window.
 
-    nodes: where windows may be trees, the most nodes of one. Then every window has so many packed rows, also a chain
-    topk: where the drafter grows trees, the children of a node
+    nodes: if windows may be trees, the maximum number of nodes. Then every window has this many packed rows, also a
+    chain
+    topk: if the drafter grows trees, the children of a node
     """
 
     num_steps: int
@@ -159,7 +160,7 @@ class Round:
 
     @property
     def bodies(self) -> dict[str, Body]:
-        """The bodies of this step count, by kind. At 0 steps there are no drafts, so only `decode` is left."""
+        """Return the bodies of this step count, by kind. At 0 steps there are no drafts, so only `decode` is left."""
         forwards = {"decode": Body(self.decode, width=1, choices=1)}
         if self.num_steps:
             forwards["verify"] = Body(self.verify, width=self.width, choices=0, ragged=True)
@@ -177,18 +178,18 @@ class Round:
     # Bodies
 
     def draft(self, ops: Ops, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        """Chains -> the drafts in use, one [B] per step; then the head's own, one [B] per step, if there is a head."""
+        """Draft chains -> the drafts in use, then the head's own if there is a head; one [B] per step."""
         self._shape(ops, inputs)
         drafter, window = self.model.drafter, self.model.memory.slot_table.window
         if drafter is None:
             return self._given(ops, inputs)
-        if self.width > self.num_steps + 1:  # a verify runs all columns of a window, also those behind its end
+        if self.width > self.num_steps + 1:  # a verify runs all columns of a window, also those after its end
             rest = slice(self.num_steps, self.width - 1), slice(self.num_steps + 1, self.width)
             ops.store_rows(rows=inputs.forced[:, rest[0]], pool=window[:, None, rest[1]], locations=inputs.slots)
         return drafter.draft(ops, self.model.memory, inputs.who(), self._use(ops, inputs), self.num_steps)
 
     def draft_trees(self, ops: Ops, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        """Trees of given shapes, and chains beside them -> as `draft`, one [B] per node."""
+        """Draft trees of given shapes, and chains among them -> as `draft`, one [B] per node."""
         self._shape(ops, inputs)
         memory, drafter = self.model.memory, self.model.drafter
         if drafter is None:
@@ -198,7 +199,7 @@ class Round:
         return drafter.draft_tree(ops, memory, inputs.who(), self._use(ops, inputs), plan, behind)
 
     def grow(self, ops: Ops, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        """Trees that the drafter grows -> the drafts in use, its own [B, T-1], and the parents of its own [B, T]."""
+        """Grow trees -> the drafts in use, the drafter's own [B, T-1], and the parents of its own [B, T]."""
         drafter, table = self.model.drafter, self.model.memory.slot_table
         assert isinstance(drafter, GrowsTrees) and self.topk is not None and table.parents is not None
         own = drafter.grow(ops, self.model.memory, inputs.who(), self.num_steps, self.topk, self.width)
@@ -234,9 +235,10 @@ class Round:
         return Decoded(own, chosen)
 
     def beside(self, ops: Ops, inputs: Inputs) -> Beside:
-        """Windows and decodes, each in the rows of a window, of which a decode uses the first.
+        """Run windows and decodes, each in the rows of a window, of which a decode uses the first.
 
-        So the weights are read once. A request has the addresses of its kind, and what its kind keeps is kept.
+        So the weights are read once. A request has the addresses of its kind, and stores the same memory as in its own
+        body.
         """
         memory, (count, width) = self.model.memory, (len(inputs.slots), self.width)
         verified, decoded = (column(ops, inputs.kinds, kind) for kind in range(len(KINDS)))
@@ -255,8 +257,8 @@ class Round:
     def commit(self, ops: Ops, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         """Accept drafts, make the accepted node's memory the request's own, extend the draft head, grow the length.
 
-        -> the fields of `Acceptance`, and accept_lens once more. Out of a graph comes a copy of each. The caller has
-        the one, and may write into it; the other one goes to the host.
+        -> the fields of `Acceptance`, and a second copy of accept_lens. A graph returns a copy of each. The caller owns
+        the first accept_lens, and may write into it; the second one goes to the host.
         """
         slot_table, (count, width) = self.model.memory.slot_table, (len(inputs.slots), self.width)
         parents = slot_table.parents
@@ -286,25 +288,25 @@ class Round:
     # Parts of the bodies
 
     def _used(self, ops: Ops, inputs: Inputs) -> torch.Tensor:
-        """Tokens [B * T] of windows beside decodes, 0 where no row is used: nobody wrote what stands behind a root."""
+        """Tokens [B * T] of windows mixed with decodes, 0 in unused rows: the table may hold anything after a root."""
         window = ops.select(x=self.model.memory.slot_table.window[:, : self.width], index=inputs.slots)
         return ops.select(x=window.flatten(), index=inputs.used.flatten())
 
     def _shape(self, ops: Ops, inputs: Inputs) -> None:
-        """The shapes of windows, where they may be trees, into the slot table."""
+        """Write the shapes of windows into the slot table, if windows may be trees."""
         parents = self.model.memory.slot_table.parents
         if parents is not None:
             ops.store_rows(rows=inputs.tree[:, : self.width], pool=parents[:, None], locations=inputs.slots)
 
     def _given(self, ops: Ops, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        """The drafts of a model without a head."""
+        """Return the given drafts of a model without a head."""
         drafts = tuple(inputs.forced[:, step] for step in range(inputs.forced.shape[1]))
         for step, draft in enumerate(drafts):
             self._note(ops, draft, inputs.slots, step + 1)
         return drafts
 
     def _use(self, ops: Ops, inputs: Inputs) -> Use:
-        """The draft in use at a step: the forced one where there is one. It enters the window."""
+        """Return the draft in use at a step: the forced one if there is one. It enters the window."""
 
         def use(own: torch.Tensor, step: int) -> torch.Tensor:
             draft = ops.choose(own=own, forced=inputs.forced[:, step])
@@ -320,7 +322,7 @@ class Round:
         return final
 
     def _own(self, ops: Ops, inputs: Inputs, final: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The target's own choice behind every row of windows with these tokens."""
+        """Compute the target's own choice after every row of windows with these tokens."""
         head, (count, drawn) = self.model.trunk.head, inputs.uniforms.shape
         if not drawn:
             return head.pick(ops, final, STAGE)
@@ -335,7 +337,7 @@ class Round:
         memory, drafter = self.model.memory, self.model.drafter
         if drafter is not None:
             batch = windows(ops, memory, who, tokens, "draft", width)
-            asked = (Asked(batch.last, who.slots),) * drafter.layers
+            asked = (PickRows(batch.last, who.slots),) * drafter.layers
             drafter.extend(ops, memory, batch, final, asked, self.num_steps)
             keep_tail(ops, memory, batch, final)
 

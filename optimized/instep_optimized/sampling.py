@@ -1,4 +1,4 @@
-"""What the host says so that the device can draw: a request's numbers, and the uniforms of a launch.
+"""Host inputs of sampling: a request's numbers, and the uniforms of a launch.
 
 Leaves out: the draw itself (`draw` of the op sets).
 """
@@ -17,28 +17,28 @@ NUMBERS = 3  # temperature, top_k, top_p: a line of the slot table
 
 
 class Drawing(NamedTuple):
-    """What `draw` is told of the B requests of a launch, beside their logits; as in `Draw`."""
+    """The inputs of `draw` for the B requests of a launch, except their logits; as in `Draw`."""
 
     window: torch.Tensor
     parents: torch.Tensor | None
     begin: torch.Tensor
-    count: torch.Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody calls
+    count: torch.Tensor  # type: ignore[assignment]  # hides tuple.count, which is not used
     sampling: torch.Tensor
     uniforms: torch.Tensor
     final: torch.Tensor
 
 
 def numbers(sampling: Sampling | None) -> tuple[float, int, float]:
-    """A request's line: temperature 0 takes the argmax, top_k 0 and top_p 1 keep all tokens."""
+    """Turn sampling into a request's line: temperature 0 takes the argmax, top_k 0 and top_p 1 keep all tokens."""
     if sampling is None:
         return 0.0, 0, 1.0
     return sampling.temperature, sampling.top_k or 0, 1.0 if sampling.top_p is None else sampling.top_p
 
 
 def in_units(rows: Sequence[Row], width: int) -> list[list[int]]:
-    """The uniforms of each row's `width` nodes, then its final one, in units of UNIFORM; zeros where none are given.
+    """The uniforms of each row's `width` nodes, then its final one, in units of UNIFORM; zeros if none are given.
 
-    No list at all if nobody samples: then the launch is the one in which nothing is drawn.
+    No list at all if no request samples: then the launch is the one without a draw.
     """
     if not any(row.uniforms for row in rows):
         return []

@@ -1,8 +1,8 @@
-"""What is kept under names: saved states and tracked prefixes, on the device or on the host.
+"""Entries kept under names: saved states and tracked prefixes, on the device or on the host.
 
-An entry moves whole: every tensor of it is copied, whatever it is. The copies start at once, and nobody waits: on the
-device they stand in the stream behind what filled the entry. Only who reads an entry on the host waits.
-Leaves out: which entry moves or goes, which the events say, and what an entry is made of (`memory/saved.py`).
+An entry moves whole: all its tensors are copied. The copies start at once, and no call waits: on the device they are
+in the stream after the work that filled the entry. Only a read of an entry on the host waits.
+Leaves out: which entry moves or is evicted, which the events decide, and the parts of an entry (`memory/saved.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Entry = tuple[Request, Kept]
 
 
 class Aside(NamedTuple):
-    """An entry on the host; it is there when the copies have arrived."""
+    """An entry on the host; it is complete when the copies have arrived."""
 
     request: Request
     kept: Kept
@@ -31,14 +31,14 @@ class Aside(NamedTuple):
 
 
 class Tiers:
-    """here: what is on the device, by name; aside: what is on the host. `most`: so many prefixes may be here."""
+    """here: entries on the device, by name; aside: entries on the host. most: maximum number of prefixes in `here`."""
 
     def __init__(self, here: dict[str, Entry], device: torch.device, most: int | None) -> None:
         self.here, self.aside = here, dict[str, Aside]()
         self._device, self._most = device, most
 
     def must_have_room(self, prefixes: int) -> None:
-        """Refuse an event that tracks so many, or brings one back, before anything has changed."""
+        """Refuse an event whose new or fetched prefixes do not fit, before anything has changed."""
         there = sum(kept.final is not None for _, kept in self.here.values())
         if self._most is not None and prefixes and there + prefixes > self._most:
             raise OutOfCapacity(f"{there} prefixes are on the device; there is room for {self._most}")
@@ -58,7 +58,7 @@ class Tiers:
             del self.aside[name]
 
     def shown(self, name: str) -> Entry:
-        """An entry to look at, wherever it is."""
+        """Return an entry for inspection, wherever it is."""
         if name in self.here:
             return self.here[name]
         request, kept, arrival = self.aside[name]
@@ -66,13 +66,13 @@ class Tiers:
         return request, kept
 
     def copies(self) -> dict[Copy, Kept]:
-        """Every entry, by what keeps it."""
+        """Return every entry, by its tier and name."""
         return {("save", name): kept for name, (_, kept) in self.here.items()} | {
             ("offload", name): self.shown(name)[1] for name in self.aside}
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    # Only into pinned memory is a copy from a GPU asynchronous.
+    # A copy from a GPU is asynchronous only into pinned memory.
     there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     return there.copy_(tensor, non_blocking=True)
 

@@ -1,9 +1,9 @@
-"""Stored tensors become what the ops take: those of one input below each other, cast once.
+"""Stored tensors in the form of the ops: those with one input are concatenated, and each is cast once.
 
 Leaves out: reading files (the contract's checkpoint) and every use of a weight.
 
 Everything is cast to the activation dtype, except A_log, dt_bias and the gated norm: these stay in fp32 at least. They
-are consumed in fp32, so a cast to 16 bits would be a rounding point that nobody declared.
+are consumed in fp32, so a cast to 16 bits would be an undeclared rounding point.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def draft(stored: Stored) -> DraftWeights:
 
 
 def _unpacked(stored: Stored, at: str, config: ModelConfig) -> tuple[torch.Tensor, ...]:
-    """Qwen3-Next interleaves per key head: [q K | k K | v rV | z rV] and [b r | a r], r = HV / H."""
+    """Unpack Qwen3-Next's interleaving per key head: [q K | k K | v rV | z rV] and [b r | a r], r = HV / H."""
     heads, width, per_head = config.key_heads, config.key_dim, config.value_heads // config.key_heads
     values = per_head * config.value_dim
     qkvz = stored.take(f"{at}.in_proj_qkvz.weight").view(heads, -1, config.hidden)
@@ -137,7 +137,7 @@ def _gate_up(stored: Stored, at: str) -> torch.Tensor:
 
 
 def _experts(stored: Stored, at: str, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(gate_up, down) of all experts. Some files store them fused, others one by one."""
+    """Load (gate_up, down) of all experts. Some files store them fused, others one by one."""
     if stored.has(f"{at}.gate_up_proj"):
         return stored.take(f"{at}.gate_up_proj"), stored.take(f"{at}.down_proj")
     gate_up = [_gate_up(stored, f"{at}.{expert}") for expert in range(experts)]

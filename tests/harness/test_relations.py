@@ -209,7 +209,7 @@ def test_overlapped_detects_a_count_one_round_late(whole: Trace, monkeypatch: py
 
     def late(self: OptimizedEngine, requests: tuple[str, ...], accepted: Any = None) -> Any:
         answer = commit(self, requests, accepted)
-        newest = self._untold[-1]
+        newest = self._unreported[-1]
         older = before.get(id(self), newest)
         before[id(self)] = newest
         for name in requests if self._options.overlap else ():

@@ -169,9 +169,9 @@ def test_unsupported_storage_is_refused_before_the_run(options: dict[str, Any], 
 
 
 @pytest.mark.parametrize(("told", "says"), [
-    (Options(kv=SCALED_KV), "read no scales beside a pool"), (Options(state=SCALED_STATE), "read no scales beside"),
+    (Options(kv=SCALED_KV), "read no scales of a pool"), (Options(state=SCALED_STATE), "read no scales of"),
     (Options(state=by_chance(torch.float16, 7)), "round states to nearest alone"),
-    (Options(state=by_chance(torch.float32, 7)), "has 16 bits at most"),
+    (Options(state=by_chance(torch.float32, 7)), "for at most 16 bits"),
 ])  # fmt: skip
 def test_ops_that_do_not_store_so_are_refused(told: Options, says: str) -> None:
     chances = told.state == by_chance(torch.float32, 7)

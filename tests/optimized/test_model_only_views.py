@@ -25,7 +25,7 @@ from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.commit.base import AcceptedWindows
 from instep_optimized.commit.pair import CommitPair
 from instep_optimized.draft import MODES
-from instep_optimized.draft.base import Asked, Drafter
+from instep_optimized.draft.base import Drafter, PickRows
 from instep_optimized.memory import Memory
 from instep_optimized.memory.budget import Sizes, demands
 from instep_optimized.model.trunk import STAGE, Trunk
@@ -87,7 +87,7 @@ class Launch:
         final = self.trunk(ops, self.batch, bound)
         bound.ran(ops)
         self.trunk.head.pick(ops, final, STAGE)
-        asked = (Asked(self.extended.last, SLOTS),) * self.drafter.layers
+        asked = (PickRows(self.extended.last, SLOTS),) * self.drafter.layers
         self.drafter.extend(ops, self.memory, self.extended, final, asked, num_steps=2)
 
 

@@ -141,8 +141,8 @@ def test_numbers_are_right_too_while_rounds_overlap_and_in_graphs(
 
 
 @pytest.mark.parametrize(("event", "says"), [
-    (Load("c", "four"), "a prompt that begins with this prefix and goes on"),
-    (Load("d", "four"), "a prompt that begins with this prefix and goes on"),
+    (Load("c", "four"), "a longer prompt that begins with this prefix"),
+    (Load("d", "four"), "a longer prompt that begins with this prefix"),
     (Forward((Row("a", "prefill", 1, track="k"),)), "up to a multiple of track_interval = 4"),
     (Forward((Row("d", "prefill", 4, root=1, track="four"),)), "a name under which nothing is kept"),
     (Commit((), None, ("k",)), "1 names; expected 0"),

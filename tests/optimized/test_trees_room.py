@@ -100,10 +100,10 @@ def test_pages_and_tokens_count_nodes(checkpoint: Checkpoint) -> None:
     ("given", "sentence"),
     [
         ({"conv": "widened"}, "in a widened line of inputs the conv windows of siblings would overlap"),
-        ({"drafter": "vanilla"}, "vanilla drafting has no layer of its own per branch"),
+        ({"drafter": "vanilla"}, "vanilla drafting has no separate layer per branch"),
         ({"ops": replace(load("plain"), trees=False)}, "serves chains alone, or does not say that it serves trees"),
         ({"ops": replace(load("plain"), keepers={"mine": SNAPSHOT}), "strategy": "mine"},
-         "a strategy that comes with an op set is told of chains alone"),
+         "a strategy from an op set supports only chains"),
         ({"room": replace(CAPACITY, num_draft_tokens=64)}, "from 2, the root and 1 drafts, to 63"),
         ({"room": replace(CAPACITY, num_draft_tokens=1)}, "from 2, the root and 1 drafts, to 63"),
         ({"room": replace(ROOM, max_tokens=5)}, "room for a window of 6 tokens"),

@@ -49,7 +49,7 @@ REFUSED: tuple[tuple[Mapping[str, tuple[Any, ...]], str], ...] = (
     ({"dtype": ("float64",), "kv_dtype": (FP8,)}, "float64 activations with a narrower state or KV"),
     ({"trees": (True,), "conv": ("widened",)},
      "in a widened line of inputs the conv windows of siblings would overlap"),
-    ({"trees": (True,), "drafter": ("vanilla",)}, "no layer of its own per branch"),
+    ({"trees": (True,), "drafter": ("vanilla",)}, "no separate layer per branch"),
     *(({"layout": (one,), "snapshot_layout": (other,), "strategy": NO_SNAPSHOTS},
        "only the strategy snapshot has a second pool of states")
       for one, other in (LAYOUTS, LAYOUTS[::-1])),

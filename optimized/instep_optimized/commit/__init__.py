@@ -18,7 +18,7 @@ from .base import StrategySpec
 from .brought import checked, demanded, made
 from .columns import COLUMNS
 from .lazy_rerun import LAZY_RERUN
-from .pair import Asked, CommitPair
+from .pair import CommitPair, PeekShapes
 from .rerun import RERUN
 from .snapshot import SNAPSHOT
 from .widened import WIDENED
@@ -57,7 +57,7 @@ def make(
         for name, spec in _chosen(strategy, conv, ops)
     )
     brought = ops is not None and not {strategy, conv}.isdisjoint(ops.keepers)
-    asked = Asked(of_kind(config, "gdn"), conv_window(config), state_block(config)) if brought else None
+    asked = PeekShapes(of_kind(config, "gdn"), conv_window(config), state_block(config)) if brought else None
     return CommitPair(of_conv, of_state, asked, trees=sizes.capacity.trees)
 
 

@@ -37,7 +37,7 @@ class BoundPair:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PeekShapes:
     """Required answers of `peek` from a strategy that an op set brings: each GDN layer's window and state.
 
     conv_window [C, W-1], state_block [HV, K, V]: their shapes
@@ -65,7 +65,7 @@ class CommitPair:
 
     of_conv: CommitStrategy
     of_state: CommitStrategy
-    asked: Asked | None = None
+    asked: PeekShapes | None = None
     trees: bool = False
 
     @property

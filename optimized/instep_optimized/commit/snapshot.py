@@ -88,8 +88,7 @@ class _Pair:
         self.slots, self.snapshots = slots, snapshots
 
     def part(self, group: Group) -> Part:
-        """Address a group: a verify stores the state after every row, by batch row; others store the last one by
-        slot."""
+        """Address a group: a verify stores the state after every row, by batch row; others only the last, by slot."""
         own = self.slots.at(group.slots)
         verify = group.kind == "verify"
         return group.part(

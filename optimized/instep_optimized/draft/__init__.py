@@ -1,6 +1,6 @@
-"""The drafters by mode; `contract/drafters.py` says which model types have which. A new one is a line in both tables.
+"""The drafters by mode; `contract/drafters.py` lists the model types of each. A new drafter is a line in both tables.
 
-Leaves out: what a drafter is (`base.py`), and `external`: its drafts are the event's own, so nothing runs here.
+Leaves out: the drafter protocol (`base.py`), and `external`: the event brings its drafts, so nothing runs here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a drafter is: it keeps up with what was committed, and proposes what may come next.
+"""The drafter protocol: a drafter follows the committed tokens, and proposes the next ones.
 
 Leaves out: every particular drafter (one file each), and the layer that all of them run (`mtp.py`).
 """
@@ -22,13 +22,13 @@ from ..ops.placing import GrownTree, TreePlan
 
 
 @dataclass(frozen=True)
-class Asked:
-    """For which M of the B requests of an extend one MTP layer picks a token; all int64 on the device.
+class PickRows:
+    """The M of the B requests of an extend for which one MTP layer picks a token; all int64 on the device.
 
     last [M]    the last packed row of each of these requests
     slots [M]   the slot in which the pick is kept as a proposal; -1: the pick only fills a row of the next layer
     places [B]  the number of each request among the M; -1: it gets no pick. None: M is B, in the same order
-    known [B]   for a request without a pick: the prompt token behind its rows, for its prompt goes on. -1 for the M.
+    known [B]   for a request without a pick, whose prompt continues: the prompt token after its rows. -1 for the M.
                 None: every request gets a pick
     """
 
@@ -47,15 +47,15 @@ class Drafter(Protocol):
 
     @property
     def layers(self) -> int:
-        """How many MTP layers run in an extend."""
+        """Number of MTP layers that run in an extend."""
         ...
 
     def extend(
-        self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[Asked], num_steps: int
+        self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[PickRows], num_steps: int
     ) -> None:
         """Take in rows that became committed: hidden [N, D] are the target's final rows.
 
-        Writes the draft KV of every row. Where a request's root is known, its proposals go into the slot table.
+        Writes the draft KV of every row. If a request's root is known, its proposals go into the slot table.
 
         batch.tokens  for the row at position p the token at position p + 1
         asked         one per MTP layer
@@ -64,27 +64,28 @@ class Drafter(Protocol):
         ...
 
     def draft(self, ops: Ops, memory: Memory, who: Who, use: Use, num_steps: int) -> tuple[torch.Tensor, ...]:
-        """The drafts in use, one [B] per step, then the drafter's own, one [B] per step; at least one step."""
+        """Return the drafts in use, one [B] per step, then the drafter's own, one [B] per step; at least one step."""
         ...
 
     def draft_tree(
         self, ops: Ops, memory: Memory, who: Who, use: Use, plan: TreePlan, behind: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """As `draft`, one [B] per node behind the root.
+        """Do `draft` for trees, one [B] per node after the root.
 
         plan    the shapes of the windows [B, T]
-        behind  [B, T]: of every node but the root where its parent stands in a table [B, T], counted through all of it;
-                -1 behind a window's end
+        behind  [B, T]: for every node but the root the index of its parent in a flattened table [B, T]; -1 after a
+        window's
+                end
         """
         ...
 
 
 @runtime_checkable
 class GrowsTrees(Protocol):
-    """A drafter that grows trees of its own."""
+    """A drafter that chooses the shapes of trees itself."""
 
     def grow(self, ops: Ops, memory: Memory, who: Who, num_steps: int, topk: int, nodes: int) -> GrownTree:
-        """Windows of at most `nodes` nodes, by `contract/grown.py`. Nothing is written but scratch rows of draft KV.
+        """Grow windows of at most `nodes` nodes, by `contract/grown.py`. Writes only scratch rows of draft KV.
 
         who: every request has `topk` packed rows
         """
@@ -92,7 +93,7 @@ class GrowsTrees(Protocol):
 
 
 def column(ops: Ops, table: torch.Tensor, number: int) -> torch.Tensor:
-    """One column of whole numbers [B, T], side by side: so ops want slots and indices [B]."""
+    """Take one column of integers [B, T] as contiguous memory, as ops require for slots and indices [B]."""
     return ops.choose(own=table[:, number], forced=table[:, number])
 
 

@@ -18,14 +18,14 @@ from ..memory import Memory
 from ..model.trunk import Head
 from ..ops.base import Ops
 from ..ops.placing import Beams, GrownTree, TreePlan
-from .base import Asked, Use, column
+from .base import PickRows, Use, column
 from .extend import propose, stage_of
 from .mtp import MtpLayer
 
 
 @dataclass(frozen=True)
 class Eagle:
-    """Draft 1 is the proposal of the last extend. Each further draft is one forward on the draft in use before it."""
+    """Draft 1 is the proposal of the last extend. Each further draft is one forward on the previous draft in use."""
 
     mtp: MtpLayer
 
@@ -39,16 +39,16 @@ class Eagle:
         return 1
 
     def extend(
-        self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[Asked], num_steps: int
+        self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[PickRows], num_steps: int
     ) -> None:
-        """One run of the MTP layer, whatever the step count."""
+        """Run the MTP layer once, whatever the step count."""
         y = self.mtp.rows(ops, hidden, batch, stage_of(0))
         propose(ops, memory.slot_table, self.mtp, 0, y, asked[0])
 
     def draft(self, ops: Ops, memory: Memory, who: Who, use: Use, num_steps: int) -> tuple[torch.Tensor, ...]:
-        """Step i, from 1, runs draft i at position L - 1 + i, with the y of step i - 1; its KV rows are scratch.
+        """Run draft i at position L - 1 + i in step i, from 1, with the y of step i - 1; its KV rows are scratch.
 
-        They are scratch: they lie behind the request's length, and an extend writes them before they are committed.
+        They come after the request's length, and an extend writes them again before they are committed.
         """
         own = [ops.select(x=memory.slot_table.proposals[:, 0], index=who.slots)]
         drafts = [use(own[0], 0)]
@@ -64,11 +64,12 @@ class Eagle:
     def draft_tree(
         self, ops: Ops, memory: Memory, who: Who, use: Use, plan: TreePlan, behind: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """Node by node: each draft is a pick at its parent; then the head runs on it, with its parent's y.
+        """Draft node by node: each draft is a pick at its parent; then the head runs on it, with its parent's y.
 
-        A request whose node has no child has an idle row there. What the head says stays in the slot table, by node: a
-        child may come much later. The row of node n stands at place L - 1 + n, and has the position of its depth.
-        T - 2 runs of the head, whatever the shapes: a graph holds them. Chains alone are drafted as such (`draft`).
+        A request whose node has no child has an idle row there. The results of the head stay in the slot table, by
+        node, because a child may come much later. The row of node n is at place L - 1 + n, and has the position of its
+        depth. The head runs T - 2 times, whatever the shapes, so that a graph can hold the runs. Batches of chains use
+        `draft`.
         """
         table, width = memory.slot_table, plan.depth.shape[1]
         pick = ops.select(x=table.proposals[:, 0], index=who.slots)
@@ -78,7 +79,7 @@ class Eagle:
             ops.store_rows(rows=pick, pool=table.picks[:, node - 1 : node], locations=at)
             ops.store_rows(rows=y, pool=table.final[:, node - 1 : node], locations=at)
             parent = column(ops, behind, node)
-            # [B * T]: what the head said at all nodes, behind each other.
+            # [B * T]: the head's results at all nodes, one request after the other.
             picks, rows = (ops.select(x=x, index=who.slots).flatten(0, 1) for x in (table.picks, table.final))
             own.append(ops.select(x=picks, index=parent))
             drafts.append(use(own[-1], node - 1))
@@ -92,10 +93,10 @@ class Eagle:
         return (*drafts, *own)
 
     def grow(self, ops: Ops, memory: Memory, who: Who, num_steps: int, topk: int, nodes: int) -> GrownTree:
-        """Step by step: the head runs on the beams of the step before, `topk` rows per request in one launch.
+        """Grow step by step: the head runs on the beams of the previous step, `topk` rows per request in one launch.
 
-        The row of beam b of step i stands at place L + (i - 1) * topk + b: as in a tree whose root stands at L - 1.
-        It sees the rows of its ancestors, and has the position of its depth.
+        The row of beam b of step i is at place L + (i - 1) * topk + b, as in a tree whose root is at L - 1. It sees the
+        rows of its ancestors, and has the position of its depth.
         """
         beams: Beams | None = None
         y = ops.select(x=memory.slot_table.proposed, index=who.slots)

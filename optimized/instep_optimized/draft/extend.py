@@ -1,4 +1,4 @@
-"""The end of every draft extend: pick the token behind each request's last row, and keep it as a proposal.
+"""The end of every draft extend: pick the token after each request's last row, and keep it as a proposal.
 
 Leaves out: the rows themselves (`mtp.py`), and every other use of a pick (the drafters).
 """
@@ -9,22 +9,22 @@ import torch
 
 from ..memory.slot_table import SlotTable
 from ..ops.base import Ops
-from .base import Asked
+from .base import PickRows
 from .mtp import MtpLayer
 
 
 def stage_of(layer: int) -> str:
-    """The stage in which an MTP layer runs its extend; the first one's is the draft extend itself."""
+    """Return the stage in which an MTP layer runs its extend; the first one's is the draft extend itself."""
     return f"extend.{layer}" if layer else "extend"
 
 
 def propose(
-    ops: Ops, slot_table: SlotTable, layer: MtpLayer, number: int, y: torch.Tensor, asked: Asked
+    ops: Ops, slot_table: SlotTable, layer: MtpLayer, number: int, y: torch.Tensor, asked: PickRows
 ) -> torch.Tensor:
     """Pick from the rows y [N, D] of MTP layer `number` -> picks [M].
 
-    Where the request's root is known, the pick is its draft `number` + 1. Of the first layer the row y of the pick is
-    kept too: a chain of drafts goes on from it.
+    If the request's root is known, the pick is its draft `number` + 1. The row y of the first layer's pick is kept too,
+    because a chain of drafts continues from it.
     """
     if not len(asked.last):
         return asked.last

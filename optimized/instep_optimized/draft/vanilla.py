@@ -1,6 +1,6 @@
-"""The `vanilla` drafter: one MTP layer per draft, all of them run in extend on the accepted tokens shifted further.
+"""The `vanilla` drafter: one MTP layer per draft; all layers run in extend on the accepted tokens, shifted further.
 
-Leaves out: any forward in the draft event; there the proposals of extend are handed over. Ops only.
+Leaves out: any forward in the draft event, which only passes on the proposals of extend. Ops only.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ..memory import Memory
 from ..model.trunk import Head
 from ..ops.base import Ops
 from ..ops.placing import TreePlan
-from .base import Asked, Use
+from .base import PickRows, Use
 from .extend import propose, stage_of
 from .mtp import MtpLayer
 
-NO_TREES = "vanilla drafting proposes chains only: a tree has no layer of its own per branch"
+NO_TREES = "vanilla drafting proposes chains only: a tree has no separate layer per branch"
 
 
 @dataclass(frozen=True)
 class Vanilla:
     """Layer i, from 0, combines the hidden row of position p with the token at position p + 1 + i.
 
-    A token behind the root is not known yet, and neither is the root while the prompt is unfinished. There the pick of
-    the layer before stands in. Example: the root is known, at position L; for the last row, L - 1, layer 0 takes the
-    root, and layer 1 takes the pick of layer 0.
+    A token after the root is not known yet, and neither is the root while the prompt is unfinished. The layer then uses
+    the pick of the previous layer instead. Example: the root is known, at position L; for the last row, L - 1, layer 0
+    takes the root, and layer 1 takes the pick of layer 0.
 
     chained  layer i takes the y of layer i - 1 while i < num_steps; layers from num_steps on take the target's rows.
              If not chained, every layer takes the target's rows
@@ -50,12 +50,12 @@ class Vanilla:
         return len(self.mtp)
 
     def extend(
-        self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[Asked], num_steps: int
+        self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[PickRows], num_steps: int
     ) -> None:
-        """Every layer runs whatever the step count, so that the KV of all layers is as long as the target's.
+        """Run every layer whatever the step count, so that the KV of all layers is as long as the target's.
 
-        A layer takes the result of the layer before it directly. Nothing of that is kept after this extend, so a graph
-        has no buffer for it that could become stale.
+        A layer takes the result of the previous layer directly. None of it is kept after this extend, so a graph has no
+        buffer for it that could become stale.
         """
         fed = hidden
         for number, (layer, whom) in enumerate(zip(self.mtp, asked, strict=True)):
@@ -68,7 +68,7 @@ class Vanilla:
             fed = y if self.chained and number + 1 < num_steps else hidden
 
     def draft(self, ops: Ops, memory: Memory, who: Who, use: Use, num_steps: int) -> tuple[torch.Tensor, ...]:
-        """The proposals of the last extend. A forced draft changes no later draft: all of them were made before."""
+        """Return the proposals of the last extend. A forced draft changes no later draft: all were made before."""
         own = [ops.select(x=memory.slot_table.proposals[:, step], index=who.slots) for step in range(num_steps)]
         return (*(use(draft, step) for step, draft in enumerate(own)), *own)
 
@@ -78,8 +78,8 @@ class Vanilla:
         raise Unsupported(NO_TREES)
 
 
-def _behind(ops: Ops, picks: torch.Tensor, whom: Asked) -> torch.Tensor:
-    """[B]: the token behind each request's rows, for the last row of the next layer: picked, or of its prompt."""
+def _behind(ops: Ops, picks: torch.Tensor, whom: PickRows) -> torch.Tensor:
+    """[B]: the token after each request's rows, for the last row of the next layer: picked, or of its prompt."""
     if whom.places is None or whom.known is None:
         return picks
     if not len(picks):

@@ -1,4 +1,4 @@
-"""CUDA graphs: a body of op calls is recorded once per (key, bucket) and replayed on buffers of its own.
+"""CUDA graphs: a body of op calls is recorded once per (key, bucket) and replayed on separate buffers.
 
 `runner.py` keeps keys, buckets and inputs. `cuda.py` records real graphs. `recorded.py` emulates them on a CPU, call by
 call, so that a test finds stale data without a GPU. `capture.py` captures all graphs of an engine. Leaves out: the

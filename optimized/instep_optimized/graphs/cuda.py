@@ -1,4 +1,4 @@
-"""Real CUDA graphs behind the same `Recorder` as the emulator's.
+"""Real CUDA graphs, with the same `Recorder` interface as the emulator.
 
 A capture computes nothing, but the warm-up before it runs the body for real. So the caller must give inputs with which
 the body changes no byte (slots of -1, counts of 0), as `Runner` does. Leaves out: keys, buckets and inputs
@@ -22,9 +22,9 @@ WARM_UPS = 2  # the first run compiles kernels and makes library handles; the se
 class CudaGraphs:
     """A `Recorder`. All graphs share one memory pool; one stream captures them, one at a time.
 
-    Because the pool is shared, a later graph may reuse the memory of an earlier graph's results when nobody holds them
-    any more. So replays of different graphs must follow each other on one stream. An engine runs them like that. A
-    replay waits for nothing.
+    Because the pool is shared, a later graph may reuse the memory of an earlier graph's results once those are no
+    longer referenced. So replays of different graphs must follow each other on one stream. An engine runs them like
+    that. A replay waits for nothing.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class CudaGraphs:
     def __call__(self, ops: Ops, body: Callable[[Ops], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         assert not torch.cuda.is_current_stream_capturing(), "one capture at a time"
         here = torch.cuda.current_stream()
-        self._stream.wait_stream(here)  # the warm-up reads what was launched before on the caller's stream
+        self._stream.wait_stream(here)  # the warm-up reads the results of earlier launches on the caller's stream
         with torch.cuda.stream(self._stream):
             for _ in range(WARM_UPS):
                 body(ops)

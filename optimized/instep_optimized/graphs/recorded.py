@@ -1,7 +1,7 @@
 """The emulator of CUDA graphs: op calls are kept with their tensor objects, and replayed one after the other.
 
-It shares with a real graph what faults of graphs come from. Host values and branches are frozen at capture. A replay
-uses the tensors of the capture. A result is written where it stood at capture. Leaves out: speed, and the inside of an
+It shares with a real graph the causes of graph bugs. Host values and branches are frozen at capture. A replay uses the
+tensors of the capture, and writes a result to the same memory as the capture. Leaves out: speed, and the inside of an
 op: a replay calls the op again, so a host read inside a plain op happens again too.
 """
 
@@ -24,12 +24,12 @@ from ..ops.base import Ops
 
 T = TypeVar("T")
 
-GARBAGE = -7  # the poison of whole numbers: neither a valid index nor the -1 that an op skips
+GARBAGE = -7  # the poison of integers: neither a valid index nor the -1 that an op skips
 HOST_READS = {"tolist", "numpy", "__array__"}  # they read memory without an ATen call, so `_Guard` cannot see them
 
 
 class LooseCall(Unsupported):
-    """Between two ops the body computed or made a tensor, or read one on the host. A graph would not replay that."""
+    """A computation, a new tensor or a host read between two ops of the body. A graph would not replay it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"a graph holds ops and views alone; between two ops there is a call of {name}")
@@ -90,13 +90,13 @@ class Recorded:
 
 
 def _own_results(call: Call) -> Iterator[torch.Tensor]:
-    """The results that have memory of their own. A view on a pool or an input must survive a wreck."""
+    """Find the results in separate memory. A view on a pool or an input must survive a wreck."""
     given = {memory_of(tensor) for value in call.given.values() for tensor in tensors_of(value)}
     return (tensor for tensor in call.results if memory_of(tensor) not in given)
 
 
 def _keeper(calls: list[Call], between: _Between) -> Callable[[str, Op], Op]:
-    """The wrapper that keeps every call of an op. Inside the op nothing is guarded."""
+    """Wrap ops so that every call is kept. Inside the op nothing is guarded."""
 
     def wrapper(name: str, op: Op) -> Op:
         @wraps(op)
@@ -116,7 +116,7 @@ def _keeper(calls: list[Call], between: _Between) -> Callable[[str, Op], Op]:
 
 
 class _Between:
-    """What guards a body between its ops. An op leaves it: a mode that only looked on would slow all that it runs."""
+    """Guards for a body between its ops. An op leaves them, because an active mode would slow every call inside it."""
 
     def __init__(self) -> None:
         self._modes = _Guard(), _HostReads()  # type: ignore[no-untyped-call]
@@ -132,10 +132,10 @@ class _Between:
 
 
 class _Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Between ops it lets only views pass: a view makes no memory and reads none."""
+    """Lets only views pass between ops: a view makes no memory and reads none."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # In inference mode a call that is made of others comes as one: `reshape` as a view, though it may copy.
+        # In inference mode a composite call arrives as one call: `reshape` as a view, though it may copy.
         with self:
             made_of_others = func.decompose(*args, **(kwargs or {}))
         if made_of_others is not NotImplemented:
@@ -147,7 +147,7 @@ class _Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _HostReads(TorchFunctionMode):
-    """Between ops nobody reads values on the host."""
+    """Refuses host reads of values between ops."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -157,7 +157,7 @@ class _HostReads(TorchFunctionMode):
 
 
 def _results(result: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an op's answer: one, a bundle, or none."""
+    """Find the tensors of an op's answer: one, a bundle, or none."""
     if isinstance(result, torch.Tensor):
         yield result
     elif result is not None:

@@ -1,11 +1,11 @@
-"""Captures and replays graphs by (key, bucket): each has inputs of its own, and its outputs are copied out.
+"""Captures and replays graphs by (key, bucket): each has separate inputs, and its outputs are copied out.
 
-A body is `body(ops, inputs) -> tensors` (one, or a tuple or NamedTuple of them). It calls ops and takes views, nothing
-else. Its inputs are the graph's own tensors [bucket, ...]. They are written from the host before every replay, padding
-rows included, in one transfer beside the launches (`StaticInputs`). Host numbers that a body uses are frozen. A body is
-recorded with idle inputs, and recording runs it for real: so with idle inputs it must change no byte of any pool. A
-result has a fixed number of rows per request, in the order of the requests. Leaves out: how a body is recorded
-(`recorded.py`, `cuda.py`) and what it computes.
+A body is `body(ops, inputs) -> tensors` (one, or a tuple or NamedTuple of them). It only calls ops and takes views. Its
+inputs are the graph's own tensors [bucket, ...]. They are written from the host before every replay, padding rows
+included, in one transfer that runs alongside the launches (`StaticInputs`). Host numbers that a body uses are frozen. A
+body is recorded with idle inputs, and recording runs it for real: so with idle inputs it must change no byte of any
+pool. A result has a fixed number of rows per request, in the order of the requests. Leaves out: recording a body
+(`recorded.py`, `cuda.py`) and its computation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..ops.around import around
 from ..ops.base import Ops
 from ..transfer.to_device import StaticInputs
 
-LATEST = 4  # replays that are kept: an event has one at most, and one too many must be seen
+LATEST = 4  # replays that are kept: an event has at most one, and a superfluous one must be seen
 T = TypeVar("T")
 A = TypeVar("A")
 I = TypeVar("I", bound=tuple[Any, ...])  # noqa: E741  a NamedTuple of tensors
@@ -51,7 +51,7 @@ def buckets(most: int) -> tuple[int, ...]:
 class Captured:
     """One graph: its inputs, its outputs, and the named results that are shown to `see` after every replay.
 
-    static: the inputs, as they come from the host;  inputs: their tensors, in the tuple that the body is given
+    static: the inputs, as they come from the host;  inputs: their tensors, in the tuple that the body receives
     """
 
     recording: Recording
@@ -74,10 +74,10 @@ class Replayed:
 
 
 class Runner:
-    """Graphs by (key, bucket). The key must name everything that a body depends on beside its inputs.
+    """Graphs by (key, bucket). The key must name everything that a body depends on, except its inputs.
 
-    That is at least the kind and the step count, for two launches with equally many tokens may be different graphs. A
-    watched run has a graph of its own, because that graph also keeps the named results.
+    That is at least the kind and the step count, because two launches with equally many tokens may be different graphs.
+    A watched run has a separate graph, because that graph also keeps the named results.
     """
 
     def __init__(self, record: Recorder, buckets: Sequence[int], device: torch.device | str = "cpu") -> None:
@@ -92,7 +92,7 @@ class Runner:
         """Replay with these rows -> the outputs, without padding rows, as copies.
 
         inputs: B rows each, on the host;  idle: for each input its value in a padding row.
-        join: makes one tensor of several outputs, instead of copies. It may be no view on them.
+        join: makes one tensor from several outputs, instead of copies. It may not be a view on them.
         With B = 0 nothing is replayed. Once (key, bucket) is captured, a run waits for nothing.
         """
         rows = _rows(inputs)
@@ -112,14 +112,14 @@ class Runner:
                     see(place, _cut(tensor, self._bucket(rows), rows))
             # Copies, because the next replay writes into the same outputs.
             return _copied(captured.outputs, self._bucket(rows), rows, join)  # type: ignore[no-any-return]
-        finally:  # not before: an output may be a view on an input; and also where `see` raises, for the replay runs
+        finally:  # only here: an output may be a view on an input; also if `see` raises, because the replay runs
             captured.static.mark_read()
 
     def prepare(
         self, key: Hashable, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, see: See = unseen
     ) -> None:
-        """Capture every bucket of a key ahead of time. Of `inputs` only dtypes and the shape of a row matter."""
-        for bucket in reversed(self.buckets):  # the widest first: the others then fit into the memory that it used
+        """Capture every bucket of a key ahead of time. Only dtypes and row shapes of `inputs` matter."""
+        for bucket in reversed(self.buckets):  # the widest first: the others then fit into its memory
             self._of(key, bucket, ops, body, inputs, idle, see is not unseen)
 
     def _bucket(self, rows: int) -> int:
@@ -163,7 +163,7 @@ def _names(inputs: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def _like(bundle: Any, values: Sequence[Any]) -> Any:
-    """The same kind of tuple with other values."""
+    """Return the same kind of tuple with other values."""
     return type(bundle)(*values) if hasattr(bundle, "_fields") else tuple(values)
 
 
@@ -175,7 +175,7 @@ def _rows(inputs: tuple[Any, ...]) -> int:
 
 
 def _fill(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Write the idle value behind the given rows of `own`, on the host -> what is left to copy: the goal, the rows."""
+    """Write the idle value after the given rows of `own`, on the host -> what is left to copy: the goal, the rows."""
     if given.shape[1:] != own.shape[1:] or (given.dtype, given.device) != (own.dtype, own.device):
         found = f"rows of {tuple(given.shape[1:])}, {given.dtype} on {given.device}"
         expected = f"{tuple(own.shape[1:])}, {own.dtype} on the host, as it was recorded"
@@ -185,14 +185,14 @@ def _fill(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> tupl
 
 
 def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Each second tensor into the first; on a GPU in one launch, without waiting."""
+    """Copy each second tensor into the first; on a GPU in one launch, without waiting."""
     targets, sources = ([pair[n] for pair in pairs if pair[n].numel()] for n in (0, 1))
     if targets:
         torch._foreach_copy_(targets, sources, non_blocking=True)
 
 
 def _cut(tensor: torch.Tensor, bucket: int, rows: int) -> torch.Tensor:
-    """The rows of the first `rows` requests: the others are padding. A packed tensor has several rows per request."""
+    """Return the rows of the first `rows` requests, without padding. A packed tensor has several rows per request."""
     assert tensor.shape[0] % bucket == 0, f"{tensor.shape[0]} rows for {bucket} requests"
     return tensor[: rows * (tensor.shape[0] // bucket)]
 

@@ -1,6 +1,6 @@
 """A gated-delta-net layer: ops and views only.
 
-Leaves out: which memory is read and written; the commit strategy chooses the addresses.
+Leaves out: the memory that is read and written; the commit strategy chooses the addresses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .residual import Residual
 
 @dataclass(frozen=True)
 class GdnLayer:
-    """One layer, frozen: its number, weights and sizes. To call it is to run it."""
+    """One layer, frozen: its number, weights and sizes. Calling it runs it."""
 
     layer: int
     norm: torch.Tensor
@@ -36,7 +36,7 @@ class GdnLayer:
         return cls(layer, norm, w.gdn(stored, prefix, config), Half.of(stored, prefix, layer, config), config)
 
     def __call__(self, ops: Ops, hidden: Residual, bound: BoundPair, stage: str) -> Residual:
-        """hidden [N, D] -> [N, D]; conv window and state are read and written where `bound` says."""
+        """Map hidden [N, D] -> [N, D]; `bound` has the addresses of conv windows and states."""
 
         def at(component: str) -> Place:
             return Place(stage, self.layer, component)
@@ -49,7 +49,7 @@ class GdnLayer:
             to=tuple(map(at, ("qkv", "z", "b", "a"))),
         )  # [N, C], [N, HV, V], [N, HV], [N, HV]
         windows = bound.conv(self.layer)
-        parts = bound.state(self.layer)  # the states themselves are read and written in memory, where the parts say
+        parts = bound.state(self.layer)  # the addresses at which the op reads and writes the states
         if ops.fused_gdn is None:
             core = prefill_gdn(
                 ops, x=qkv, weight=weights.conv, windows=windows, a=a, b=b, A_log=weights.A_log,

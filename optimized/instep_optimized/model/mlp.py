@@ -32,7 +32,7 @@ class Half:
         return cls(layer, norm, w.mlp(stored, prefix, layer, config), config)
 
     def __call__(self, ops: Ops, hidden: torch.Tensor, mixer: torch.Tensor, stage: str) -> Residual:
-        """hidden, mixer [N, D] -> the layer's answer [N, D]; whoever norms it adds it up."""
+        """Map hidden, mixer [N, D] -> the layer's answer [N, D] as a residual pair; the next norm adds it up."""
 
         def at(component: str) -> Place:
             return Place(stage, self.layer, component)

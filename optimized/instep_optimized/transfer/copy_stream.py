@@ -1,8 +1,8 @@
-"""Streams for copies beside the stream of the launches: a kernel waits for no copy that it does not read.
+"""Copy streams that run alongside the launch stream: a kernel waits only for copies that it reads.
 
-Two events order both sides: a copy runs behind an event of the launches, and launches wait for the event behind a
-copy. All engines of a device share its two streams. So where two engines launch on streams of their own, the copy of
-one may wait for the launches of the other. Leaves out: what is copied, and behind which launches (`to_device.py`,
+Two events order both sides: a copy runs after an event of the launches, and launches wait for the event after a copy.
+All engines of a device share its two copy streams. So if two engines launch on different streams, the copy of one may
+wait for the launches of the other. Leaves out: the copies themselves, and the launches they follow (`to_device.py`,
 `to_host.py`).
 """
 
@@ -18,23 +18,23 @@ Direction = Literal["in", "out"]
 
 
 class CopyStream(Protocol):
-    """Copies one after the other, in the order in which they are given."""
+    """Runs copies one after the other, in the order in which they are given."""
 
     def now(self) -> Event:
-        """An event behind all that was launched up to now."""
+        """Record an event after everything that was launched up to now."""
         ...
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, behind: Event) -> Event:
-        """Copy behind that event -> the event behind the copy. The host side is pinned memory."""
+        """Copy after that event -> the event after the copy. The host side is pinned memory."""
         ...
 
     def wait(self, event: Event) -> None:
-        """What is launched from now on runs behind the event. The host does not wait."""
+        """Make all later launches run after the event. The host does not wait."""
         ...
 
 
 class Immediate:
-    """Of a device without streams."""
+    """The copy stream of a device without streams."""
 
     def now(self) -> Event:
         return None
@@ -48,7 +48,7 @@ class Immediate:
 
 
 class SideStream:
-    """A CUDA stream of its own. The launches are those of the stream that is current at a call."""
+    """A dedicated CUDA stream. The launches are those of the stream that is current at a call."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -62,7 +62,7 @@ class SideStream:
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
         for side in (target, source):
-            if side.is_cuda:  # whoever lets go of it: its memory is given to nobody before the copy has run
+            if side.is_cuda:  # if it is freed, the allocator must not reuse its memory before the copy has run
                 side.record_stream(self._stream)
         return _recorded(self._stream)
 
@@ -78,10 +78,10 @@ def _recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
 
 
 def copy_stream(device: torch.device, direction: Direction) -> CopyStream:
-    """One per direction: what goes in shall not wait for a result that goes out, and that is not there yet."""
+    """Return the stream of a direction: an upload must not wait for a result that is on its way to the host."""
     if device.type != "cuda":
         return Immediate()
-    # "cuda" without a number is the device that is current at this call.
+    # "cuda" without a number means the current device.
     return _side_stream(torch.cuda.current_device() if device.index is None else device.index, direction)
 
 

@@ -1,7 +1,7 @@
-"""Whole numbers from the host to the device: many lists in one transfer, without waiting.
+"""Integers from the host to the device: many lists in one transfer, without waiting.
 
-`sent` makes new tensors; `StaticInputs` are memory that stays, and is written again and again. Leaves out: what the
-numbers mean. The other direction is `to_host.py`.
+`sent` makes new tensors; `StaticInputs` are memory that stays, and is written again and again. Leaves out: the meaning
+of the numbers. The other direction is `to_host.py`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from .copy_stream import copy_stream
 
 HOST = torch.device("cpu")
-ALIGNED = 16  # bytes: where a tensor begins, as one of its own would. So a kernel sees the same alignment
+ALIGNED = 16  # bytes: alignment of a tensor in the block, as of a separate tensor, so that a kernel sees no difference
 
 
 def sent(lists: Sequence[Sequence[int]], device: torch.device) -> list[torch.Tensor]:
-    """The lists as int64 tensors on the device, in one transfer.
+    """Send the lists as int64 tensors to the device, in one transfer.
 
     Every list starts at a multiple of ALIGNED bytes.
     Example: lists of 3 and 2 numbers are sent as 3 numbers, one 0, and 2 numbers.
@@ -28,27 +28,27 @@ def sent(lists: Sequence[Sequence[int]], device: torch.device) -> list[torch.Ten
     for numbers in lists:
         begins.append(len(flat))
         flat += [*numbers, *[0] * (len(numbers) % 2)]  # two int64 are 16 bytes
-    # Only from pinned memory is a copy to a GPU asynchronous.
+    # A copy to a GPU is asynchronous only from pinned memory.
     block = torch.tensor(flat, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
     return [block[begin : begin + len(numbers)] for begin, numbers in zip(begins, lists, strict=True)]
 
 
 def ints(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
-    """One list as an int64 tensor on the device."""
+    """Send one list as an int64 tensor to the device."""
     return sent([numbers], device)[0]
 
 
 class StaticInputs:
     """Tensors at fixed addresses on the device, for launches that are recorded once. All are written in one transfer.
 
-    The transfer runs beside the launches, behind the last one that reads what stood there before. So where other
-    launches came between, it is over before its own begins, and no kernel waits for it.
+    The transfer runs alongside the launches, after the last launch that reads the previous contents. So if other
+    launches come in between, it finishes before its own launch begins, and no kernel waits for it.
 
-    staging   what the next transfer writes, on the host;  tensors   the same on the device
+    staging   contents of the next transfer, on the host;  tensors   the same on the device
     """
 
     def __init__(self, like: Sequence[torch.Tensor], device: torch.device) -> None:
-        """like: what stands there first."""
+        """like: the first contents."""
         begins = [0, *accumulate(-(-one.numel() * one.element_size() // ALIGNED) * ALIGNED for one in like)]
         self._staging = torch.zeros(begins[-1], dtype=torch.uint8)
         self._block = torch.zeros_like(self._staging, device=device)
@@ -61,12 +61,12 @@ class StaticInputs:
         self.upload()
 
     def upload(self) -> None:
-        """Write `staging`. What is launched from now on reads it; `staging` may be changed at once."""
+        """Write `staging`. Later launches read it; `staging` may be changed at once."""
         now = self._staging.pin_memory() if self._block.is_cuda else self._staging.clone()  # a copy may run later
         self._stream.wait(self._stream.copy(self._block, now, behind=self._read))
 
     def mark_read(self) -> None:
-        """All launches that read what stands there are launched."""
+        """Mark that all launches which read the contents have been issued."""
         self._read = self._stream.now()
 
 

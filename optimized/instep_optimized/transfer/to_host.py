@@ -1,6 +1,6 @@
-"""Whole numbers from the device to the host: the copy starts at once, and the host waits only when it reads it.
+"""Integers from the device to the host: the copy starts at once, and the host waits only when it reads it.
 
-Leaves out: what the numbers mean. What uses a copy: lengths, roots, and the shapes of grown trees.
+Leaves out: the meaning of the numbers. Users of copies: lengths, roots, and the shapes of grown trees.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from .copy_stream import Event, copy_stream
 
 
 class Arrival:
-    """What was copied from the device up to now: `wait` until it has arrived."""
+    """The copies from the device up to now: `wait` until they have arrived."""
 
     def __init__(self, device: torch.device) -> None:
-        # The event stands in the stream behind the copy. To wait for it does not wait for work launched later.
+        # The event is in the stream after the copies. Waiting for it does not wait for work launched later.
         self._done = copy_stream(device, "out").now()
 
     def wait(self) -> None:
@@ -34,7 +34,7 @@ def synchronize(event: Event) -> None:
 class HostCopy:
     """Device tensors, copied to the host. The copy starts at once. A round has no other transfer to the host.
 
-    immutable: nobody writes into the tensors any more. Then the copy runs beside the launches, and none waits for it.
+    immutable: the tensors are never written again. Then the copy runs alongside the launches, and none waits for it.
     """
 
     def __init__(self, *parts: torch.Tensor, immutable: bool = False) -> None:
@@ -43,14 +43,14 @@ class HostCopy:
         numbers = parts[0] if len(parts) == 1 else torch.cat([part.flatten() for part in parts])
         self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
         out = copy_stream(numbers.device, "out")
-        if immutable or len(parts) > 1:  # several were joined in a tensor that nobody else has
+        if immutable or len(parts) > 1:  # several parts were joined into a new tensor
             self._done = out.copy(self._numbers, numbers, behind=out.now())
         else:
             self._numbers.copy_(numbers, non_blocking=True)
             self._done = out.now()
 
     def list(self, part: int = 0) -> list[int]:
-        """The numbers of one tensor. The first call waits until the copy has finished."""
+        """Return the numbers of one tensor. The first call waits until the copy has finished."""
         if self._found is None:
             synchronize(self._done)
             self._found = self._numbers.tolist()
@@ -58,11 +58,11 @@ class HostCopy:
 
 
 class Length:
-    """How many tokens of a request are committed. `exact` waits for copies; `most` is an upper bound, without waiting.
+    """Number of committed tokens of a request. `exact` waits for copies; `most` is an upper bound, without waiting.
 
     Accepted counts arrive asynchronously and accumulate here. Each commit adds the counts of the previous commit, whose
-    copy has finished by then (`settle`). To read `exact` changes nothing: the next event reserves the same pages,
-    whether somebody read it or not.
+    copy has finished by then (`settle`). Reading `exact` changes nothing: the next event reserves the same pages,
+    whether it was read or not.
     """
 
     def __init__(self, known: int = 0) -> None:
@@ -74,11 +74,11 @@ class Length:
 
     def owe(self, counts: HostCopy, number: int, most: int) -> None:
         """Add the `number`-th of these counts, which is at most `most`, once its copy has finished."""
-        self.most += most  # until the count is known the upper bound takes all of it
+        self.most += most  # until the count is known, the upper bound includes all of it
         self._owed.append((counts, number))
 
     def settle(self) -> None:
-        """Add the counts that are still owed. Waits for copies that have not finished."""
+        """Add the counts that are still pending. Waits for copies that have not finished."""
         self._known = self.most = self.exact
         self._owed.clear()
 
@@ -88,7 +88,7 @@ class Length:
 
 
 class Parents(Sequence[int]):
-    """The parents in a tree that was grown on the device. Their number is known, the copy is read on a look-up."""
+    """The parents in a tree that was grown on the device. Their number is known; a look-up reads the copy."""
 
     def __init__(self, copy: HostCopy, begin: int, count: int) -> None:
         self._copy, self._begin, self._count = copy, begin, count
@@ -105,7 +105,7 @@ class Parents(Sequence[int]):
 
 
 class Roots(Mapping[str, int]):
-    """request -> root. The copy is read when a root is looked up; the tensor is the engine's own."""
+    """request -> root. Looking up a root reads the copy; the tensor is the engine's own."""
 
     def __init__(self, names: Sequence[str] = (), roots: torch.Tensor | None = None) -> None:
         self._places = {name: place for place, name in enumerate(names)}
@@ -113,7 +113,7 @@ class Roots(Mapping[str, int]):
 
     def __getitem__(self, name: str) -> int:
         place = self._places[name]
-        assert self._copy is not None, "whoever has a name has a root"
+        assert self._copy is not None, "a named request has a root"
         return self._copy.list()[place]
 
     def __iter__(self) -> Iterator[str]:

@@ -56,7 +56,7 @@ class Vanilla:
         asked: Asked, see: See,
     ) -> tuple[list[int], list[int]]:
         if asked.parents is not None:
-            raise Unsupported("vanilla drafting proposes chains only: a tree has no layer of its own per branch")
+            raise Unsupported("vanilla drafting proposes chains only: a tree has no separate layer per branch")
         if asked.num_steps > len(proposed.proposals):
             raise Unsupported(f"{asked.num_steps} steps with {len(proposed.proposals)} MTP layers, one per step")
         own = list(proposed.proposals[: asked.num_steps])

@@ -49,8 +49,8 @@ TARGETS_ROW = Edit(
 STALE = Edit(EXTEND, "not number", "not number and len(y) > len(asked.last)")
 # The last rows of packed requests; but a window's rows are a window apart.
 PACKED_ROWS = Edit(
-    ROUND, "            asked = (Asked(batch.last, who.slots),) * drafter.layers\n",
-    "            asked = (Asked(batch.count.cumsum(0) - 1, who.slots),) * drafter.layers\n",
+    ROUND, "            asked = (PickRows(batch.last, who.slots),) * drafter.layers\n",
+    "            asked = (PickRows(batch.count.cumsum(0) - 1, who.slots),) * drafter.layers\n",
 )
 # Right for the widest window of pools that are not guarded.
 ROW_STRIDE = Edit(

@@ -33,17 +33,17 @@ IN_A_LAUNCHER = Edit(
 )
 LAST_ONE_UNTOLD = Edit(
     ENGINE,
-    "        for counts in self._untold:\n"
+    "        for counts in self._unreported:\n"
     "            self._controller.committed([count - 1 for count in counts.list()])\n"
-    "        self._untold.clear()\n",
-    "        for counts in self._untold[:-1]:\n"
+    "        self._unreported.clear()\n",
+    "        for counts in self._unreported[:-1]:\n"
     "            self._controller.committed([count - 1 for count in counts.list()])\n"
-    "        del self._untold[:-1]\n",
+    "        del self._unreported[:-1]\n",
 )
 WITH_THE_BONUS = Edit(ENGINE, "[count - 1 for count in counts.list()]", "counts.list()")
 MID_ROUND = Edit(
-    ENGINE, "        self._untold.append(counts)\n",
-    "        self._untold.append(counts)\n"
+    ENGINE, "        self._unreported.append(counts)\n",
+    "        self._unreported.append(counts)\n"
     "        self._catch_up()\n"
     "        self._round = self._rounds[self._controller.wish()]\n",
 )
