@@ -5,8 +5,12 @@ Leaves out: what is wrong when, and words (`test_bench_errors.py`).
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +26,7 @@ from instep.bench.rows import redrawn
 from instep_optimized.ops.base import ExpertWeights
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import Unsupported
+from support.process import ENVIRONMENT, ROOTS, start
 
 
 def ground(dtype: torch.dtype = torch.float32) -> Ground:
@@ -125,3 +130,52 @@ def test_wrong_product_of_torch_is_reported(op: str, name: str, wrong: Any, monk
     monkeypatch.setattr(torch_own, name, wrong)
     number = [at["op"] for at in kind("products").cells(ground(), "tiny")].index(op)
     assert "is off by" in made("products", ground(), number).arms[-1].judged().finding
+
+
+KERNELS = '''
+import torch
+from torch.nn import functional as F
+
+fused_recurrent_gated_delta_rule_update = fused_recurrent_gated_delta_rule_packed_decode = None
+
+
+def fused_sigmoid_gating_delta_rule_update(
+    *, A_log, a, dt_bias, b, q, k, v, initial_state_source, initial_state_indices, **_
+):
+    q, k, v = q[0], k[0], v[0]
+    q, k = (F.normalize(x, dim=-1).repeat_interleave(v.shape[1] // x.shape[1], 1) for x in (q, k))
+    state = initial_state_source[initial_state_indices.long()]  # [requests, HV, V, K]
+    state = state * torch.exp(-A_log.exp() * F.softplus(a + dt_bias))[..., None, None]
+    update = b.sigmoid()[..., None] * (v - torch.einsum("rhvk,rhk->rhv", state, k))
+    state = state + torch.einsum("rhv,rhk->rhvk", update, k)
+    initial_state_source[initial_state_indices.long()] = state
+    return torch.einsum("rhvk,rhk->rhv", state, q)[None] * q.shape[-1] ** -0.5
+'''
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """SGLang's sources without metadata and requirements: importing the whole package leaves `sglang.srt` behind."""
+    fla = tmp_path / "sglang" / "srt" / "layers" / "attention" / "fla"
+    fla.mkdir(parents=True)
+    (tmp_path / "sglang" / "srt" / "first.py").touch()
+    (tmp_path / "sglang" / "__init__.py").write_text("import sglang.srt.first, no_such_requirement\n")
+    for name in ("fused_recurrent", "fused_sigmoid_gating_recurrent"):
+        (fla / f"{name}.py").write_text(KERNELS)
+    return tmp_path
+
+
+def test_a_peer_without_metadata_is_timed(sources: Path) -> None:
+    file, path = sources / "r.json", os.pathsep.join((str(sources), ROOTS))
+    done = start("bench", "--kind", "decode", "--ops", "plain", "--peers", "--json", file, cold=True,
+                 env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path})  # fmt: skip
+    _, err = done.communicate()
+    arm = json.loads(file.read_text())["rows"][0]["arms"]["sglang sigmoid"]
+    assert (done.returncode, arm["finding"]) == (0, ""), (arm, err)
+    assert arm["us"] > 0 and arm["peer"] == "sglang (no version metadata)"
+
+
+@pytest.mark.skipif(find_spec("sglang") is not None, reason="SGLang is installed")
+def test_every_peer_that_is_not_installed_is_absent() -> None:
+    cell = made("decode", ground())
+    assert "sglang sigmoid" in cell.absent and "sglang sigmoid" not in {arm.name for arm in cell.arms}

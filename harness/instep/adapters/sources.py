@@ -5,6 +5,10 @@ Leaves out: the kernels' arguments (one file per package beside this one).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
 import torch
 
 from instep_optimized.kernels.runtime import INTERPRETED
@@ -15,6 +19,18 @@ from .unpacked import bare
 SGLANG = ("sglang.kernels.ops", "sglang.srt.layers.attention.fla", "sglang.srt.layers.attention.mamba")
 VLLM = ("vllm.third_party.flash_linear_attention.ops", "vllm.model_executor.layers.mamba.ops.causal_conv1d")
 assert INTERPRETED in (True, False)  # the import decides whether Triton interprets; so it comes before Triton's
+
+
+def load(module: str, unpacked: Callable[[], None]) -> Any:
+    """Import a module of an installed package, or else, after `unpacked`, from sources on Python's path.
+
+    A package without its requirements may raise any error, not only ImportError.
+    """
+    try:
+        return import_module(module)
+    except Exception:
+        unpacked()
+        return import_module(module)
 
 
 def sglang() -> None:

@@ -107,6 +107,9 @@ def bare(
     root = next((place for place in places if (place / package).is_dir()), None)
     if root is None:
         raise ModuleNotFoundError(f"no {package} in {', '.join(map(str, places))}", name=package)
+    # An import of the whole package that failed has left some of its modules without their parent.
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        del sys.modules[name]
     finder = Bare(package, root, keep, names or {})
     sys.meta_path.insert(0, finder)
     return finder

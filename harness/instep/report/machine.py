@@ -34,6 +34,12 @@ def installed(package: str) -> str | None:
         return None
 
 
+def release(name: str, *packages: str) -> str:
+    """A project and its version: that of the first installed package. Sources on Python's path have no metadata."""
+    version = next(filter(None, map(installed, packages or (name,))), "(no version metadata)")
+    return f"{name} {version}"
+
+
 def _name(device: str) -> str:
     if not device.startswith("cuda"):
         return platform.processor() or platform.machine()

@@ -16,16 +16,12 @@ from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import Unsupported
 
-from ...report.machine import installed
+from ...report.machine import release
 from ..base import Arm, At, Ground
 from ..right import Judged
 from ..rows import Rows, off_from_plain
 
 NORMED = {"scale": 1.0, "output_final_state": True}
-
-
-def _version() -> str:
-    return f"fla-core {installed('fla-core') or 'unpacked'}"
 
 
 def decode(ground: Ground, at: At, name: str, rows: Rows, parts: list[Part]) -> Arm:
@@ -44,7 +40,7 @@ def decode(ground: Ground, at: At, name: str, rows: Rows, parts: list[Part]) -> 
 
     return Arm(name, lambda: [form(**given, initial_state=state, **NORMED) for state in dense],
                lambda: off_from_plain(run, inputs, parts[0], truth=rows.inputs(PLAIN, wide=True)), len(dense),
-               peer=_version())  # fmt: skip
+               peer=release("fla-core"))  # fmt: skip
 
 
 def prefill(
@@ -64,4 +60,4 @@ def prefill(
         return torch.as_tensor(core[0])
 
     return Arm(name, lambda: [form(**given, initial_state=dense, **NORMED) for _ in parts],
-               lambda: judge(run), len(parts), peer=_version())  # fmt: skip
+               lambda: judge(run), len(parts), peer=release("fla-core"))  # fmt: skip

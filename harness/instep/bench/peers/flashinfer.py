@@ -22,7 +22,7 @@ from instep_optimized.ops.plain.attend import extents, visible
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import Unsupported
 
-from ...report.machine import installed
+from ...report.machine import release
 from ..base import Arm, At, Ground
 from ..grid import state_dtype
 from ..kinds.strategies import accepted_of
@@ -55,7 +55,7 @@ def decode(ground: Ground, at: At, name: str, rows: Rows, parts: list[Part]) -> 
 
     return Arm(name, lambda: [run(form.read.pool) for form in parts],
                lambda: off_from_plain(run, rows.inputs(PLAIN), parts[0], truth=rows.inputs(PLAIN, wide=True)),
-               len(parts), peer=f"flashinfer {installed('flashinfer-python') or 'unpacked'}")  # fmt: skip
+               len(parts), peer=release("flashinfer", "flashinfer-python"))  # fmt: skip
 
 
 def verify(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelConfig) -> Arm:
@@ -83,7 +83,7 @@ def verify(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
         return committed(ground, at, rows[0], before, core, after, slots)
 
     return Arm(name, work, check, layers, anew=lambda: redrawn(pool),
-               peer=f"flashinfer {installed('flashinfer-python') or 'unpacked'}")  # fmt: skip
+               peer=release("flashinfer", "flashinfer-python"))  # fmt: skip
 
 
 def prefill(
@@ -101,7 +101,7 @@ def prefill(
         return torch.as_tensor(core)
 
     return Arm(name, lambda: [run(form.read.pool) for form in parts], lambda: judge(run), len(parts),
-               peer=f"flashinfer {installed('flashinfer-python') or 'unpacked'}")  # fmt: skip
+               peer=release("flashinfer", "flashinfer-python"))  # fmt: skip
 
 
 def flashqla(
@@ -124,7 +124,7 @@ def flashqla(
         return core
 
     return Arm(name, lambda: [call(dense) for _ in parts], lambda: judge(run), len(parts),
-               peer=f"flash-qla {installed('flash-qla') or 'unpacked'}")  # fmt: skip
+               peer=release("flash-qla"))  # fmt: skip
 
 
 def _attend(
@@ -151,7 +151,7 @@ def _attend(
 
     return Arm(name, lambda: [run(one) for one in pages],
                lambda: off("attended", run(form), judged["truth"], judged["plain"], 1), len(pages),
-               peer=f"flashinfer {installed('flashinfer-python') or 'unpacked'}")  # fmt: skip
+               peer=release("flashinfer", "flashinfer-python"))  # fmt: skip
 
 
 def _mask(form: Pages) -> torch.Tensor | None:

