@@ -15,7 +15,7 @@ import torch
 
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.batch import Batch
-from instep_optimized.draft.base import Asked
+from instep_optimized.draft.base import PickRows
 from instep_optimized.draft.mtp import MtpLayer
 from instep_optimized.draft.vanilla import Vanilla
 from instep_optimized.graphs import Emulator, Recorder
@@ -196,7 +196,7 @@ class AlwaysChained(Vanilla):
     """Layer i reads the y of layer i - 1 although i >= num_steps."""
 
     def extend(
-        self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[Asked], num_steps: int
+        self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[PickRows], num_steps: int
     ) -> None:
         super().extend(ops, memory, batch, hidden, asked, self.layers)
 
@@ -205,7 +205,7 @@ class NeverChained(Vanilla):
     """No layer reads the one before."""
 
     def extend(
-        self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[Asked], num_steps: int
+        self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[PickRows], num_steps: int
     ) -> None:
         super().extend(ops, memory, batch, hidden, asked, 0)
 
@@ -243,7 +243,7 @@ class Stale(Vanilla):
     buffer: torch.Tensor = field(default_factory=lambda: torch.full((64, 32), 0.5, dtype=WIDTH))
 
     def extend(
-        self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[Asked], num_steps: int
+        self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[PickRows], num_steps: int
     ) -> None:
         layers = self.mtp
         if self.capturing.now and num_steps == self.layers:
