@@ -25,6 +25,7 @@ from ..observe.exercised import adapts, called
 from .dense import launches
 from .pooled import Lend, allocated, lent_own, mirrored, packed_rows, stored_where_read
 from .read_only import only_read
+from .returned import pair_of, rows_of
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def _pooled(
             found = kernel(ConvLaunch(**given, pool=pool, stores=part.store is not None, window=part.most))
         if shifts and part.store is None:
             pool[units] = live
-    out[taken] = found.to(out.dtype).reshape(-1, out.shape[1])
+    out[taken] = rows_of(kernel, found, "mixed", (len(taken), out.shape[1])).to(out.dtype)
 
 
 def _dense(
@@ -156,7 +157,8 @@ def _dense(
         called(f"conv.{part.form}", [length for length in lengths.tolist() if length])
         given = {"x": x[rows], "weight": weight, "lengths": lengths}
         with only_read(given):
-            found, window = kernel(**given, window=window)
-        out[rows] = found.to(out.dtype)
+            found = kernel(**given, window=window)
+        mixed, window = pair_of(kernel, found, mixed=given["x"].shape, window=window.shape)
+        out[rows] = mixed.to(out.dtype)
         along(part.per_row, who, row, window[: who.alive[row]])
     after(part.store, who, window)

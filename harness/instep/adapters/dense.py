@@ -23,6 +23,7 @@ from instep_reference.contract.place import Place
 
 from ..observe.exercised import adapts, called
 from .read_only import only_read
+from .returned import pair_of
 
 
 class Kernel(Protocol):
@@ -72,7 +73,8 @@ def _run(kernel: Kernel, inputs: GdnInputs, part: Part, who: Lanes, core: torch.
         called(f"gdn.{part.form}", [length for length in lengths.tolist() if length])
         given = {**GdnInputs(*(x[rows] for x in inputs))._asdict(), "lengths": lengths}
         with only_read(given):
-            out, state = kernel(**given, state=state)
+            found = kernel(**given, state=state)
+        out, state = pair_of(kernel, found, core=given["v"].shape, state=state.shape)
         core[rows] = out.to(core.dtype)
         along(part.per_row, who, row, state[: who.alive[row]])
     after(part.store, who, state)
@@ -102,4 +104,5 @@ def _again(kernel: Kernel, ring: Ring, who: Lanes, state: torch.Tensor) -> torch
     called("gdn.window", [length for length in who.again.tolist() if length])
     given = {"q": k, "k": k, "v": v, "log_decay": log_decay, "beta": beta, "lengths": who.again}
     with only_read(given):
-        return kernel(**given, state=state)[1]
+        found = kernel(**given, state=state)
+    return pair_of(kernel, found, core=v.shape, state=state.shape)[1]

@@ -24,6 +24,7 @@ from instep_reference.contract.place import Place
 
 from ..observe.exercised import adapts, called
 from .read_only import only_read
+from .returned import rows_of
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def _run(kernel: Kernel, rows: Rows, part: Part, lend: Lend, core: torch.Tensor)
         given = {**rows(taken), "cu_seqlens": ends, "index": index, **where}
         with only_read({name: value for name, value in given.items() if name != "snapshots"}):
             found = kernel(Launch(**given, pool=pool, stores=part.store is not None, window=part.most))
-        core[taken] = found.to(core.dtype).view(-1, *core.shape[1:])
+        core[taken] = rows_of(kernel, found, "core", (len(taken), *core.shape[1:])).to(core.dtype)
 
 
 def packed_rows(part: Part, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,6 +14,7 @@ from instep_reference.contract.engine import Event, Refused
 from instep_reference.contract.event_facts import kind_of
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
+from ..adapters.returned import WrongResult
 from ..checks.base import NOWHERE, op_at
 from ..checks.capacity import judged
 from ..checks.contracts import broken
@@ -63,7 +64,7 @@ def failure(
         return _finding(check, index, kind, place, f"{error}; {why}" if serves else str(error), None)
     message = said_by(error)
     said = message.splitlines()[0] if message.strip() else "no message"
-    what = f"raised {type(error).__name__} ({said})"
+    what = said if isinstance(error, WrongResult) else f"raised {type(error).__name__} ({said})"
     if question in VERBS:
         where = f"{question} "
     elif failed_op is not None:
@@ -78,6 +79,9 @@ def failure(
 
 def raised_of(error: BaseException) -> Raised:
     """The exception with its frames; of no frames at all: of unknown origin."""
+    if isinstance(error, WrongResult) and error.code is not None:  # the kernel has returned: it has no frame any more
+        code, kind, whole = error.code, type(error).__name__, _spelled(error, error.__traceback__)
+        return Raised(kind, str(error), code.co_filename, code.co_firstlineno, code.co_qualname, "", whole)
     frames = list(traceback.walk_tb(error.__traceback__))
     own = [each for each in frames if not _is_ours(each[0])]
     inner = [each for each in own if not _is_librarys(each[0])] or own or frames
