@@ -29,7 +29,7 @@ from support.traces import brief, recorded
 
 pytest_plugins = ["pytester"]
 TOP = Path(__file__).resolve().parents[2]
-PAGE = (TOP / "docs" / "keepers.md").read_text()
+PAGE = "".join((TOP / "docs" / f"keepers{name}.md").read_text() for name in ("", "-contract", "-fold"))
 RAGGED = "ragged"  # the trace of the page
 TEXTS = dict(zip(("mine", "folded"), re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL), strict=True))
 OPTIONS = {

@@ -108,7 +108,8 @@ def declaration(made: object, make: object) -> dict[str, Any]:
         raise BadInput("declares", found=", ".join(map(repr, unknown)), expected=f"some of {', '.join(DECLARES)}")
     for key in ("rounds", "products"):
         if not isinstance(said.get(key, {}), Mapping):
-            raise BadInput(f"declares: {key}", found=repr(said[key]), expected="a mapping; see docs/your-engine.md")
+            expected = "a mapping; see docs/your-engine-verbs.md"
+            raise BadInput(f"declares: {key}", found=repr(said[key]), expected=expected)
     if not isinstance(said.get("order", False), bool):
         raise BadInput("declares: order", found=repr(said["order"]), expected="True or False")
     shows = said.get("shows", ())

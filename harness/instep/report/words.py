@@ -34,7 +34,7 @@ MEASURES = {
 NUMERIC = (Tier.DERIVED, Tier.DIRECTED, Tier.PROPAGATED, Tier.DECISIONS)
 UNDECLARED_VERBS = (
     "hint: this engine declares no rounding, so all of it is held to fp32; what it stores or multiplies narrower on "
-    "purpose is declared by `declares` of what `make` gives (docs/your-engine.md)"
+    "purpose is declared by `declares` of what `make` gives (docs/your-engine-verbs.md)"
 )
 UNDECLARED = (
     "hint: this engine declares no rounding, so all of it is held to fp32; what it stores or multiplies narrower on "
