@@ -105,9 +105,9 @@ def test_folders_and_nothing_where_files_should_be(instep, trace):
     assert "directory" in complaint(instep("replay", trace.path.parent))
     assert "expected a header" in complaint(instep("replay", "/dev/null"))
     beside(trace.path).unlink()
-    assert "the tensors of the trace beside it" in replayed(instep, trace)
+    assert "the tensors of the trace, next to it" in replayed(instep, trace)
     beside(trace.path).mkdir()
-    assert "the tensors of the trace beside it" in replayed(instep, trace)
+    assert "the tensors of the trace, next to it" in replayed(instep, trace)
 
 
 def test_schema_1_trace_takes_its_drafter_from_the_recording(trace):

@@ -34,7 +34,7 @@ def test_show_prints_trees_paths_and_the_capacity(instep: Runner, monkeypatch: p
     out = instep("show", TRACES / "branching.jsonl").out
     for line in (
         "a into slot 3: 1 token", "a: prompt 0 to 1 of 1; b: prompt 0 to 10 of 10; c: prompt 0 to 7 of 27",
-        "b: 5 drafts, a tree 3 deep; a: 6 drafts, a tree 3 deep", "b: verifies 6 tokens behind 10; c: prompt 7 to 14",
+        "b: 5 drafts, a tree 3 deep; a: 6 drafts, a tree 3 deep", "b: verifies 6 tokens after 10; c: prompt 7 to 14",
         "b: 2 of 5 drafts (nodes 1 4), now 13; a: 3 of 6 drafts (nodes 2 4 6), now 5", "c with 30 tokens, ready",
         "19 events, 3 requests", "trees of 8 nodes at most; drafter eagle",
     ):

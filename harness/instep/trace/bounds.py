@@ -1,6 +1,6 @@
-"""What an event may write at most, in units of memory, by the trace alone: the rules that bound an engine's own table.
+"""Upper bound of the memory that an event may write, from the trace alone. It limits the table that an engine declares.
 
-Leaves out: what an engine says that it writes (`Inspectable.may_change`), and comparing the two (`checks/bounds.py`).
+Leaves out: the engine's own table (`Inspectable.may_change`), and comparing the two (`checks/bounds.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from .request_table import RequestTable
 
 @dataclass(frozen=True)
 class Bound:
-    """slots  of the requests that the event names
-    pages  on which the positions stand that it writes; all pages of a request that leaves
-    rows   how many rows its batch has
+    """slots  those of the requests that the event names
+    pages  those of the positions that the event writes; all pages of a request that leaves
+    rows   number of rows in the batch
     """
 
     slots: frozenset[int] = frozenset()
@@ -25,14 +25,17 @@ class Bound:
     rows: int = 0
 
     def units(self, region: e.Region) -> frozenset[int]:
-        """The units of a region that the event may write. Red zones, slot 0 and page 0 are nobody's."""
+        """The units of a region that the event may write. No event may write red zones, slot 0 or page 0."""
         if region.red:
             return frozenset()
         return {"slot": self.slots, "page": self.pages, "row": frozenset(range(self.rows))}[region.by]
 
 
 def bound(event: e.Event, before: RequestTable, after: RequestTable, rows: int) -> Bound:
-    """From the books around the event. rows: of the forward that was served last, which a commit goes back to."""
+    """The bound of an event, from the request tables before and after it.
+
+    rows: number of rows of the last forward, to which a commit refers
+    """
     names = named(event)
     standings = [table.live[name] for table in (before, after) for name in names if name in table.live]
     slots = {standing.slot for standing in standings if standing.slot is not None}
@@ -42,7 +45,7 @@ def bound(event: e.Event, before: RequestTable, after: RequestTable, rows: int) 
 
 
 def _pages(event: e.Event, name: str, before: RequestTable, after: RequestTable) -> tuple[int, ...]:
-    """Pages of one request; what is committed already stands on those before, and stays as it is."""
+    """The pages of one request that the event may write. Those of committed positions are not among them."""
     match facts(event).pages:
         case "all":
             return before.live[name].pages

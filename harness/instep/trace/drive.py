@@ -1,9 +1,9 @@
-"""The only scheduler: prompts and a policy become events, and one engine is asked for every free choice.
+"""The only scheduler: it turns prompts and a policy into events, and one engine makes every free choice.
 
-A round: special actions, admissions, the step count, drafts, one forward (prefill chunks beside verify or decode rows),
-commit, finishing. The events that come out are complete: every choice is filled in, so that any engine can follow.
-A request without room for a window decodes without drafts; without room for a token it is finished.
-Leaves out: which event is legal (`event_rules.py`), and the choices (the asked engine makes them).
+A round: special actions, admissions, the step count, drafts, one forward (prefill chunks together with verify or decode
+rows), commit, finishing. The resulting events are complete: every choice is filled in, so that any engine can follow.
+A request without room for a window decodes without drafts; a request without room for a token is finished.
+Leaves out: which event is legal (`event_rules.py`), and the choices (the engine makes them).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """One complete event, and the answer of the asked engine."""
+    """One complete event, and the engine's answer to it."""
 
     event: e.AnyEvent
     answer: e.Answer | None
@@ -48,13 +48,13 @@ def drive(
 ) -> Iterator[Step]:
     """Yield events until every request is over. The engine serves each of them; `observers` see it.
 
-    propose: who makes the drafts of chains, on the tokens that the host knows; None: the engine's own head
+    propose: makes the drafts of chains from the tokens that the host knows; None: the engine's own head makes them
     """
     return _Driver(policy, prompts, header, Player("driven", engine, observers), propose).run()
 
 
 def recorded(steps: list[Step]) -> dict[str, torch.Tensor]:
-    """The tensors beside a trace: admitted prompts as `prompt.<event>`, the engine's own choices as `own.<event>`."""
+    """The tensors of a trace: admitted prompts as `prompt.<event>`, the engine's own choices as `own.<event>`."""
     tensors: dict[str, torch.Tensor] = {}
     for index, step in enumerate(steps):
         if isinstance(step.event, e.Admit):
@@ -65,10 +65,10 @@ def recorded(steps: list[Step]) -> dict[str, torch.Tensor]:
 
 
 def own_say(event: e.Event, answer: e.Answer | None) -> torch.Tensor | None:
-    """The engine's own choices, also where others are forced, as one int64 vector; None where nothing is chosen.
+    """The engine's own choices as one int64 vector, also if the event forces others; None if the event has no choice.
 
     Draft: the head's argmaxes [B * n], or the tokens and then the parents of the trees that it grew; forward: the
-    target's, in batch order; commit: accepted counts [B], bonus [B].
+    target's choices in batch order; commit: accepted counts [B], bonus [B].
     """
     match event, answer:
         case _, e.Drafted(own=own, own_parents=parents):
@@ -149,7 +149,7 @@ class _Driver:
             yield from self._hit(arrival.request, prompt)
 
     def _text(self, arrival: Arrival) -> tuple[int, ...]:
-        """All tokens so far of the request that it comes behind."""
+        """All tokens so far of the request that this arrival continues."""
         there = {standing.request: standing for standing in (*self.rules.table.ended, *self.rules.table.live.values())}
         if arrival.behind and arrival.behind not in there:
             raise BadInput("policy arrivals", found=f'behind "{arrival.behind}"', expected=f"one of {[*there]}")
@@ -170,8 +170,10 @@ class _Driver:
         self.used = {name: None for name in self.used if name not in names} | dict.fromkeys(names)
 
     def _make_room(self, prefixes: int, wanted: str = "") -> Iterator[Step]:
-        """What was used longest ago leaves the device for so many prefixes more, and then the host; not what is
-        wanted."""
+        """Make room for more prefixes: the least recently used ones go to the host, and from there they are evicted.
+
+        wanted: a prefix that must not be evicted
+        """
         while not self.rules.table.room_for(prefixes) and (here := self._by_use(aside=False)):
             yield self._do(e.Offload(here[0]) if self.policy.host else e.Evict(here[0]))
             if len(there := [one for one in self._by_use(aside=True) if one != wanted]) > self.policy.host:
@@ -264,16 +266,16 @@ class _Driver:
         return tuple(self._few(named)) if any(named) else ()
 
     def _prefix(self, name: str, tokens: int, *, whole: bool = False) -> str:
-        """A name for the prefix that a request may reach with so many tokens more; whole: with all of them."""
+        """A name for the prefix that a request may reach with `tokens` more tokens; whole: only with all of them."""
         table = self.rules.table
         reached = table.boundary(name, tokens)
         due = reached is not None and not (whole and reached < table.live[name].length + tokens)
-        # Where entries are evicted, their names are used again: an engine may not remember what they stood for.
+        # Names of evicted entries are used again, because an engine may not rely on what a name meant before.
         names = (f"{name}, {number}" for number in count(len(table.saved) if table.capacity.tracked is None else 0))
         return next(under for under in names if under not in table.saved) if due else ""
 
     def _few(self, names: Sequence[str]) -> Iterator[str]:
-        """Names for prefixes, as many as there may be on the device; the others are empty."""
+        """The names, as many as the device has room for; the others become empty."""
         left = self.rules.table.capacity.tracked
         for name in names:
             yield name if left is None or left > 0 else ""
@@ -300,14 +302,17 @@ class _Driver:
         return standing.unread
 
     def _chains(self, names: list[str]) -> e.Draft:
-        """A draft of chains. A request for which nobody proposes anything is left out, and decodes."""
+        """A draft of chains. A request without proposed tokens is not in it, and decodes."""
         found = {} if self.propose is None else {name: self._proposed(name, self.propose) for name in names}
         return e.Draft(tuple(filter(found.get, names)), tuple(filter(None, found.values()))) if found else (
             e.Draft(tuple(names)))
 
     def _proposed(self, name: str, propose: Propose) -> tuple[int, ...]:
-        """Where rounds overlap, the host does not know yet what the last one said: all its drafts are taken for
-        accepted, and its bonus is proposed too."""
+        """The proposed drafts of a request.
+
+        With overlapping rounds the host does not know the result of the last round yet. All its drafts count as
+        accepted, and its bonus is proposed as well.
+        """
         standing, count = self.rules.table.live[name], self.rules.table.num_steps
         said, drafts = self.behind.get(name, (len(standing.said), -1))
         return tuple(propose((*standing.prompt, *standing.said[:said]), drafts + 1 + count))[drafts + 1 :]
@@ -339,7 +344,7 @@ class _Driver:
         return e.Path(tuple(nodes), own[nodes[-1] if nodes else 0])
 
     def _forced(self, standing: Standing) -> list[int]:
-        """A path of as many drafts as the policy says, or to its end; at every fork another child is its turn."""
+        """A path of as many drafts as the policy forces, or up to a leaf. Children of a fork take turns."""
         count, turn = self.policy.accept[self.forced % len(self.policy.accept)], self.forced
         self.forced += 1
         nodes: list[int] = []

@@ -1,14 +1,14 @@
-"""The rules: which event may follow which, and what the trace alone says about the room afterwards.
+"""The rules: which event may follow which, and how much room there is afterwards, from the trace alone.
 
     waiting --prefill--> prefilling --last chunk--> ready --draft--> drafted --verify--> verified --commit--> ready
                                                     ready --decode--> ready
-    between rounds: finish, preempt (resume returns to where it stood), save; anywhere: abort
+    between rounds: finish, preempt (resume returns to the phase before), save; anywhere: abort
 
 Pages: a list grows to cover the positions that an event may write: length + tokens (prefill), + window (verify),
-+ 1 (decode), + drafts (draft; at least the rows of a grown tree's beams), length (resume, load); it is never trimmed,
-and given back when the slot is.
++ 1 (decode), + drafts (draft; at least the rows of a grown tree's beams), length (resume, load). It is never trimmed,
+and its pages become free together with the slot.
 No request may need more positions than `max_positions`.
-Between a verify and its commit nothing else runs. Leaves out: who chooses (`drive.py`) and what is computed.
+Between a verify and its commit nothing else runs. Leaves out: choices (`drive.py`) and computed results.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class EventRules:
                 self.table.change(name, phase=phase)
 
     def legal(self) -> dict[str, tuple[str, ...]]:
-        """What may come next: kind of event or row -> the requests it may name (`admit`, `idle`: an empty name).
+        """The legal next events: kind of event or row -> the requests it may name (`admit`, `idle`: an empty name).
 
-        set_num_steps names step counts; load names requests for which something fitting is kept; offload, fetch and
-        evict name what is kept.
+        set_num_steps names step counts; load names requests for which a fitting copy exists; offload, fetch and
+        evict name copies.
         """
         table, free = self.table, self.table.free_slot() is not None
         kinds: dict[str, tuple[str, ...]] = {
@@ -127,7 +127,7 @@ class EventRules:
             self._no(field, f"pages too few by {missing}", f"room within {len(self.table.capacity.pages)} pages")
 
     def _nobody(self, field: str, phases: tuple[Phase, ...]) -> None:
-        """Nobody may stand in one of the phases."""
+        """Refuse the event while a request is in one of these phases."""
         if busy := ", ".join(self.table.in_phase(*phases)):
             if Phase.DRAFTED in phases:
                 self._no(field, f"{busy} within a round", "the end of the round")
@@ -350,7 +350,7 @@ def _refused(rules: EventRules, event: e.Refused, choices: bool) -> None:
     rules._no("of", f"{kind_of(event.of)}, which may come here", "an event that is refused here")
 
 
-# What hangs on more than phases, which stand in the contract's table.
+# Rules that depend on more than phases. The phases are in the contract's table.
 _RULES: dict[type[e.Event], Callable[[EventRules, Any, bool], None]] = {
     e.Admit: _admit, e.Draft: _draft, e.Forward: _forward, e.Commit: _commit, e.SetNumSteps: _set_num_steps,
     e.Refused: _refused, **kept_rules.RULES,

@@ -33,7 +33,7 @@ from ..atomic_write import STDOUT, writable, write_atomically
 from .header import SCHEMA, FirstHeader, Header, sound
 
 READERS: Mapping[int, type[Header]] = {1: FirstHeader, SCHEMA: Header}  # schema -> how its first line is read
-CHECKSUMS = "line_crc32"  # tensor beside the trace: int64, one per line before the footer
+CHECKSUMS = "line_crc32"  # tensor in the safetensors file: int64, one per line before the footer
 
 
 class Footer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,7 +44,7 @@ class Footer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Version(msgspec.Struct, frozen=True):
-    """The field that says the version of the format; it is read first."""
+    """The version of the format; it is read first."""
 
     schema: int
 
@@ -61,7 +61,7 @@ class Trace:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences about the files themselves, for whoever reads a verdict on this trace."""
+        """Warnings about the files, for readers of a verdict on this trace."""
         if self.header.tensors_sha256 is not None:
             return ()
         return (f"{self.path.name} has no digest of its tensors, so damage to {beside(self.path).name} can go "
@@ -136,7 +136,7 @@ def _put(path: Path, lines: list[bytes], recorded: Mapping[str, torch.Tensor]) -
     sha256 = hashlib.sha256(b"".join(lines)).hexdigest()
     tensors = {**recorded, CHECKSUMS: torch.tensor([zlib.crc32(line) for line in lines])}
     text = b"".join([*lines, msgspec.json.encode(Footer(len(lines) - 1, sha256)) + b"\n"])
-    # The tensors first, so that whoever finds a trace finds its tensors, too.
+    # The tensors first, so that a reader who finds the trace also finds its tensors.
     write_atomically({beside(path): save(tensors, {"trace_sha256": sha256}), path: text})
     return tensors, sha256
 
@@ -173,7 +173,7 @@ def _is_trace(file: Path) -> bool:
 
 
 def _is_tensors(file: Path) -> bool:
-    """Whether the file was written beside a trace."""
+    """Whether the file was written as the tensors of a trace."""
     try:
         with safe_open(str(file), framework="pt") as stored:
             return "trace_sha256" in (stored.metadata() or {})
@@ -207,7 +207,7 @@ def _footer(name: str, lines: list[bytes]) -> Footer:
 def _recorded(path: Path, sha256: str) -> dict[str, torch.Tensor]:
     file = beside(path)
     if not file.is_file():
-        raise BadInput(str(file), found="no such file", expected="the tensors of the trace beside it")
+        raise BadInput(str(file), found="no such file", expected="the tensors of the trace, next to it")
     try:
         with safe_open(str(file), framework="pt") as stored:
             metadata = stored.metadata() or {}

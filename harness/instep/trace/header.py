@@ -64,8 +64,8 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """`Capacity` on the wire. An unknown field is an error.
 
     Old traces have no max_positions: there a request may have as many positions as all pages hold. Only traces whose
-    windows may be trees have num_draft_tokens, only those that track prefixes track_interval (and `tracked`, where the
-    device has room for so many), and only those whose drafter grows trees topk.
+    windows may be trees have num_draft_tokens. Only traces that track prefixes have track_interval, and `tracked` if
+    the device has room for a limited number. Only traces whose drafter grows trees have topk.
     """
 
     slots: tuple[int, ...]
@@ -212,7 +212,7 @@ def sound(header: Header, field: str) -> None:
 
 
 def _grows(header: Header, room: Capacity, steps: int) -> bool:
-    """Whether a drafter may grow trees of its own there."""
+    """Whether a drafter may grow trees in this room."""
     eagle = header.checkpoint.mtp_layers == 1 and header.recording.drafter == "eagle"
     topk, rows = room.topk or 0, room.drafted(steps, 0)
     fits = room.drafted(steps, room.grown(steps)) < room.request_positions and rows <= MOST_BEAMS

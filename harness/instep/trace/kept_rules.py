@@ -30,7 +30,7 @@ def new_names(rules: EventRules, names: list[str], field: str) -> None:
 
 
 def _room(rules: EventRules, more: int, field: str) -> None:
-    """So many prefixes more must have room on the device."""
+    """Refuse the event if the device has no room for `more` further prefixes."""
     if not rules.table.room_for(more):
         rules._no(field, f"{len(rules.table.on_device())} prefixes on the device and {more} more",
                   f"room for them within capacity.tracked = {rules.table.capacity.tracked}")

@@ -23,7 +23,7 @@ class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One request: its prompt's name, the round of its arrival, its chunk sizes in turn (none: the whole prompt).
 
     sampling  how its tokens are drawn, with uniforms that follow from the policy's seed; none: argmax
-    behind    a request that came before: the prompt goes on from all that this one has read and said by then
+    behind    an earlier request: its prompt and all tokens that it has chosen by then come before this prompt
     """
 
     request: str
@@ -39,9 +39,9 @@ class ScheduledAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A special action, done in the first round from `round` on in which it is legal.
 
     when  only for an abort and what is refused: between rounds, after the draft, or after the verify
-    of    an event that is refused; it is offered in the first round from `round` on in which it is illegal. `request`:
-          who stands after its draft or verify then
-    name  the name under which a save keeps the state and a load finds it; what moves or is evicted
+    of    an event that must be refused; the engine gets it in the first round from `round` on in which it is illegal.
+          `request` is then the request that is after its draft or verify
+    name  the name under which a save keeps the state and a load finds it; the copy that moves or is evicted
     """
 
     round: int
@@ -61,11 +61,11 @@ class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """claim       the sentence that the trace is to prove
-    capacity    where it has a track_interval, chunks end at its multiples, every multiple that a chunk or an accepted
-                path reaches is tracked, and who enters loads the longest prefix that its prompt begins with. Where it
-                has `tracked`, the prefix that was used longest ago leaves the device for one more
-    host        so many prefixes that leave the device are kept on the host, until somebody loads them; for one more the
-                one that was used longest ago is evicted. 0: what leaves the device is evicted
+    capacity    with a track_interval, chunks end at its multiples, every multiple that a chunk or an accepted path
+                reaches is tracked, and an admitted request loads the longest prefix that its prompt begins with. With
+                `tracked`, the least recently used prefix leaves the device to make room for another one
+    host        the number of prefixes that the host keeps after they left the device, until a request loads them. The
+                least recently used one is evicted to make room. 0: a prefix that leaves the device is evicted
     steps       the schedule of step counts; `controller`: the engine's own wishes instead, `lag` rounds late
     overlap     rounds overlap: a request ends one round after its last token was chosen, and wishes are 1 round late
     accept      forced numbers of accepted drafts, in turn over rounds and requests; none: greedy acceptance. In a tree
@@ -147,7 +147,7 @@ def read_prompts(path: Path, encode: Callable[[str], tuple[int, ...]] = one_per_
     prompts: dict[str, tuple[int, ...]] = {}
     for index, prompt in enumerate(_read(path, tuple[Prompt, ...])):
         if prompt.name in prompts:
-            raise BadInput(f"{path.name}: [{index}].name", found=f'"{prompt.name}" again', expected="a name of its own")
+            raise BadInput(f"{path.name}: [{index}].name", found=f'"{prompt.name}" again', expected="a different name")
         if (prompt.text is None) == (prompt.tokens is None):
             raise BadInput(f"{path.name}: [{index}]", found="text and tokens" if prompt.text else "neither",
                            expected="either text or tokens")

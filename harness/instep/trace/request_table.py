@@ -1,7 +1,7 @@
-"""Where every request stands by the trace alone: phase, length, root, window, slot and pages, all predicted.
+"""The state of every request, predicted from the trace alone: phase, length, root, window, slot and pages.
 
 Leaves out: which event may follow (`event_rules.py`). The order of slots and pages comes from the header: the first
-free one in that order is handed out, so no engine is ever asked.
+free one in that order is taken, so instep need not ask the engine.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Standing:
     slot     None while preempted; pages in order of position
     before   the phase that a preempted request returns to
     prefix   whether it is a tracked prefix and no request: `prompt` are its tokens
-    aside    of what is kept under a name: whether it is on the host
-    ahead    how many tokens more than `length` an engine must assume whose rounds overlap: it does not know yet how
-             many drafts of the last commit were accepted; 0 where rounds wait
+    aside    for a copy under a name: whether it is on the host
+    ahead    how many tokens more than `length` an engine with overlapping rounds must assume, as it does not know yet
+             how many drafts of the last commit were accepted; 0 without overlap
     """
 
     request: str
@@ -66,7 +66,7 @@ class Standing:
 
 @dataclass
 class RequestTable:
-    """All requests; `ended` keeps those that are over, in order; `saved` what a name stands for."""
+    """All requests. `ended` has those that are over, in order; `saved` maps the name of a copy to its content."""
 
     capacity: Capacity
     num_steps: int
@@ -83,26 +83,26 @@ class RequestTable:
         return tuple(name for name, standing in self.live.items() if standing.phase in phases)
 
     def copies(self) -> frozenset[Copy]:
-        """What is kept of requests: by saves until they are evicted, by preempts until they resume or are over."""
+        """The copies of requests: of saves until they are evicted, of preempts until they resume or are over."""
         preempted = self.in_phase(Phase.PREEMPTED)
         return frozenset([*(("offload" if kept.aside else "save", name) for name, kept in self.saved.items()),
                           *(("preempt", name) for name in preempted)])  # fmt: skip
 
     def room_for(self, prefixes: int) -> bool:
-        """Whether so many prefixes more may stand on the device."""
+        """Whether the device has room for this many further prefixes."""
         there, most = len(self.on_device()), self.capacity.tracked
         return most is None or not prefixes or there + prefixes <= most
 
     def on_device(self) -> list[str]:
-        """The tracked prefixes that stand there, by name."""
+        """The names of the tracked prefixes on the device."""
         return [name for name, kept in self.saved.items() if kept.prefix and not kept.aside]
 
     def loadable(self, prompt: tuple[int, ...]) -> list[str]:
-        """What a request with this prompt may be given, by name."""
+        """The names of the copies that a request with this prompt may load."""
         return [name for name, kept in self.saved.items() if not kept.aside and kept.fits(prompt)]
 
     def boundary(self, name: str, tokens: int) -> int | None:
-        """The last multiple of the interval that a request reaches with so many tokens more."""
+        """The last multiple of the interval that a request reaches with `tokens` more tokens."""
         before, every = self.live[name].length, self.capacity.track_interval
         last = (before + tokens) // every * every if every else 0
         return last if last > before else None
@@ -119,16 +119,16 @@ class RequestTable:
         return next((slot for slot in self.capacity.slots if slot not in taken), None)
 
     def pages_missing(self, positions: Mapping[str, int]) -> int:
-        """How many pages too few there are for these requests to reach so many positions."""
+        """How many pages are missing for these requests to reach these positions."""
         used = sum(len(standing.pages) for standing in self.live.values())
         grown = sum(max(self._pages_for(count) - len(self.live[name].pages), 0) for name, count in positions.items())
         return max(used + grown - len(self.capacity.pages), 0)
 
     def positions(self, tokens: Mapping[str, int]) -> dict[str, int]:
-        """How far an event reaches that gives these requests so many tokens more.
+        """The positions up to which an event writes that gives these requests these numbers of tokens.
 
-        The worst case counts where rounds overlap; where there is no room for it, exact lengths do, which an engine
-        waits for.
+        With overlapping rounds the worst case counts. If there is no room for it, the engine waits for the exact
+        lengths, and they count.
         """
         worst = {name: self.live[name].length + self.live[name].ahead + count for name, count in tokens.items()}
         if not self.pages_missing(worst) and max(worst.values(), default=0) <= self.capacity.request_positions:
@@ -136,7 +136,7 @@ class RequestTable:
         return {name: self.live[name].length + count for name, count in tokens.items()}
 
     def reach(self, tokens: Mapping[str, int]) -> None:
-        """Hand out the pages for it; whose length was waited for, is known exactly from now on."""
+        """Give out the pages for it. If the engine waited for a length, that length is exact from now on."""
         positions = self.positions(tokens)
         for name, count in tokens.items():
             if positions[name] == self.live[name].length + count:
@@ -144,7 +144,7 @@ class RequestTable:
         self.grow(positions.items())
 
     def grow(self, positions: Iterable[tuple[str, int]]) -> None:
-        """Hand out pages, request by request in the order given; lists grow and are never trimmed."""
+        """Give out pages, request by request in the given order. Lists grow and are never trimmed."""
         for name, count in positions:
             standing = self.live[name]
             more = self._pages_for(count) - len(standing.pages)

@@ -1,6 +1,6 @@
-"""An event in a line of text: who takes part, with how many tokens, and where they stand afterwards.
+"""Describe an event in a line of text: its requests, their numbers of tokens, and their lengths afterwards.
 
-Leaves out: what an engine makes of it. A trace is told without a model.
+Leaves out: what an engine computes. Describing a trace needs no model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def told(trace: Trace) -> Iterator[tuple[int, str, str]]:
 
 
 def said(event: e.Event, before: Live, after: RequestTable) -> str:
-    """before: the live requests in front of the event; after: all that is known behind it."""
+    """The text of one event. before: the live requests before it; after: the request table after it."""
     words = WORDS.get(type(event))
     text = "" if words is None else words(event, before, after.live)
     kept = [f'{request} under "{name}"' for request, name in tracks(event).items()]
@@ -58,9 +58,9 @@ def _forward(event: e.Forward, before: Live, after: Live) -> str:
 
 def _row(row: e.Row, standing: Standing) -> str:
     if row.kind == "verify":
-        return f"{row.request}: verifies {count(len(standing.window), 'token')} behind {standing.length}"
+        return f"{row.request}: verifies {count(len(standing.window), 'token')} after {standing.length}"
     if row.kind == "decode":
-        return f"{row.request}: decodes 1 behind {standing.length}"
+        return f"{row.request}: decodes 1 after {standing.length}"
     until = standing.length + row.tokens
     return f"{row.request}: prompt {standing.length} to {until} of {len(standing.prompt)}"
 

@@ -1,7 +1,8 @@
 """The tokens of a tree that a recording drafts: looked up in the request's own text, as an n-gram drafter does.
 
-The first child of a node is what followed the same two tokens last, the next one what followed them before that. The
-root's first child is the draft head's proposal, where there is one. Leaves out: the shape, which the policy gives.
+The first child of a node is the token that last followed the same two tokens, the next child the token that followed
+them before that. The root's first child is the draft head's proposal, if there is one.
+Leaves out: the shape, which the policy gives.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from itertools import chain, count
 
 from instep_reference.contract.errors import BadInput
 
-LOOKED_UP = 2  # tokens before the one that is wanted
+LOOKED_UP = 2  # tokens before the wanted one
 
 
 def picks(
@@ -39,7 +40,7 @@ def picks(
 
 
 def followers(text: Sequence[int], looked_up: int = LOOKED_UP) -> Iterator[int]:
-    """What followed the last tokens of the text earlier in it, the latest first."""
+    """The tokens that followed earlier occurrences of the text's last tokens, the latest first."""
     last = tuple(text[-looked_up:])
     for end in range(len(text) - 1, looked_up - 1, -1):
         if tuple(text[end - looked_up : end]) == last:

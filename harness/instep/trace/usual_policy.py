@@ -1,8 +1,8 @@
-"""The policy of `instep record` where none is given: each prompt is a request, and what goes wrong in engines happens.
+"""The default policy of `instep record`: each prompt is a request, and everything happens in which engines go wrong.
 
-Two or three requests share the slots: others wait, and slots and pages are used again, in no order. Prompts come in
-chunks, step counts rise, fall and vanish, accepted counts are ragged whatever the model accepts, one request is saved
-and preempted. Leaves out: reading a policy (`policy.py`), and what follows from it (`drive.py`).
+Two or three requests share the slots, the others wait. Slots and pages are used again in a shuffled order. Prompts come
+in chunks, step counts rise, fall and vanish, accepted counts are ragged because they are forced, and one request is
+saved and preempted. Leaves out: reading a policy (`policy.py`), and the events that follow from it (`drive.py`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from .policy import Arrival, Policy, ScheduledAction, Steps
 
 SLOTS = (3, 1, 2)  # at most; slot 0 is reserved, and a row number is no slot
 PAGE, CHUNKS, NEW, WIDEST = 16, (64, 3), 24, 3  # positions of a page, tokens of chunks, tokens to say, most drafts
-ROUNDS = Steps(4, 3), Steps(8, 0), Steps(10, 3)  # the step count of each round, behind the first one's
+ROUNDS = Steps(4, 3), Steps(8, 0), Steps(10, 3)  # the later changes of the step count
 ACCEPT = (1, 0, 3, 2)
 EXAMPLE = {"a": (0,) * 100, "b": (0,)}  # prompts by length, for a policy to look at
 
 
 def usual(prompts: Mapping[str, tuple[int, ...]], drafts: bool = True, rounds: int | None = None) -> Policy:
-    """drafts: whether anybody proposes them; without, every round decodes.
+    """The policy for these prompts.
 
-    rounds: the most; None: until all have said their tokens. In few of them nobody who is preempted may come back
+    drafts: whether there is a drafter; without one, every round decodes
+    rounds: the maximum; None: until all requests are complete. With a maximum no request is preempted, because it
+            might not resume in time
     """
     names = [*prompts]
     slots = SLOTS[-min(len(names), len(SLOTS)):]
@@ -43,7 +45,7 @@ def usual(prompts: Mapping[str, tuple[int, ...]], drafts: bool = True, rounds: i
         steps["rounds"] = rounds
     return Policy(
         name="usual",
-        claim="Who comes, waits and goes, in chunks and windows of changing width, gets what the model says.",
+        claim="Requests that arrive, wait and end, in chunks and windows of changing width, get the model's tokens.",
         capacity=Room(slots, (*range(2, pages + 1, 2), *range(1, pages + 1, 2)), PAGE, 2 * CHUNKS[0]),
         arrivals=tuple(Arrival(name, name, arrive=at, chunks=CHUNKS, max_new=NEW) for at, name in enumerate(names)),
         deeds=tuple(deeds), **steps,
@@ -51,7 +53,7 @@ def usual(prompts: Mapping[str, tuple[int, ...]], drafts: bool = True, rounds: i
 
 
 def example() -> str:
-    """The usual policy of two prompts, `a` and `b`, as a file has it: what is left out has its default."""
+    """The usual policy of two prompts, `a` and `b`, as the text of a file. Missing fields have their defaults."""
     lines = []
     for name, value in msgspec.json.decode(msgspec.json.encode(usual(EXAMPLE))).items():
         several = isinstance(value, list) and isinstance(next(iter(value), None), dict)
