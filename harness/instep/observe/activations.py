@@ -1,6 +1,6 @@
-"""What a side's `see` is given during one event: copies, joined per place in call order.
+"""Copies of the named tensors that a side hands to `see` during one event, joined per place in call order.
 
-Leaves out: what the tensors mean (`rows.py` knows whose rows they are).
+Leaves out: which request a row belongs to (`rows.py`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .to_host import brought
 
 
 class Activations(Observer):
-    """A hook that copies and returns what it was given; `take` empties it. As an observer it fills in the places."""
+    """A hook that copies its tensors and returns them; `take` empties it. As an observer it fills in the places."""
 
     def __init__(self) -> None:
         self._kept: dict[Place, list[torch.Tensor]] = {}
-        self.last: Place | None = None  # the place seen last: where a side stood when it failed
+        self.last: Place | None = None  # the place seen last: how far a side got before it failed
 
     def __call__(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
         self.last = place

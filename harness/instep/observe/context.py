@@ -1,6 +1,6 @@
-"""One event and everything known around it: what a check looks at.
+"""One event and everything known about it: the input of a check.
 
-Leaves out: how it was gathered (`replay/lockstep.py`) and what is made of it (`checks/`).
+Leaves out: how it is gathered (`replay/lockstep.py`) and how it is judged (`checks/`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .shown import WHOLE, Shown
 #   trunk    forward: every row of the event;  logits and pick: all nodes of a verify row, one row for a
 #            decode and for a last prefill chunk, none for an unfinished prompt
 #   extend   forward: prefill and decode rows;  commit: accept_lens rows per request;  logits and pick: one
-#            row per request whose root is known. extend.i: the same, of MTP layer i; where a prompt goes on, but not
-#            far enough for the next layer, a row for that one too
-#   chain.i  draft: one row per request; where the drafter grows trees one per beam, and logits alone at chain.0
+#            row per request whose root is known. extend.i: the same, of MTP layer i; if a prompt continues, but
+#            not far enough for the next layer, that layer has a row too
+#   chain.i  draft: one row per request; if the drafter grows trees, one per beam, and logits alone at chain.0
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the trace alone says (`trace/event_rules.py`): predicted, never asked of an engine."""
+    """Facts that follow from the trace alone (`trace/event_rules.py`): predicted, never read from an engine."""
 
     slots_before: Mapping[str, int]
     slots_after: Mapping[str, int]
@@ -40,28 +40,28 @@ class Expected:
     roots_after: Mapping[str, int | None]
     windows: Mapping[str, tuple[int, ...]]  # verify rows in flight: root, drafts
     num_steps: int
-    flying: frozenset[str]  # verified and not committed: their conv windows and states belong to nobody
+    flying: frozenset[str]  # verified and not committed: their conv windows and states are undefined
     prompts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     parents: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of each node of a window, -1 for the root
-    copies: frozenset[Copy] = frozenset()  # what is kept of requests after the event
-    sampling: Mapping[str, Sampling] = field(default_factory=dict)  # of the requests that draw
-    prefixes: Mapping[str, int] = field(default_factory=dict)  # tracked so far: name -> how many tokens it has
+    copies: frozenset[Copy] = frozenset()  # saved, preempted and offloaded copies of requests after the event
+    sampling: Mapping[str, Sampling] = field(default_factory=dict)  # of the requests that sample
+    prefixes: Mapping[str, int] = field(default_factory=dict)  # tracked so far: name -> number of tokens
     topk: int | None = None  # where the drafter grows trees, the children of a node;  grown: the drafts of such a tree
     grown: int = 0
 
     def tree(self, request: str) -> tuple[int, ...] | None:
-        """The parent of each node of its window in flight; None: it does not branch."""
+        """The parent of each node of a request's window in flight; None: it does not branch."""
         return branching(self.parents.get(request, ()))
 
 
 def branching(parents: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The parents of a window's nodes; None where each node follows the node before."""
+    """The parents of a window's nodes; None if each node follows the node before."""
     return None if parents == tuple(range(-1, len(parents) - 1)) else parents
 
 
 @dataclass(frozen=True)
 class LastForward:
-    """The rows of the last forward, whatever became of them. Its verified windows are the round in flight.
+    """The rows of the last forward, whether or not they were committed. Its verified windows are the round in flight.
 
     spans             request -> its rows of the target
     subject, truth    the two sides there: answers, rows of the target, and the states of these requests before
@@ -77,7 +77,7 @@ class LastForward:
 
 @dataclass(frozen=True)
 class KeptCopy:
-    """What a save or a preempt keeps of the subject: the logical state, and what its MTP layers had proposed."""
+    """The subject's copy made by a save or a preempt: the logical state, and the proposals of its MTP layers."""
 
     state: RequestState
     proposed: tuple[int, ...]
@@ -85,11 +85,11 @@ class KeptCopy:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What the events before this one left for it, as the subject had it (`earlier.py` carries it on).
+    """Facts from earlier events, as the subject had them (`earlier.py` updates them).
 
     forward    the last forward; None before the first
-    proposed   request -> what each MTP layer picked behind its root
-    preempted  request -> its copy; saved: name -> the copy kept under it, or the prefix
+    proposed   request -> the pick of each MTP layer after its root
+    preempted  request -> its copy; saved: name -> the copy or prefix under that name
     """
 
     forward: LastForward | None = None
@@ -100,11 +100,17 @@ class Earlier:
 
 @dataclass(frozen=True)
 class EventContext:
-    """subject: the engine under test. truth: the reference in fp64, or the ledger of labels when the subject
-    moves labels. rounded: the reference in the declared width with its rounding points; None for labels.
-    resampled: the rounded run up to here once more, as another draw (see `replay/participants.py`), by its number;
-    costly. regions: the subject's pools as they stand now. updates: whether its rings keep updates (`updates.py`).
-    earlier: what checks need of the events before. shown: what the subject shows at this event."""
+    """The input of a check.
+
+    subject    the engine under test
+    truth      the reference in fp64, or the ledger of labels if the subject moves labels
+    rounded    the reference in the declared width with its rounding points; None for labels
+    resampled  the rounded run up to here once more, as another draw with this number (`replay/participants.py`); costly
+    regions    the subject's pools after the event
+    updates    whether its rings keep updates (`updates.py`)
+    earlier    facts from the events before
+    shown      the parts of the subject that are visible at this event
+    """
 
     index: int
     event: Event
@@ -112,17 +118,17 @@ class EventContext:
     subject: Side
     truth: Side
     rounded: Side | None
-    changes: Changes  # which bytes of the subject's pools changed where they must not
+    changes: Changes  # bytes of the subject's pools that changed without permission
     subject_slots: Mapping[str, int]
     subject_pages: Mapping[str, list[int]]
     resampled: Callable[[int], Side] | None = None
     regions: Callable[[], Sequence[Region]] = tuple
-    log: EventLog = NOTHING  # op calls, host reads, graphs: what no tensor says
+    log: EventLog = NOTHING  # op calls, host reads, graphs: everything that is no tensor
     updates: bool = False
     earlier: Earlier = field(default_factory=Earlier)
     shown: Shown = WHOLE
 
     @property
     def kind(self) -> str:
-        """The event's kind as the trace spells it ("commit")."""
+        """The event's kind as in the trace ("commit")."""
         return kind_of(self.event)

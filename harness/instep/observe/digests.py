@@ -1,7 +1,7 @@
-"""Digests of memory, computed where it stands: one int64 per block of a unit, from every byte and its position.
+"""Digests of memory, computed on its device: one int64 per block of a unit, from every byte and its position.
 
-Leaves out: which memory, and what a changed digest means (`memory.py`). A word is spread over all bits before it is
-weighed and after, so that neither words that change places nor changes that cancel in a plain sum go unseen.
+A word is mixed over all bits before and after it is weighed, so that the digest shows both words that change places and
+changes that cancel in a plain sum. Leaves out: which memory is digested, and the meaning of a change (`memory.py`).
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from functools import lru_cache
 
 import torch
 
-# Integers of the same width: a view that works whatever the strides of the pool are.
+# Integers of the same width: a view that works for any strides of the pool.
 INTEGER_OF_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 23}  # words at a time: scratch that fits a cache, or launches that are few
-SMALL = 1 << 17  # words of memory that is asked for together with others
-SPREAD = 29  # high bits that come down before a word is weighed: a product carries upwards alone
-FOLD = 32  # and the high half that comes down before the sum
+AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 23}  # words at a time: scratch that fits a cache, or few launches
+SMALL = 1 << 17  # words of memory that is digested together with other memory
+SPREAD = 29  # high bits that are folded down before a word is weighed, because a product carries upwards only
+FOLD = 32  # bits of the high half that is folded down before the sum
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers of the same width: equality is then equality of bytes."""
+    """View memory as integers of the same width, so that equality is equality of bytes."""
     return tensor.view(INTEGER_OF_WIDTH[tensor.element_size()])
 
 
 def words(units: torch.Tensor, blocks: int = 1) -> torch.Tensor:
-    """[units, ...] -> [units, blocks, n] integers over the same memory, in physical order, as wide as they come.
+    """View [units, ...] as [units, blocks, n] integers in physical order, of the widest possible type.
 
-    blocks: into how many pieces of equal size a unit falls, along its first inner axis. A unit that is not one dense
-    piece of memory has no such view and is copied.
+    blocks: number of equal pieces of a unit along its first inner axis. A unit with gaps has no such view and is
+    copied.
     """
     shape, itemsize = units.shape, units.element_size()
     inner = units[0].numel()
@@ -43,9 +43,9 @@ def words(units: torch.Tensor, blocks: int = 1) -> torch.Tensor:
 
 
 def digests(lines: torch.Tensor) -> torch.Tensor:
-    """[units, blocks, n] integers -> [units, blocks] int64, on the same device; nobody waits.
+    """Digest [units, blocks, n] integers to [units, blocks] int64 on the same device, without waiting.
 
-    Of one changed word every change is seen: all steps but the sum can be undone.
+    Every change of a single word changes the digest: all steps except the sum are invertible.
     """
     weights = _weights(lines.shape[2], lines.device)
     step = max(1, AT_ONCE[lines.device.type] // max(1, lines[0].numel()))
@@ -55,14 +55,14 @@ def digests(lines: torch.Tensor) -> torch.Tensor:
 
 
 def together(many: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """`digests` of each, of one device: small ones in one line, as it takes longer to ask than to answer."""
+    """`digests` of several tensors on one device; small ones are joined to save launches."""
     small = [number for number, lines in enumerate(many) if 0 < lines.numel() <= SMALL]
     found = dict(zip(small, _in_one_line([many[number] for number in small]), strict=True)) if small else {}
     return [found[number] if number in found else digests(lines) for number, lines in enumerate(many)]
 
 
 def _in_one_line(many: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The sum over each block is a difference of sums from the first word on: whole numbers wrap, and are exact."""
+    """Compute each block's sum as a difference of prefix sums: integers wrap around, and stay exact."""
     shapes = [(lines.shape[0], lines.shape[1], lines.shape[2]) for lines in many]
     weights, ends = _layout(tuple(shapes), many[0].device)
     sums = _mixed(torch.cat([lines.reshape(-1) for lines in many]), weights).cumsum(0)[ends]
@@ -73,7 +73,7 @@ def _in_one_line(many: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 @lru_cache(maxsize=4)
 def _layout(shapes: tuple[tuple[int, int, int], ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of lines of these shapes one behind the other: the weight of every word; the last word of every block."""
+    """For lines of these shapes in a row: the weight of every word, and the last word of every block."""
     weights = torch.cat([_weights(words, device).repeat(units * blocks) for units, blocks, words in shapes])
     sizes = torch.cat([torch.full((units * blocks,), words) for units, blocks, words in shapes])
     return weights, (sizes.cumsum(0) - 1).to(device)
@@ -93,7 +93,7 @@ def _mixed(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(numbers: torch.Tensor, by: int) -> torch.Tensor:
-    """To the right, zeros coming in: with the sign coming in, x and its complement would meet."""
+    """Shift right with zeros; an arithmetic shift would map x and its complement together."""
     shifted = numbers >> by
     shifted &= (1 << (64 - by)) - 1
     return shifted
@@ -108,7 +108,7 @@ def _weights(count: int, device: torch.device) -> torch.Tensor:
 
 
 def _dense(units: torch.Tensor) -> bool:
-    """Whether each unit is one piece of memory without holes, in whatever order of its axes."""
+    """Whether each unit is one piece of memory without gaps, in any order of its axes."""
     reached = 1
     for step, size in sorted((step, size) for step, size in zip(units.stride()[1:], units.shape[1:], strict=True)):
         if size > 1 and step != reached:

@@ -1,7 +1,7 @@
-"""What the events of a run leave for later ones: the last forward, proposals, and copies that were kept.
+"""Facts that events leave for later events: the last forward, proposals, and saved copies.
 
-The run carries it on and hands it over in every context, so that no check has to remember it.
-Leaves out: owners, lengths and windows, which the trace alone says (`context.Expected`).
+The run updates them and passes them in every context, so that no check has to remember them.
+Leaves out: owners, lengths and windows, which follow from the trace (`context.Expected`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .rows import row_spans, rows
 
 
 def left_by(context: EventContext | None) -> Earlier:
-    """What the next event is given; None: it is the first."""
+    """The facts for the next event; None: it is the first."""
     if context is None:
         return Earlier()
     event, earlier, before = context.event, context.earlier, context.subject.before
@@ -41,7 +41,7 @@ def left_by(context: EventContext | None) -> Earlier:
 
 
 def last_forward(context: EventContext) -> LastForward | None:
-    """The forward whose rows an event takes in: its own, or the last one before it."""
+    """The forward whose rows an event uses: its own, or the last one before it."""
     if not isinstance(context.event, Forward):
         return context.earlier.forward
     spans = {span.request: span for span in row_spans(context, "trunk")}
@@ -50,13 +50,13 @@ def last_forward(context: EventContext) -> LastForward | None:
 
 
 def _brought(side: Side, names: Collection[str]) -> Side:
-    """A side of a forward without what no later event asks for."""
+    """A side of a forward without the parts that no later event uses."""
     places = {place: tensor for place, tensor in side.places.items() if place.stage == "trunk"}
     return replace(side, places=places, before={name: side.before[name] for name in names}, after={})
 
 
 def _proposed(context: EventContext) -> dict[str, tuple[int, ...]]:
-    """What every MTP layer picked behind the root, of each request with a draft extend."""
+    """The pick of every MTP layer after the root, for each request with a draft extend."""
     found: dict[str, tuple[int, ...]] = {span.request: () for span in row_spans(context, "extend")}
     for place in sorted(context.subject.places, key=Place.order):
         if place.component == "pick" and place.stage.startswith("extend"):

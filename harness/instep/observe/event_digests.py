@@ -1,6 +1,6 @@
-"""A digest for every event over all that the subject said and holds: answers, places, logical states, every pool.
+"""One digest per event over everything the subject answers and holds: answers, places, states, pools.
 
-Leaves out: whether any of it is right. Two runs of a trace have the same trail if no byte of them differs.
+Two runs of a trace have the same digests if no byte of them differs. Leaves out: whether any of it is right.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DIGEST_BYTES = 16
 
 
 class EventDigests:
-    """A check that compares nothing: it sees every event context, and keeps what can be compared with another run's."""
+    """A check that compares nothing: it records a digest of every event for comparison with another run."""
 
     name = "trail"
     tier = Tier.BITWISE
@@ -39,7 +39,7 @@ class EventDigests:
 
 
 def feed(digest: Any, value: Any) -> None:
-    """Everything that tells values apart: of a tensor its dtype, its shape and its bytes."""
+    """Feed everything that tells values apart; for a tensor its dtype, its shape and its bytes."""
     digest.update(type(value).__name__.encode() + b"\0")
     if isinstance(value, torch.Tensor):
         digest.update(f"{value.dtype}{tuple(value.shape)}".encode())

@@ -1,6 +1,6 @@
-"""What was logged about the subject while an event ran: op calls, host reads, graphs, configurations, answers.
+"""The log of the subject during an event: op calls, host reads, graphs, configurations, answers.
 
-Leaves out: how it is gathered (`calls.py`, `reads.py`, `replay/participants.py`) and what is made of it (`checks/`).
+Leaves out: how it is gathered (`calls.py`, `reads.py`, `replay/participants.py`) and how it is judged (`checks/`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from instep_reference.contract.place import Place
 
 @dataclass(frozen=True)
 class Broken:
-    """A clause of an op's contract that a call broke: the op, the place that its result has (if any), a sentence."""
+    """A clause of an op's contract that a call broke: the op, the place of its result (if any), a sentence."""
 
     op: str
     place: Place | None
@@ -25,7 +25,7 @@ class Broken:
 
 @dataclass(frozen=True)
 class FailedOp:
-    """The op in which an exception was raised, and the place that its result has (or its memory), as far as known."""
+    """The op that raised an exception, and the place of its result or its memory, as far as known."""
 
     op: str
     place: Place | None
@@ -38,9 +38,11 @@ class Served:
 
     form   "chunk" or "window" for convs and the delta rule, "pages" for attention
     units  its slot; for attention its pages in order
-    begin, count  packed rows;  before: positions in memory before them, of attention alone
-    branches      of rows that are nodes of a tree; () for a chain, whatever form it is served in. Of attention: the
-                  positions from `before` on that each row sees; else the node before each row, -1 for the root
+    begin, count  packed rows
+    before        for attention alone: positions in memory before the rows
+    branches      for rows that are nodes of a tree; () for a chain. For attention: the positions from `before` on that
+                  each
+                  row sees; else the node before each row, -1 for the root
     """
 
     op: str
@@ -55,7 +57,9 @@ class Served:
 
 @dataclass(frozen=True)
 class HostRead:
-    """A value of the device that the host read while the event ran: by whom, and inside which op; "": between ops."""
+    """A value of the device that the host read during the event: the reader, and the op in which it read; "": between
+    ops.
+    """
 
     reader: str
     op: str
@@ -65,9 +69,9 @@ class HostRead:
 class GraphReplay:
     """One replay of a graph: its key ("verify", 3), bucket, rows that are not padding, and its buffers.
 
-    inputs     name -> (what the host said, what stood in the graph's own buffer, what a padding row says)
+    inputs     name -> (the host's value, the value in the graph's buffer, the value for padding rows)
     addresses  of every input and output buffer, in order
-    buckets    all that there are
+    buckets    all existing buckets
     """
 
     key: Any
@@ -80,9 +84,11 @@ class GraphReplay:
 
 @dataclass(frozen=True)
 class Config:
-    """A configuration around a constructor, or around the run so far: field -> (what it was, what it is), changed only.
+    """A configuration before and after a constructor, or the run so far: field -> (old, new) for changed fields.
 
-    fields  how many were compared;  what: "the model's configuration";  while_: "the optimized engine was made"
+    fields  number of compared fields
+    what    "the model's configuration"
+    while_  "the optimized engine was made"
     """
 
     what: str
@@ -93,9 +99,9 @@ class Config:
 
 @dataclass(frozen=True)
 class Room:
-    """What a trace asks room for, and the widest window of all its candidates.
+    """The capacity that a trace requires, and the widest window of all its candidates.
 
-    layouts: how blocks of states lie, by slot and in snapshots; None: the engine decides that itself.
+    layouts: layout of states in slots and in snapshots; None: the engine decides that itself
     """
 
     capacity: Capacity
@@ -105,11 +111,12 @@ class Room:
 
 @dataclass(frozen=True)
 class Answered:
-    """Tensors of an answer as the subject gave them, before anybody copied them.
+    """Tensors of an answer as the subject gave them, before any copy.
 
-    tensors  how many;  pooled: regions that one of them is a view on;  let_go: how many of the run so far are not held
-    any more, so that a change would go unseen
-    changed  fields of answers to events before whose bytes are no longer what they were: "bonus of event 12 commit"
+    tensors  how many
+    pooled   regions of which one of them is a view
+    let_go   number of answers of the run that are no longer held, so that a change would not be seen
+    changed  fields of earlier answers whose bytes have changed: "bonus of event 12 commit"
     """
 
     tensors: int
@@ -122,10 +129,11 @@ class Answered:
 class Copies:
     """Copies of requests that the subject keeps by `save`, `preempt` and `offload`, after an event.
 
-    shown    all of them;  elements: numbers that were compared
-    changed  parts that are no longer what they were after the event before
-    held     copies that are gone, but not their memory
-    stayed   copies that an offload keeps, and that do not stand in host memory
+    shown    all of them
+    elements numbers that were compared
+    changed  parts that differ from their contents after the event before
+    held     copies that are gone, but whose memory is not
+    stayed   copies of an offload that are not in host memory
     """
 
     shown: frozenset[Copy]
@@ -137,18 +145,18 @@ class Copies:
 
 @dataclass(frozen=True)
 class EventLog:
-    """What was logged of one event.
+    """The log of one event.
 
-    ops       name of the op set; "": somebody else's engine, whose calls nobody sees
-    calls     op calls that were judged;  tensors: in these, how many tensors;  captured: calls in a capture, not judged
-    by        op -> the function that served it
-    trapped   whether host reads were watched;  reads: what was read
-    graphs    whether the subject holds its bodies in graphs;  replays: those of this event
-    poison    what fresh and freed units hold; None: nothing, or nothing is known
+    ops       name of the op set; "": an external engine, whose calls are not visible
+    calls     judged op calls; tensors: their number of tensors; captured: calls in a capture, which are not judged
+    by        op -> the function that ran
+    trapped   whether host reads were watched; reads: the host reads
+    graphs    whether the subject captures its bodies in graphs; replays: those of this event
+    poison    the fill value of fresh and freed units; None: none, or unknown
     guarded   whether pools are declared to have red zones
     failed_op  the op that raised, if one did
-    wrote     ops that only a keeper calls, in the order of their calls, each with the place of the memory it wrote
-    copies    what it keeps of requests; None: it does not show that
+    wrote     ops that only a keeper calls, in order, each with the place of the memory that it wrote
+    copies    copies of requests; None: it does not show them
     """
 
     ops: str = ""

@@ -1,7 +1,7 @@
-"""How often somebody's kernel was really called, and with how many rows: noted where the call is, told in the result.
+"""Count the real calls of external kernels and their rows, for the result.
 
-An op call is not a kernel call: where `dense` calls a kernel once per row, the kernel never sees a window.
-Leaves out: which calls are looked at (`observe/calls.py`), and the words (`report/words.py`).
+An op call is not a kernel call: if `dense` calls a kernel once per row, the kernel never sees a window.
+Leaves out: which calls are counted (`observe/calls.py`), and the message (`report/words.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class Exercised:
-    """calls of a kernel; rows: in all of them; widest: the most rows of one sequence in a call; asked: the same of the
-    op that calls it."""
+    """Calls of one kernel.
+
+    calls   number of calls; rows: in all of them
+    widest  the maximum rows of one sequence in a call
+    asked   the same maximum for the op that calls the kernel
+    """
 
     calls: int = 0
     rows: int = 0
@@ -29,15 +33,16 @@ class Exercised:
 
 @dataclass
 class Tally:
-    """By form of an op ("gdn.window"): its calls, and those of the kernels that adapters call for it; the forms that
-    an adapter leaves to ours."""
+    """Counts by form of an op ("gdn.window"): its calls, and those of the kernels that adapters call for it; and the
+    forms that an adapter leaves to instep's ops.
+    """
 
     ops: dict[str, Exercised] = field(default_factory=dict)
     kernels: dict[str, Exercised] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
 
     def result(self) -> dict[str, Exercised]:
-        """By form: the kernel's calls, or the op's own where no adapter stands between."""
+        """By form: the kernel's calls, or the op's own calls without an adapter."""
         forms, none = [form for form in {**self.ops, **self.kernels} if form not in self.left], Exercised()
         return {form: replace(self.kernels.get(form, op), asked=op.widest)
                 for form in forms for op in [self.ops.get(form, none)]}  # fmt: skip
@@ -48,7 +53,7 @@ _TALLY: ContextVar[Tally | None] = ContextVar("tally", default=None)
 
 @contextmanager
 def counted_in(tally: Tally) -> Iterator[None]:
-    """Around an op that is judged: the kernels that it calls are counted."""
+    """Count the kernel calls of a judged op in this tally."""
     token = _TALLY.set(tally)
     try:
         yield
@@ -57,12 +62,12 @@ def counted_in(tally: Tally) -> Iterator[None]:
 
 
 def judged() -> bool:
-    """Whether the op that calls is judged; else what the judging alone needs is left out."""
+    """Whether the calling op is judged; if not, work that only the judgement needs is skipped."""
     return _TALLY.get() is not None
 
 
 def adapts(op: str, kernels: Mapping[str, object]) -> None:
-    """For adapters, where their op is called: the kernels by form of the op; None: the form is left to ours."""
+    """For adapters, at their op's call: the kernels by form of the op; None: instep's op serves the form."""
     if (tally := _TALLY.get()) is not None:
         for form, kernel in kernels.items():
             if kernel is None:
@@ -72,6 +77,6 @@ def adapts(op: str, kernels: Mapping[str, object]) -> None:
 
 
 def called(form: str, lengths: Sequence[int]) -> None:
-    """For adapters, where they call a kernel: its sequences have so many rows."""
+    """For adapters, at a kernel's call: the number of rows of each sequence."""
     if (tally := _TALLY.get()) is not None:
         tally.kernels[form] = tally.kernels.get(form, Exercised()).with_call(lengths)

@@ -18,10 +18,10 @@ from .routes import Route
 
 @dataclass(frozen=True)
 class Run:
-    """What a run showed, and the state [HV, K, V] that it left; of several draws, with the draws as first axis.
+    """The places of a run, and its final state [HV, K, V]; for several draws, with the draws as first axis.
 
-    onward: what went on from a place where that is not what was computed there: a subject's own rows.
-    route: what its rows chose, in a layer with experts.
+    onward  values that replaced a computed place for the ops after it: a subject's own rows
+    route   the experts that its rows chose, in a layer with experts
     """
 
     places: Mapping[Place, torch.Tensor]
@@ -30,13 +30,13 @@ class Run:
     route: Route | None = None
 
     def of(self, component: str) -> torch.Tensor:
-        """What the ops behind this place read."""
+        """The value that the ops after this place read."""
         place = next(place for place in self.places if place.component == component)
         return self.onward.get(place, self.places[place])
 
 
 class Runs(NamedTuple):
-    """A piece in fp64, and the declared forms of it, drawn several times."""
+    """A piece in fp64, and its declared forms, drawn several times."""
 
     truth: Run
     yardsticks: Run
@@ -44,9 +44,9 @@ class Runs(NamedTuple):
 
 @dataclass(frozen=True)
 class PreviousStep:
-    """The step before this one: the state [HV, K, V] that it began with, in fp64, and the few tokens that it committed.
+    """The step before this one: its initial state [HV, K, V] in fp64, and the few tokens that it committed.
 
-    tokens  the truth's run over exactly these tokens, or None where they were many (a prompt)
+    tokens  the truth's run over exactly these tokens, or None for many tokens (a prompt)
     verb    "accepted", "given"
     """
 
@@ -60,8 +60,9 @@ class Folding:
     """A state and the tokens folded into it: base [HV, K, V] in fp64, and the first `count` tokens.
 
     tokens    the truth's run over the whole window, which shows what each token folds in
-    previous  the step before this one; others: whose, and what they hold
-    parents   of the window's nodes, where it is a tree
+    previous  the step before this one
+    others    names and contents of other states
+    parents   of the window's nodes, if it is a tree
     """
 
     base: torch.Tensor

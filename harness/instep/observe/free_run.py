@@ -1,10 +1,10 @@
-"""The oracle of an engine that shows no rows between its layers: states from the truth's own free run.
+"""The oracle for an engine that shows no rows between its layers: states from the truth's free run.
 
-The subject's states cannot be computed again from its own bits, for their inputs are not shown. So the scene of a state
-(what came before, what each token folds in, what a known mistake would have left) is the truth's own. The errors of a
-correct engine are then those of whole runs: yardsticks are the states of the rounded run, which is drawn again before
-anything is called wrong, as T3 does it. Where a rounding is declared, it falls by chance in these draws, and there are
-more of them: `checks/allowance.py` says what 16 such draws are worth.
+The subject's states cannot be recomputed from its own bits, because their inputs are not shown. So the data about a
+state (the state before, the contribution of each token, the results of known mistakes) are the truth's own. The errors
+of a correct engine are then those of whole runs: the yardsticks are the states of the rounded run, which is drawn again
+before anything is reported, as in T3. A declared rounding is stochastic in these draws, and then there are more of
+them: `checks/allowance.py` derives the value of 16 such draws.
 Leaves out: the comparison (`checks/directed.py`).
 """
 
@@ -47,8 +47,9 @@ class TrueRunner(Runner):
 
 
 class FreeOracle(StateOracle):
-    """redraws: how often the rounded run may be drawn again; dithered: the same, where roundings are declared;
-    memory: whether the subject shows its pools."""
+    """redraws: maximum number of further draws of the rounded run; dithered: the same with declared roundings; memory:
+    whether the subject shows its pools.
+    """
 
     def __init__(
         self, checkpoint: Checkpoint, rounds: Mapping[str, Storage], width: torch.dtype,
@@ -62,7 +63,7 @@ class FreeOracle(StateOracle):
         self._told: tuple[EventContext, list[Recomputation | Skipped]] | None = None
 
     def stored(self, component: str, found: torch.Tensor) -> torch.dtype:
-        """Whose rounding is granted: that of the dtype which was found, but none that is narrower than declared."""
+        """The dtype whose rounding is allowed: that of the found tensor, but none narrower than declared."""
         declared = read_as(self.rounds.get(component, self.width))
         return declared if narrower(found.dtype, declared) else found.dtype
 
@@ -86,7 +87,7 @@ class FreeOracle(StateOracle):
 
 
 def _drawn(piece: Recomputation, resampled: Callable[[int], Side], numbers: object, draws: int) -> Run:
-    """So many of the further draws as there are left."""
+    """This many of the further draws, as far as they last."""
     some = [number for number, _ in zip(cast("Sequence[int]", numbers), range(draws), strict=False)]
     states = [_left(resampled(number), piece) for number in some]
     like = cast(torch.Tensor, piece.truth.state)

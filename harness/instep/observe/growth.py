@@ -1,7 +1,7 @@
-"""The tree that a draft head grew in an event, by the logits that a side shows: its beams, and its window.
+"""The tree that a draft head grew in an event, computed from the logits that a side shows: its beams and its window.
 
-The definition (`contract/grown.py`) is run on these logits, in fp64. So it says on which rows the side should have run,
-and which window follows from them. Leaves out: what a window says about right and wrong (`checks/grown.py`).
+The definition (`contract/grown.py`) runs on these logits in fp64. So it gives the rows on which the side should have
+run, and the window that follows from them. Leaves out: judging a window (`checks/grown.py`).
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from instep_reference.sampling import most_probable
 from ..player import Side
 from .context import EventContext
 
-KEPT = 64  # growths that are remembered: every place of a draft asks for them
-Said = list[list[tuple[int, float]]]  # of each row the most probable tokens, and their log-probabilities
+KEPT = 64  # cached growths: every place of a draft needs them
+Said = list[list[tuple[int, float]]]  # the most probable tokens of each row, with their log-probabilities
 
 
 @dataclass(frozen=True)
 class Growth:
-    """growing: after as many steps as there were logits for; logits: of each step, a row per beam, in fp64
+    """A growth. growing: after as many steps as there are logits; logits: of each step, a row per beam, in fp64
 
-    said     what `growing` was given;  whole: whether no step is missing
-    parents  of the nodes of the head's rows: the root, then the beams of every step that it ran on;  tokens: of these.
-             They end before the first step whose beams the side's own rounding may have put in another order
+    said     the input of `growing`
+    whole    whether no step is missing
+    parents  of the nodes of the head's rows: the root, then the beams of every step that it ran on
+    tokens   of these nodes. They end before the first step whose beams the side's own rounding may have reordered
     """
 
     growing: Growing
@@ -48,7 +49,7 @@ class Growth:
 
 
 def grown_of(context: EventContext, side: Side, request: str) -> Growth | None:
-    """None: the drafter grows no trees, or the side shows no logits behind the root."""
+    """Grow the tree; None: the drafter grows no trees, or the side shows no logits after the root."""
     event, topk = context.event, context.expected.topk
     if not isinstance(event, Draft) or topk is None or request not in event.requests:
         return None
@@ -56,7 +57,7 @@ def grown_of(context: EventContext, side: Side, request: str) -> Growth | None:
 
 
 class _Shelf:
-    """The last growths, by side and batch row; a side is held, so that its number is nobody else's."""
+    """The last growths, by side and batch row; the side is held, so that its id is not reused."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[int, int], tuple[Side, Growth | None]] = OrderedDict()
@@ -90,12 +91,13 @@ def _grown(side: Side, row: int, topk: int, num_steps: int, labels: bool) -> Gro
 
 
 def _apart(growing: Growing, logits: Sequence[torch.Tensor], stored: torch.dtype) -> bool:
-    """Whether the beams of the last step come in this order also by sums that are rounded in the side's own width.
+    """Whether the beams of the last step keep their order if sums are rounded in the side's own width.
 
-    Children of one beam stand in the order of their logits: where their scores round to one, it is that of their
+    Children of one beam are in the order of their logits. If their scores round to one value, the order is that of
+    their
     numbers, which is the same.
     """
-    from ..checks.allowance import log_prob_error  # checks stand on this package
+    from ..checks.allowance import log_prob_error  # `checks` imports this package
 
     eps = torch.finfo(torch.float64 if stored is torch.float64 else torch.float32).eps
     off = [max(log_prob_error(float(row.abs().amax()), len(row), eps) for row in rows) for rows in logits]
@@ -109,14 +111,14 @@ def _apart(growing: Growing, logits: Sequence[torch.Tensor], stored: torch.dtype
 
 
 def said_by(logits: torch.Tensor, topk: int, *, labels: bool) -> Said:
-    """What the head said in rows of logits [rows, vocab]."""
+    """The head's most probable tokens in rows of logits [rows, vocab]."""
     if labels:
         return [most_named(token, topk, logits.shape[1]) for token in logits.argmax(-1).tolist()]
     return most_probable(logits, topk)
 
 
 def _rows(growing: Growing, steps: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Parents and tokens of the head's rows: of the beams of all steps but the last one that is known."""
+    """Parents and tokens of the head's rows: of the beams of all steps except the last known one."""
     node = {ROOT: 0}
     parents, tokens = [-1], list[int]()
     for beams in growing.beams[1:steps]:
@@ -136,7 +138,9 @@ class HeadTree:
 
 
 def head_tree(context: EventContext, request: str, drafts: Sequence[int]) -> HeadTree | None:
-    """Of the subject: the window, whose drafts are given, or what it grew. None: it does not show what it grew."""
+    """The tree of the subject's head: the window with its given drafts, or the tree that it grew. None: it is not
+    shown.
+    """
     if context.expected.topk is None:
         return HeadTree(context.expected.parents[request], drafts)
     growth = grown_of(context, context.subject, request)

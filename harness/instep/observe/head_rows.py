@@ -1,6 +1,6 @@
-"""What the draft head reads in a step: the subject's rows of other steps, and the row that its layer is given.
+"""The inputs of the draft head in a step: the subject's rows of other steps, and the row of its layer.
 
-Leaves out: the layer itself (`layer_work.py`), and which steps there are (`oracle.py`).
+Leaves out: the layer itself (`layer_work.py`), and the steps (`oracle.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def one_row(row: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def of_node(context: EventContext, span: RowSpan, node: int, layer: int, component: str) -> torch.Tensor | None:
-    """The row of a request on another node of the same draft. A step has rows only for requests that run it."""
+    """A request's row at another node of the same draft. A step has rows only for requests that run it."""
     stage = f"chain.{step_of(context, node)}"
     mine = next((other for other in row_spans(context, stage)
                  if other.request == span.request and other.nodes in ((), (node,))), None)  # fmt: skip
@@ -34,7 +34,7 @@ def of_node(context: EventContext, span: RowSpan, node: int, layer: int, compone
 
 
 def row_of_parent(context: EventContext, span: RowSpan, line: Sequence[int]) -> torch.Tensor | None:
-    """The head's own y that a row goes on from; line: the nodes from the root to its own."""
+    """The head's own y from which a row continues; line: the nodes from the root to its own."""
     parent = line[-2]
     if not parent:
         return one_row(context.subject.before[span.request].proposal_hidden)
@@ -44,7 +44,7 @@ def row_of_parent(context: EventContext, span: RowSpan, line: Sequence[int]) -> 
 def wrong_rows(
     context: EventContext, span: RowSpan, line: Sequence[int], nodes: int
 ) -> list[tuple[str, torch.Tensor]]:
-    """What a row would read by a known mistake, and the sentence that says so; nodes: of the head's tree."""
+    """The rows that known mistakes would read, each with its sentence; nodes: of the head's tree."""
     grows, right = context.expected.topk is not None, _named(context, line[-2])
     others = [node for node in range(1, nodes) if node not in line] if grows else []
     stale = [(f"reads the head's row of {_named(context, node)}, not of {right}",
@@ -65,7 +65,7 @@ def reading(tokens: list[int], hidden: torch.Tensor, stage: str) -> Work:
 
 
 def _fused(weights: Weights, tokens: list[int], hidden: torch.Tensor, stage: str, see: See) -> None:
-    """fc([norm(embedding of token p + 1) | norm(hidden p)]): what the head's layer reads."""
+    """fc([norm(embedding of token p + 1) | norm(hidden p)]): the input of the head's layer."""
     draft, eps = draft_of(weights), weights.config.drafter().eps
     ids = torch.tensor(tokens, device=weights.embedding.device)
     embedded = rms_norm(trunk.embed(weights, ids, see, stage), draft.norm_embedding, eps)

@@ -1,8 +1,7 @@
-"""Gathers what is logged about the subject while it serves events: one `EventLog` per event.
+"""Gather one `EventLog` per event about the subject.
 
-Leaves out: what each part of it is (`calls.py`, `reads.py`, `event_log.py`) and the checks. It is what a participant
-has around the subject's arithmetic: a `with` around the event and nothing else, so what a harness asks afterwards is
-not noted.
+A participant wraps the subject's arithmetic in it: a `with` around the event and nothing else, so later reads of the
+harness are not logged. Leaves out: the parts of the log (`calls.py`, `reads.py`, `event_log.py`) and the checks.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from .remembered import Answers, KeptCopies
 
 
 class Shown(Protocol):
-    """What is asked of the subject here; copies: None where it does not show them."""
+    """The parts of the subject that are read here; copies: None if it does not show them."""
 
     def regions(self) -> list[Region]: ...
 
@@ -45,9 +44,9 @@ SO_FAR = "events ran"
 
 
 class Instrumentation:
-    """Made before the subject; `of` tells it the subject, and what that declares.
+    """Created before the subject; `of` passes the subject, and its declarations.
 
-    configs: by name, the frozen values that whoever builds an engine hands to it.
+    configs: by name, the frozen values that are passed when an engine is built
     """
 
     def __init__(
@@ -75,16 +74,16 @@ class Instrumentation:
 
     @property
     def exercised(self) -> dict[str, Exercised]:
-        """By form of an op, what was really called of somebody's kernels."""
+        """By form of an op, the real calls of external kernels."""
         return self._calls.tally.result()
 
     def wrapper(self, name: str, op: Op) -> Op:
-        """For `around`."""
+        """The wrapper for `around`."""
         return self._calls.wrapper(name, op)
 
     @contextmanager
     def making(self, who: str) -> Iterator[None]:
-        """A constructor at work: what it was handed must be what it was."""
+        """Wrap a constructor, whose arguments must not change."""
         before = {name: flat(value) for name, value in self._configs.items()}
         yield
         self._made += [_config(name, f"{who} was made", before[name], value) for name, value in self._configs.items()]
@@ -100,8 +99,7 @@ class Instrumentation:
         self._calls.end()
 
     def answered(self, event: Event, answer: object) -> None:
-        """The answer as the subject gave it; and whether all before it, and the copies of requests, are what they were.
-        """
+        """Record the answer as the subject gave it, and changes of earlier answers and of the copies of requests."""
         with self._reads.paused():
             told = f"event {next(self._events)} {event.__struct_config__.tag}"
             pools = Pools(self._subject.regions() if self._subject is not None else ())
@@ -114,7 +112,7 @@ class Instrumentation:
             self._kept = None if copies is None else self._copies.look(copies)
 
     def take(self, *, last: bool = False) -> EventLog:
-        """What was logged of the event that just ran. last: no other follows, so every answer is compared once more."""
+        """The log of the event that just ran. last: no other event follows, so every answer is compared once more."""
         changed = self._answers.changed(all_of_them=last)
         answered = None if self._answered is None else replace(self._answered, changed=changed)
         so_far = [_config(name, SO_FAR, self._were[name], value) for name, value in self._configs.items()]
@@ -129,7 +127,7 @@ class Instrumentation:
 
 
 def replays_of(runner: Runner) -> Replays:
-    """What was replayed since it was asked the last time, in its order"""
+    """The replays since the last call, in order."""
     known = list(runner.latest)
 
     def replays() -> tuple[GraphReplay, ...]:
@@ -141,7 +139,7 @@ def replays_of(runner: Runner) -> Replays:
 
 
 def flat(value: object) -> dict[str, str]:
-    """Field -> what it says."""
+    """Map each field to its value."""
     if is_dataclass(value):
         names = [field.name for field in fields(value)]
     elif isinstance(value, msgspec.Struct):

@@ -1,6 +1,6 @@
 """One layer of the reference over the rows of one request, as a piece whose inputs can be replaced one by one.
 
-Leaves out: where the rows and the memory come from (`oracle.py`), and how a piece is run (`recomputation.py`).
+Leaves out: the source of the rows and the memory (`oracle.py`), and running a piece (`recomputation.py`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from instep_reference.weights import DraftWeights, GdnWeights, Weights
 
 from .tree_forms import depths, forms
 
-# A piece of the reference: given weights in some width, it shows its places, and returns the state it left, if any.
+# A piece of the reference: from weights in some width it computes its places, and returns its final state, if any.
 Work = Callable[[Weights, See], torch.Tensor | None]
 
 
 @dataclass(frozen=True)
 class LayerWork:
-    """hidden: its rows, the first of them at position `start`; memory: what it remembers, None where nothing came
-    before. The layer of an MTP stage is one of the draft head's. parents: of each row, where they are the nodes of a
-    tree; None: each row follows the row before it."""
+    """hidden: its rows, the first of them at position `start`; memory: the memory before, None if there is none. An MTP
+    stage has the layers of the draft head. parents: of each row, if the rows are nodes of a tree; None: a chain.
+    """
 
     stage: str
     layer: int
@@ -57,9 +57,9 @@ def to_state(
     hidden: torch.Tensor, before: RequestState, layer: int, number: int, start: int,
     tree: tuple[int, ...] | None = None, *, read: bool = True,
 ) -> Work:
-    """A GDN layer from its rows to the state, and nothing behind it; `number`: where the weights have the layer.
+    """Run a GDN layer from its rows to the state, and nothing after it; `number`: the layer's index in the weights.
 
-    read: whether what is read from the state is asked for, too; of a tree's nodes it is always shown.
+    read: whether the read-outs are computed as well; for a tree's nodes they always are
     """
 
     def work(weights: Weights, see: See) -> torch.Tensor:
@@ -84,7 +84,7 @@ def to_state(
 def positions_of(
     start: int, count: int, parents: tuple[int, ...] | None, device: torch.device
 ) -> tuple[torch.Tensor, trunk.Forms]:
-    """The positions of a window's rows, and the forms of what looks backwards in it."""
+    """The positions of a window's rows, and the forms of the ops that look backwards in it."""
     if parents is None:
         return start + torch.arange(count, device=device), {}
     return start + torch.tensor(depths(parents), device=device), forms(parents)

@@ -1,8 +1,8 @@
-"""Bytes of the subject's pools before and after an event: which units changed that may not.
+"""Bytes of the subject's pools before and after an event: units that changed without permission.
 
-What may change is what the engine's own table (`Inspectable.may_change`) and the rules (`trace/bounds.py`) both allow,
-and scratch. Leaves out: what a change means (`checks/`). Digests say whether something changed; a shadow of the pools
-says how many bytes.
+A unit may change if the engine's own table (`Inspectable.may_change`) and the rules (`trace/bounds.py`) both allow it,
+or if it is scratch. Digests show whether something changed; a shadow copy of the pools shows how many bytes.
+Leaves out: the meaning of a change (`checks/`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["UNWATCHED", "Changes", "Looked", "Trespass", "Watch", "Wider", "bits
 
 
 class Shown(Protocol):
-    """What is asked of the subject here."""
+    """The parts of the subject that are read here."""
 
     def regions(self) -> list[Region]: ...
 
@@ -40,7 +40,7 @@ class Shown(Protocol):
 class Trespass:
     """A unit whose bytes changed although the table or the rules do not allow it; gap: its red zone.
 
-    strides: elements from unit to unit, by any of which all that changed in the region would be allowed
+    strides: unit strides, in elements, with any of which all changes in the region would be allowed
     """
 
     region: Region
@@ -52,7 +52,7 @@ class Trespass:
 
 @dataclass(frozen=True)
 class Wider:
-    """Units of a region that the engine's own table names and the rules do not allow; what the rules allow."""
+    """Units of a region that the engine's own table names but the rules do not allow; and the allowed ones."""
 
     region: Region
     units: frozenset[int]
@@ -63,7 +63,7 @@ class Wider:
 class Looked:
     """One region, or its red zones, around one event: a digest per unit and position.
 
-    before, after  [units, positions] int64 on the host; one position where a unit has no such axis
+    before, after  [units, positions] int64 on the host; one position if a unit has no such axis
     poison         the digest of a position that holds poison alone; None: the subject declares none, or a red zone
     """
 
@@ -74,17 +74,17 @@ class Looked:
     poison: int | None = None
 
     def changed(self) -> torch.Tensor:
-        """[units, positions] bool."""
+        """[units, positions] bool: the changed ones."""
         return self.before != self.after
 
     def spoiled(self, digests: torch.Tensor | None = None) -> torch.Tensor:
-        """The same: which are no poison, afterwards or in other digests."""
+        """[units, positions] bool: those without poison, afterwards or in other digests."""
         return torch.ne(self.after if digests is None else digests, self.poison or 0)
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What was looked at (bytes, units), what trespassed, and every digest; where the table is wider than the rules.
+    """What was compared (bytes, units), the trespasses, every digest, and where the table is wider than the rules.
 
     regions  as they were before the event
     """
@@ -101,10 +101,10 @@ UNWATCHED = Changes(0, 0, ())
 
 
 class Watch:
-    """Remembers what every byte was when it was last looked at, and says what an event changed that it may not.
+    """Remembers the bytes at the last look, and reports what an event changed without permission.
 
-    What changes between two events, when nobody may write at all, is the next event's.
-    poison: what the subject fills fresh and freed units with, None: nothing, or nothing is known.
+    A change between two events, when no write is allowed, is attributed to the next event.
+    poison: the subject's fill value of fresh and freed units, None: none, or unknown
     """
 
     def __init__(self, subject: Shown, poison: float | None = None) -> None:
@@ -117,7 +117,7 @@ class Watch:
         self.scratch: dict[tuple[str, int], frozenset[int]] = {}  # of the run so far: region and layer -> units
 
     def before(self, event: Event, bound: Bound) -> None:
-        """Learn which units `event` may write. Call before the event runs."""
+        """Set the units that `event` may write. Call this before the event runs."""
         self.regions = regions = self.subject.regions()
         self.table, self.bound = self.subject.may_change(event), bound
         for region in regions:
@@ -130,11 +130,11 @@ class Watch:
             self.kept = [kept for region in regions for kept in _keep(region, self.poison)]
 
     def forget(self) -> None:
-        """Whoever wrote since the last event was allowed to: what stands there now is what it was."""
+        """Accept the current contents: all writes since the last event were allowed."""
         self.addresses = []
 
     def after(self) -> Changes:
-        """What differs from before; one transfer from the device, whatever the number of pools."""
+        """The differences since before; one transfer from the device for any number of pools."""
         table, self.table = self.table, None
         if table is None or not self.kept:
             return UNWATCHED
@@ -146,7 +146,7 @@ class Watch:
             seen = Looked(kept.region, kept.gap, kept.digests, now, kept.poison)
             looked.append(seen)
             region = kept.region
-            # A red zone belongs to nobody: not even a unit that may be written may write beside itself.
+            # A red zone has no owner: even a writable unit may not write next to itself.
             free = frozenset[int]() if kept.gap else (
                 may[region.name] & self.bound.units(region) | scratch[region.name, region.layer]
             )
@@ -162,13 +162,13 @@ class Watch:
     def _strides(
         self, region: Region, may: Mapping[str, frozenset[int]], written: Mapping[tuple[str, int], list[_Written]]
     ) -> tuple[int, ...]:
-        """Of a region in which something trespassed: its units and its red zones together."""
+        """For a region with a trespass: its units and its red zones together."""
         base, around = region.units.data_ptr(), written[region.name, region.layer]
         changed = [changed_bytes(kept.live, kept.shadow, base) for kept, units, _ in around if units]
         return taken_strides(region, torch.cat(changed), may[region.name] & self.bound.units(region))
 
     def _wider(self, may: Mapping[str, frozenset[int]]) -> Iterator[Wider]:
-        """Once per name: a table speaks of all layers at a time."""
+        """Once per name: a table covers all layers at once."""
         for region in {region.name: region for region in reversed(self.regions)}.values():
             allowed = self.bound.units(region)
             more = may[region.name] - allowed - region.scratch
@@ -176,11 +176,11 @@ class Watch:
                 yield Wider(region, more, allowed)
 
 
-_Written = tuple["_Kept", list[int], torch.Tensor]  # the units of one that changed, and its digests now
+_Written = tuple["_Kept", list[int], torch.Tensor]  # the units of one that changed, and its current digests
 
 
 class _Kept:
-    """A region (or its red zones): the live memory as whole numbers, what it last was, and the digests of that."""
+    """A region (or its red zones): the live memory as integers, its contents at the last look, and their digests."""
 
     def __init__(self, region: Region, units: torch.Tensor, gap: bool, poison: float | None) -> None:
         self.region, self.gap = region, gap
@@ -193,7 +193,7 @@ class _Kept:
         self.poison = None if poison is None else _poisoned(units, positions, poison)
 
     def now(self) -> torch.Tensor:
-        """The digests of now. Of what is as it was they are known: to compare bytes costs a tenth."""
+        """The current digests. Unchanged ones are known: comparing bytes costs a tenth."""
         if torch.equal(self.live, self.shadow):
             return self.digests
         changed = (self.live != self.shadow).flatten(1).any(1).nonzero()[:, 0]
@@ -208,7 +208,7 @@ class _Kept:
 
 
 def _take(written: Sequence[_Written]) -> None:
-    """These units are from now on what they are now. Nobody waits."""
+    """Accept the current contents of these units, without waiting."""
     by_device = defaultdict[torch.device, list[tuple[_Kept, list[int]]]](list)
     for kept, changed, now in written:
         kept.digests = now
@@ -220,7 +220,7 @@ def _take(written: Sequence[_Written]) -> None:
 
 
 def _digests_now(kept: Sequence[_Kept]) -> Sequence[torch.Tensor]:
-    """On the host. A card digests everything, and answers once: to ask takes longer than to answer."""
+    """Current digests on the host. A card digests everything in one transfer, because a transfer takes longer."""
     if all(one.live.device.type == "cpu" for one in kept):
         return [one.now() for one in kept]
     now = torch.cat([found.flatten() for found in together([one.live for one in kept])]).cpu()
@@ -236,13 +236,13 @@ def _keep(region: Region, poison: float | None) -> Iterator[_Kept]:
 
 
 def positions_of(region: Region) -> int:
-    """How many positions a unit has, where its digests tell them apart: along its first inner axis alone; else 1."""
+    """The number of positions of a unit, if its digests separate them: along its first inner axis alone; else 1."""
     along = None if region.means is None or region.red else region.means.positions
     return region.units.shape[1] if along is not None and along.axis == 1 else 1
 
 
 def pattern(poison: float, dtype: torch.dtype) -> float | int:
-    """How a pool of this dtype is poisoned: with the number itself, or its fp64 bits where units hold labels."""
+    """The poison of a pool of this dtype: the number itself, or its fp64 bits for pools of labels."""
     return poison if dtype.is_floating_point else int(struct.unpack("<q", struct.pack("<d", poison))[0])
 
 

@@ -1,4 +1,4 @@
-"""Observers of a player: answers brought to the host, states asked for, arithmetic around an event, last states.
+"""Observers of a player: copy answers to the host, read states, wrap the event in a context, keep last states.
 
 Leaves out: the player (`player.py`), the recorded activations of places (`activations.py`), and the memory watch
 (`memory.py`).
@@ -24,7 +24,7 @@ Answered = Callable[[Event, Answer | None], None]
 
 
 class OnHost(Observer):
-    """Brings the answer to the host, where truth is, whatever the engine runs on."""
+    """Copies the answer to the host, where the truth is."""
 
     def after(self, event: Event, side: Side) -> Side:
         return replace(side, answer=on_host(side.answer))
@@ -33,7 +33,7 @@ class OnHost(Observer):
 class Within(Observer):
     """Serves every event inside a context: an order of sums, a trap for host reads.
 
-    answered: is given the event and the answer as the engine gave it, still inside the context.
+    answered: called with the event and the engine's answer, still inside the context
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class Within(Observer):
 
 
 class States(Observer):
-    """Asks for the logical state of every live request after each event, and for the step count that is wished.
+    """Reads the logical state of every live request after each event, and the wanted step count.
 
-    resting  whether it asks for nothing; it catches up before the first event that is served when it does not rest
+    resting  whether it reads nothing; it catches up before the first event that is served when it does not rest
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -78,7 +78,7 @@ class States(Observer):
             return side
         before, self.now = self.now, self._asked()
         made = getattr(side.answer, "tracked", {})
-        prefixes: Any = self._engine  # one that tracks any shows them, too (`Tracks`)
+        prefixes: Any = self._engine  # an engine that tracks prefixes shows them as well (`Tracks`)
         names = {under for name, under in tracks(event).items() if name in made}
         self._prefixes |= names
         if isinstance(event, Evict):
@@ -100,18 +100,18 @@ class States(Observer):
         self._live, self.now = dict.fromkeys(now), dict(now)
 
     def look(self, name: str) -> None:
-        """Ask for one state once more: something has changed it from outside."""
+        """Read one state once more, because something outside has changed it."""
         self.now = {**self.now, name: on_host(self._engine.state(name))}
 
 
 class Watching(Observer):
-    """Looks at every byte of the pools before and after an event; what changed is told to nobody."""
+    """Looks at every byte of the pools before and after an event, and reports nothing."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
     def before(self, event: Event) -> None:
-        self._watch.before(event, Bound())  # what it may write is judged by a replay
+        self._watch.before(event, Bound())  # a replay judges the writes
 
     def after(self, event: Event, side: Side) -> Side:
         self._watch.after()
@@ -119,7 +119,9 @@ class Watching(Observer):
 
 
 class LastStates(Observer, Generic[T]):
-    """What a request held when it finished. kept: what is made of a state; names: whose, None: everybody's."""
+    """The state of a request when it finished. kept: maps a state to the kept value; names: of which requests, None:
+    all.
+    """
 
     def __init__(
         self, engine: Engine, kept: Callable[[RequestState], T], names: Collection[str] | None = None

@@ -1,9 +1,9 @@
-"""A piece of the reference in which every op reads what the subject itself had there, so that one op is one judgement.
+"""A piece of the reference in which every op reads the subject's own values, so that each op is judged alone.
 
-The reference hands every place to a hook and goes on with the answer. Here the hook answers with the subject's own rows
-of that place, wherever the subject shows them. What is computed at a place is then one op away from the subject's bits,
-and the error of the ops before it is not in it. The memory before the piece is the subject's in any case.
-Leaves out: which pieces there are (`oracle.py`), and the comparison (`checks/`).
+The reference passes every place to a hook and continues with its answer. Here the hook answers with the subject's own
+rows of that place, if the subject shows them. A computed place is then one op away from the subject's bits, without the
+errors of the ops before it. The memory before the piece is always the subject's.
+Leaves out: the list of pieces (`oracle.py`), and the comparison (`checks/`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .row_span import RowSpan
 from .rows import rows
 from .updates import due
 
-Changes = Mapping[str, torch.Tensor]  # component of the piece -> the rows that go on from there
+Changes = Mapping[str, torch.Tensor]  # component of the piece -> the rows that replace it for later ops
 
 
 def shown(context: EventContext, span: RowSpan, stage: str, layer: int) -> dict[Place, torch.Tensor]:
@@ -37,12 +37,14 @@ def shown(context: EventContext, span: RowSpan, stage: str, layer: int) -> dict[
 
 
 def rerun(piece: Recomputation, weights: Weights, changes: Changes | None = None) -> Run:
-    """The piece once more from the subject's own rows; of a commit, the state alone.
+    """Run the piece once more from the subject's own rows; for a commit, the state alone.
 
-    changes: what goes on from some components instead of the subject's rows, as another row's key, a gate of 1, or an
-    operand rounded. What is computed at a place stands in `places`, what went on from it is `of` its component.
-    Other weights, another configuration (`replace(weights, config=..)`), another piece (`replace(piece, work=..)`,
-    with another `start`, `memory` or `hidden`; of a commit `folding=..`, `span=..`) answer what would be then.
+    changes: rows that replace some components for later ops, such as another row's key, a gate of 1, or a rounded
+    operand.
+    The computed value of a place is in `places`, the one that later ops used in `of` its component.
+    Other weights, another configuration (`replace(weights, config=..)`) and another piece (`replace(piece, work=..)`,
+    with
+    another `start`, `memory` or `hidden`; for a commit `folding=..`, `span=..`) give the results of those.
     """
     own = {**piece.own, **{piece.place(component): put for component, put in (changes or {}).items()}}
     run = true(piece.work, weights, own)

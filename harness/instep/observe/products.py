@@ -1,10 +1,10 @@
 """Products as a subject declares them: in a run of the reference, every operand of a declared form is rounded.
 
-The derivation, which stands for every tier that uses a yardstick (T2, T2d, T3, and the relations within tolerance):
+The derivation, which holds for every tier with a yardstick (T2, T2d, T3, and the relations within tolerance):
 
     A kernel that multiplies in a format rounds each operand of each product to it, and sums in fp32. The size of that
-    error depends on the numbers and on the formula: a chunk kernel rounds what it computed on the way (w, u, v_new, the
-    state between blocks), and each is the operand of a next product. So no bound in closed form is used. The yardstick
+    error depends on the numbers and on the formula: a chunk kernel rounds intermediate results (w, u, v_new, the
+    state between blocks), and each is the operand of a next product. So there is no bound in closed form. The yardstick
     does the same: it is the reference in fp32 with every operand rounded, for `gdn.chunk` in the published block form
     (`chunked.recur_by_products`) of the declared block. The factor and the ulps of `checks/allowance.py` stay.
 
@@ -12,21 +12,21 @@ The derivation, which stands for every tier that uses a yardstick (T2, T2d, T3, 
                        the instruction ignores their lower 13 bits, which cuts them off (PTX ISA, `mma` with .tf32).
                        Both are correct, so draws of T2 are of both kinds, in turn; T3 begins
                        with one that cuts.
-    3xtf32             x = hi + lo, both tf32; hi hi' + hi lo' + lo hi' is computed, and lo lo' is left out.
+    3xtf32             x = hi + lo, both tf32; hi hi' + hi lo' + lo hi' is computed, and lo lo' is dropped.
     inverse            a kernel may form a block's inverse by substitution, or merge two of smaller blocks by products.
-                       Where the tokens of a block are alike, roundings are alike, too. Their sum then depends on this
+                       If the tokens of a block are alike, roundings are alike, too. Their sum then depends on this
                        form: by a factor of up to 10 in one text (`test_like_tokens.py`). Draws of T2 and T2d, and
                        redraws of T3, are of both forms; T3 begins with substitution, long runs take the larger error.
-    by chance          for the standard error of T2d, and in redraws of T3, every operand falls up or down by chance, as
-                       stored numbers do.
-    sums               a matrix instruction adds otherwise than fp32 does (`Sums`). Its sums are evaluated as declared,
+    stochastic         for the standard error of T2d, and in redraws of T3, every operand is rounded stochastically, as
+                       stored numbers are.
+    sums               a matrix instruction sums differently from fp32 (`Sums`). Its sums are evaluated as declared,
                        in fp64, one instruction after the other. Errors of cut sums have one sign, so they grow with
                        the number of instructions and not with its root: no draw of rounded sums shows them. The
                        order of the terms is that of memory; others, and splits of a sum, are within the factor.
 
-Which op computes is known from the place that was seen last: the reference shows its places in a fixed order. A form
-that is not declared is left alone, so what is said of prefill chunks grants nothing to decode and verify.
-Leaves out: what is declared, and by whom (`replay/declared.py`).
+The op that computes is known from the last place, because the reference shows its places in a fixed order. A form that
+is not declared is left alone, so a declaration for prefill chunks allows nothing for decode and verify.
+Leaves out: the declarations and their source (`replay/declared.py`).
 """
 
 from __future__ import annotations
@@ -46,34 +46,34 @@ from instep_reference.contract.rounding import SUMS, Product, Sums
 from instep_reference.weights import MoeWeights, Weights
 
 NONE: Mapping[str, Product] = MappingProxyType({})
-FOLDED = ("q", "k", "v", "log_decay", "beta")  # what the delta rule takes in, in this order
+FOLDED = ("q", "k", "v", "log_decay", "beta")  # the inputs of the delta rule, in this order
 
-# The place that was seen last -> the form of the op that multiplies next; places that are not here: none does.
+# The last place -> the form of the op that multiplies next; after places that are not listed, none does.
 NEXT = {
     "normed": "linear", "qkv": "linear", "z": "linear", "b": "linear", "a": "conv", "beta": "gdn", "gated": "linear",
     "projected": "linear", "key": "linear", "value": "attend", "opened": "linear", "joined": "linear",
     "post_normed": "mlp", "final": "lm_head",
 }
-FIRST = "lm_head"  # of a piece that begins with a product: nothing was seen yet
+FIRST = "lm_head"  # for a piece that begins with a product, before any place
 BITS = {"tf32": 11, "3xtf32": 11, "bf16": 8, "fp16": 11}  # of a mantissa, the leading one included
 STORED = {"bf16": torch.bfloat16, "fp16": torch.float16}
-LARGEST = 1 << 20  # numbers of a weight whose squares are kept
+LARGEST = 1 << 20  # numbers of a weight whose squares are cached
 AT_ONCE = 1 << 24  # products of cut sums that are held at once
 FP32_BITS, NOTHING = 24, 400  # bits of a mantissa; no product of two fp32 numbers has an exponent below -NOTHING
 CUTS = ("tf32", "3xtf32")  # formats whose operands may be cut off
-MULTIPLY = {"conv": ("mul",)}  # how torch calls the products of a form; of all others:
+MULTIPLY = {"conv": ("mul",)}  # torch's names for the products of a form; for all others:
 MATRICES = ("matmul", "einsum")
 
 Round = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Operands:
-    """Rounds the operands of the op that runs. It is told every place that is shown (`seen`).
+    """Rounds the operands of the op that runs. It sees every place (`seen`).
 
     chunk   whether the delta rule now runs over a prefill chunk
-    cut     whether this draw cuts operands off; one for each draw where draws are the first axis of what is multiplied
+    cut     whether this draw cuts operands off; one value per draw if draws are the first axis of the operands
     by_substitution  whether this draw inverts a block by substitution alone (`chunked.substituted`)
-    chance  the generator by which operands fall up or down, for draws that do not share their roundings
+    chance  the generator of stochastic rounding, for draws that do not share their roundings
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class Operands:
         self._wide = [_memory(x) for mlp in experts for x in (mlp.router, mlp.shared_gate)]
 
     def begin(self, cut: torch.Tensor | bool = False, by_substitution: torch.Tensor | bool = False) -> None:
-        """A new draw of a piece."""
+        """Start a new draw of a piece."""
         self.form, self.cut, self.by_substitution = FIRST, cut, by_substitution
 
     def begin_draw(self, number: torch.Tensor | int) -> None:
-        """A new draw of several: four in turn are of all kinds."""
+        """Start a new draw of several: four in turn cover all kinds."""
         self.begin(number % 2 == 1, number // 2 % 2 == 1)
 
     def seen(self, place: Place) -> None:
@@ -127,7 +127,7 @@ class Operands:
         return out
 
     def inverse(self, lower: torch.Tensor) -> torch.Tensor:
-        """Of a block of `gdn.chunk`, as this draw forms it."""
+        """The inverse of a block of `gdn.chunk`, in the form of this draw."""
         if isinstance(self.by_substitution, bool):
             return (substituted if self.by_substitution else merged)(lower)
         return torch.where(self.by_substitution.to(lower.device), substituted(lower), merged(lower))
@@ -136,9 +136,9 @@ class Operands:
         return matrix.square() if self._squares is None else self._squares(matrix)
 
     def kept(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """What a chunk kernel keeps between its launches: in the format of its operands, where that is 16 bits wide.
+        """A value that a chunk kernel keeps between its launches: in the format of its operands, if that has 16 bits.
 
-        Updates of the form on residuals stay where they are computed, and are rounded as the operands that they become.
+        Updates of the form on residuals are not stored, and are rounded as the operands that they become.
         """
         product = self.products["gdn.chunk"]
         return self._rounded(tensor, product.format) if product.format in STORED and name != "update" else tensor
@@ -156,7 +156,9 @@ class Operands:
         return to_bits(x, BITS[format], lambda scaled: torch.where(which, scaled.trunc(), scaled.round()))
 
     def _stays(self, weight: torch.Tensor) -> bool:
-        """Routers, whole or a row of one, and shared gates. What has draws as a further axis is no weight."""
+        """Whether a product stays wide: routers, whole or a row of one, and shared gates. A tensor with draws is no
+        weight.
+        """
         if not self._wide or is_batchedtensor(weight):  # which has no address
             return False
         return any(weight.data_ptr() in addresses for addresses in self._wide)
@@ -173,7 +175,7 @@ def _memory(x: torch.Tensor) -> range:
 
 
 class Squares:
-    """The squares of matrices. Those of weights are kept, for every draw of every piece multiplies with them."""
+    """The squares of matrices. Those of weights are cached, because every draw of every piece multiplies with them."""
 
     def __init__(self, weights: Weights) -> None:
         self._of = {x.data_ptr(): x for x in tensors_of(weights) if x.numel() <= LARGEST}
@@ -189,9 +191,9 @@ class Squares:
 
 
 class InChunks:
-    """The delta rule of a prefill chunk in the declared block form, in place of the token-by-token one.
+    """The delta rule of a prefill chunk in the declared block form, instead of the token-by-token one.
 
-    It is handed every place: it remembers what is folded in, and answers `core` with its own. state: what it left.
+    It sees every place: it remembers the rows that are folded in, and answers `core` with its own. state: the final one
     """
 
     def __init__(self, operands: Operands, base: torch.Tensor) -> None:
@@ -201,7 +203,7 @@ class InChunks:
         self.state: torch.Tensor | None = None
 
     def core(self) -> torch.Tensor:
-        """The read-out [T, HV, V] of what was shown."""
+        """The read-out [T, HV, V] of the remembered rows."""
         core, state = in_chunks(self.operands, [self.shown[name] for name in FOLDED], self.base)
         self.state = state
         return core
@@ -229,7 +231,7 @@ def in_chunks(
 
 
 def launched(operands: Operands | None, rows: Sequence[torch.Tensor], state: torch.Tensor) -> torch.Tensor:
-    """The state [HV, K, V] after one launch of the delta rule by itself; rows: as FOLDED, of one request."""
+    """The state [HV, K, V] after one launch of the delta rule alone; rows: as FOLDED, of one request."""
     if operands is not None and operands.chunk and "gdn.chunk" in operands.products:
         operands.form = "gdn.chunk"
         return in_chunks(operands, rows, state)[1]
@@ -242,7 +244,7 @@ def launched(operands: Operands | None, rows: Sequence[torch.Tensor], state: tor
 
 
 def added(left: torch.Tensor, right: torch.Tensor, sums: Sums) -> torch.Tensor:
-    """left [..., T, K] times right [K, N], as a matrix instruction adds the products, `terms` of a sum at a time."""
+    """left [..., T, K] times right [K, N], summed like a matrix instruction, `terms` products of a sum at a time."""
     columns = max(AT_ONCE // max(left[..., 0].numel() * sums.terms, 1), 1)
     parts = [_added(left.double(), part.double(), sums) for part in torch.split(right, columns, -1)]
     return torch.cat(parts, -1).to(left.dtype)
@@ -259,12 +261,12 @@ def _added(left: torch.Tensor, right: torch.Tensor, sums: Sums) -> torch.Tensor:
 
 
 def _lead(x: torch.Tensor) -> torch.Tensor:
-    """The exponent of the leading bit; of 0 one that no other is below."""
+    """The exponent of the leading bit; for 0 one below all others."""
     return torch.where(x == 0, -2 * NOTHING, torch.frexp(x)[1] - 1)
 
 
 def to_bits(x: torch.Tensor, bits: int, towards: Round) -> torch.Tensor:
-    """x with a mantissa of so many bits; `towards` makes whole numbers of mantissas that stand between two."""
+    """x with a mantissa of this many bits; `towards` rounds mantissas between two values to integers."""
     mantissa, _ = torch.frexp(x)  # at least 1/2 and below 1
-    scaled = mantissa * 2.0**bits  # now neighbours are whole numbers
+    scaled = mantissa * 2.0**bits  # now neighbours are integers
     return torch.where(x.isfinite() & (x != 0), towards(scaled) * (x / scaled), x)

@@ -1,8 +1,7 @@
-"""Who reads the device on the host while an event runs: on a CPU a trap for the calls that do it, on a GPU torch's own
-warnings.
+"""Host reads of the device during an event: on a CPU through a trap for such calls, on a GPU through torch's warnings.
 
-Leaves out: which reads are correct (`checks/hostreads.py`). On a GPU an event that is waited for explicitly is not
-seen: torch's debug mode does not report it.
+Leaves out: which reads are correct (`checks/hostreads.py`). On a GPU an explicit wait for an event is not seen, because
+torch's debug mode does not report it.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ READS = {
     "item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "__contains__", "equal",
     "is_nonzero", "allclose", "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "cpu",
 }
-MASKED = {"__getitem__", "__setitem__"}  # by a mask of bools: how many rows that are is a value
+MASKED = {"__getitem__", "__setitem__"}  # by a mask of bools: the number of rows is a value
 OURS = ("instep.observe", "torch", "contextlib", "warnings")  # frames between a read and its reader
-INTERPRETER = "triton"  # it stands in for the device: what it reads is no host read
-PROTOTYPE = "Synchronization debug mode"  # begins what torch says of the mode itself, whenever it is set
-CAPTURE = "torch.cuda."  # whoever captures a graph waits first: once for each
+INTERPRETER = "triton"  # it replaces the device: its reads are no host reads
+PROTOTYPE = "Synchronization debug mode"  # start of torch's message about the mode itself, whenever it is set
+CAPTURE = "torch.cuda."  # a graph capture waits first: once for each
 WARN, OFF = 1, 0  # of torch.cuda.set_sync_debug_mode
 
 
@@ -43,7 +42,7 @@ class _Caught(NamedTuple):
 
 
 class Reads:
-    """Armed while a `with` lasts, but for what runs `paused`; `inside` says which op is at work."""
+    """Armed while a `with` lasts, except inside `paused`; `inside` names the op at work."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
@@ -57,10 +56,10 @@ class Reads:
         self._stack = ExitStack()
         if self.cuda:
             caught: list[_Caught] = []
-            self._stack.callback(self._sort, caught)  # after the filters are what they were
+            self._stack.callback(self._sort, caught)  # after the filters are restored
             self._stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("always")
-            # The mode stays set where somebody may read: torch warns of the mode itself whenever it is set.
+            # The mode stays set where reads are allowed: torch warns about the mode itself whenever it is set.
             warnings.showwarning = lambda message, category, filename, line, *more: (
                 caught.append(_Caught(message, category, filename, line, self._armed)))  # fmt: skip
             torch.cuda.set_sync_debug_mode(WARN)
@@ -74,17 +73,17 @@ class Reads:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is noted in here: our own judging, and ops that may read."""
+        """Record nothing inside: for the harness's own judging, and for ops that may read."""
         before = self._set(False)
         try:
-            with torch._C.DisableTorchFunction():  # an op makes hundreds of calls that nobody has to look at
+            with torch._C.DisableTorchFunction():  # an op makes hundreds of calls that need no look
                 yield
         finally:
             self._set(before)
 
     @contextmanager
     def inside(self, op: str) -> Iterator[None]:
-        """What is read in here was read inside that op."""
+        """Reads inside are attributed to this op."""
         before, self._op = self._op, op
         try:
             yield
@@ -100,8 +99,8 @@ class Reads:
         return before
 
     def _sort(self, caught: list[_Caught]) -> None:
-        """Warnings about a wait are host reads, unless reading was allowed there; the others are given again."""
-        modules: dict[str, str] = {}  # by file: there are thousands of modules to look through
+        """Turn warnings about a wait into host reads, unless reading was allowed there; issue the others again."""
+        modules: dict[str, str] = {}  # by file, because there are thousands of modules
         for warning in caught:
             if PROTOTYPE in str(warning.message):
                 continue
@@ -117,7 +116,7 @@ class Reads:
 
 
 class _Trap(TorchFunctionMode):
-    """Passes everything on, and notes what reads."""
+    """Passes everything on, and records reads."""
 
     def __init__(self, reads: Reads) -> None:
         super().__init__()
@@ -136,7 +135,7 @@ def _masked(index: Any) -> bool:
 
 
 def _reader(frame: FrameType | None) -> str | None:
-    """The innermost function that is neither torch's nor ours; None: the interpreter of kernels."""
+    """The innermost function that is neither torch's nor instep's; None: the interpreter of kernels."""
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] == INTERPRETER:
@@ -148,7 +147,7 @@ def _reader(frame: FrameType | None) -> str | None:
 
 
 def _module(filename: str) -> str:
-    """The module of that file, as an import names it."""
+    """The module of a file, by its import name."""
     for name, module in list(sys.modules.items()):
         if getattr(module, "__file__", None) == filename:
             return name

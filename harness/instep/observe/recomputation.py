@@ -28,34 +28,35 @@ from .row_span import RowSpan
 from .second_form import in_chunks, must_be_one_rule
 from .storage import entries, narrower, rounded
 
-Store = Callable[[str, torch.Tensor], torch.Tensor]  # how a component is written down and read again
+Store = Callable[[str, torch.Tensor], torch.Tensor]  # writes a component to storage and reads it again
 
-# How often a piece is drawn. The error of a block is measured by the largest of its draws. Where it hangs on one number
-# (an attention head that wavers between two keys), 3 times the largest of 16 draws is exceeded by one error of a
-# correct engine in 31 000, of 4 draws by one in 93. Over many rows such numbers average out, and fewer draws do.
+# Number of draws of a piece. The error of a block is measured by the largest of its draws. If the error depends on one
+# number (an attention head that wavers between two keys), one error of a correct engine in 31 000 exceeds 3 times the
+# largest of 16 draws, and one in 93 that of 4 draws. Over many rows such numbers average out, and fewer draws suffice.
 DRAWS, FEWEST_DRAWS, ROWS_SAMPLED = 16, 4, 64
-MOST_EXPERTS = 16  # that all run where draws, which may choose otherwise, are one axis; of more, one draw after another
-# What comes out of an op that rounds it once, where its operands are no narrower than declared: draws from own inputs
-# show it before that rounding (`checks/allowance.py`).
+MOST_EXPERTS = 16  # up to this number all run, with draws as one axis; with more, one draw after another
+# Results of ops that round once, with operands no narrower than declared: draws from own inputs show them before that
+# rounding (`checks/allowance.py`).
 ROUNDED_ONCE = ("core",)
-WAVERS = ("attended",)  # a piece that shows it hangs on the error of one score
-KEPT = (*FOLDED, "update")  # of a token: what the delta rule takes in, and what it writes
-REMEMBERED = 16  # tokens of a step that are kept for the next one: a window, not a prompt
+WAVERS = ("attended",)  # a piece with this place depends on the error of one score
+KEPT = (*FOLDED, "update")  # of a token: the inputs of the delta rule, and its update
+REMEMBERED = 16  # maximum tokens of a step that are kept for the next one: a window, not a prompt
 
 
 @dataclass(frozen=True)
 class Recomputation:
-    """A piece of one event and request, computed again.
+    """A piece of one event and request, recomputed.
 
     yardsticks  the declared forms, drawn several times
-    work        what was run; own: the subject's rows of its places (`own_inputs.py`), of a commit those of the verify
-    near        the runs with every op on those rows; None where there is but one op, whose inputs are the boundary
-    wrongs      what a known mistake would have computed, to name a failure: a sentence, and the piece on other rows
-    dithered    so many further draws, in which every declared rounding falls up or down by chance
+    work        the layer that ran; own: the subject's rows of its places (`own_inputs.py`), for a commit those of the
+                verify
+    near        the runs with every op on those rows; None for a single op, whose inputs are the boundary
+    wrongs      the results of known mistakes, to name a failure: a sentence, and the piece on other rows
+    dithered    number of further draws, in which every declared rounding is stochastic
     narrow      whether something is stored or multiplied narrower than it is summed: yardsticks share those roundings
     leans       whether every second yardstick cuts operands off (`products.py`)
-    prefix      of a state that is tracked: the name under which it is kept; the span ends with its last token
-    all_ops     of a piece that was run to its state alone: the same with every op of the layer; None: it has them
+    prefix      for a tracked state: the name under which it is kept; the span ends with its last token
+    all_ops     for a piece that ran to its state alone: the same with every op of the layer; None: it has them
     """
 
     span: RowSpan
@@ -75,7 +76,7 @@ class Recomputation:
     all_ops: Callable[[], Recomputation] | None = None
 
     def with_all_ops(self) -> Recomputation:
-        """The same piece, not to its state alone."""
+        """The same piece with every op, not only those up to its state."""
         if self.all_ops is None:
             return self
         ran = self.all_ops()
@@ -83,7 +84,7 @@ class Recomputation:
                        all_ops=None)  # fmt: skip
 
     def left(self, side: Side) -> RequestState:
-        """What a side holds that this piece ends in."""
+        """The final value of this piece on a side."""
         return side.tracked[self.prefix] if self.prefix else side.after[self.request]
 
     @property
@@ -108,7 +109,7 @@ class Recomputation:
 class Runner:
     """Runs a piece in fp64, and in the declared width: rounded at the declared points, summed in any order.
 
-    rounds: component -> how it is stored; products: form of an op -> how it multiplies (`products.py`).
+    rounds: component -> how it is stored; products: form of an op -> how it multiplies (`products.py`)
     """
 
     truth: Weights
@@ -130,8 +131,9 @@ class Runner:
     ) -> tuple[Runs, Runs | None]:
         """Truth and draws; and both again with every op on the subject's `own` rows, if the piece has several ops.
 
-        base: the state before a prefill chunk, whose delta rule has a second form. That is the declared one, or
-        without a declaration one of fp32 products beside the token-by-token one.
+        base: the state before a prefill chunk, whose delta rule has a second form. This is the declared one, or without
+        a
+        declaration one of fp32 products next to the token-by-token one.
         """
         draws = min(DRAWS, max(FEWEST_DRAWS, -(-ROWS_SAMPLED // rows)))
         truth, width = self.true(work), self.rounded.embedding.dtype
@@ -152,7 +154,7 @@ class Runner:
         self, work: Work, draws: int, base: torch.Tensor | None, truth: Run, near: Run | None,
         own: Mapping[Place, torch.Tensor],
     ) -> list[Run]:
-        """Draws of both runs, whose rows choose what they choose there."""
+        """Draws of both runs, whose rows choose the experts of that run."""
         experts = self.rounded.config.experts > 0
         return self._sampled(
             work, draws, self._store, base, experts=experts, own=None if near is None else own,
@@ -185,21 +187,23 @@ class Runner:
             return Run({}, self._shake("state", fold(verified, base, nodes)))
 
     def _folding(self, chance: torch.Generator | None, cut: torch.Tensor | bool = False) -> Reordered:
-        """Around a fold, which is the delta rule token by token, and shows no place. cut: which of the draws are."""
+        """The context of a fold, which is the delta rule token by token, and shows no place. cut: which of the draws
+        cut.
+        """
         operands = Operands(self.products, self.rounded, chance=chance, squares=self._squares)
         operands.begin(cut)
         operands.form = "gdn.window"
         return Reordered(self.generator, operands)
 
     def dithered(self, work: Work, draws: int, base: torch.Tensor | None = None) -> Run:
-        """Draws whose declared roundings fall by chance: they differ as correct engines do whose ties fall otherwise.
+        """Draws with stochastic declared roundings: they differ like correct engines whose ties are broken differently.
 
-        What is not stored narrower was rounded on its way as well, and moves within a unit of its own.
+        Numbers that are not stored narrower were rounded as well, and move within one ulp.
         """
         return self._sampled(work, draws, self._shake, base, experts=False, chance=self.generator)[0]
 
     def narrow(self, chunk: bool) -> bool:
-        """Whether draws of a piece that ends in a state share roundings: of what is stored, or of operands."""
+        """Whether draws of a piece that ends in a state share roundings: of stored numbers, or of operands."""
         multiplied = self._formats(chunk) - {"ieee"}
         return bool(multiplied) or any(narrower(d, self.rounded.embedding.dtype) for d in self.rounds.values())
 
@@ -208,7 +212,7 @@ class Runner:
         return not self._formats(chunk).isdisjoint(CUTS)
 
     def _formats(self, chunk: bool) -> set[str]:
-        """Of the products between a layer's rows and its state."""
+        """The formats of the products between a layer's rows and its state."""
         forms = ("linear", "conv", "gdn.chunk" if chunk else "gdn.window")
         return {self.products[form].format for form in forms if form in self.products}
 
@@ -217,11 +221,11 @@ class Runner:
         chance: torch.Generator | None = None, own: Mapping[Place, torch.Tensor] | None = None, further: int = 0,
         rankings: Sequence[torch.Tensor] = (),
     ) -> list[Run]:
-        """All draws at once, as a further axis; one by one where rows choose among more than `MOST_EXPERTS`.
+        """All draws at once, as a further axis; one by one if rows choose among more than `MOST_EXPERTS`.
 
-        base: the state before a prefill chunk; None: whatever the delta rule does here, it does token by token.
-        own: rows that go on from their places in so many further draws, which are a run of their own.
-        rankings: the experts of the rows of either run; ROUTER is then a place of the draws, with what the router says.
+        base: the state before a prefill chunk; None: the delta rule runs token by token.
+        own: rows that replace their places in `further` draws, which are a separate run.
+        rankings: the experts of the rows of either run; ROUTER is then a place of the draws, with the router's scores.
         """
         operands = Operands(
             self.products, self.rounded, chunk=base is not None, chance=chance, squares=self._squares)
@@ -277,9 +281,9 @@ class Runner:
         return runs
 
     def _in_chunks(self, sampled: Run, base: torch.Tensor, own: bool) -> Run:
-        """The read-out and the state in their second form too; downstream of them the first one stands.
+        """The read-out and the state in their second form as well; the ops after them use the first one.
 
-        own: the draws are from own inputs.
+        own: the draws are from own inputs
         """
         place = next(place for place in sampled.places if place.component == "core")
         inputs = [part[:1] for part in rule_inputs(sampled)]
@@ -292,9 +296,9 @@ class Runner:
         return Run({**sampled.places, place: torch.cat(cores)}, torch.cat(states), sampled.onward)
 
     def _store(self, component: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Rounded to how it is stored, in the width that it came in."""
+        """Round to the storage, in the width that it came in."""
         storage = self.rounds.get(component)
-        # What falls by chance is held to where it fell, so draws of it are not rounded.
+        # Stochastically rounded values are judged by their actual rounding, so draws of them are not rounded.
         falls = isinstance(storage, Blocked) and storage.seed is not None
         return tensor if storage is None or falls or not tensor.is_floating_point() else rounded(tensor, storage)
 
@@ -310,8 +314,9 @@ class Runner:
 def true(
     work: Work, weights: Weights, own: Mapping[Place, torch.Tensor] | None = None, ranking: torch.Tensor | None = None
 ) -> Run:
-    """One run as the weights have it. own: rows that go on from their places, where they are shaped as these.
-    ranking: the experts of the rows, instead of those that they choose."""
+    """One run with the weights' width. own: rows that replace their places, if they have the same shape. ranking: the
+    experts of the rows, instead of those that they choose.
+    """
     places: dict[Place, torch.Tensor] = {}
     onward: dict[Place, torch.Tensor] = {}
 
@@ -331,7 +336,7 @@ def true(
 def fold(run: Run, base: torch.Tensor, nodes: Sequence[int], *, read: bool = True) -> torch.Tensor:
     """The states [draws, HV, K, V] after the tokens at `nodes` of a run were folded into `base`, token by token.
 
-    read: whether each is read, too, which takes numbers from the draws of a run that has any
+    read: whether each is read as well, which uses random numbers of a run with draws
     """
     q, k, v, log_decay, erase, write = (part[:, list(nodes)] for part in rule_inputs(run))
     state = base.to(k).expand(len(k), *base.shape)
@@ -341,7 +346,7 @@ def fold(run: Run, base: torch.Tensor, nodes: Sequence[int], *, read: bool = Tru
 
 
 def settled(run: Run, base: torch.Tensor, nodes: Sequence[int], *, read: bool = True) -> torch.Tensor:
-    """The same, but with the updates that went on from this run, where some did: those that an engine keeps."""
+    """The same, but with the updates that replaced this run's, if any: those that an engine keeps."""
     kept = next((update for place, update in run.onward.items() if place.component == "update"), None)
     if kept is None:
         return fold(run, base, nodes, read=read)
@@ -351,13 +356,13 @@ def settled(run: Run, base: torch.Tensor, nodes: Sequence[int], *, read: bool = 
 
 
 def again(run: Run, base: torch.Tensor) -> torch.Tensor:
-    """The state [HV, K, V] after all tokens of a run once more, with the updates that they made there."""
+    """The state [HV, K, V] after all tokens of a run once more, with their updates from that run."""
     _, k, _, log_decay, _, _ = rule_inputs(run)
     return gdn.absorb(k, log_decay, run.of("update")[None], base.to(k)[None])[0]
 
 
 def only(run: Run, nodes: Sequence[int]) -> Run:
-    """What the tokens at `nodes` fold in, in a run of its own."""
+    """The rows that the tokens at `nodes` fold in, as a separate run."""
     folded = {place: rows for place, rows in run.places.items() if place.component in KEPT}
     return Run({place: rows[list(nodes)] for place, rows in folded.items()})
 

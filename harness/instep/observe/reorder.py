@@ -1,9 +1,9 @@
 """The arithmetic of a width as another correct implementation may do it: sums in any order, functions to 2 ulp.
 
-Monte Carlo arithmetic (Parker 1997) at the level of tensor operations: inside `Reordered` every sum is moved by a draw
-from the error that a running sum in some order makes, every inexact function by a draw from the error that vendors'
-libraries state, while sums and products of two numbers round as they do; `up_or_down` is a rounding into storage that
-falls by chance. Leaves out: which piece is run.
+Monte Carlo arithmetic (Parker 1997) at the level of tensor operations. Inside `Reordered` every sum is moved by a draw
+from the error of a running sum in some order, and every inexact function by a draw from the error that vendors'
+libraries state. Sums and products of two numbers round as they do. `up_or_down` is stochastic rounding into storage.
+Leaves out: which piece is run.
 """
 
 from __future__ import annotations
@@ -26,26 +26,29 @@ from .storage import State, by_chance, narrower, rounded
 # are spread as 1/m, its root mean square is eps / sqrt(12) * sqrt(mean of 1/m^2) = 0.289 * 0.736 eps.
 ROUNDING = math.sqrt(0.375 / math.log(2) / 12)
 
-# Uniform within so many units: what CUDA's and most vectorised libraries state for fp32 exp, log, rsqrt, sin and cos.
+# Uniform within this many units; CUDA's and most vectorised libraries state this for fp32 exp, log, rsqrt, sin and cos.
 FUNCTION_ULPS = 2.0
 
-# How torch calls what the reference uses. Functions that are neither here nor in REDUCTIONS are taken to be exact, or
-# one rounding, which torch makes as everybody does; a test lists them.
+# torch's names of the functions that the reference uses. Functions that are neither here nor in REDUCTIONS are exact,
+# or one rounding that is the same everywhere; a test lists them.
 FUNCTIONS = frozenset({"exp", "rsqrt", "sigmoid", "silu", "softplus", "sin", "cos", "pow", "__rpow__"})
 REDUCTIONS = frozenset({"matmul", "einsum", "sum", "mean", "softmax"})
 MOVED = FUNCTIONS | REDUCTIONS | {name for names in MULTIPLY.values() for name in names}
 
 
 def up_or_down(x: torch.Tensor, storage: Storage, generator: torch.Generator) -> torch.Tensor:
-    """x rounded to one of its two neighbours in narrower storage, by chance: upwards at the odds of where it stands.
+    """Round x stochastically to one of its two neighbours in narrower storage.
 
-    At the part f of the way between them its error has mean 0 and a deviation of sqrt(f (1 - f)) units: never less than
-    min(f, 1 - f), the error of rounding to nearest. A number that the narrower dtype has stays what it is.
+    At the fraction f of the way between them the probability of rounding up is f. The error has mean 0 and a deviation
+    of
+    sqrt(f (1 - f)) units: never less than min(f, 1 - f), the error of rounding to nearest. A number that the narrower
+    dtype
+    can represent does not change.
     """
     if isinstance(storage, Blocked):
         return by_chance(x, storage, generator)
     mantissa, _ = torch.frexp(x)  # at least 1/2 and below 1
-    scaled = mantissa * (1 / torch.finfo(storage).eps * 2)  # now neighbours are whole numbers
+    scaled = mantissa * (1 / torch.finfo(storage).eps * 2)  # now neighbours are integers
     cut = torch.floor(scaled + _chance(x, generator)) * (x / scaled)
     return torch.where(x.isfinite() & (x != 0), cut, x).to(storage).to(x.dtype)
 
@@ -53,18 +56,18 @@ def up_or_down(x: torch.Tensor, storage: Storage, generator: torch.Generator) ->
 def stored(
     x: torch.Tensor, storage: Storage, chance: torch.Generator | None = None, state: State | None = None
 ) -> torch.Tensor:
-    """x as it is kept, in the width that it came in: as declared; with `chance`, what loses bits falls `up_or_down`."""
+    """x as it is stored, in the width that it came in: as declared; with `chance`, lossy rounding is `up_or_down`."""
     falls = chance is not None and narrower(storage, x.dtype)
     return up_or_down(x, storage, chance) if falls and chance is not None else rounded(x, storage, state)
 
 
 def by_a_unit(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """x moved within a unit of its own last place: what stands where nothing narrower is stored was rounded as well."""
+    """x moved within one ulp: a value that is not stored narrower was rounded as well."""
     return _moved(x, torch.finfo(x.dtype).eps, generator)
 
 
 def aside(hook: See) -> See:
-    """The hook with its own operations as torch makes them, and at once: rounding and copying a place moves no sum."""
+    """The hook with its own operations unmoved: rounding and copying a place moves no sum."""
 
     def called(place: Place, tensor: torch.Tensor) -> torch.Tensor:
         with torch._C.DisableTorchFunction():
@@ -84,12 +87,13 @@ def _chance(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 class Reordered(TorchFunctionMode):
-    """While it is entered, sums and functions come out as they might elsewhere; every call is a draw of its own.
+    """While it is entered, sums and functions give results of other implementations; every call is a separate draw.
 
-    operands: what the subject declares to multiply narrower.
-    together: whether draws are a further axis. What rows choose differs between them, so every expert runs: whoever
-    did not choose it gives it weight 0.
-    following: notes what rows choose, and gives them what the truth chose.
+    operands: the subject's declaration of narrower products
+    together: whether draws are a further axis. Rows choose different experts in them, so every expert runs, with weight
+    0
+    for rows that did not choose it
+    following: records the choices of rows, and gives them the truth's choices
     """
 
     def __init__(
@@ -135,9 +139,9 @@ class Reordered(TorchFunctionMode):
 
         For terms in random order s_k has mean k/n s and variance k (n-k) / n (n-1) (q - s^2/n), q the sum of the
         squares of the terms. So the squares of all partial sums sum up to n (s^2/3 + q/6) for n not too small, and
-        every one of them brings a rounding of its own size. Blocked and pairwise sums round fewer partial sums.
+        every one of them adds a rounding of its size. Blocked and pairwise sums round fewer partial sums.
 
-        squares: q, which nobody else needs.
+        squares: q, which may be overwritten
         """
         deviation = torch.addcmul(squares.mul_(terms / 6), out, out, value=terms / 3).sqrt_()
         at = self.generator.device
@@ -153,7 +157,7 @@ class Reordered(TorchFunctionMode):
 
 
 def _terms(name: str, out: torch.Tensor, args: Sequence[Any]) -> int:
-    """How many terms each element of a sum has; 1 where nothing is summed, as in an outer product."""
+    """The number of terms of each element of a sum; 1 without a sum, as in an outer product."""
     if name == "matmul":
         return int(args[0].shape[-1])
     if name == "einsum":

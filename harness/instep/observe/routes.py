@@ -1,8 +1,8 @@
-"""What the rows of a mixture choose in its router: seen while the reference runs, and given, so that a run follows.
+"""The experts that the rows of a mixture choose: recorded while the reference runs, or forced, so that a run follows.
 
-A choice of experts jumps where a score moves by a rounding. So a yardstick, which is to err as arithmetic does, follows
-the choices of the truth; and the truth follows those of the subject where it hardly chose itself (`Route.shortfall`).
-Leaves out: what such a jump means for a run that goes on freely (`checks/experts.py`).
+A choice of experts jumps when a score moves by a rounding. So a yardstick, which must err only as arithmetic does,
+follows the choices of the truth; and the truth follows those of the subject if its own margin is too small
+(`Route.shortfall`). Leaves out: the effect of such a jump on a free run (`checks/experts.py`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.overrides import TorchFunctionMode
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place import Place
 
-ROUTER = Place("", 0, "router")  # what stays inside the reference: the scores of experts
+ROUTER = Place("", 0, "router")  # inside the reference alone: the scores of experts
 
 
 class Shown(Protocol):
-    """A run, of which the places count here."""
+    """A run whose places count here."""
 
     @property
     def places(self) -> Mapping[Place, torch.Tensor]: ...
@@ -32,7 +32,7 @@ R = TypeVar("R", bound=Shown)
 
 @dataclass(frozen=True)
 class Route:
-    """scores [T, E], what the router says; ranking [T, E]: the experts of each row, the `top` that serve it first."""
+    """scores [T, E] of the router; ranking [T, E]: the experts of each row, the `top` that serve it first."""
 
     scores: torch.Tensor
     ranking: torch.Tensor
@@ -40,7 +40,7 @@ class Route:
 
     @classmethod
     def of(cls, config: ModelConfig, scores: torch.Tensor) -> Route:
-        """As the reference ranks them."""
+        """Rank like the reference."""
         ranking = scores.softmax(-1).sort(dim=-1, descending=True, stable=True).indices
         return cls(scores, ranking, config.experts_per_token)
 
@@ -50,15 +50,14 @@ class Route:
         return torch.zeros_like(ranking, dtype=torch.bool).scatter(-1, ranking[..., : self.top], True)
 
     def shortfall(self, chosen: torch.Tensor) -> torch.Tensor:
-        """[T]: by how much the best expert that was left out is ahead of the last one of `chosen`; 0: of none."""
+        """[T]: by how much the best excluded expert is ahead of the last one of `chosen`; 0: not at all."""
         best = self.scores.masked_fill(chosen, -torch.inf).amax(-1)
         least = self.scores.masked_fill(~chosen, torch.inf).amin(-1)
         return (best - least).clamp(min=0)
 
     def ties(self, chosen: torch.Tensor, error: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
-        """[T] bool: rows for which `chosen` is another choice, but one from which the scores, off by `error`, hardly
-        decide: T4's margin."""
-        from ..checks.judge import granted  # which stands on what is observed
+        """[T] bool: rows whose `chosen` differs although the scores, off by `error`, hardly decide: T4's margin."""
+        from ..checks.judge import granted  # which imports this package
 
         differs = (chosen != self.chosen()).any(-1)
         return differs & (self.shortfall(chosen) <= granted(self.largest(), error, stored))
@@ -72,15 +71,15 @@ class Route:
         return error / self.largest()
 
     def following(self, other: Route, error: torch.Tensor, width: torch.dtype) -> torch.Tensor:
-        """The ranking, with that of another route in the rows that hardly chose between the two."""
+        """The ranking, with another route's ranking in the rows whose scores hardly decide between the two."""
         return self.ranking.where(~self.ties(other.chosen(), error, width)[:, None], other.ranking)
 
     def served(
         self, again: Callable[[torch.Tensor], R], run: R, own: Mapping[Place, torch.Tensor], width: torch.dtype
     ) -> R:
-        """The run on the subject's own rows, in which rows that hardly chose go where the subject's must have gone.
-        They are tried with the first expert that is left out in the place of the last that is taken.
+        """The run on the subject's own rows, in which undecided rows go where the subject's must have gone.
 
+        Such rows are tried with the first excluded expert instead of the last included one.
         again: the run with another ranking
         """
         mixed = next((place for place in run.places if place.component == "mlp" and place in own), None)
@@ -94,22 +93,22 @@ class Route:
 
 
 def _exchanged(experts: int, top: int) -> list[int]:
-    """The places of a ranking, the last that serves a row and the first that does not exchanged."""
+    """A ranking with the last expert that serves a row and the first that does not exchanged."""
     at = list(range(experts))
     at[top - 1 : top + 1] = at[top - 1 : top + 1][::-1]
     return at
 
 
 def scores_of(rows: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
-    """[T, hidden], [E, hidden] -> [T, E], expert by expert, as the reference asks a router.
+    """[T, hidden], [E, hidden] -> [T, E], expert by expert, as the reference calls a router.
 
-    Experts that are equal have equal scores then, to the last bit. The columns of one product may differ there.
+    Equal experts then have equal scores, to the last bit. The columns of one product may differ there.
     """
     return torch.stack([rows @ expert for expert in router], dim=-1)
 
 
 class Routes(TorchFunctionMode):
-    """While it is entered, every router that runs is noted. given: the rankings to follow, in the order of routers.
+    """While it is entered, every router that runs is recorded. given: the rankings to follow, in the order of routers.
 
     A model without experts has no router: nothing is watched there, which would cost as much as small ops do.
     """

@@ -1,7 +1,6 @@
-"""Which rows of a stage belong to which request: taken from the trace, never from an engine.
+"""Assign the rows of a stage to requests: taken from the trace, never from an engine.
 
-Leaves out: what stands in the rows. (If the engine said which rows are whose, a wrong gather would be repeated
-by whoever checks it.)
+If the engine assigned the rows, every check would repeat a wrong gather. Leaves out: the contents of the rows.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def row_spans(context: EventContext, stage: str) -> list[RowSpan]:
         count = min(length, max(1, len(context.truth.after[name].draft_keys)))
         return _pack([(name, "prefill", count, length - count, int(_fills(context, name, stage)), ())])
     if isinstance(event, Draft) and family == "chain":
-        step, expected = int(stage.partition(".")[2]), context.expected  # a head runs on no draft that has no child
+        step, expected = int(stage.partition(".")[2]), context.expected  # drafts without children have no row
         if expected.topk is not None:
             first, topk = 1 + (step - 1) * expected.topk, expected.topk
             beams = [(node,) for node in range(first, first + topk)] if step else [()]
@@ -56,7 +55,7 @@ def paths(context: EventContext, event: Commit) -> list[Path]:
 
 
 def rows(side: Side, place: Place, span: RowSpan) -> torch.Tensor | None:
-    """This request's rows of a place, or None when the side has no such place; too few rows stay too few."""
+    """This request's rows of a place, or None when the side has no such place; missing rows stay missing."""
     tensor = side.places.get(place)
     if tensor is None:
         return None
@@ -65,7 +64,7 @@ def rows(side: Side, place: Place, span: RowSpan) -> torch.Tensor | None:
 
 
 def whose(context: EventContext, place: Place, row: int) -> str | None:
-    """The request that a row of a place belongs to; None: nobody's."""
+    """The request that a row of a place belongs to; None: it has no owner."""
     for span in row_spans(context, place.stage):
         begin, count = span.at(place)
         if begin <= row < begin + count:
@@ -74,7 +73,7 @@ def whose(context: EventContext, place: Place, row: int) -> str | None:
 
 
 def parted(context: EventContext, stage: str, span: RowSpan) -> bool:
-    """Whether subject and truth run this step of a draft on different tokens: behind free picks, or a layer's own."""
+    """Whether subject and truth run this step of a draft on different tokens, after free picks or a layer's own."""
     family, _, number = stage.partition(".")
     if family == "extend":
         picks = [Place(draft_stage(layer), AFTER_LAYERS, "pick") for layer in range(int(number or 0))]
@@ -96,7 +95,7 @@ def parted(context: EventContext, stage: str, span: RowSpan) -> bool:
 
 
 def _other_beams(context: EventContext, span: RowSpan) -> bool:
-    """Whether the sides that there are run a row of a grown tree behind different tokens."""
+    """Whether the sides run a row of a grown tree after different tokens."""
     sides = (side for side in (context.subject, context.truth, context.rounded) if side is not None)
     growths = [grown_of(context, side, span.request) for side in sides]
     paths = {None if one is None or any(node >= len(one.parents) for node in span.nodes)
@@ -124,7 +123,7 @@ def _of_forward(context: EventContext, event: Forward, stage: str) -> list[_Piec
 
 
 def _fills(context: EventContext, request: str, stage: str) -> bool:
-    """Whether an MTP layer picks inside a prompt: where the next layer, which reads one token on, would find none."""
+    """Whether an MTP layer picks inside a prompt, because the next layer, which reads one token further, has none."""
     family, _, number = stage.partition(".")
     layer, layers = int(number or 0), len(context.truth.after[request].draft_keys)
     behind = len(context.expected.prompts[request]) - context.expected.lengths_after[request] - 1

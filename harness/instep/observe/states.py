@@ -1,7 +1,7 @@
-"""The oracle of states alone: GDN layers from their input rows to their state, and nothing behind it.
+"""The oracle of states alone: GDN layers from their input rows to their state, and nothing after it.
 
 For models too large for the pieces of `oracle.py`: no MLP, attention, head or draft is computed, so a commit of a real
-shape is judged in milliseconds on the device where the subject runs. Leaves out: the comparison.
+shape is judged in milliseconds on the subject's device. Leaves out: the comparison.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StateOracle(Oracle):
         self, checkpoint: Checkpoint, rounds: Mapping[str, Storage], width: torch.dtype, device: torch.device,
         layers: Collection[int] | None = None, products: Mapping[str, Product] = NONE,
     ) -> None:
-        """device: where pieces are computed; layers: those that are judged, None: every GDN layer."""
+        """device: where pieces are computed; layers: the judged ones, None: every GDN layer."""
         self.config, self.rounds, self.device = replace(checkpoint.config, mtp_layers=0), rounds, device
         kinds = enumerate(self.config.layer_kinds)
         self.gdn_layers = [n for n, kind in kinds if kind == "gdn" and (layers is None or n in layers)]
@@ -57,7 +57,7 @@ class StateOracle(Oracle):
             place = Place("trunk", layer - 1, "hidden") if layer else Place("trunk", STAGE_LEVEL, "embedding")
             hidden = rows(context.subject, place, span)
             if hidden is None or hidden.shape[0] != span.count:
-                continue  # T0 has said so
+                continue  # reported by T0
             base = self._base(before, layer, span.start)
             work = to_state(hidden, before, layer, number, span.start, tree)
             piece = self._piece(context, span, "trunk", layer, work, base if span.kind == "prefill" else None)
@@ -71,13 +71,13 @@ class StateOracle(Oracle):
             self._remember(span, layers)
 
     def _base(self, before: RequestState, layer: int, start: int) -> torch.Tensor:
-        """The state before the step; by the trace nothing came before a start of 0, whatever memory holds."""
+        """The state before the step; a start of 0 has no state before it in the trace, whatever memory holds."""
         state = before.state[layer].to(self.device, torch.float64)
         return state if start else torch.zeros_like(state)
 
 
 def _lean(checkpoint: Checkpoint, gdn_layers: list[int]) -> Checkpoint:
-    """A model of its GDN layers alone, numbered anew, with one token, and an MLP and an output of one row."""
+    """A model of its GDN layers alone, renumbered, with one token, and an MLP and an output of one row."""
     kinds: tuple[LayerKind, ...] = tuple("gdn" for _ in gdn_layers)
     config = replace(
         checkpoint.config, layer_kinds=kinds, vocab=1, tied=True, intermediate=1, experts=0,

@@ -1,7 +1,7 @@
-"""What storage does to numbers, as an engine declares it: a narrow dtype, or tiles with a scale each (`Blocked`).
+"""The effect of storage on numbers, as an engine declares it: a narrow dtype, or tiles with a scale each (`Blocked`).
 
-Written beside the engine's own arithmetic and not from it: numbers are divided by the unit of their last place, never
-cast. Leaves out: which components are stored how.
+It is written independently of the engine's arithmetic: numbers are divided by the unit of their last place, never cast.
+Leaves out: which components are stored how.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch.nn.functional import pad
 from instep_reference.chance import uniforms
 from instep_reference.contract.rounding import SCALE_BITS, Blocked, Storage
 
-ENTRY = {"key": "keys", "value": "values"}  # rows that attention reads out of the memory which takes them in
+ENTRY = {"key": "keys", "value": "values"}  # rows that attention reads from the memory that stores them
 
 
 def eps(storage: Storage) -> float:
-    """From 1 to the next number; in tiles, of the numbers that are stored."""
+    """The distance from 1 to the next number; for tiles, of the stored numbers."""
     return torch.finfo(storage.dtype if isinstance(storage, Blocked) else storage).eps
 
 
@@ -28,10 +28,12 @@ def narrower(stored: Storage, width: Storage) -> bool:
 
 
 class State(NamedTuple):
-    """Which state it is, for what is rounded by chance; the last two are of mistakes.
+    """Identifies a state for stochastic rounding; the last two fields describe mistakes.
 
-    tokens  that are in it;  seed: another than is declared
-    order   how its elements are counted: HEADS, in every head anew; TURNED, K fastest; CUT, not at all: towards zero
+    tokens  number of tokens in it
+    seed    a seed other than the declared one
+    order   how its elements are counted: HEADS, restarted in every head; TURNED, K fastest; CUT, not at all: towards
+            zero
     """
 
     layer: int
@@ -44,9 +46,9 @@ HEADS, TURNED, CUT = "heads", "turned", "cut"
 
 
 def rounded(x: torch.Tensor, storage: Storage, state: State | None = None) -> torch.Tensor:
-    """x to nearest, or where the storage has a seed as chance has it for this `state`; in the width that it came in.
+    """Round x to nearest, or stochastically for this `state` if the storage has a seed; in the width that it came in.
 
-    What is read out of tiles is at least fp32.
+    Values read from tiles have at least fp32.
     """
     if not isinstance(storage, Blocked):
         return x if x.dtype == storage else x.to(storage).to(x.dtype)
@@ -65,7 +67,7 @@ def rounded(x: torch.Tensor, storage: Storage, state: State | None = None) -> to
 
 
 def chances(like: torch.Tensor, storage: Blocked, state: State) -> torch.Tensor:
-    """What decides where the elements of a state [..., HV, K, V] fall, in its own width."""
+    """The random numbers that round the elements of a state [..., HV, K, V], in its own width."""
     assert storage.seed is not None, "they fall to nearest"
     of = storage.seed if state.seed is None else state.seed, state.layer, state.tokens
     HV, K, V = like.shape[-3:]
@@ -77,7 +79,7 @@ def chances(like: torch.Tensor, storage: Blocked, state: State) -> torch.Tensor:
 
 
 def by_chance(x: torch.Tensor, storage: Blocked, generator: torch.Generator) -> torch.Tensor:
-    """x rounded to one of its neighbours in its tile's scale, upwards at the odds of where it stands."""
+    """x rounded to one of its neighbours in its tile's scale, upwards with the probability of its fraction."""
     chance = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device)
     return _in_tiles(x, storage, lambda units, scaled: (units + chance).floor())
 
@@ -85,10 +87,10 @@ def by_chance(x: torch.Tensor, storage: Blocked, generator: torch.Generator) -> 
 def before_rounding(
     found: torch.Tensor, truth: torch.Tensor, storage: Blocked | None = None, state: State | None = None
 ) -> torch.Tensor:
-    """The numbers next to the truth, in its width, that round to what was found: in its own dtype, or in tiles.
+    """The numbers closest to the truth, in its width, that round to the found ones: in its own dtype, or in tiles.
 
-    state: which one it is. By chance u those sizes fall to m units that lie above m - 1 + u, and not above m + u: as to
-    nearest, but u - 1/2 further out.
+    state: which state it is. With random number u the values that round to m units are above m - 1 + u, and not above
+    m + u: as for nearest, but shifted by u - 1/2.
     """
     right = found.to(truth)
     off, larger = right - truth, torch.maximum(right.abs(), truth.abs())
@@ -106,13 +108,13 @@ def before_rounding(
 
 
 def entries(component: str, x: torch.Tensor, rounds: Mapping[str, Storage]) -> torch.Tensor:
-    """Keys and values as attention reads them again out of memory that is stored in tiles; anything else as it is."""
+    """Keys and values as attention reads them from memory in tiles; anything else unchanged."""
     storage = rounds.get(ENTRY.get(component, ""))
     return rounded(x, storage) if isinstance(storage, Blocked) else x
 
 
 def _unit(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The distance of x to its neighbours in a dtype; below its normal numbers that is the same everywhere."""
+    """The distance of x to its neighbours in a dtype; below its normal numbers that is constant."""
     info = torch.finfo(dtype)
     _, exponent = torch.frexp(x.abs().clamp_min(info.tiny))  # x is at least 2 ** (exponent - 1)
     return torch.ldexp(torch.full_like(x, info.eps / 2), exponent)
@@ -121,10 +123,10 @@ def _unit(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _in_tiles(
     x: torch.Tensor, storage: Blocked, whole: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """whole: numbers of units, and these numbers themselves -> whole numbers of units."""
+    """whole: (numbers of units, the numbers themselves) -> integer numbers of units."""
     most = torch.finfo(storage.dtype).max
     if storage.tile is None:
-        wide = x.double()  # which has every unit of a 16-bit dtype, and what it is divided by
+        wide = x.double()  # which has every unit of a 16-bit dtype, and the divisor
         unit = _unit(wide, storage.dtype)
         return torch.where(x.abs() < most, (whole(wide / unit, wide) * unit).to(x.dtype), x.to(storage.dtype).to(x))
     scale = _spread(_scales(x, storage), storage, x)
@@ -134,7 +136,7 @@ def _in_tiles(
 
 
 def _scales(x: torch.Tensor, storage: Blocked) -> torch.Tensor:
-    """One per tile of the last two axes, as `Blocked` says; x's own width, numbers of fp32 with SCALE_BITS bits."""
+    """One scale per tile of the last two axes, as in `Blocked`; x's own width, numbers of fp32 with SCALE_BITS bits."""
     assert storage.tile is not None, "there are scales"
     largest = x.abs()
     for axis, tile in zip((-2, -1), storage.tile, strict=True):

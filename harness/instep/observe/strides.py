@@ -1,6 +1,6 @@
-"""By which distance an event took the units of a pool to stand, where it wrote beside them.
+"""Infer the unit stride that a misplaced write must have used.
 
-Leaves out: that it wrote beside them (`memory.py`).
+Leaves out: detecting the misplaced write (`memory.py`).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from instep_reference.contract.engine import Region
 
 
 def changed_bytes(live: torch.Tensor, shadow: torch.Tensor, base: int) -> torch.Tensor:
-    """Where the words that differ begin, in bytes from `base`.  live, shadow [units, blocks, n]"""
+    """The starts of the words that differ, in bytes from `base`.  live, shadow [units, blocks, n]"""
     at = (live != shadow).nonzero().cpu()
     steps = torch.tensor(live.stride()) * live.element_size()
     return (at * steps).sum(1) + (live.data_ptr() - base)
 
 
 def taken_strides(region: Region, changed: torch.Tensor, free: Collection[int]) -> tuple[int, ...]:
-    """The distances between units, in elements, by which all that changed lies in units that may be written.
+    """The unit strides, in elements, with which all changes are inside units that may be written.
 
-    Of every unit that may be written, and that would stand elsewhere, the first word must have changed: what changed by
-    chance does not begin where a unit would.
+    The first word of every writable unit at another place must have changed: a coincidental change does not start at a
+    unit.
     changed: in bytes from the first unit on
     """
     size, pitch, inner = region.units.element_size(), region.units.stride(0), region.units[0].numel()
@@ -38,7 +38,7 @@ def taken_strides(region: Region, changed: torch.Tensor, free: Collection[int]) 
 
 
 def _candidates(region: Region) -> Iterator[int]:
-    """Units without a gap between them, and where a unit has positions, units of fewer positions."""
+    """Strides of units without a gap between them, and of units with fewer positions."""
     yield from dict.fromkeys((region.units[0].numel(), *_narrower(region)))
 
 

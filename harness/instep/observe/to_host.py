@@ -1,4 +1,4 @@
-"""Tensors of a device brought to the host all at once: to ask takes longer than to answer, and whoever asks waits.
+"""Copy tensors of a device to the host in one batch, because a transfer takes longer than its data, and waits.
 
 Leaves out: which tensors, and when.
 """
@@ -20,7 +20,7 @@ Moved = Callable[[torch.Tensor], torch.Tensor]
 Bring = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 INDEX = (torch.bool, torch.int32, torch.int64)
-POOLS = ("pool", "kept")  # fields and arguments that are memory; all other whole numbers of a call are indices
+POOLS = ("pool", "kept")  # fields and arguments that are memory; all other integers of a call are indices
 
 
 def is_away(tensor: torch.Tensor) -> bool:
@@ -28,7 +28,7 @@ def is_away(tensor: torch.Tensor) -> bool:
 
 
 def settle(device: str) -> None:
-    """Launches of a card fail when they are waited for."""
+    """Wait for a card: its launches fail when they are waited for."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -49,7 +49,7 @@ def brought(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if is_away(tensor):
             together[tensor.device].append(number)
     for numbers in together.values():
-        numbers.sort(key=lambda number: -tensors[number].element_size())  # so that each begins at a multiple of its own
+        numbers.sort(key=lambda number: -tensors[number].element_size())  # aligns each to its size
         lines = [in_line(tensors[number]) for number in numbers]
         parts = torch.split(torch.cat(lines).cpu(), [len(line) for line in lines])
         for number, part in zip(numbers, parts, strict=True):
@@ -58,18 +58,18 @@ def brought(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def in_line(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes, in one line: a view, if they stand in one; else a copy."""
-    # The stride of an axis of one element may be any number, also where memory is in one piece.
+    """Its bytes in one line: a view if they are contiguous; else a copy."""
+    # An axis of one element may have any stride, also in contiguous memory.
     return bits(tensor.contiguous()).as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def on_host(value: T) -> T:
-    """The same answers or states, in mappings and dataclasses of their own, with every tensor on the host."""
+    """The same answers or states, in new mappings and dataclasses, with every tensor on the host."""
     return _all_brought(value, lambda tensor: True, (), brought)
 
 
 def indices_on_host(value: T, how: Bring = brought) -> T:
-    """What an op is called with; its indices, which rules read one by one, on the host. Pools stay where they are."""
+    """The arguments of an op with the indices, which rules read one by one, on the host; pools stay on their device."""
     return _all_brought(value, is_index, POOLS, how)
 
 
@@ -78,7 +78,7 @@ def is_index(tensor: torch.Tensor) -> bool:
 
 
 def bare(value: T) -> T:
-    """What an op is called with; where numbers stand that are neither indices nor memory, their shapes alone."""
+    """The arguments of an op, with shapes instead of numbers that are neither indices nor memory."""
     return with_others(value, lambda x: x if is_index(x) else torch.empty_like(x, device="meta"), POOLS)
 
 
@@ -89,7 +89,7 @@ def _all_brought(value: T, asked: Callable[[torch.Tensor], bool], but: Collectio
 
 
 def _tensors(value: Any, but: Collection[str]) -> Iterator[torch.Tensor]:
-    """Those that `with_others` asks for."""
+    """The tensors that `with_others` needs."""
     if isinstance(value, torch.Tensor):
         yield value
         return
@@ -105,10 +105,10 @@ def _tensors(value: Any, but: Collection[str]) -> Iterator[torch.Tensor]:
 
 
 def with_others(value: T, moved: Moved, but: Collection[str]) -> T:
-    """The value with other tensors, but for what is called so."""
+    """The value with other tensors, except in fields with these names."""
     if isinstance(value, torch.Tensor):
         return cast(T, moved(value))
-    if isinstance(value, dict):  # no other mapping: roots that are read when somebody asks stay so
+    if isinstance(value, dict):  # dicts only: lazily read roots stay lazy
         return cast(T, {key: inner if key in but else with_others(inner, moved, but) for key, inner in value.items()})
     if names := _names(cast(Any, type(value))):
         inside: dict[str, Any] = {
@@ -122,5 +122,5 @@ def with_others(value: T, moved: Moved, but: Collection[str]) -> T:
 
 @cache
 def _names(of: Any) -> tuple[str, ...]:
-    """The fields of a dataclass; of any other type none."""
+    """The fields of a dataclass; none for any other type."""
     return tuple(field.name for field in fields(of)) if is_dataclass(of) else ()

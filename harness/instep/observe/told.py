@@ -1,8 +1,8 @@
-"""What the op calls of one event are told, on the host. An index that many calls are given is brought there once.
+"""Per-event cache of index tensors copied to the host, so that an index shared by many op calls is copied once.
 
-A host that asks a device waits, and where processes share the device it waits for its turn: asked at every call, that
-takes longer than the event. So later calls are judged by what is known. What they were really given is kept
-on the device, and looked at once, behind the event (`otherwise`).
+A copy from the device waits, and with several processes on the device it waits for its turn: at every call that would
+take longer than the event. So later calls are judged by the cached values. The tensors that they really got are kept on
+the device, and compared once after the event (`otherwise`).
 Leaves out: the rules by which calls are judged (`calls.py`).
 """
 
@@ -17,19 +17,19 @@ import torch
 from .to_host import bare, brought, in_line, indices_on_host
 
 Given = dict[str, Any]
-Key = tuple[object, ...]  # where an index stands, and how it is read there
+Key = tuple[object, ...]  # the address of an index, and how it is read there
 
 
 class Told:
-    """Of one event; calls are known by a number."""
+    """The cache of one event; calls are known by a number."""
 
     def __init__(self) -> None:
-        # With the tensor itself: as long as it is held, its memory serves no other index.
+        # With the tensor itself: while it is held, its memory cannot serve another index.
         self._known: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
         self._later: dict[int, tuple[Given, list[Key], torch.Tensor]] = {}
 
     def of(self, call: int, given: Given) -> Given:
-        """What the call is given, with its indices on the host."""
+        """The arguments of the call, with its indices on the host."""
         return indices_on_host(given, partial(self._brought, call, given))
 
     def _brought(self, call: int, given: Given, indices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -42,8 +42,10 @@ class Told:
         return [self._known[key][1] for key in keys]
 
     def otherwise(self) -> Mapping[int, Given]:
-        """The calls that were given other indices than those by which they were judged, and what that was; of numbers
-        that are neither indices nor memory only the shapes. Whoever asks waits for the device once."""
+        """The calls whose indices differ from those by which they were judged, with the real ones; numbers that are
+        neither
+        indices nor memory as shapes only. This waits for the device once.
+        """
         if not self._later:
             return {}
         found = {}
@@ -59,7 +61,7 @@ class Told:
         return found
 
     def _as_given(self, right: Mapping[Key, torch.Tensor], indices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Those that were known before the call; the others were brought for it."""
+        """Those that were known before the call; the others were copied for it."""
         return [right[key] if key in right else self._known[key][1] for key in map(_key, indices)]
 
 

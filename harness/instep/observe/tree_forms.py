@@ -1,8 +1,8 @@
 """The parts of a layer that look backwards, over a window that is a tree: conv, delta rule, attention.
 
 The reference decodes a tree node by node, each from its parent's memory. Here all nodes of a layer are rows of one run,
-as an engine has them, so that every place shows the window whole; a test holds both to each other. Leaves out: what
-concerns one row alone, which is the reference's own.
+as in an engine, so that every place shows the whole window; a test compares the two. Leaves out: ops on one row alone,
+which are the reference's own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def forms(parents: Sequence[int]) -> Forms:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Of each node, 0 for the root."""
+    """The depth of each node, 0 for the root."""
     found: list[int] = []
     for parent in parents:
         found.append(found[parent] + 1 if parent >= 0 else 0)
@@ -34,7 +34,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def lines(parents: Sequence[int]) -> list[list[int]]:
-    """Of each node the path to it, root first, itself last."""
+    """The path to each node, root first, itself last."""
     found: list[list[int]] = []
     for node, parent in enumerate(parents):
         found.append([*(found[parent] if parent >= 0 else ()), node])
@@ -77,7 +77,8 @@ def conv_tree(
 def read_tree(
     parents: tuple[int, ...], query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """`attend`, where the T queries belong to the last T rows of memory: each sees its path, and all before the tree.
+    """`attend`, if the T queries belong to the last T rows of memory: each sees its path, and everything before the
+    tree.
 
     Shapes:  as `attend`
     """

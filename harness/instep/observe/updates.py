@@ -1,9 +1,8 @@
-"""What the subject has to show: no component that stays inside a fused op, and updates of the delta rule only where
-they are kept: of the rows of a verify, by an engine whose rings keep them.
+"""The rows that the subject has to show: no component inside a fused op, and updates of the delta rule only for the
+rows of a verify in engines whose rings keep them.
 
-Leaves out: how near they must be (`checks/derived.py`). The reference shows the update of every token; so what a
-context has of it is cut down to what the subject is due to show. Rows of other requests in the same forward are zeros
-there.
+The reference shows the update of every token, so a context's copy is reduced to the rows that the subject has to show.
+Rows of other requests in the same forward are zeros there. Leaves out: the allowed error (`checks/derived.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def due(context: EventContext, place: Place, span: RowSpan) -> bool:
 
 
 def cut_down(context: EventContext) -> EventContext:
-    """The context with what the subject is due to show alone, on every side."""
+    """The context reduced, on every side, to the rows that the subject has to show."""
     verified = [span for span in row_spans(context, "trunk") if context.updates and span.kind == "verify"]
     inside, rounded = context.shown.inside, context.rounded
     return replace(

@@ -1,7 +1,7 @@
-"""The reference's weights of a model, cast once: every run of the same model reads the same ones.
+"""The reference's weights of a model, cast once: every run of the same model reads the same tensors.
 
 A replay needs them in two widths and for two readers, and a process runs many replays of one model.
-Leaves out: what they are (`instep_reference.weights`); nobody writes into them.
+Leaves out: the weights themselves (`instep_reference.weights`), which must not be changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DIGESTS: MutableMapping[torch.Tensor, tuple[int, bytes]] = WeakIdKeyDictionary(
 
 
 def weights_of(checkpoint: Checkpoint, dtype: torch.dtype) -> Weights:
-    """On the CPU, in this width."""
+    """The weights on the CPU, in this width."""
     key = digest_of(checkpoint, "weights", dtype)
     found: Weights | None = WEIGHTS.get(key)
     if found is None:
@@ -32,7 +32,9 @@ def weights_of(checkpoint: Checkpoint, dtype: torch.dtype) -> Weights:
 
 
 def digest_of(checkpoint: Checkpoint, *said: object) -> bytes:
-    """Of the model, by its bytes and its configuration, and of what else a run depends on, by how it is printed."""
+    """The digest of the model, from its bytes and its configuration, and of the run's other parameters, from their
+    repr.
+    """
     total = hashlib.sha256(repr((checkpoint.config, said)).encode())
     for name, tensor in sorted(checkpoint.tensors.items()):
         total.update(repr((name, tensor.dtype, tensor.shape)).encode() + _digest(tensor))
@@ -40,7 +42,7 @@ def digest_of(checkpoint: Checkpoint, *said: object) -> bytes:
 
 
 def _digest(tensor: torch.Tensor) -> bytes:
-    """Of its bytes, which are read once unless somebody has written into it since."""
+    """The digest of its bytes, which are read again only after a write."""
     version = -1 if tensor.is_inference() else tensor._version
     known = _DIGESTS.get(tensor, (-1, b""))
     if known[0] == version >= 0:
