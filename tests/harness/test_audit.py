@@ -96,7 +96,7 @@ def test_a_plain_file_of_prompts_and_answers_is_enough(spoken, tmp_path, instep)
     file = said(tmp_path / "said.jsonl", spoken)
     page = tmp_path / "page.html"
     ran = instep("audit", file, "--model", TINY, "--dtype", "float32", "--json", tmp_path / "r.json", "--html", page)
-    assert ran.code == 0 and "agrees" in ran.out and "does not say of which model" in ran.out, ran
+    assert ran.code == 0 and "agrees" in ran.out and "does not name its model" in ran.out, ran
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["tokens"] == result["decided"] > 30 and result["exit"] == 0 and result["peak_mib"] > 50
     assert result["used"] == 0 and result["walks"] == 1 and result["findings"] == []
@@ -378,7 +378,7 @@ def test_what_cannot_be_replayed_is_refused_before_the_walk(copy, monkeypatch):
     end = next(number for number, event in enumerate(written) if event["event"] == "commit") + 1
     said(copy / "events.jsonl", [*written[:end], {"event": "save", "request": "a", "name": "k"}])
     stated(copy, events=None, sha256=None)
-    with pytest.raises(BadInput, match="a save, load, preempt or resume beside tensors"):
+    with pytest.raises(BadInput, match="a save, load, preempt or resume, and tensors"):
         audit(copy, TINY)
 
 
@@ -396,4 +396,4 @@ def test_an_engine_that_dies_leaves_what_it_wrote(tmp_path):
     died = recorded(tmp_path / "died", closed=False, tokens=6, shows=False, prompts={"a": PROMPTS["a"]})
     found = audit(died, TINY)
     assert found.exit is Exit.AGREED and found.replay is None
-    assert found.recorded.notes == ("the recording was not closed: its engine did not come to its end",)
+    assert found.recorded.notes == ("the recording was not closed: the engine did not end normally",)

@@ -101,7 +101,7 @@ def test_a_reused_prefix_may_show_tensors(tmp_path, answer, every):
 
 @pytest.mark.parametrize(("call", "says"), [
     (lambda r: r.forward("a", [2], [5, 6], [1, 2], [[]]), "2 tokens at position 5, but 3 are committed"),
-    (lambda r: r.forward("a", [7], range(3, 10), PROMPT[3:], [[]]), "no token was said behind position 9"),
+    (lambda r: r.forward("a", [7], range(3, 10), PROMPT[3:], [[]]), "no token for the position after 9"),
     (lambda r: r.forward("a", [7], range(3, 10), PROMPT[3:], [[1]], logits=torch.zeros(5, 256)), "5 rows, but the"),
 ])
 def test_a_hook_that_is_told_nonsense_says_so(tmp_path, call, says):
@@ -193,7 +193,7 @@ def test_tokens_of_a_draft_model_behind_a_text_are_refused(tmp_path, answer):
 def test_a_dump_whose_last_step_was_cut_is_read_up_to_there(tmp_path, answer):
     dump = dumped(tmp_path / "dump", course(answer))
     file(dump, 4, "positions").unlink()
-    assert opened(dump).notes == ("step 4 was cut off (positions is missing), and left out",)
+    assert opened(dump).notes == ("step 4 was cut off (positions is missing), so it is skipped",)
 
 
 def file(dump: Path, step: int, name: str) -> Path:

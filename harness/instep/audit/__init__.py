@@ -1,4 +1,4 @@
-"""A recording of an engine that has a scheduler of its own, judged afterwards: what it said, accepted and showed.
+"""Judge a recording of an engine that ran under its own scheduler: its tokens, accepted drafts, rows and states.
 
-`write.py` is the only file that an engine needs. Leaves out: engines that can be led event by event (`instep replay`).
+`write.py` is the only file that an engine needs. Leaves out: engines that serve given events (`instep replay`).
 """

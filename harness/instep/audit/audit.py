@@ -1,4 +1,4 @@
-"""One recording judged: which format it has, what it tells, and every level that it can be judged at.
+"""Judge one recording: find its format, read it, and run every level for which it has data.
 
 Leaves out: the levels themselves (`tokens.py`), and words (`render.py`).
 """
@@ -33,15 +33,17 @@ from .texts import Text, Told, told
 from .tokens import Judged, judged
 from .walk import NORM, Advance, Precision, silent
 
-OF_MEMORY = 0.75  # that a model and its reference may take; the rest is for states and activations
+OF_MEMORY = 0.75  # part of memory that a model and its reference may take; the rest is for states and activations
 TOKENS, ROWS, STATES = 1, 2, 3  # levels: tokens and counts; logits and final rows; states
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What came of it. assumed: whether nobody said in which dtype the engine computes; peak: MiB of this process.
+    """The result of an audit.
 
-    texts: as far as they were judged;  trace: the recording's events;  kinds: of the model's layers
+    assumed  whether neither the recording nor the user named the dtype in which the engine computes
+    peak     memory of this process, MiB
+    texts    as far as they were judged;  trace: the recording's events;  kinds: of the model's layers
     """
 
     recorded: Recorded
@@ -65,7 +67,7 @@ class Audit:
 
 
 def opened(path: Path) -> Recorded:
-    """The recording, by what stands there: a directory of ours or of SGLang's dumper, or a file of JSON lines."""
+    """Read a recording: a directory in instep's format or of SGLang's dumper, or a file of JSON lines."""
     if not path.exists():
         raise BadInput(str(path), found="no such file or directory", expected="a recording")
     if path.is_file():
@@ -79,7 +81,7 @@ def opened(path: Path) -> Recorded:
 
 
 def text_of(path: Path) -> Path:
-    """The file of a recording that has a line for each event or request; of SGLang's dumps any file."""
+    """The file of a recording that has a line for each event or request; for dumps of SGLang any file."""
     files = [path / recording.EVENTS, *sorted(path.glob("*.pt"))] if path.is_dir() else [path]
     return next((file for file in files if file.is_file()), path)
 
@@ -88,8 +90,12 @@ def audit(
     path: Path, model: Path, *, dtype: str | None = None, tokens: int | None = None,
     level: int = STATES, progress: Advance = silent,
 ) -> Audit:
-    """level: the highest that is judged.
-    dtype: in which the engine computes, where the recording does not say; tokens: the most of a request judged."""
+    """Judge a recording.
+
+    level   the highest level that is judged
+    dtype   the dtype in which the engine computes, if the recording does not name it
+    tokens  the maximum per request that is judged
+    """
     begun, found, disk = time.perf_counter(), opened(path), OnDisk.open(model)
     shows = [key for key in found.shows if level > ROWS or (key != "states" and level > TOKENS)]
     if shows:
@@ -98,7 +104,7 @@ def audit(
     if digest != found.digest:
         raise BadInput("--model", found=f"{str(digest)[:12]}.. in {model}",
                        expected=f"{str(found.digest)[:12]}.., as {META} says",
-                       hint="the recording is of another checkpoint")
+                       hint="the recording was made with another checkpoint")
     precision, assumed = _precision(found, disk, dtype)
     header = found.header(Model("", digest or "", config_digest(model), disk.config.vocab, disk.config.mtp_layers))
     words = found.told or told(EventRules(header), found.events, recording.EVENTS)
@@ -120,7 +126,7 @@ def audit(
 
 
 def _precision(found: Recorded, disk: OnDisk, dtype: str | None) -> tuple[Precision, bool]:
-    """How the engine computes, as the recording says, or the user, or else the checkpoint's own dtype."""
+    """How the engine computes: from the recording, or from the user, or else in the checkpoint's dtype."""
     if dtype is not None and found.dtype is not None and dtype != found.dtype:
         raise BadInput("--dtype", found=dtype, expected=f"{found.dtype}, as {META} says")
     stored = str(disk.read([NORM])[NORM].dtype).removeprefix("torch.")
@@ -131,7 +137,7 @@ def _precision(found: Recorded, disk: OnDisk, dtype: str | None) -> tuple[Precis
 
 
 def _must_fit(disk: OnDisk) -> None:
-    """Rows and states are judged by a whole reference, in two widths beside the checkpoint as it is stored."""
+    """Refuse a model that is too large: rows and states need the checkpoint and the whole reference in two widths."""
     stored = sum(file.stat().st_size for file in disk.files)
     whole = stored + weights_bytes(disk.config, torch.float64) + weights_bytes(disk.config, torch.float32)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,10 +1,10 @@
-"""A recording on disk, as `write.py` leaves it: who, on which model, how it rounds, and every event with its choices.
+"""A recording on disk, as `write.py` leaves it: the engine, its model and rounding, and every event with its choices.
 
-    recording.json            `Recording`: written first, and again with the number of events when the engine ends
-    events.jsonl              one event a line, in the grammar of a trace
-    tensors/000012.safetensors  what was shown of event 12: logits, final rows, states, by request
+    recording.json            `Stated`: written first, and again with the number of events when the engine ends
+    events.jsonl              one event per line, in the grammar of a trace
+    tensors/000012.safetensors  the recorded tensors of event 12: logits, final rows, states, by request
 
-Leaves out: writing, and formats of others (`said.py`, `sglang.py`). Nothing is executed.
+Leaves out: writing, and other formats (`said.py`, `sglang.py`). Nothing is executed.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from .texts import Told
 SCHEMA = 1
 META, EVENTS, TENSORS = "recording.json", "events.jsonl", "tensors"
 SHOWS = ("logits", "final", "states")
-PAGE = 1 << 20  # positions of a page: where requests lie in memory is not recorded, so each has one page
+PAGE = 1 << 20  # positions of a page: a recording has no addresses of memory, so each request has one page
 
 
 class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`recording.json`.
 
-    engine    who was recorded, with its version
-    model     sha256 of the model's files, as instep counts it; None: not known, and not checked
+    engine    the recorded engine and its version
+    model     sha256 of the model's files, as `write.digest` counts it; None: not known, and not checked
     dtype     of hidden rows, conv windows and KV; state: of recurrent states
-    rounds    component -> the dtype in which it is stored, where that is another; products: as op sets declare them
+    rounds    component -> its storage dtype, if that differs from `dtype`; products: as op sets declare them
     layout    order of the axes of recorded states, after the head: KV or VK
-    shows     what stands beside events
-    events    how many there are, and sha256: of their lines; None: the engine did not come to its end
+    shows     the kinds of tensors that were recorded
+    events    the number of events; sha256: digest of their lines; None: the recording was not closed
     """
 
     schema: int
@@ -63,11 +63,11 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Recorded:
-    """Any recording, once read.
+    """A recording of any format after reading.
 
-    events   none where only texts are known; told: these texts, of a format without events
-    notes    what a user must know about how much of it could be read
-    tensors  event -> what was shown of it, by name
+    events   empty for a format that has only texts; told: these texts
+    notes    notes for the user on parts that could not be read
+    tensors  event -> its recorded tensors, by name
     """
 
     path: Path
@@ -115,7 +115,7 @@ def read(directory: Path) -> Recorded:
         raise BadInput(f"{META}: layout", found=repr(stated.layout), expected="KV or VK")
     events, notes = _events(directory / EVENTS, stated)
     if stated.events is None and "states" in stated.shows and _lacks_states(directory, len(events) - 1, events[-1]):
-        notes = *notes, f"{EVENTS} line {len(events)} was left out: its states come after it"
+        notes = *notes, f"{EVENTS} line {len(events)} is skipped: its states come after it and are missing"
         events = events[:-1]
     return Recorded(
         directory, stated.engine, stated.model, stated.dtype, _declared(stated), stated.layout, stated.shows,
@@ -129,12 +129,12 @@ def _events(file: Path, stated: Stated) -> tuple[tuple[AnyEvent, ...], tuple[str
     notes = []
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
-        notes.append(f"{file.name} was cut within line {len(lines) + 1}: what stands before it was read")
+        notes.append(f"{file.name} was cut within line {len(lines) + 1}: only the lines before it were read")
     if not lines:
-        raise BadInput(file.name, found="no event", expected="one event a line")
+        raise BadInput(file.name, found="no event", expected="one event per line")
     whole = b"".join(lines)
     if stated.events is None:
-        notes.append("the recording was not closed: its engine did not come to its end")
+        notes.append("the recording was not closed: the engine did not end normally")
     elif len(lines) < stated.events:
         notes.append(f"{file.name} was cut: {len(lines)} of {stated.events} events are there")
     elif len(lines) > stated.events or hashlib.sha256(whole).hexdigest() != stated.sha256:
@@ -171,7 +171,7 @@ def _declared(stated: Stated) -> Declared:
 def as_usual(
     activation: torch.dtype, state: torch.dtype, rounds: Mapping[str, torch.dtype], products: Mapping[str, Product]
 ) -> Declared:
-    """What an engine in these widths rounds, as `plain` does: all but gates, q, k, v and logits; and what differs."""
+    """The rounding of an engine in these widths: that of `plain` (all but gates, q, k, v and logits), with changes."""
     from instep_optimized import load
 
     usual = load("plain")
@@ -186,7 +186,7 @@ def width(word: str, field: str) -> torch.dtype:
 
 
 def _tensors(directory: Path, event: int) -> Mapping[str, torch.Tensor]:
-    """What was shown of one event; none: nothing. All of it must be finite numbers."""
+    """The recorded tensors of one event. All of them must be finite numbers."""
     file = directory / TENSORS / f"{event:06d}.safetensors"
     if not file.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""What `instep audit` says: how much was judged, how much of it could be decided, and the first finding; and as data.
+"""The output of `instep audit`, as text and as data: how much was judged and decided, and the first finding.
 
 Leaves out: the judgement (`audit.py`).
 """
@@ -21,12 +21,12 @@ from .audit import Audit
 from .texts import Text
 from .tokens import AtToken
 
-# What tokens and counts alone do not tell.
+# Kinds of results that tokens and counts alone cannot judge.
 NOT_JUDGED = "logits, final rows, conv windows and states, KV entries (T2, T3); rejected drafts"
 
 
 def placed(found: Comparison) -> str:
-    """event 12 commit, request "b", token 8 at position 41; of other formats line 3, or step 3"""
+    """event 12 commit, request "b", token 8 at position 41; for other formats line 3, or step 3"""
     if isinstance(found, AtToken):
         numbered = found.kind in ("line", "step")
         at = f"{found.kind} {found.event}" if numbered else f"event {found.event} {found.kind}"
@@ -35,7 +35,7 @@ def placed(found: Comparison) -> str:
 
 
 def told(audit: Audit) -> str | None:
-    """The message of the first finding, and how many there are."""
+    """The message of the first finding, with the number of findings."""
     findings = audit.verdict.findings
     if not findings:
         return None
@@ -48,7 +48,7 @@ def show(audit: Audit, console: Console) -> None:
     ties, made = audit.tokens.ties.ties, audit.tokens.ties.made
     texts, counts = audit.told.texts, audit.told
     say(console, f"{audit.recorded.path.name}, {audit.recorded.engine}: {word}", style=style)
-    say(console, f"  tokens    {made} of {len(texts)} requests, each behind what was really said; "
+    say(console, f"  tokens    {made} of {len(texts)} requests, each after the tokens that the engine really chose; "
                  f"{audit.tokens.decided} could be decided, {ties} tied")  # fmt: skip
     if counts.windows:
         say(console, f"  windows   {counts.windows}, with {counts.drafts} drafts; {counts.accepted} were accepted")
@@ -58,7 +58,7 @@ def show(audit: Audit, console: Console) -> None:
     say(console, f"  run       {audit.seconds:.1f} s, {audit.peak:,.0f} MiB at most, "
                  f"{audit.tokens.walks} walks through the layers")  # fmt: skip
     if audit.recorded.digest is None:
-        say(console, "  the recording does not say of which model it is: that was not checked", style="dim")
+        say(console, "  the recording does not name its model, so the model was not checked", style="dim")
     for note in audit.recorded.notes:
         say(console, f"  {note}", style="yellow")
     if audit.tokens.exit is Exit.INCONCLUSIVE:
@@ -95,14 +95,17 @@ def of(audit: Audit) -> Result:
 
 
 def _text(text: Text) -> dict[str, Any]:
-    """by: a letter for each token: g argmax, d drawn, k judged as another request's, whose text this one goes on."""
+    """A text as data.
+
+    by: a letter for each token: g argmax, d drawn, k judged in another request, whose text this one continues
+    """
     drawn = text.drawn or (None,) * len(text.said)
     by = "".join("k" if number < text.known else "g" if how is None else "d" for number, how in enumerate(drawn))
     return {"request": text.request, "prompt": len(text.prompt), "tokens": len(text.said), "by": by}
 
 
 def _used(audit: Audit) -> float:
-    """The nearest that any agreeing token came to its limit."""
+    """The largest part of its allowance that an agreeing token used."""
     return max((one.worst for one in audit.tokens.verdict.compared if one.agrees and one.allowed == 1), default=0.0)
 
 

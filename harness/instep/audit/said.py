@@ -1,8 +1,8 @@
-"""A plain file of prompts and answers: one line a request, {"prompt": [..], "tokens": [..]}, both as token numbers.
+"""A plain file of prompts and answers: one request per line, {"prompt": [..], "tokens": [..]}, as token numbers.
 
-A request that sampled has `sampling`, as an admission in a trace, and `uniforms`, one per token. Anybody can write it.
-Further fields of a line are ignored, but `request` names it. Leaves out: text. To make tokens of it one must know the
-tokenizer, and what a chat template put around it.
+A request that sampled has `sampling`, as an admission in a trace, and `uniforms`, one per token. `request` is its name,
+and other fields of a line are ignored. Leaves out: text, because it becomes tokens only with the tokenizer and the chat
+template.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .texts import Origin, Text, Told
 
 
 class Line(msgspec.Struct, frozen=True):
-    """prompt: at least one token; tokens: what was said; request: its name, or "line N".
+    """prompt: at least one token; tokens: the answer; request: its name, or "line N".
 
-    sampling, uniforms: how its tokens were drawn, each by itself, and with what; none: by argmax
+    sampling, uniforms: how each of its tokens was drawn, and the uniforms; none: argmax
     """
 
     prompt: tuple[int, ...]
@@ -34,7 +34,7 @@ class Line(msgspec.Struct, frozen=True):
     uniforms: tuple[float, ...] = ()
 
     def drawn(self, where: str) -> tuple[Drawn | None, ...]:
-        """With what each token was drawn."""
+        """The drawing and the node of each token; None: argmax."""
         for field, found, expected in () if self.sampling is None else self.sampling.wrong():
             _must(False, f"{where}: sampling.{field}", found, expected)
         if self.sampling is None or not self.sampling.draws:
@@ -53,7 +53,7 @@ def _must(holds: bool, field: str, found: object, expected: str) -> None:
 
 
 def read(file: Path) -> Recorded:
-    """The requests of a file. A last line that was cut off is left out, and that is said."""
+    """Read the requests of a file. A last line that was cut off is skipped, with a note."""
     try:
         lines = file.read_bytes().splitlines(keepends=True)
     except OSError as error:
@@ -68,11 +68,11 @@ def read(file: Path) -> Recorded:
         except BadInput:
             if number < len(lines) or line.endswith(b"\n"):
                 raise
-            notes.append(f"{where} was cut off, and left out")
+            notes.append(f"{where} was cut off, so it is skipped")
             continue
         origins = tuple(Origin(number, "line") for _ in one.tokens)
         name = one.request or f"line {number}"
         texts.append(Text(name, one.prompt, one.tokens, origins, drawn=one.drawn(where)))
     if not texts:
-        raise BadInput(file.name, found="no request", expected='one a line: {"prompt": [tokens], "tokens": [tokens]}')
+        raise BadInput(file.name, found="no request", expected='one per line: {"prompt": [tokens], "tokens": [tokens]}')
     return Recorded(file, "its answers", told=Told(texts), notes=tuple(notes))

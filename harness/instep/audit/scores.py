@@ -1,6 +1,6 @@
-"""The logits of many rows without ever holding them: the output matrix is read in blocks of tokens.
+"""Scores from the logits of many rows, without storing all logits: the output matrix is read in blocks of tokens.
 
-Leaves out: the rows (`walk.py`), and what is made of the figures (`tokens.py`).
+Leaves out: the rows (`walk.py`), and the judgement from these scores (`tokens.py`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ TOKENS = 8192  # of the vocabulary, at once
 LOGITS = Place("trunk", AFTER_LAYERS, "logits")
 
 
-MOST = 1 << 28  # bytes of whole rows of logits that are held at once
+MOST = 1 << 28  # maximum size of whole rows of logits at a time, in bytes
 
 
 def whole_rows(disk: OnDisk, final: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The truth's logits [vocab] behind each of these final rows, for what hangs on all of them."""
+    """The truth's logits [vocab] of each of these final rows, for decisions that need all of them."""
     at_once = max(1, MOST // (8 * disk.config.vocab))
     for begin in range(0, len(final), at_once):
         rows = final[begin : begin + at_once]
@@ -42,10 +42,10 @@ def _matrix(disk: OnDisk) -> Iterator[tuple[slice, torch.Tensor]]:
 
 @dataclass
 class Scores:
-    """What the truth says of each row [rows], and how far draws are off.
+    """The truth's scores of each row [rows], and the errors of draws.
 
     best, second   its two largest logits; pick: the token of the largest, the lowest one on a tie
-    own            its logit of the token that was said;  largest: its largest logit by size
+    own            its logit of the engine's token;  largest: its largest logit by size
     noise          the largest relative error of any draw, of hidden rows or logits
     """
 
@@ -58,7 +58,7 @@ class Scores:
 
 
 def scored(disk: OnDisk, read: Read, said: torch.Tensor) -> Scores:
-    """said [rows]: the token that was said behind each row."""
+    """Score the rows. said [rows]: the token that the engine chose after each row."""
     config, final = disk.config, read.final
     rows = len(said)
     top, tokens = torch.full((rows, 2), -torch.inf, dtype=torch.float64), torch.zeros(rows, 2, dtype=torch.int64)
@@ -78,7 +78,7 @@ def scored(disk: OnDisk, read: Read, said: torch.Tensor) -> Scores:
         here = (said >= span.start) & (said < span.stop)
         own[here] = right[here].gather(1, (said[here] - span.start)[:, None])[:, 0]
         most = right.topk(min(2, right.shape[1]), dim=1)
-        # What was found before stands first: on a tie the lower token stays.
+        # Earlier blocks come first, so that the lower token stays on a tie.
         top, order = torch.cat([top, most.values], 1).sort(dim=1, descending=True, stable=True)
         top, tokens = top[:, :2], torch.cat([tokens, most.indices + span.start], 1).gather(1, order)[:, :2]
     scales = torch.stack([squares.sqrt(), size]).clamp_min(SCALE_FLOOR)

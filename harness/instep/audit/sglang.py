@@ -3,11 +3,11 @@
     step=3___rank=0___dump_index=41___name=input_ids___recompute_status=disabled.pt
     forward_pass_id=3___rank=0___name=positions___dump_index=8.pt          older releases
 
-Of every step `input_ids`, `positions`, `seq_lens` and `rids` are enough; they are what the dumper writes by itself
-(`DUMPER_ENABLE=1`, without graphs, overlap and radix cache). A token that was fed is one that was chosen before. The
-files are pickles: torch opens them for tensors and plain values only, and anything else is refused. Leaves out: engines
-with a draft model, whose own steps the dumper does not mark; there `write.py` is called. A prompt's last chunk of one
-token looks like a decode: what follows the widest chunk is therefore not judged.
+Each step needs only `input_ids`, `positions`, `seq_lens` and `rids`, which the dumper writes by default
+(`DUMPER_ENABLE=1`, without graphs, overlap and radix cache). A token that a decode reads was chosen one step before.
+The files are pickles: torch opens them for tensors and plain values only, and anything else is refused. A prompt's last
+chunk of one token looks like a decode, so the token after the widest chunk is not judged.
+Leaves out: engines with a draft model, as the dumper does not mark the draft model's steps. Use `write.py` for them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def is_dump(directory: Path) -> bool:
 
 
 def read(directory: Path) -> Recorded:
-    """All steps of the first rank, in their order."""
+    """Read all steps of the first rank, in order."""
     requests, notes = _Requests(), list[str]()
     steps = _steps(directory)
     for number, files in sorted(steps.items()):
         missing = [name for name in NEEDED if name not in files]
         if missing and number == max(steps):
-            notes.append(f"step {number} was cut off ({missing[0]} is missing), and left out")
+            notes.append(f"step {number} was cut off ({missing[0]} is missing), so it is skipped")
             continue
         if missing:
             raise BadInput(f"{directory.name}: step {number}", found=f"no {missing[0]}", expected=", ".join(NEEDED))
@@ -51,7 +51,7 @@ def read(directory: Path) -> Recorded:
             requests.take(row)
     told = requests.told()
     if not told.texts:
-        raise BadInput(directory.name, found="no request that said a token", expected="prompts and decode steps")
+        raise BadInput(directory.name, found="no request with a generated token", expected="prompts and decode steps")
     return Recorded(directory, "SGLang's dumper", told=told, notes=(*notes, *requests.notes))
 
 
@@ -69,7 +69,7 @@ class _Row:
 
 @dataclass
 class _Request:
-    """What is known of a request: tokens that are committed, where those behind the prompt were chosen, its window."""
+    """A request so far: committed tokens, the origins of those after the prompt, and its open window."""
 
     prompt: int
     chunk: int  # the width of the prompt's last part
@@ -95,7 +95,7 @@ class _Requests:
         elif known.origins or (known.prompt and (row.verify or len(row.tokens) == 1)):
             known.origins.append(Origin(known.last, "step"))
         if row.start != len(known.tokens):
-            hint = "record without a radix cache" if not known.tokens else "steps of a draft model stand between them?"
+            hint = "record without a radix cache" if not known.tokens else "are steps of a draft model in between?"
             raise BadInput(f'{row.where}: request "{row.request}"', found=f"tokens at position {row.start}",
                            expected=f"position {len(known.tokens)}", hint=hint)  # fmt: skip
         if row.verify:
@@ -104,7 +104,7 @@ class _Requests:
         else:
             if known.origins and len(row.tokens) != 1:
                 raise BadInput(f'{row.where}: request "{row.request}"', found=f"{len(row.tokens)} tokens of its text",
-                               expected="one token, or a window", hint="steps of a draft model stand between them?")
+                               expected="one token, or a window", hint="are steps of a draft model in between?")
             known.tokens += row.tokens
             if not known.origins:
                 known.prompt, known.chunk = len(known.tokens), len(row.tokens)
@@ -112,11 +112,11 @@ class _Requests:
         known.last = row.step
 
     def _accepted(self, row: _Row, known: _Request, window: _Row) -> None:
-        """The next row begins behind the accepted drafts, with the bonus."""
+        """Read the accepted drafts from the next row, which begins after them, with the bonus."""
         drafts, count = window.tokens[1:], row.start - window.start - 1
         if not 0 <= count <= len(drafts):
             raise BadInput(f'{row.where}: request "{row.request}"', found=f"tokens at position {row.start}",
-                           expected=f"{window.start + 1} to {window.start + len(window.tokens)}, behind its window")
+                           expected=f"{window.start + 1} to {window.start + len(window.tokens)}, within its window")
         known.tokens += drafts[:count]
         roles = [f"accepted draft {number} of {len(drafts)}" for number in range(1, count + 1)]
         known.origins += [Origin(window.step, "step", role) for role in (*roles, "bonus")]
@@ -148,7 +148,7 @@ def _steps(directory: Path) -> dict[int, dict[str, Path]]:
 
 
 def _value(file: Path) -> Any:
-    """The tensor or list of a file. Nothing in it is executed."""
+    """The tensor or list in a file. Nothing in it is executed."""
     try:
         found = torch.load(file, weights_only=True, map_location="cpu")
     except Exception as error:  # torch raises several kinds, none narrower
@@ -158,7 +158,7 @@ def _value(file: Path) -> Any:
 
 
 def _rows(where: str, step: int, shown: dict[str, Any]) -> Iterator[_Row]:
-    """The batch of one step: rows end at their lengths, or, in a verify, all begin there and have one width."""
+    """The batch of one step. Rows end at their lengths; in a verify all begin there and have the same width."""
     for name in NEEDED:
         if not isinstance(shown[name], torch.Tensor) or shown[name].dim() != 1 or shown[name].dtype not in WHOLE:
             raise BadInput(f"{where}: {name}", found=type(shown[name]).__name__, expected="a vector of integers")
@@ -167,7 +167,7 @@ def _rows(where: str, step: int, shown: dict[str, Any]) -> Iterator[_Row]:
     flat = isinstance(named, (list, tuple)) or (isinstance(named, torch.Tensor) and named.dim() == 1)
     if named is None or not flat or len(named) != len(lengths) or len(ids) != len(at):
         raise BadInput(where, found=f"{len(ids)} tokens, {len(at)} positions, {len(lengths)} lengths",
-                       expected="a position a token, and rids or req_pool_indices a length")
+                       expected="a position per token, and an entry of rids or req_pool_indices per length")
     names = [str(int(name) if isinstance(name, torch.Tensor) else name) for name in named]
     sizes, verify = _extended(at, lengths), False
     if sizes is None:

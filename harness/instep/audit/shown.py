@@ -1,8 +1,8 @@
-"""Levels 2 and 3: a recording as an engine that is led by verbs, whose every answer is what was recorded.
+"""Levels 2 and 3: replay a recording as an engine driven through verbs that answers with the recorded tensors.
 
-So logits, final rows and states end in the same event contexts and checks as those of a live engine (`instep.engines`).
-What a recording says that it shows must be there at every event, of the right shape. Leaves out: the checks, and models
-that do not fit into memory as a whole, for which tokens and counts alone are judged.
+So logits, final rows and states reach the same event contexts and checks as those of a live engine (`instep.engines`).
+A kind of tensor that a recording declares must be there at every event, with the right shape. Leaves out: the checks,
+and models that do not fit into memory, for which only tokens and counts are judged.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ..verdict import Tier
 from .recording import META, Recorded, wrote
 from .walk import Advance, Precision, silent
 
-ROWS = ("logits", "final")  # what a step gives, by request
-FEEDS = {"logits": "logits", "final": "final", "states": "state"}  # what a recording shows -> the verb's word for it
+ROWS = ("logits", "final")  # results of a step, by request
+FEEDS = {"logits": "logits", "final": "final", "states": "state"}  # kind of recorded tensor -> its name among verbs
 COPIES = (e.Save, e.Load, e.Offload, e.Fetch, e.Evict, e.Preempt, e.Resume)
 
 
 @dataclass(frozen=True)
 class Replayed(Setting):
-    """The setting of a recording: its engine is not found by a name."""
+    """The setting of a recording, whose engine is given as an object and not by name."""
 
     served: ByVerbs | None = None
 
@@ -47,7 +47,7 @@ def replayed(
     recorded: Recorded, trace: Trace, model: Path, config: ModelConfig, precision: Precision, shows: Sequence[str],
     progress: Advance = silent,
 ) -> Outcome:
-    """The recording as a replay. shows: what of it is judged."""
+    """Replay the recording. shows: the kinds of tensors that are judged."""
     def make(directory: Path, room: object, **told: object) -> Player:
         return Player(recorded, precision, shows, of_kind(config, "gdn"))
 
@@ -58,11 +58,11 @@ def replayed(
         progress=lambda index, event: progress("events", index + 1, total), explain=False,
         tiers=frozenset(Tier) - {Tier.BITWISE},
     )
-    return replace(found, again=())  # no command shows it again but the audit itself
+    return replace(found, again=())  # only the audit itself reproduces it
 
 
 class Player:
-    """The verbs. It is asked in the order of the events; now: the event that is being served."""
+    """The verbs, called in the order of the events. now: the current event."""
 
     def __init__(
         self, recorded: Recorded, precision: Precision, shows: Sequence[str], gdn: Sequence[int]
@@ -81,7 +81,7 @@ class Player:
 
     def step(self, rows: Sequence[Tokens]) -> Mapping[str, Mapping[str, torch.Tensor]]:
         self._next(e.Forward, rows[0].request)
-        self.committing.clear()  # who left within a commit is asked for no more
+        self.committing.clear()  # a request that left during a commit gets no further call
         shown = self.recorded.tensors(self.now)
         found: dict[str, dict[str, torch.Tensor]] = {}
         for key in (key for key in ROWS if key in self.shows):
@@ -102,7 +102,7 @@ class Player:
         self.memory.pop(request, None)
 
     def _next(self, kind: type[e.Event], request: str) -> None:
-        """The next event of a kind that names the request. Events that nobody serves are passed over."""
+        """Go to the next event of this kind that names the request. Events that were not served are skipped."""
         events = self.recorded.events
         self.now = next(
             index for index in range(self.now + 1, len(events))
@@ -124,14 +124,14 @@ class Player:
 
 
 def without_copies(recorded: Recorded) -> None:
-    """Refuse events of which rows and states cannot be replayed from a recording."""
+    """Refuse events whose rows and states cannot be replayed from a recording."""
     if any(isinstance(event, COPIES) for event in recorded.events):
-        raise BadInput("events.jsonl", found="a save, load, preempt or resume beside tensors", expected="none",
+        raise BadInput("events.jsonl", found="a save, load, preempt or resume, and tensors", expected="none of them",
                        hint="record an abort, and an admit whose prompt is the text so far")
 
 
 def complete(recorded: Recorded, config: ModelConfig, shows: Sequence[str]) -> None:
-    """Refuse a recording in which something of what it shows is missing, or has another shape."""
+    """Refuse a recording in which a declared tensor is missing or has another shape."""
     heads, keys, values = state_block(config)
     state = (heads, keys, values) if recorded.layout == "KV" else (heads, values, keys)
     shapes = {"conv": conv_window(config), "state": state}
@@ -163,4 +163,4 @@ def _there(recorded: Recorded, index: int, wanted: Mapping[str, Sequence[tuple[i
         if found not in shapes:
             raise BadInput(f"event {index}: {name}", found="nothing" if found is None else f"shape {list(found)}",
                            expected=" or ".join(f"shape {list(shape)}" for shape in shapes),
-                           hint=f"{META} says that the recording shows it")
+                           hint=f"`shows` in {META} declares it")

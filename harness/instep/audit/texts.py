@@ -1,7 +1,8 @@
-"""What every request was asked and said, token by token, with where each token was chosen; and the counts of windows.
+"""Prompt and generated tokens of every request, with the event that chose each token; and the counts of windows.
 
-Leaves out: whether a token is right, which only the model knows (`tokens.py`). Whether a commit counted its accepted
-drafts as acceptance does follows from the window and the bonus alone: greedy or drawn, the bonus is no child's token.
+Whether a commit counted its accepted drafts correctly follows from the window and the bonus alone: with greedy and with
+drawn tokens, the bonus is never the token of a child. Leaves out: whether a token is right, which needs the model
+(`tokens.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PICK = Place("trunk", AFTER_LAYERS, "pick")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a token was chosen. event: its number, or of a line; kind: the event's, or "line"; role: what it is."""
+    """The event that chose a token. event: number of an event or a line; kind: of the event, or "line"; role: in it."""
 
     event: int
     kind: str
@@ -34,10 +35,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class Text:
-    """A request: its prompt, what it said, and where each of these tokens was chosen.
+    """A request: its prompt, its generated tokens, and the origin of each of them.
 
-    known  so many of the tokens that it said were judged elsewhere: a copy of another request's text
-    drawn  with what each token was drawn, and the node of the window; None: by argmax
+    known  number of leading tokens that were judged elsewhere: a copy of another request's text
+    drawn  the drawing of each token, and its node in the window; None: argmax
     """
 
     request: str
@@ -49,17 +50,17 @@ class Text:
 
     @property
     def run(self) -> tuple[int, ...]:
-        """What the reference reads: behind every row of it from the prompt's last on, one token was said."""
+        """The tokens that the reference reads. From the prompt's last one on, each has a generated token after it."""
         return (*self.prompt, *self.said[:-1])
 
     def up_to(self, tokens: int | None) -> Text:
-        """Without what was said later."""
+        """The same text with at most this many generated tokens."""
         return self if tokens is None else replace(self, said=self.said[:tokens], drawn=self.drawn[:tokens])
 
 
 @dataclass
 class Told:
-    """The texts of a recording, and its windows: how many, with how many drafts, of which so many were accepted."""
+    """The texts of a recording, and the numbers of its windows, of their drafts, and of accepted drafts."""
 
     texts: list[Text] = field(default_factory=list)
     counts: list[Comparison] = field(default_factory=list)
@@ -73,7 +74,7 @@ class Told:
 
 
 def told(rules: EventRules, events: Sequence[e.AnyEvent], where: str) -> Told:
-    """Read the events one by one; one that is illegal is bad input. where: the name of their file."""
+    """Read the events one by one; an illegal one is bad input. where: the name of their file."""
     found, open_texts, flying = Told(), dict[str, Text](), dict[str, Drawing]()
     saved: dict[str, Text] = {}
     for index, event in enumerate(events):
@@ -87,7 +88,7 @@ def told(rules: EventRules, events: Sequence[e.AnyEvent], where: str) -> Told:
             case e.Admit(request=name):
                 _end(found, open_texts.pop(name, None))
                 open_texts[name] = Text(name, event.prompt, (), ())
-            case e.Load(request=name) if event.name in saved:  # else it is a prefix: the prompt goes on as it is
+            case e.Load(request=name) if event.name in saved:  # else it is a prefix, and the prompt does not change
                 kept = saved[event.name]
                 open_texts[name] = replace(kept, request=name, known=len(kept.said))
             case e.Evict(name=name):
@@ -133,8 +134,10 @@ def _end(found: Told, text: Text | None) -> None:
 def counted(
     event: int, kind: str, name: str, window: tuple[int, ...], parents: tuple[int, ...], path: e.Path
 ) -> Comparison:
-    """A draft behind the last accepted node that is the bonus itself: acceptance would have taken it, and what is drawn
-    behind refused drafts is none of them."""
+    """Compare the count of a commit: no child of the last accepted node may be the bonus.
+
+    Acceptance would have taken that child, and a token that is drawn after refused drafts is none of them.
+    """
     last = path.nodes[-1] if path.nodes else 0
     refused = [node for node in _children(last, parents) if window[node] == path.bonus]
     of = f"accepted {len(path.nodes)} of {len(window) - 1} drafts"

@@ -1,11 +1,11 @@
-"""Levels 0 and 1: is every token that was said what the model says behind the tokens before it?
+"""Levels 0 and 1: whether every token is the model's own choice after the tokens before it.
 
-Every token is judged behind what was really said, so one wrong token does not hide the next one. The rule is T4's
-(`checks/decisions.py`): a token may differ while the truth's margin is within what the two logits may be off by, which
-follows from the error of the declared width at this very position. With accepted drafts and bonuses that is all of a
-greedy acceptance: rejected drafts have no part in what it accepts. A drawn token is drawn again from the truth's logits
-with its own uniforms, beside the window's other drafts; it may be another one where logits that are off by as much
-would draw that (`checks/reach.py`). Leaves out: text that was drawn with uniforms that nobody recorded.
+Every token is judged after the tokens that the engine really chose, so one wrong token does not hide the next one. The
+rule is that of T4 (`checks/decisions.py`): a token may differ if the truth's margin is within the error that the two
+logits may have, which follows from the error of the declared width at this position. Together with accepted drafts and
+bonuses this covers greedy acceptance, because rejected drafts do not change its result. A drawn token is drawn again
+from the truth's logits with its own uniforms, in the presence of the window's other drafts. It may differ if logits
+with as large an error would draw it (`checks/reach.py`). Leaves out: text that was drawn without recorded uniforms.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .scores import Scores, scored, whole_rows
 from .texts import PICK, Text
 from .walk import Advance, Precision, silent, walk
 
-DECIDED = 0.5  # at least this part of the tokens must be decidable: of fewer, agreement says little
+DECIDED = 0.5  # part of the tokens that must be decidable: agreement of fewer means little
 
 
 @dataclass(frozen=True)
 class AtToken(Comparison):
-    """token: which of those that the request said, from 0; position: where it stands in prompt and text."""
+    """A finding at one token. token: its number among the generated ones, from 0; position: in prompt and text."""
 
     token: int = -1
     position: int = -1
@@ -42,7 +42,7 @@ class AtToken(Comparison):
 
 @dataclass
 class Judged:
-    """decided: tokens of which the truth's margin is large enough that any other token would be called wrong."""
+    """The judged tokens. decided: those with so large a margin of the truth that any other token would be wrong."""
 
     verdict: Verdict = field(default_factory=Verdict)
     ties: Ties = field(default_factory=lambda: Ties("tokens"))
@@ -60,7 +60,7 @@ class Judged:
 def judged(
     disk: OnDisk, precision: Precision, texts: Sequence[Text], progress: Advance = silent
 ) -> Judged:
-    """All tokens of all texts."""
+    """Judge all tokens of all texts."""
     _within(disk.config.vocab, texts)
     found, texts = Judged(), [text for text in texts if text.said]
     if not texts:
@@ -68,7 +68,7 @@ def judged(
     seen = list(_measured(disk, precision, texts, (0,), progress))
     found.walks = 1
     doubtful = [number for number, one in enumerate(seen) if bool(((one.part > 1) & (one.part <= LUCK)).any())]
-    if doubtful:  # one draw's error may be small by luck
+    if doubtful:  # the error of a single draw may be small by luck
         again = _measured(disk, precision, [texts[number] for number in doubtful], range(1, REDRAWS + 1), progress)
         found.walks = 2
         for number, one in zip(doubtful, again, strict=True):
@@ -81,9 +81,13 @@ def judged(
 
 @dataclass(frozen=True)
 class Measured:
-    """The tokens of one text: the truth's choice, its margin over what was said as a part of what is granted, and the
-    runner-up's, which is the least that a wrong token would have had. errors: what a logit may be off by; final: the
-    truth's rows."""
+    """The truth's view of the tokens of one text.
+
+    right    its choices;  margin: by how much their logits exceed those of the engine's tokens
+    part     the margin as a part of the allowance
+    decides  the same for the runner-up, which is the smallest that a wrong token could have
+    errors   the allowed error of a logit;  final: the truth's rows
+    """
 
     right: torch.Tensor
     margin: torch.Tensor
@@ -115,8 +119,10 @@ def _measured(
 
 
 def _drawn(disk: OnDisk, precision: Precision, text: Text, one: Measured) -> Measured:
-    """The same where tokens were drawn: by what their uniforms draw, and what else they could. The margin is then the
-    error of a logit with which the token could be drawn."""
+    """The same with drawn tokens: the token that their uniforms draw, and the others that they could draw.
+
+    The margin is then the error of a logit with which the token could be drawn.
+    """
     width = torch.float64 if precision.activation is torch.float64 else SINGLE
     right, margin, part, decides = (x.clone() for x in (one.right, one.margin, one.part, one.decides))
     at = [number for number, how in enumerate(text.drawn) if how is not None and number >= text.known]
@@ -130,7 +136,7 @@ def _drawn(disk: OnDisk, precision: Precision, text: Text, one: Measured) -> Mea
 
 
 def _compared(text: Text, one: Measured, found: Judged) -> Iterator[Comparison]:
-    """A comparison per wrong token, and one for all others."""
+    """A comparison for each wrong token, and one for all others."""
     said = torch.tensor(text.said)
     rows = slice(text.known, None)
     differs = ((said != one.right) & (one.margin > 0))[rows]  # two tokens of the same logit are both right
@@ -157,7 +163,7 @@ def _compared(text: Text, one: Measured, found: Judged) -> Iterator[Comparison]:
 
 
 def _says(text: Text, one: Measured, token: int) -> str:
-    """What the model says instead."""
+    """The clause about the model's own choice."""
     right, margin = int(one.right[token]), float(one.margin[token])
     if any(text.drawn) and text.drawn[token] is not None:
         off = f"logits off by {margin:.3g} could draw it" if math.isfinite(margin) else "no logits near to them draw it"

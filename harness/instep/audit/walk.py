@@ -1,9 +1,9 @@
-"""The reference over whole texts, layer by layer: a layer is read once, run over all positions of all texts, and freed.
+"""Run the reference over whole texts, layer by layer: read a layer, run it over all positions of all texts, free it.
 
-So a checkpoint may be larger than memory: one layer in fp64 and the hidden rows of the texts are all that is held.
+So a checkpoint may be larger than memory, which holds only one layer in fp64 and the hidden rows of the texts.
 The truth is fp64. A draw is the reference in the declared width, rounded as declared and summed in another order, as in
-a replay (`replay/participants.py`). Of draws only the error against the truth is kept, row by row: a position stands
-for an event of its own, as a decode step is one. Leaves out: the output matrix (`scores.py`) and what is made of it.
+a replay (`replay/participants.py`). Only the errors of draws against the truth are kept, row by row: each position
+counts as a separate event, like a decode step. Leaves out: the output matrix (`scores.py`) and its scores.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from ..replay.declared import Declared
 from ..replay.participants import rounding
 from .texts import Text
 
-BLOCK = 64  # tokens that the delta rule takes at once where no block is declared
-ROWS = 512  # positions that a layer takes at once: shares of attention are [heads, ROWS, positions so far]
+BLOCK = 64  # tokens per block of the delta rule if no block is declared
+ROWS = 512  # positions per call of a layer: attention weights are [heads, ROWS, positions so far]
 EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
-Advance = Callable[[str, int, int | None], None]  # what is done now, how much of it, of how much
+Advance = Callable[[str, int, int | None], None]  # name of the work, how much is done, of how much
 
 
 def silent(what: str, done: int, of: int | None) -> None:
-    """Nobody looks on."""
+    """Show no progress."""
 
 
 @dataclass(frozen=True)
 class Precision:
     """How the recorded engine computes.
 
-    activation: of hidden rows; width: in which something stored narrower is computed; declared: what is rounded
+    activation: of hidden rows; width: of computation on values that are stored narrower; declared: the roundings
     """
 
     activation: torch.dtype
@@ -61,11 +61,11 @@ class Pass:
         self.config, self.draw, self.precision = config, draw, precision
         self.width = torch.float64 if draw is None else precision.width
         self.generator = torch.Generator().manual_seed(draw or 0)
-        self.chance = self.generator if draw else None  # of draws behind the first one (`rounded_participant`)
+        self.chance = self.generator if draw else None  # for draws after the first (`rounded_participant`)
         self.operands: Operands | None = None
 
     def begin(self, weights: Weights, chunk: bool) -> AbstractContextManager[Any]:
-        """The arithmetic of a piece. chunk: whether it is of a prompt, for which other products may be declared."""
+        """The arithmetic of some rows. chunk: whether they are a prompt's, for which other products may be declared."""
         if self.draw is None:
             return nullcontext()
         self.operands = Operands(self.precision.declared.products, weights, chunk=chunk, chance=self.chance)
@@ -117,7 +117,7 @@ class Pass:
         return stored(state, self.precision.declared.rounds.get("state", self.width), self.chance)
 
     def _token_by_token(self, *, state: torch.Tensor, **rows: torch.Tensor) -> Recurred:
-        """A state that is stored narrower, after every token: nobody stores it more often."""
+        """Store a narrow state after every token, as no engine stores it more often."""
         steps = []
         for token in range(rows["v"].shape[1]):
             step = recur(**{name: row[:, token : token + 1] for name, row in rows.items()}, state=state)
@@ -132,7 +132,7 @@ def unrounded(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def in_blocks(block: int, keep: At, residual: bool = False, inverse: Inverse = merged) -> Rule:
-    """The delta rule in its published block form, as a rule of `gdn.mix`. keep: how what it stores is rounded."""
+    """The delta rule in its published block form, as a rule of `gdn.mix`. keep: rounds the values that it stores."""
 
     def rule(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor,
@@ -153,7 +153,7 @@ def in_blocks(block: int, keep: At, residual: bool = False, inverse: Inverse = m
 
 
 def pieces(length: int, prompt: int) -> Iterator[tuple[slice, bool]]:
-    """Rows that run at once, and whether they are the prompt's: at most ROWS of them, none of both."""
+    """Rows of one call, and whether they are the prompt's: at most ROWS, and never some of both kinds."""
     for begin, end, chunk in ((0, min(prompt, length), True), (prompt, length, False)):
         for start in range(begin, end, ROWS):
             yield slice(start, min(start + ROWS, end)), chunk
@@ -161,8 +161,11 @@ def pieces(length: int, prompt: int) -> Iterator[tuple[slice, bool]]:
 
 @dataclass
 class Read:
-    """What the walk leaves of the texts. final: by draw, the final rows [rows, D] of all texts behind which something
-    was said; noise: by draw (the truth aside), the relative error of each of these rows, the largest on its way."""
+    """The result of the walk.
+
+    final  by draw, the final rows [rows, D] of all texts that have a generated token after them
+    noise  by draw without the truth, the largest relative error of each of these rows in any layer
+    """
 
     passes: Mapping[int | None, Pass]
     final: dict[int | None, torch.Tensor]

@@ -1,21 +1,21 @@
-"""Writes a recording of an engine: what it was asked, ran, said and accepted, for `instep audit`.
+"""Write a recording of an engine for `instep audit`: its requests, forwards, tokens and accepted drafts.
 
 This file needs nothing but json and safetensors. Paste it into an engine, or import it (`instep.audit.write`), and call
 `forward` where the tokens of a step are known:
 
     recording = Recording("/tmp/recording", engine="my engine 1.2", model="/models/mine", dtype="bfloat16")
-    recording.admit("r1", prompt)                                   # when a request comes
+    recording.admit("r1", prompt)                                   # when a request arrives
     recording.forward(requests, counts, positions, tokens, sampled)  # after every forward of the target
-    recording.accepted({"r1": [12, 77, 3]})                         # after acceptance, where `forward` had None
+    recording.accepted({"r1": [12, 77, 3]})                         # after acceptance, if `forward` had None
     recording.finish("r1")
     recording.close()
 
-Every line is written at once, a tensor file before the line it belongs to, so that an engine that dies leaves a
-recording that can be read up to there. Leaves out: draft heads (their proposals are seen as windows). Where a request
-samples, `admit` has its temperature, top-k and top-p, and `forward` the uniforms that drew. vLLM's V1 runner: requests
-are `input_batch.req_ids`, counts the scheduled tokens, positions and tokens the flat inputs, sampled the list per
-request that it returns. SGLang: `rids`, `extend_lens` (a window's width in a verify), `positions`, `input_ids`, and the
-accepted tokens with the bonus after `verify`.
+Every line is written immediately, and a tensor file before its line. So the recording of an engine that dies can be
+read up to that event. For a request that samples, `admit` gets its temperature, top-k and top-p, and `forward` gets the
+uniforms. In vLLM's V1 runner, requests are `input_batch.req_ids`, counts the scheduled tokens, positions and tokens the
+flat inputs, and sampled the returned list per request. In SGLang they are `rids`, `extend_lens` (a window's width in a
+verify), `positions`, `input_ids`, and the accepted tokens with the bonus after `verify`.
+Leaves out: draft heads, as their proposals are visible as windows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ READ_AT_ONCE = 1 << 20  # bytes
 
 
 def digest(model: str | os.PathLike[str]) -> str:
-    """sha256 of config.json and the safetensors files of a checkpoint; every byte of them is read."""
+    """sha256 of config.json and the safetensors files of a checkpoint. Reads every byte of them."""
     folder, total = Path(model), hashlib.sha256()
     index = folder / "model.safetensors.index.json"
     names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else [
@@ -45,11 +45,11 @@ def digest(model: str | os.PathLike[str]) -> str:
 
 
 class Recording:
-    """A recording that is being made.
+    """An open recording.
 
-    model   the checkpoint's directory, of which the digest is written, or the digest; None: nobody can check it
-    dtype   of hidden rows and KV; state: in which recurrent states are stored
-    rounds, products, layout   what is rounded otherwise, and the order of recorded states (docs/audit.md)
+    model   the checkpoint's directory, whose digest is recorded, or the digest; None: the audit cannot check it
+    dtype   of hidden rows and KV; state: storage dtype of recurrent states
+    rounds, products, layout   other roundings, and the order of axes of recorded states (docs/audit.md)
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Recording:
         self._sha256, self._events, self._steps = hashlib.sha256(), 0, 0
         self._sampling: dict[str, dict[str, Any] | None] = {}
         self._prompt: dict[str, list[int]] = {}
-        self._told: dict[str, list[int]] = {}  # prompt and everything said, the root last
+        self._told: dict[str, list[int]] = {}  # prompt and all generated tokens, the root last
         self._length: dict[str, int] = {}
         self._flying: dict[str, list[int]] = {}  # windows that were verified and not committed
 
     def admit(self, request: str, prompt: Any, sampling: dict[str, Any] | None = None) -> None:
-        """A request comes. A name may come again when it is over.
+        """Record a new request. A name may be used again when its request is over.
 
-        sampling  how it draws its tokens: temperature, and top_k and top_p if there are any; None: by argmax
+        sampling  how it draws its tokens: temperature, and top_k and top_p if there are any; None: argmax
         """
         tokens = _ints(prompt)
         self._sampling[request] = sampling
@@ -87,20 +87,20 @@ class Recording:
         self, requests: Any, counts: Any, positions: Any, tokens: Any, sampled: Any, logits: Any = None,
         final: Any = None, uniforms: Any = None,
     ) -> None:
-        """One forward of the target, after it.
+        """Record one forward of the target. Call it after the forward.
 
-        requests, counts   of the batch, in its order: names, and how many tokens each had
-        positions, tokens  of all of them, one behind the other
-        sampled            per request the tokens that it said thereby: none within a prompt, one behind it or after a
-                           decode, the accepted drafts and the bonus of a window; None: `accepted` tells it
-        logits             rows of a window all, of others the last one: [rows, vocab], or request -> [rows, vocab]
+        requests, counts   names and numbers of tokens of the batch's requests, in batch order
+        positions, tokens  of all requests, concatenated
+        sampled            per request its new tokens: none within a prompt, one after the whole prompt or a decode, the
+                           accepted drafts and the bonus after a window; None: `accepted` gets them
+        logits             all rows of a window, the last row of others: [rows, vocab], or request -> [rows, vocab]
         final              the rows that the output matrix read, in the same way
-        uniforms           per request that samples and says something, by its name: what drew. Of a window one per
-                           token and the final one, else the one. Multiples of 2**-24, as fp32 random numbers are
+        uniforms           request -> its uniforms, if it samples and chooses a token: for a window one per token and
+                           the final one, else a single one. Multiples of 2**-24, like fp32 random numbers
         """
         counts, at, ids, begin = _ints(counts), _ints(positions), _ints(tokens), 0
         rows, windows, chosen = list[dict[str, Any]](), dict[str, list[int]](), dict[str, list[int]]()
-        reused = set[str]()  # whose first tokens came from a cache of prefixes: one row with what ran
+        reused = set[str]()  # requests whose first tokens came from a prefix cache: one row with the tokens that ran
         for number, (request, count) in enumerate(zip(requests, counts, strict=True)):
             first, ran = at[begin], ids[begin : begin + count]
             begin += count
@@ -132,7 +132,7 @@ class Recording:
             self.accepted(chosen)
 
     def accepted(self, said: dict[str, Any]) -> None:
-        """After acceptance: request -> its accepted drafts and the bonus, for every window that was verified."""
+        """Record acceptance: request -> its accepted drafts and the bonus, for every verified window."""
         paths = []
         for request in self._flying:
             tokens = _ints(said[request])
@@ -146,28 +146,28 @@ class Recording:
         self._event({"event": "commit", "requests": names, "accepted": paths})
 
     def states(self, request: str, layers: dict[int, tuple[Any, Any]]) -> None:
-        """What the request now remembers: layer -> conv window [C, W-1], oldest first, and state [HV, K, V].
+        """Record a request's memory: layer -> conv window [C, W-1], oldest first, and state [HV, K, V].
 
-        Call it after the event that wrote it. With layout VK the state is [HV, V, K].
+        Call it after the event that wrote the memory. With layout VK the state is [HV, V, K].
         """
         found = {f"{name}.{request}.{layer}": tensor for layer, pair in layers.items()
                  for name, tensor in zip(("conv", "state"), pair, strict=True)}  # fmt: skip
         self._event(None, found)
 
     def finish(self, request: str) -> None:
-        """The request is over: it ended or was stopped."""
+        """Record that a request ended or was stopped."""
         over = self._length[request] >= len(self._prompt[request]) and request not in self._flying
         self._event({"event": "finish" if over else "abort", "request": request})
         for kept in (self._prompt, self._told, self._length, self._flying):
             kept.pop(request, None)
 
     def close(self) -> None:
-        """The engine came to its end."""
+        """Close the recording when the engine ends."""
         self._stated |= {"events": self._events, "sha256": self._sha256.hexdigest()}
         self._state_file()
 
     def _row(self, request: str, first: int, ran: list[int], said: list[int] | None) -> dict[str, Any]:
-        """One row of a forward in the grammar of a trace; lengths move on, except of windows."""
+        """One row of a forward in the grammar of a trace. Advances the length, except for a window."""
         length, told = self._length[request], self._told[request]
         prompt = len(self._prompt[request])
         if first != length:
@@ -180,7 +180,7 @@ class Recording:
             row["tokens"] = len(ran)
         if self._length[request] >= prompt:
             if not said:
-                raise ValueError(f"request {request}: no token was said behind position {first + len(ran) - 1}")
+                raise ValueError(f"request {request}: no token for the position after {first + len(ran) - 1}")
             row["root"] = said[-1]
             told.append(said[-1])
         return row
@@ -197,13 +197,13 @@ class Recording:
         self._event(event)
 
     def _again(self, request: str) -> None:
-        """It was preempted and is computed anew: from here on its text so far is its prompt."""
+        """Restart a request that was preempted and is computed again: its text so far becomes its prompt."""
         self._event({"event": "abort", "request": request})
         self._flying.pop(request, None)
         self.admit(request, self._told[request], self._sampling.get(request))
 
     def _event(self, event: dict[str, Any] | None, shown: dict[str, Any] | None = None) -> None:
-        """A line, after the tensors beside it. event None: more tensors beside the last event."""
+        """Write a line after its tensors. event None: write more tensors for the last event."""
         number = self._events if event is not None else self._events - 1
         if shown:
             from safetensors.torch import load_file, save_file
@@ -231,15 +231,18 @@ class Recording:
 
 
 def _ints(values: Any) -> list[int]:
-    """Of a list, or a tensor on any device."""
+    """The integers of a list, or of a tensor on any device."""
     return [int(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
 
 
 def _parted(
     tensor: Any, rows: list[dict[str, Any]], counts: list[int], windows: dict[str, list[int]], reused: set[str]
 ) -> dict[str, Any]:
-    """Rows by request. There may be one of every token, or those that the output matrix reads: all of a window and the
-    last one of others, with or without prompts that go on. Of a reused prompt the last one is kept."""
+    """Rows by request.
+
+    The tensor may have a row for every token, or only the rows that the output matrix reads: all of a window and the
+    last one of others, with or without unfinished prompts. For a reused prompt only the last row is kept.
+    """
     if isinstance(tensor, dict):
         return {name: rows_of[-1:] if name in reused else rows_of for name, rows_of in tensor.items()}
     asked = {row["request"]: len(windows.get(row["request"], (0,))) for row in rows}

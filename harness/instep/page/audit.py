@@ -32,8 +32,9 @@ COUNTS = ("engine", "events", "requests", "tokens", "decided", "ties", "windows"
 
 def page(found: Data) -> Page:
     texts, runs = found.get("texts") or [], [{**found, "ops": "tokens and counts"}, *found.get("runs", ())]
-    said = [f"{found['tokens']} tokens of {found['requests']} requests judged, each behind what was really said; "
-            f"{found['decided']} could be decided, {found['ties']} tied; {short(found['elements'])} numbers"]
+    said = [f"{found['tokens']} tokens of {found['requests']} requests judged, each after the tokens that the engine "
+            f"really chose; {found['decided']} could be decided, {found['ties']} tied; "
+            f"{short(found['elements'])} numbers"]
     return Page(
         f"{found['recording']}, {found['engine']}", Exit(found["exit"]), [*said, *found["notes"]],
         "Every token that was said is what the model says behind the tokens before it.", messages(runs),
