@@ -6,7 +6,9 @@ Leaves out: JUnit (`test_plugin.py`).
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,13 @@ import yaml
 from safetensors import safe_open
 
 from instep import kit
-from instep.cli import app
 from instep.report.difference import difference
 from instep.report.notices import Notice, defined, notices, sarif, workflow_commands
 from instep.report.result import Result
 from instep.verdict import Exit
 from support import kit_ops
 from support.command import Ran, Runner, complaint
+from support.installed import install
 
 TOP = Path(__file__).resolve().parents[2]
 WORKFLOW = TOP / "docs" / "ci" / "instep.yml"
@@ -284,18 +286,45 @@ def test_diff_reads_results_of_every_command(instep: Runner, tmp_path: Path) -> 
 # ---- the workflow ----------------------------------------------------------------------------------------------
 
 
-def test_the_workflow_is_valid_and_its_commands_and_options_exist() -> None:
-    flow = yaml.safe_load(WORKFLOW.read_text())
+@pytest.fixture
+def flow() -> dict[Any, Any]:
+    read: dict[Any, Any] = yaml.safe_load(WORKFLOW.read_text())
+    return read
+
+
+def test_workflow_is_valid_and_says_what_each_step_is(flow: dict[Any, Any]) -> None:
     assert flow["name"] and flow[True] == ["push", "pull_request"]  # YAML 1.1 reads the key `on` as true
     (job,) = flow["jobs"].values()
     assert job["runs-on"] and all(step["name"] and ("run" in step) != ("uses" in step) for step in job["steps"])
     assert all(re.fullmatch(r"[\w-]+/[\w/-]+@v\d+", step["uses"]) for step in job["steps"] if "uses" in step)
-    lines = [line.strip() for step in job["steps"] for line in step.get("run", "").splitlines()]
-    known = {str(one.name): one.callback for one in app.registered_commands}
-    ours = [line.split() for line in lines if line.startswith("instep ")]
-    assert [words[1] for words in ours] == ["op", "replay", "diff"]
-    for words in ours:
-        fields = known[words[1]].__annotations__  # type: ignore[union-attr]
-        for option in (word for word in words if word.startswith("--")):
-            assert option.removeprefix("--").replace("-", "_") in fields, option
     assert (TOP / "docs" / "ci.md").read_text().count("ci/instep.yml") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.interpreted
+@pytest.mark.parametrize("wrong", [False, True])
+def test_workflow_runs_with_a_triton_kernel(flow: dict[Any, Any], wrong: bool, tmp_path: Path) -> None:
+    """Every `run:` of the workflow, in order. Steps with `uses:` are left out, and pip only notes its arguments."""
+    home, shell = tmp_path / "home", install(tmp_path / "installed")
+    home.mkdir()
+    kernel = (TOP / "tests" / "support" / "triton_kernel.py").read_text()
+    (home / "mine.py").write_text(kernel.replace("S *= tl.exp(", "S *= tl.exp2(") if wrong else kernel)
+    test = (TOP / "fixtures" / "example" / "test_mine.py").read_text()
+    (home / "test_mine.py").write_text(test.replace("max_examples=10", "max_examples=1"))
+    (home / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider -p no:benchmark\n")
+    python = Path(shell["PATH"].split(os.pathsep)[0]) / "python"
+    noted = f'[ "$2" != pip ] || {{ echo "$@" >> {home}/pip; exit; }}\nexec'
+    python.write_text(python.read_text().replace("exec", noted))
+    (job,) = flow["jobs"].values()
+    codes = list[tuple[str, int]]()
+    for step in job["steps"]:
+        if "run" in step:
+            assert "${{" not in step["run"]
+            done = subprocess.run(["bash", "-eo", "pipefail", "-c", step["run"]], cwd=home, env={**shell, **job["env"]},
+                                  capture_output=True, text=True, check=False, timeout=240)  # fmt: skip
+            codes.append((step["name"], done.returncode))
+    assert [code for _, code in codes] == [0, *[int(wrong)] * 3], codes
+    assert (home / "pip").read_text().splitlines()[1] == "-m pip install ci/instep-0.1.0-py3-none-any.whl"
+    kept = {path.name for path in (home / "instep-out").iterdir()}
+    assert kept >= {"junit.xml", "result.json", "page.html", "findings.sarif"}, kept
+    assert bool(required(json.loads((home / "instep-out" / "findings.sarif").read_text()))) is wrong
