@@ -21,6 +21,12 @@ def test_the_navigation_has_every_page_once() -> None:
     assert sorted(listed) == [str(source) for source in sources() if source.suffix == ".md"]
 
 
+def test_code_blocks_wrap_so_that_no_message_is_cut() -> None:
+    assert CONFIG["extra_css"] == ["docs/site.css"] and Path("docs/site.css") in sources()
+    rules = dict(re.findall(r"^(.+?) \{ (.*) \}$", (TOP / "docs" / "site.css").read_text(), re.MULTILINE))
+    assert rules[".md-typeset pre > code"] == "white-space: pre-wrap; overflow-wrap: anywhere;"
+
+
 @pytest.mark.parametrize(("html", "says"), [
     ('<a href="b.html#there">', ""), ('<a href="#here"><p id="here">', ""), ('<img src="in/one.svg">', ""),
     ('<a href="https://example.org/x">', ""), ('<a href="a%62.html">', "a%62.html"), ('<a href="%62.html">', ""),

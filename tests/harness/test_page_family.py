@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -217,6 +218,16 @@ def test_every_committed_result_has_a_page_or_says_that_it_has_none() -> None:
 BEYOND = {"schema": 2, "exit": 0, "runs": [{"findings": [], "name": "t", "ops": "plain", "elements": 10**400}]}
 
 
+def test_style_of_pages_breaks_long_words_and_scrolls_tables_alone(made: Made) -> None:
+    style, wraps = Path("harness/instep/page/assets/page.css").read_text(), r" \{[^}]*overflow-wrap: anywhere"
+    for rule in (rf"h1, h2, h3, p, summary, footer{wraps}", rf"pre{wraps}", r"\.wide \{ overflow-x: auto",
+                 r"max-width: 600px\) \{[^@]*\.bar span \{ white-space: normal"):  # fmt: skip
+        assert re.search(rule, style), rule
+    for result, charts in made.values():
+        page = page_of(result.data(), charts).decode()
+        assert page.count("<table>") == page.count('<div class="wide"><table>')
+
+
 def test_what_no_page_can_be_made_of_is_refused(made: Made, instep: Runner, tmp_path: Path) -> None:
     for number, (content, said) in enumerate((
         ({"schema": 2, "command": "instep memory m"}, "what `instep memory m` wrote"),
@@ -279,6 +290,16 @@ def opened(made: Made, looked: Browser, tmp_path: Path) -> Opened:
         return said
 
     return show
+
+
+@pytest.mark.parametrize("name", sorted(TOLD.keys() - {"refused"}))
+def test_no_page_scrolls_sideways_on_a_phone(opened: Opened, looked: Browser, name: str) -> None:
+    with looked.width(400):
+        opened(name)
+        assert looked.ask("document.documentElement.scrollWidth") <= 400
+        if name == "faults":  # its cells have room enough to be pressed
+            looked.click("good", "#plots")
+            assert looked.data()["told"].startswith("commit-index-minus-one, ")
 
 
 def panel(looked: Browser) -> str:

@@ -104,6 +104,15 @@ class Browser:
         self.until(f"document.documentElement.dataset.failed || ({until})")
         return self.data()
 
+    @contextmanager
+    def width(self, pixels: int) -> Iterator[None]:
+        """Show pages as on a phone of this width."""
+        self._call("Emulation.setDeviceMetricsOverride", width=pixels, height=1000, deviceScaleFactor=1, mobile=True)
+        try:
+            yield
+        finally:
+            self._call("Emulation.clearDeviceMetricsOverride")
+
     def scheme(self, *, dark: bool) -> None:
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self._call("Emulation.setEmulatedMedia", features=features)

@@ -6,17 +6,20 @@ An arm of ours whose answers are wrong has no time: its finding stands in the ti
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import log
+from statistics import median
 from typing import Any
 
 from ..bench import KINDS, kind
-from ..bench.base import key
+from ..bench.base import TOO, key
 from ..bench.plots import grouped, works
 from ..bench.work import gap
 from ..verdict import Exit
 from .document import Listing, Page
 from .parts import Data
 
+MOST_LINES = 4  # of a plot of curves, its base line included
 BAD = [["bad", "its answers are wrong: beside its time, or, at the top, instead of it"]]
 
 
@@ -32,7 +35,7 @@ def page(found: Data) -> Page:
     return Page(
         "Times", Exit(found["exit"]), said, "Every answer is checked before it is timed; the floor is what the machine "
         "needs to move and multiply what a cell must.", ["\n".join(ours)] * bool(ours), [_kinds(found), _peers(rows)],
-        {"plots": [*_curves(rows), *_work(rows)], "legend": BAD if wrong else []}, [_table(rows)],
+        {"plots": [*_ratios(rows), *_curves(rows), *_work(rows)], "legend": BAD if wrong else []}, [_table(rows)],
         word={Exit.DIVERGED: "WRONG", Exit.AGREED: "right"}.get(Exit(found["exit"]), ""),
     )  # fmt: skip
 
@@ -88,22 +91,109 @@ def _said(told: Data) -> str:
     return (f"WRONG: {told['finding']}" if told["finding"] else str(told.get("how", ""))) + beside
 
 
-def _curves(rows: list[Data]) -> Iterator[dict[str, Any]]:
-    """Time against the kind's own axis."""
+def _ratios(rows: Sequence[Data]) -> Iterator[dict[str, Any]]:
+    """A row for each kind of work: the fastest arm of ours, as a multiple of the fastest peer that is right."""
+    kinds = defaultdict[str, list[tuple[float, str]]](list)
+    for row in rows:
+        ours, peers = _times(row)
+        if ours and peers:
+            kinds[row["kind"]].append((min(ours.values()) / min(peers.values()), key(row["cell"])))
+    drawn = []
+    for name, ratios in kinds.items():
+        values, (most, where) = sorted(ratio for ratio, _ in ratios), max(ratios)
+        middle, slower = median(values), sum(value > 1 for value in values)
+        told = {"title": name, "lines": [
+            f"ours / fastest peer: median {middle:.3g}, {values[0]:.3g} to {most:.3g}, {len(values)} cells",
+            f"ours takes longer in {slower} of them; most in {where}"]}  # fmt: skip
+        drawn.append({"name": name, "value": middle, "low": values[0], "high": most, "dots": values, "told": told,
+                      "color": "line-1" if slower else "line-0"})  # fmt: skip
+    if drawn:
+        yield {"form": "intervals", "title": "Ours / fastest peer that is right: median and range; a dot is a cell",
+               "x": "ours / fastest peer; below 1 ours is faster", "band": [1, 1], "rows": drawn}  # fmt: skip
+
+
+def _times(row: Data) -> tuple[dict[str, float], dict[str, float]]:
+    """Arm -> its mean: ours, and those of other packages. Arms with wrong answers are left out.
+
+    If a peer's kernel computes norms and gates, too, only our arms that do so are compared with it.
+    """
+    ours, peers = ({
+        arm: told["mean"] for arm, told in row["arms"].items()
+        if bool(told["peer"]) is peer and "us" in told and not told["finding"]
+    } for peer in (False, True))
+    return {arm: mean for arm, mean in ours.items() if arm.endswith(TOO)} or ours, peers
+
+
+def _curves(rows: Sequence[Data]) -> Iterator[dict[str, Any]]:
+    """For each kind, against its axis: times of the fastest arms beside the floor; ours as multiples of a peer.
+
+    A plot has at most MOST_LINES lines. Arms with wrong answers that are not among the fastest have plots of their own.
+    """
     for (name, rest), mine in grouped(rows).items():  # type: ignore[arg-type]
-        x, unit = kind(name).x, kind(name).unit
-        lines = defaultdict[str, list[list[Any]]](list)
-        for row in mine:
-            at, floor = row["cell"][x], row["floor_us"]
-            if floor:
-                lines["floor"].append([at, floor, 0, {"title": f"floor: {floor:.4g} us"}])
-            for arm, told in row["arms"].items():
-                if "us" in told or told["finding"]:
-                    lines[arm].append([at, told.get("us", 0), int(bool(told["finding"])), _point(row, arm)])
-        if len({point[0] for points in lines.values() for point in points}) > 1:
-            drawn = [{"name": arm, "points": points} for arm, points in lines.items()]
-            yield {"form": "curves", "title": f"{name}, {rest}".strip(", "), "group": name, "x": x.replace("_", " "),
-                   "y": f"us, {unit}", "lines": drawn}  # fmt: skip
+        x, title = kind(name).x, f"{name}, {rest}".strip(", ")
+        if len({row["cell"][x] for row in mine}) < 2:
+            continue
+        frame = {"form": "curves", "group": name, "x": x.replace("_", " ")}
+        floor, lines = _lines(mine, x)
+        chosen = _fastest(mine, lines)
+        some = f": {len(chosen)} of {len(lines)} arms" if len(chosen) < len(lines) else ""
+        yield {**frame, "title": f"{title}{some}", "y": f"us, {kind(name).unit}", "lines": [*floor, *chosen]}
+        wrong = [line for line in lines if line not in chosen and any(bad for _, _, bad, _ in line["points"])]
+        for begin in range(0, len(wrong), MOST_LINES - 1):
+            some = f"{title}: arms with wrong answers"
+            several = [*floor, *wrong[begin : begin + MOST_LINES - 1]]
+            yield {**frame, "title": some, "y": f"us, {kind(name).unit}", "lines": several}
+        if against := _against_peers(mine, x):
+            yield {**frame, "title": f"{title}: ours / fastest peer", "y": "times", "lines": against}
+
+
+def _lines(rows: Sequence[Data], x: str) -> tuple[list[Data], list[Data]]:
+    """The floor, if there is one, and every arm."""
+    floor, lines = list[list[Any]](), defaultdict[str, list[list[Any]]](list)
+    for row in rows:
+        at = row["cell"][x]
+        if row["floor_us"]:
+            floor.append([at, row["floor_us"], 0, {"title": f"floor: {row['floor_us']:.4g} us"}])
+        for arm, told in row["arms"].items():
+            if "us" in told or told["finding"]:
+                lines[arm].append([at, told.get("us", 0), int(bool(told["finding"])), _point(row, arm)])
+    base: list[Data] = [{"name": "floor", "base": True, "points": floor}] if floor else []
+    return base, [{"name": arm, "points": points} for arm, points in lines.items()]
+
+
+def _fastest(rows: Sequence[Data], lines: Sequence[Data]) -> list[Data]:
+    """The arms of the plot of times: the fastest of ours, then the fastest peers, then others of ours."""
+    peers = {arm for row in rows for arm, told in row["arms"].items() if told["peer"]}
+    ranked = sorted(lines, key=_rank)
+    ours, theirs = ([line for line in ranked if (line["name"] in peers) is of] for of in (False, True))
+    chosen = [*ours[:1], *theirs[: MOST_LINES - 1 - len(ours[:1])]]
+    chosen += ours[1:][: MOST_LINES - 1 - len(chosen)]
+    return [line for line in lines if line in chosen]
+
+
+def _rank(line: Data) -> tuple[int, float]:
+    """Arms with more points come first, then those with a smaller product of their values."""
+    values = [y for _, y, *_ in line["points"] if y > 0]
+    return -len(values), sum(map(log, values))
+
+
+def _against_peers(rows: Sequence[Data], x: str) -> list[Data]:
+    """The fastest arms of ours, and the fastest peer that is right as the line at 1."""
+    base, lines = list[list[Any]](), defaultdict[str, list[list[Any]]](list)
+    for row in rows:
+        ours, peers = _times(row)
+        if ours and peers:
+            peer = min(peers, key=lambda arm: peers[arm])
+            title = {"title": f"fastest peer: {peer}", "lines": [f"mean {peers[peer]:.4g} us"]}
+            base.append([row["cell"][x], 1, 0, title])
+            for arm, mean in ours.items():
+                told = _point(row, arm)
+                said = f"{mean / peers[peer]:.3g} times {peer}, whose mean is {peers[peer]:.4g} us"
+                lines[arm].append([row["cell"][x], mean / peers[peer], 0, {**told, "lines": [said, *told["lines"]]}])
+    if len(base) < 2:
+        return []
+    arms = sorted(({"name": arm, "points": points} for arm, points in lines.items()), key=_rank)
+    return [{"name": "fastest peer", "base": True, "points": base}, *arms[: MOST_LINES - 1]]
 
 
 def _point(row: Data, arm: str) -> dict[str, Any]:

@@ -4,12 +4,13 @@ drawn("plots", (section) => {
   const INKS = { yes: "good", no: "bad", void: "unsure" };
   const FILLS = { exact: "exact", found: "bad-fill", meant: "good", also: "also", chosen: "use-1", random: "draft", bad: "bad-fill", held: "good", open: "hatch" };
   const PALETTE = 8, DASHES = ["solid", [7, 3], [2, 3]];     // of lines: colours, and their forms where there are more
+  const NARROW = 560;          // width of a plot below which names of rows stand above them, or are broken into lines
   const FONT = "12px sans-serif";
   const shown = [];            // [plot, card, host, chart]
-  const names = [...new Set(data.plots.flatMap((plot) => (plot.lines ?? []).map((line) => line.name).filter((name) => name !== "floor")))];
+  const names = [...new Set(data.plots.flatMap((plot) => (plot.lines ?? []).filter((line) => !line.base).map((line) => line.name)))];
   const parts = [...new Set(data.plots.flatMap((plot) => plot.parts ?? []))];
-  const lineColor = (name) => (name === "floor" ? "hatch" : `line-${names.indexOf(name) % PALETTE}`);
-  const dashed = (name) => Math.floor(Math.max(names.indexOf(name), 0) / PALETTE) % DASHES.length;
+  const lineColor = (line) => (line.base ? "hatch" : `line-${names.indexOf(line.name) % PALETTE}`);
+  const dashed = (line) => (line.base ? 0 : Math.floor(names.indexOf(line.name) / PALETTE) % DASHES.length);
   const partColor = (plot, part) => plot.colors?.[part] ?? `line-${parts.indexOf(part) % PALETTE}`;
   const widest = (texts, most) => Math.min(most, Math.max(...texts.map((text) => text.length), 1));
   const label = () => ({ color: color("ink"), fontSize: 12 }), quiet = () => ({ color: color("quiet"), fontSize: 12 });
@@ -18,13 +19,16 @@ drawn("plots", (section) => {
 
   // ---- a plot of each form: its height, and what the library draws
 
-  function matrix(plot) {
-    const heads = plot.columns, longest = widest(heads, 34), high = plot.rows.length > 60 ? 15 : 18;
-    const left = 30 + 7.2 * widest(plot.rows.map((row) => row.name), 44), top = plot.numbered ? 24 : 22 + 5.4 * longest;
+  function matrix(plot, width) {
+    const narrow = width < NARROW && !plot.numbered;
+    const heads = plot.columns, longest = widest(heads, 34), high = narrow ? 34 : plot.rows.length > 60 ? 15 : 18;
+    const left = narrow ? 2 : Math.min(30 + 7.2 * widest(plot.rows.map((row) => row.name), 44), 0.5 * width), top = plot.numbered ? 24 : 22 + (narrow ? 7 : 5.4) * longest;
+    const across = narrow ? Math.min(44, (width - 4) / heads.length) : Math.min(44, Math.max(20, 660 / heads.length));
     const whole = plot.cells.map(([row, column, value], index) => [column, row, index, typeof value === "number" ? levelOf(value) : 0]);
     const levelled = (yes) => whole.filter(([, , index]) => (typeof plot.cells[index][2] === "number") === yes);
     const draw = (params, api) => {
-      const [, column, value, sign, , last] = plot.cells[api.value(2)], [x, y] = api.coord([api.value(0), api.value(1)]), [wide, tall] = api.size([1, 1]);
+      const [, column, value, sign, , last] = plot.cells[api.value(2)], [x, middle] = api.coord([api.value(0), api.value(1)]), [wide, row1] = api.size([1, 1]);
+      const tall = narrow ? row1 / 2 : row1, y = narrow ? middle + row1 / 4 : middle;
       const gap = wide > 6 ? 1 : 0, shape = { x: x - wide / 2 + gap, y: y - tall / 2 + 1, width: Math.max(wide * (1 + (last ?? column) - column) - 2 * gap, 1), height: tall - 2 };
       if (typeof value === "number") return { type: "rect", shape, style: { fill: api.visual("color") } };
       if (value === "missing") return { type: "rect", shape, style: { fill: hatch() } };
@@ -33,12 +37,16 @@ drawn("plots", (section) => {
       return { type: "group", children: [{ type: "rect", shape, style: { fill: "transparent" } }, text(sign ?? SIGNS[value], x, y, { fill: color(INKS[value]), align: "center", font: "bold 13px sans-serif" })] };
     };
     const series = { type: "custom", renderItem: draw, encode: { x: 0, y: 1 }, animation: false, clip: true };
+    const named = { ...series, silent: true, clip: false, data: narrow ? plot.rows.map((_, row) => [0, row]) : [], renderItem: (params, api) => {
+      const [, y] = api.coord([0, api.value(1)]);
+      return text(plot.rows[api.value(1)].name, left, y - high / 4);
+    } };
     return { height: top + high * plot.rows.length + 14 + (plot.numbered ? 26 : 0), option: {
-      grid: { left, ...(plot.numbered && { right: 18 }), top, bottom: plot.numbered ? 36 : 6, ...(!plot.numbered && { width: Math.min(44, Math.max(20, 660 / heads.length)) * heads.length }) },
-      xAxis: { type: "category", data: heads, position: "top", ...bare, axisLabel: plot.numbered ? quiet() : { ...label(), interval: 0, rotate: 50, width: 240, overflow: "truncate" } },
-      yAxis: { type: "category", data: plot.rows.map((row) => row.name), inverse: true, ...bare, axisLabel: { ...label(), interval: 0, width: left - 16, overflow: "truncate" } },
+      grid: { left, ...(plot.numbered && { right: 18 }), top, bottom: plot.numbered ? 36 : 6, ...(!plot.numbered && { width: across * heads.length }) },
+      xAxis: { type: "category", data: heads, position: "top", ...bare, axisLabel: plot.numbered ? quiet() : { ...label(), interval: 0, rotate: narrow ? 90 : 50, width: 240, overflow: "truncate" } },
+      yAxis: { type: "category", data: plot.rows.map((row) => row.name), inverse: true, ...bare, axisLabel: { ...label(), show: !narrow, interval: 0, width: left - 16, overflow: "truncate" } },
       ...(plot.numbered && { dataZoom: [{ type: "inside", zoomOnMouseWheel: "ctrl", filterMode: "none" }, { type: "slider", height: 18, bottom: 4, left, right: 18, filterMode: "none", showDataShadow: false, textStyle: quiet(), borderColor: color("line") }] }),
-      visualMap: levels(), series: [{ ...series, data: levelled(true) }, { ...series, data: levelled(false) }],
+      visualMap: levels(), series: [{ ...series, data: levelled(true) }, { ...series, data: levelled(false) }, named],
     }, at: ({ value }) => { return cellTold(plot, ...plot.cells[value[2]]); } };
   }
   function cellTold(plot, row, column, is, sign, told, last) {
@@ -51,10 +59,10 @@ drawn("plots", (section) => {
     const most = Math.max(...ys), bad = () => ({ color: color("bad-fill"), borderColor: color("bad"), borderWidth: 2 }), [low, high] = ys.length ? [Math.min(...ys) / 1.15, most * 1.3] : [1, 10];
     const axis = { type: "log", axisLine: { lineStyle: lineStyle() }, axisTick: { show: false }, splitLine: { lineStyle: lineStyle() }, axisLabel: { ...quiet(), formatter: (at) => `${+at.toPrecision(3)}` }, nameTextStyle: quiet() };
     const ticks = [];
-    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) for (const step of [1, 2, 5]) { const at = step * 10 ** power; if (at >= low && at <= high) ticks.push(Math.log10(at)); }
-    const series = plot.lines.map((line) => ({ type: "line", name: line.name, animation: false, symbolSize: 9, symbol: line.name === "floor" ? "none" : "circle", connectNulls: false, clip: false,
-      lineStyle: { color: color(lineColor(line.name)), width: 2, type: line.name === "floor" ? "dashed" : DASHES[dashed(line.name)] },
-      itemStyle: { color: color(lineColor(line.name)) },
+    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) for (const step of high / low < 5 ? [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9] : [1, 2, 5]) { const at = step * 10 ** power; if (at >= low && at <= high) ticks.push(Math.log10(at)); }
+    const series = plot.lines.map((line) => ({ type: "line", name: line.name, animation: false, symbolSize: 9, symbol: line.base ? "none" : "circle", connectNulls: false, clip: false,
+      lineStyle: { color: color(lineColor(line)), width: 2, type: line.base ? "dashed" : DASHES[dashed(line)] },
+      itemStyle: { color: color(lineColor(line)) },
       data: line.points.map(([x, y, wrong], index) => (y > 0 ? { value: [x, y, index], ...(wrong && { symbol: "diamond", symbolSize: 13, itemStyle: bad() }) } : "-")),
     }));
     // Without a time a point stands at the top: no line leads to it.
@@ -67,8 +75,8 @@ drawn("plots", (section) => {
       series,
     }, at: ({ seriesIndex, value }) => plot.lines[value[3] ?? seriesIndex].points[value[2]][3] };
   }
-  function bars(plot) {
-    const left = 14 + 7.2 * widest(plot.names, 34), most = Math.max(...plot.names.map((_, row) => plot.parts.reduce((sum, part) => sum + (plot.values[part][row] ?? 0), 0)), 1e-9), flat = [];
+  function bars(plot, width) {
+    const left = Math.min(14 + 7.2 * widest(plot.names, 34), 0.4 * width), most = Math.max(...plot.names.map((_, row) => plot.parts.reduce((sum, part) => sum + (plot.values[part][row] ?? 0), 0)), 1e-9), flat = [];
     plot.names.forEach((_, row) => { let from = 0; plot.parts.forEach((part, index) => { const value = plot.values[part][row] ?? 0; if (value) flat.push([from, from += value, row, index]); }); });
     const draw = (params, api) => {
       const [x, y] = api.coord([api.value(0), api.value(2)]), [end] = api.coord([api.value(1), api.value(2)]), tall = api.size([0, 1])[1] * 0.66, wide = Math.max(end - x, 1);
@@ -79,12 +87,12 @@ drawn("plots", (section) => {
     return { height: 52 + 30 * plot.names.length, option: {
       grid: { left, right: 18, top: 10, bottom: 36 },
       xAxis: { type: "value", max: most, axisLabel: { ...quiet(), hideOverlap: true }, splitLine: { lineStyle: lineStyle() }, name: plot.x, nameLocation: "middle", nameGap: 24, nameTextStyle: quiet() },
-      yAxis: { type: "category", data: plot.names, inverse: true, ...bare, axisLabel: { ...label(), width: left - 16, overflow: "truncate" } },
+      yAxis: { type: "category", data: plot.names, inverse: true, ...bare, axisLabel: { ...label(), width: left - 16, overflow: width < NARROW ? "break" : "truncate" } },
       series: [{ type: "custom", renderItem: draw, encode: { x: [0, 1], y: 2 }, animation: false, data: flat }],
     }, at: ({ value: [from, to, row, part] }) => ({ title: `${plot.names[row]}: ${plot.parts[part]}`, lines: [`${number(to - from)} ${plot.x}`, ...(plot.told?.[row] ?? [])] }) };
   }
-  function intervals(plot) {
-    const left = 14 + 7.2 * widest(plot.rows.map((row) => row.name), 40), [begin, end] = plot.band, every = plot.rows.flatMap((row) => [row.low, row.high]).filter(Number.isFinite);
+  function intervals(plot, width) {
+    const left = Math.min(14 + 7.2 * widest(plot.rows.map((row) => row.name), 40), 0.4 * width), [begin, end] = plot.band, every = plot.rows.flatMap((row) => [row.low, row.high]).filter(Number.isFinite);
     const low = Math.min(begin, 1, ...every), high = Math.max(end, ...every), room = (high - low) * 0.08;
     const draw = (params, api) => {
       const row = plot.rows[params.dataIndex], [x, y] = api.coord([row.value, params.dataIndex]), [from] = api.coord([row.low, params.dataIndex]), [to] = api.coord([row.high, params.dataIndex]);
@@ -100,7 +108,7 @@ drawn("plots", (section) => {
     return { height: 62 + 30 * plot.rows.length, option: {
       grid: { left, right: 24, top: 10, bottom: 44 },
       xAxis: { type: "value", min: low - room, max: high + room, axisLabel: { ...quiet(), formatter: (at) => at.toFixed(2), hideOverlap: true, showMinLabel: false, showMaxLabel: false }, splitLine: { show: false }, name: plot.x, nameLocation: "middle", nameGap: 26, nameTextStyle: quiet() },
-      yAxis: { type: "category", data: plot.rows.map((row) => row.name), inverse: true, ...bare, axisLabel: { ...label(), width: left - 16, overflow: "truncate" } },
+      yAxis: { type: "category", data: plot.rows.map((row) => row.name), inverse: true, ...bare, axisLabel: { ...label(), width: left - 16, overflow: width < NARROW ? "break" : "truncate" } },
       series: [{ type: "custom", renderItem: band, silent: true, data: [[1, 0]], animation: false, encode: { x: 0, y: 1 } },
         { type: "custom", id: "rows", renderItem: draw, z: 3, animation: false, encode: { x: 0, y: 1 }, data: plot.rows.map((row, index) => [row.value, index]) }],
     }, at: ({ dataIndex }) => plot.rows[dataIndex].told };
@@ -117,13 +125,14 @@ drawn("plots", (section) => {
     root.dataset.told = told.title;
   }
   function legend(plot) {
-    const spans = plot.form === "curves" ? plot.lines.map((line) => swatch(lineColor(line.name), line.name, line.name === "floor" ? "floor" : dashed(line.name) ? "dashed" : ""))
+    const spans = plot.form === "curves" ? plot.lines.map((line) => swatch(lineColor(line), line.name, line.base ? "floor" : dashed(line) ? "dashed" : ""))
       : plot.form === "bars" ? plot.parts.map((part) => swatch(partColor(plot, part), part)) : [];
     return spans.length ? el("div", { class: "bar" }, ...spans) : null;
   }
   function draw() {
     for (const each of shown) {
-      const { height, option, at } = FORMS[each.plot.form](each.plot);
+      each.width = each.host.clientWidth || cards.clientWidth;
+      const { height, option, at } = FORMS[each.plot.form](each.plot, each.width);
       each.host.style.height = `${height}px`;
       each.at = at;
       if (each.card.hidden) continue;
@@ -159,6 +168,6 @@ drawn("plots", (section) => {
   const named = new URLSearchParams(location.hash.slice(1)).get("group");
   if (groups.includes(named)) choose(named); else draw();
   if (data.first) tell(data.first);
-  addEventListener("resize", () => shown.forEach((each) => each.chart?.resize()));
+  addEventListener("resize", () => (shown.some((each) => !each.card.hidden && each.width !== each.host.clientWidth) ? draw() : 0));
   themed(draw);
 });
