@@ -1,4 +1,4 @@
-"""What is right: the model, its draft head and a round of speculation, in plain PyTorch, in the dtype of the weights.
+"""The reference: the model, its draft head and a round of speculation, in plain PyTorch, in the dtype of the weights.
 
 Leaves out: speed. The names of the axes, here and in all three packages:
 
@@ -9,7 +9,7 @@ Leaves out: speed. The names of the axes, here and in all three packages:
   E   experts                      I   inner width of an MLP          R   channels of a head that are rotated
 
 "Width" also means the dtype of the computation: fp64 for the truth, or fp32, which `see` may round further. In
-`Mirrors:`, transformers (HF) is any version from 5.17 up to 6. The version of the parity table stands in
+`Mirrors:`, transformers (HF) is any version from 5.17 up to 6. The version of the parity table is in
 `fixtures/results/parity.json`.
 """
 

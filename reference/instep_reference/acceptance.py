@@ -1,7 +1,7 @@
 """Acceptance: how many drafts of a window the target accepts, along a chain or a tree, greedily or by sampling.
 
-A chain is the tree in which every node's parent is the node before it. Leaves out: where the target's picks or
-probabilities come from (`trunk.py`), and what a commit then does (`rounds.py`).
+A chain is the tree in which every node's parent is the previous node. Leaves out: the source of the target's picks or
+probabilities (`trunk.py`), and the rest of a commit (`rounds.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def chain(width: int) -> tuple[int, ...]:
 
 
 def greedy(tokens: Sequence[int], parents: Sequence[int], picks: Sequence[int]) -> Path:
-    """From the root on, walk to the child whose token is the target's own choice, as long as there is such a child.
+    """Walk from the root to the child whose token is the target's own choice, as long as there is such a child.
 
     Shapes:  tokens, parents, picks (T,): the window, each node's parent, the target's argmax at each node.
     """
@@ -60,10 +60,10 @@ def sampled(
 def draws(
     tokens: Sequence[int], parents: Sequence[int], probs: torch.Tensor, uniforms: torch.Tensor, final: torch.Tensor
 ) -> list[int]:
-    """One choice per node: the token of the child that the node's uniform selects, or else one drawn with `final`.
+    """Make one choice per node: the token of the child that the node's uniform selects, or else one drawn with `final`.
 
-    `greedy` with these choices is `sampled`: a selected child has the chosen token, and a token that is drawn from what
-    the children leave is no child's. So the acceptance of an engine stays as it is; only its choice is another.
+    `greedy` with these choices equals `sampled`: a selected child has the chosen token, and a token that is drawn from
+    the rest belongs to no child. So the acceptance of an engine stays as it is; only its choice differs.
 
     Shapes:  as in `sampled`  ->  (T,)
     """
@@ -75,7 +75,7 @@ def draws(
 
 
 def answer(paths: Sequence[Path], own: Sequence[Path], widths: Sequence[int], device: torch.device) -> Committed:
-    """The answer of a commit: the field's five results for a batch of paths, and this side's own acceptance."""
+    """Build the answer of a commit: the five results for a batch of paths, and this side's own acceptance."""
     width = max(widths, default=0)
 
     def column(values: Sequence[int]) -> torch.Tensor:
@@ -94,7 +94,7 @@ def answer(paths: Sequence[Path], own: Sequence[Path], widths: Sequence[int], de
 
 
 def block_greedy(block: torch.Tensor, picks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Greedy acceptance of a block drafter: how many of the block's drafts are right, and the bonus behind them.
+    """Accept a block drafter's block greedily: the number of right drafts, and the bonus after them.
 
     Shapes:  block (B, T): root, then the drafts   picks (B, T), the target's argmax at each place
              ->  correct_len (B,), bonus (B,)
@@ -108,7 +108,7 @@ def block_greedy(block: torch.Tensor, picks: torch.Tensor) -> tuple[torch.Tensor
 def block_sampled(
     block: torch.Tensor, probs: torch.Tensor, uniforms: torch.Tensor, final: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sampled acceptance of a block drafter: drafts are kept while the uniform is below the draft's target probability.
+    """Accept a block by sampling: keep drafts while the uniform is below the draft's target probability.
 
     Shapes:  block (B, T)   probs (B, T, vocab)   uniforms (B, T)   final (B,)   ->  correct_len, bonus (B,)
     Mirrors: DFlash, sampled; equals `sampled` along a chain, written for whole batches.
@@ -153,6 +153,6 @@ def _child_drawn(
 
 
 def _draw(weights: torch.Tensor, uniform: torch.Tensor) -> int:
-    """The first token at which the cumulated weights are above `uniform` times their total."""
+    """Return the first token at which the cumulated weights are above `uniform` times their total."""
     cumulated = weights.cumsum(0)
     return int(torch.nonzero(cumulated > uniform * cumulated[-1])[0])

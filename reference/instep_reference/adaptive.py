@@ -1,7 +1,7 @@
 """Adaptive step counts: the candidates, and the controller that wishes for one of them.
 
-The rules stand in `contract/adaptive.py`; this code follows them step by step. Leaves out: reading the file (the
-contract does that), and when a wish comes into force (the driver decides that).
+The rules are in `contract/adaptive.py`; this code follows them step by step. Leaves out: reading the file (the contract
+does that), and when a wish comes into force (the driver decides that).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Candidates:
     rules: dict[int, Bracket] = field(default_factory=dict)
 
     def bracket(self, batch: int) -> int:
-        """The key that serves a batch: the largest not above it; below all keys, the smallest."""
+        """Return the key for a batch: the largest not above it; below all keys, the smallest."""
         return max((key for key in self.by_bracket if key <= batch), default=min(self.by_bracket))
 
 
 def resolve(file: AdaptiveFile | None, initial: int) -> Candidates:
-    """Fill in what the file leaves open. No file: the initial count is the only candidate."""
+    """Fill in what the file leaves open. Without a file the initial count is the only candidate."""
     if file is None:
         return Candidates(initial, {SMALLEST_KEY: (initial,)}, initial)
     rules = file.by_batch if file.flat is None else {SMALLEST_KEY: file.flat}
@@ -73,11 +73,11 @@ class Controller:
         self.opinions = {key: Opinion(float(max(initial - 1, 0)), initial) for key in candidates.by_bracket}
 
     def wish(self, batch: int | None = None) -> int:
-        """The wish at a batch size; by default at the size of the last counted batch."""
+        """Return the wish at a batch size; by default at the size of the last counted batch."""
         return self.opinions[self.candidates.bracket(self.batch if batch is None else batch)].wish
 
     def set_num_steps(self, num_steps: int) -> None:
-        """`num_steps` is in force from here. Rising from 0 makes the next commit a probe round."""
+        """Put `num_steps` in force. Rising from 0 makes the next commit a probe round."""
         self.probing = num_steps > 0 and (self.probing or self.in_force == 0)
         self.in_force = num_steps
         self.opinions[self.candidates.bracket(self.batch)].wish = num_steps
@@ -105,7 +105,7 @@ class Controller:
 
 
 def decide(steps: int, ema: float, candidates: tuple[int, ...], rule: Bracket) -> int:
-    """Step down while the accepted drafts would fit into fewer steps; otherwise step up while they fill the steps.
+    """Step down while the accepted drafts would fit into fewer steps; else step up while they fill the steps.
 
     An average that is equal to a threshold steps down (<=) and never up (>).
     """

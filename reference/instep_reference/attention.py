@@ -18,14 +18,14 @@ from .weights import AttentionWeights
 
 @dataclass(frozen=True)
 class AttentionMemory:
-    """What an attention layer remembers of a request: keys (normed, rotated) and values [L, kv_heads, head_dim]."""
+    """An attention layer's memory of a request: keys (normed, rotated) and values [L, kv_heads, head_dim]."""
 
     keys: torch.Tensor
     values: torch.Tensor
 
 
 def empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> AttentionMemory:
-    """The memory before the first token: no rows."""
+    """Return the memory before the first token: no rows."""
     rows = torch.zeros(0, config.kv_heads, config.head_dim, dtype=dtype, device=device)
     return AttentionMemory(rows, rows)
 
@@ -34,10 +34,10 @@ def mix(
     config: ModelConfig, weights: AttentionWeights, normed: torch.Tensor, memory: AttentionMemory,
     positions: torch.Tensor, at: At, read: Read | None = None,
 ) -> tuple[torch.Tensor, AttentionMemory]:
-    """The attention layer between its input norm and its residual: T consecutive tokens of one request.
+    """Run the attention layer between its input norm and its residual: T consecutive tokens of one request.
 
-    read: attention over other rows of the memory than `attend` reads
-    Shapes:  normed (T, D)   positions (T,)  ->  (T, D), and the memory with the T new rows behind the old ones.
+    read: reads other rows of the memory than `attend` does
+    Shapes:  normed (T, D)   positions (T,)  ->  (T, D), and the memory with the T new rows after the old ones.
     Mirrors: transformers `Qwen3_5Attention`; differs in the width (HF: norms, rotary and softmax in fp32).
     """
     T, heads, kv_heads, width = normed.shape[0], config.heads, config.kv_heads, config.head_dim
@@ -57,7 +57,7 @@ Read = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Causal softmax attention. The T queries belong to the last T rows of memory; each sees the rows up to its own.
+    """Attend causally with softmax. The T queries are those of the last T rows; each sees the rows up to its own.
 
     Shapes:  query (T, heads, head_dim)   keys, values (L, kv_heads, head_dim), L >= T  ->  (T, heads, head_dim)
     Query head h reads kv head h // (heads / kv_heads).
@@ -65,7 +65,7 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tor
     (tokens, heads, width), (length, kv_heads, _) = query.shape, keys.shape
     keys, values = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (keys, values))
     scores = torch.einsum("thd,lhd->htl", query, keys) * width**-0.5  # (heads, T, L)
-    # Query t belongs to row L - T + t: what lies behind that is masked.
+    # Query t belongs to row L - T + t: later rows are masked.
     later = torch.ones(tokens, length, dtype=torch.bool, device=query.device).triu(length - tokens + 1)
     shares = scores.masked_fill(later, float("-inf")).softmax(-1)
     return torch.einsum("htl,lhd->thd", shares, values)

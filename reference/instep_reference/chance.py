@@ -1,6 +1,6 @@
-"""Rounding by chance, from the words of `contract/rounding.py`: where each number falls, in numpy.
+"""Stochastic rounding, from the words of `contract/rounding.py`: the number that each number rounds to, in numpy.
 
-Leaves out: how numbers are stored otherwise (scales, and rounding to nearest).
+Leaves out: the rest of storage (scales, and rounding to nearest).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WORD = np.uint64(0xFFFFFFFF)
 
 
 def uniforms(seed: int, layer: int, tokens: int, *shape: int) -> torch.Tensor:
-    """[*shape] fp64, multiples of 2 ** -CHANCE_BITS below 1: what decides where each element of a state falls.
+    """Draw [*shape] fp64, multiples of 2 ** -CHANCE_BITS below 1, which decide how each element of a state is rounded.
 
     tokens: how many there are in the state
     """
@@ -26,7 +26,7 @@ def uniforms(seed: int, layer: int, tokens: int, *shape: int) -> torch.Tensor:
 
 
 def philox(counter: tuple[np.ndarray | int, ...], key: int) -> list[np.ndarray]:
-    """Four words of 32 bits per counter of four (Salmon et al., 2011); key: 64 bits."""
+    """Return four words of 32 bits per counter of four (Salmon et al., 2011); key: 64 bits."""
     first, second, third, fourth = (np.asarray(word, dtype=np.uint64) & WORD for word in counter)
     low, high = np.uint64(key & 0xFFFFFFFF), np.uint64(key >> 32 & 0xFFFFFFFF)
     for _ in range(ROUNDS):

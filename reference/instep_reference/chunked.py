@@ -12,11 +12,11 @@ import torch
 
 At = Callable[[str, torch.Tensor], torch.Tensor]
 Inverse = Callable[[torch.Tensor], torch.Tensor]
-SOLVED = 16  # a triangular block of at most so many rows is inverted by substitution; a larger one is merged of two
+SOLVED = 16  # maximum rows of a triangular block that is inverted by substitution; a larger one is merged from two
 
 
 def merged(lower: torch.Tensor) -> torch.Tensor:
-    """(I + lower)^-1 for a strictly lower triangular (B, HV, T, T): two halves are inverted, and merged by products."""
+    """Invert I + lower, strictly lower triangular (B, HV, T, T): halves are inverted, and merged by products."""
     tokens = lower.shape[-1]
     if tokens <= SOLVED:
         return substituted(lower)
@@ -28,7 +28,7 @@ def merged(lower: torch.Tensor) -> torch.Tensor:
 
 
 def substituted(lower: torch.Tensor) -> torch.Tensor:
-    """The same inverse by substitution alone, row after row: no operand of a product is rounded on the way."""
+    """Compute the same inverse by substitution alone, row after row: no operand of a product is rounded on the way."""
     eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device).expand(lower.shape)
     solved: torch.Tensor = torch.linalg.solve_triangular(lower, eye, upper=False, unitriangular=True)
     return solved
@@ -38,7 +38,7 @@ def recur_in_chunks(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor,
     write: torch.Tensor, state: torch.Tensor, chunk: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `gdn.recur` computes, `chunk` tokens at a time.
+    """Compute `gdn.recur`, `chunk` tokens at a time.
 
     Let G_i be the sum of log_decay from the chunk's first token to token i. Let S be the state before the chunk, and
     u_i the update of token i: S_i = exp(log_decay_i) S_{i-1} + k_i u_i^T. With S_{i-1} unrolled this gives
@@ -65,7 +65,7 @@ def recur_by_products(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor,
     write: torch.Tensor, state: torch.Tensor, chunk: int, at: At, residual: bool = False, inverse: Inverse = merged,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`recur_in_chunks` as published kernels compute it: everything but the gates is a product of two matrices.
+    """Compute `recur_in_chunks` as published kernels do: everything but the gates is a product of two matrices.
 
     With A = strictly lower part of (erase k) k^T exp(G_i - G_j) and T = (I + A)^-1, per chunk:
 
@@ -73,15 +73,15 @@ def recur_by_products(
         o = (exp(G) q) S + (tril(q k^T) exp(G_i - G_j)) v_new
         S <- exp(G_end) S + (exp(G_end - G) k)^T v_new
 
-    Such kernels store w, u and v_new between launches. So each goes through `at`, which may round it: the computation
-    goes on with what `at` returns.
+    Such kernels store w, u and v_new between launches. So each goes through `at`, which may round it, and the
+    computation continues with the result of `at`.
 
     residual: T is applied to what is left to learn, and gates to the results of products instead of to their operands:
 
         v_new = T (write v - erase exp(G) (k S))        S <- exp(G_end) S + k^T (exp(G_end - G) v_new)
         o = exp(G) (q S) + (tril(q k^T) exp(G_i - G_j)) v_new
 
-    Nothing of this but T and the decayed q k^T is kept between launches. `at` is shown the updates as "update".
+    Only T and the decayed q k^T are kept between launches. `at` is shown the updates as "update".
 
     inverse: how T is formed, `merged` or `substituted`. Without rounding both are the same T.
 
@@ -146,7 +146,7 @@ def _one_chunk(
 
 
 def _between(total: torch.Tensor) -> torch.Tensor:
-    """exp(G_i - G_j) for j <= i, 0 for j > i: (B, HV, T, 1 or K) -> (B, HV, T, T, 1 or K)."""
+    """Compute exp(G_i - G_j) for j <= i, 0 for j > i: (B, HV, T, 1 or K) -> (B, HV, T, T, 1 or K)."""
     tokens = total.shape[2]
     later = torch.ones(tokens, tokens, dtype=torch.bool, device=total.device).triu(1)
     return (total[:, :, :, None] - total[:, :, None]).masked_fill(later[..., None], float("-inf")).exp()

@@ -116,7 +116,7 @@ class TensorModel:
 
 
 class ReferenceEngine(Rounds[torch.Tensor, Memories, AttentionMemory]):
-    """What an engine must do, in the dtype of the weights.
+    """The definition of an engine's behaviour, in the dtype of the weights.
 
     mode        which drafter, by name
     draft_with  a drafter to use instead, for example an `External` with a block drafter

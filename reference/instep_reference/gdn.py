@@ -20,14 +20,14 @@ from .weights import GdnWeights
 
 @dataclass(frozen=True)
 class GdnMemory:
-    """What a GDN layer remembers of a request: window [C, W-1], oldest first, and state [HV, K, V]."""
+    """A GDN layer's memory of a request: window [C, W-1], oldest first, and state [HV, K, V]."""
 
     window: torch.Tensor
     state: torch.Tensor
 
 
 def empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> GdnMemory:
-    """The memory before the first token: zeros."""
+    """Return the memory before the first token: zeros."""
     channels = 2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim
     return GdnMemory(
         window=torch.zeros(channels, config.conv_width - 1, dtype=dtype, device=device),
@@ -39,7 +39,7 @@ def mix(
     config: ModelConfig, weights: GdnWeights, normed: torch.Tensor, memory: GdnMemory, positions: torch.Tensor, at: At,
     rule: Rule | None = None, conv: Conv | None = None,
 ) -> tuple[torch.Tensor, GdnMemory]:
-    """The GDN layer between its input norm and its residual: T consecutive tokens of one request.
+    """Run the GDN layer between its input norm and its residual: T consecutive tokens of one request.
 
     rule, conv: the delta rule and the conv in another form than `recur` and `causal_conv`
     Shapes:  normed (T, D)  ->  (T, D), and the memory after the last of them. Positions play no part.
@@ -59,8 +59,7 @@ def mix(
 def state_after(
     config: ModelConfig, weights: GdnWeights, normed: torch.Tensor, memory: GdnMemory, at: At, conv: Conv | None = None
 ) -> torch.Tensor:
-    """The state [HV, K, V] that `mix` leaves, bit for bit, for whoever asks for nothing else: nothing is read from it.
-    """
+    """Return the state [HV, K, V] that `mix` leaves, bit for bit, without reading from it."""
     rows, _, _ = _rows(config, weights, normed, memory.window, at, conv or causal_conv)
     written = [*_written(state=memory.state[None], **{name: x for name, x in rows.items() if name != "q"})]
     updates, (_, state) = torch.cat([update for update, _ in written]), written[-1]  # (T, HV, V), (1, HV, K, V)
@@ -70,7 +69,7 @@ def state_after(
 def _rows(
     config: ModelConfig, weights: GdnWeights, normed: torch.Tensor, window: torch.Tensor, at: At, conv: Conv
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-    """What the rule is given of T tokens, by the names of `recur`; their gate z (T, HV, V); the window after them."""
+    """Inputs of the rule for T tokens, by the names of `recur`; their gate z (T, HV, V); the window after them."""
     T, H, HV = normed.shape[0], config.key_heads, config.value_heads
     K, V = config.key_dim, config.value_dim
     qkv = at("qkv", normed @ weights.qkv.T)  # (T, C), C = 2HK + HV*V
@@ -94,7 +93,7 @@ def _rows(
 def _by_shown_updates(
     rows: dict[str, torch.Tensor], own: torch.Tensor, state: torch.Tensor, before: torch.Tensor, at: At
 ) -> torch.Tensor:
-    """Shows the updates. If `at` gives others, the state is made of these; the read-out stays as it was."""
+    """Show the updates. If `at` returns others, the state is made from these; the read-out stays as it was."""
     update = at("update", own)  # (T, HV, V)
     return state if update is own else absorb(rows["k"], rows["log_decay"], update[None], before)
 
@@ -103,7 +102,7 @@ Conv = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, 
 
 
 def causal_conv(x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Depthwise: out[t] = sum_j weight[:, j] * input[t - (W-1) + j]. The window holds the inputs before row 0.
+    """Convolve depthwise: out[t] = sum_j weight[:, j] * input[t - (W-1) + j]; the window has the inputs before row 0.
 
     Shapes:  x (T, C)   weight (C, W)   window (C, W-1), oldest first  ->  (T, C), the window after the last row
     """
@@ -159,7 +158,7 @@ def left_by(
     k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor, write: torch.Tensor,
     state: torch.Tensor,
 ) -> torch.Tensor:
-    """The state that `recur` leaves, bit for bit; nothing is read from it."""
+    """Return the state that `recur` leaves, bit for bit; nothing is read from it."""
     return [state, *(after for _, after in _written(k, v, log_decay, erase, write, state))][-1]
 
 
@@ -167,7 +166,7 @@ def _written(
     k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor, write: torch.Tensor,
     state: torch.Tensor,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """What each token adds along its key, (B, HV, V), and the state after it: the lines of `recur` but the last."""
+    """Return each token's update along its key, (B, HV, V), and the state after it: `recur` without its last line."""
     for key, value, decay, erasing, writing in _tokens(k, v, log_decay, erase, write):  # (B, HV, ..) each
         state = _forget(state, decay)  # (B, HV, K, V)
         recalled = torch.einsum("bhk,bhkv->bhv", erasing * key, state)  # (B, HV, V)
@@ -189,7 +188,7 @@ def absorb(k: torch.Tensor, log_decay: torch.Tensor, update: torch.Tensor, state
 
 
 def _tokens(*rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """(B, T, ..) each -> token after token, what it has of each."""
+    """Iterate over tokens: (B, T, ..) each -> each token's part of each."""
     return zip(*(x.unbind(1) for x in rows), strict=True)
 
 

@@ -31,7 +31,7 @@ SIGN = 1 << 63
 
 
 def code(place: Place) -> int:
-    """The number of a place. The stages extend and chain run the same weights, so their places have the same number."""
+    """Number of a place. The stages extend and chain run the same weights, so their places have the same number."""
     family = "trunk" if place.stage == "trunk" else "draft"
     return crc32(f"{family}.{place.layer}.{place.component}".encode("ascii"))
 
@@ -121,11 +121,11 @@ class LabelModel:
         return picks
 
     def best(self, rows: Labels, count: int, stage: str, see: See) -> list[list[tuple[int, float]]]:
-        """Labels have no probabilities either: tokens and whole numbers that follow from the token that is named."""
+        """Derive tokens and integer scores from the named token: labels have no probabilities."""
         return [most_named(token, count, self.config.vocab) for token in self._largest(rows, stage, see)]
 
     def draw(self, rows: Labels, drawing: Drawing, stage: str, see: See) -> list[int]:
-        """Labels have no probabilities: a draw is a mixture of everything that it may depend on."""
+        """Mix everything that a draw may depend on: labels have no probabilities."""
         said, sampling = [], drawing.sampling
         known = (_bits(sampling.temperature), _bits(1.0 if sampling.top_p is None else sampling.top_p),
                  sampling.top_k or 0)
@@ -137,7 +137,7 @@ class LabelModel:
         return said
 
     def _largest(self, rows: Labels, stage: str, see: See) -> list[int]:
-        """The token that each row's logits name."""
+        """Return the token that each row's logits name."""
         own = code(Place(stage, AFTER_LAYERS, "logits"))
         tokens = [(mix(row, own) >> 1) % self.config.vocab for row in rows]
         logits = torch.zeros(len(tokens), self.config.vocab)
@@ -244,7 +244,7 @@ def _gdn(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[L
 
 
 def update_label(stage: str, layer: int, chain: int, k: int, v: int, log_decay: int, beta: int) -> int:
-    """The label of what a token adds to a state. It depends on the chain of all tokens before it."""
+    """Label a token's update of a state. It depends on the chain of all tokens before it."""
     label = chain
     for part in (k, v, log_decay, beta):
         label = mix(label, part)
@@ -252,7 +252,7 @@ def update_label(stage: str, layer: int, chain: int, k: int, v: int, log_decay: 
 
 
 def absorbed(chain: int, k: int, log_decay: int, update: int) -> int:
-    """The chain with one token more, made of what a ring keeps of the token."""
+    """Extend the chain by one token, from what a ring keeps of it."""
     return mix(chain, mix(mix(k, log_decay), update))
 
 
@@ -278,12 +278,12 @@ def _attention(
 
 
 def _total(keys: Sequence[int], values: Sequence[int], start: int = 0) -> int:
-    """What a query reads of entries at positions start, start + 1, .."""
+    """Total that a query reads from entries at positions start, start + 1, .."""
     return sum(mix(mix(*pair), position) for position, pair in enumerate(zip(keys, values, strict=True), start)) & MASK
 
 
 def _shape(component: str, config: ModelConfig) -> tuple[int, ...]:
-    """The shape of a row at a place; a place that is not in the table has hidden rows."""
+    """Return the shape of a row at a place; a place that is not in the table has hidden rows."""
     channels = 2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim
     shapes: dict[str, tuple[int, ...]] = {
         "joined": (2 * config.hidden,),
@@ -312,10 +312,10 @@ def _shape(component: str, config: ModelConfig) -> tuple[int, ...]:
 
 
 def _bits(number: float) -> int:
-    """The bits of a number of fp32."""
+    """Return the bits of an fp32 number."""
     return int.from_bytes(pack("<f", number), "little")
 
 
 def _signed(label: int) -> int:
-    """The same 64 bits as a two's complement number, as int64 holds them."""
+    """Return the same 64 bits as a two's complement number, as int64 holds them."""
     return label - (1 << 64) if label & SIGN else label

@@ -1,4 +1,4 @@
-"""The mixture of two labels (`contract/labels.py`), and what follows from the token that a label names.
+"""The mixture of two labels (`contract/labels.py`), and numbers that follow from the token that a label names.
 
 Leaves out: the engine that moves labels (`ledger.py`).
 """
@@ -13,7 +13,7 @@ MASK = (1 << 64) - 1
 
 
 def mix(a: int, b: int) -> int:
-    """One label made of two. In 64 bits two different mixtures do not meet by accident."""
+    """Mix two labels into one. In 64 bits two different mixtures do not collide by accident."""
     x = (a * MIX_A + b * MIX_B + MIX_C) & MASK
     x ^= x >> 29
     x = x * MIX_D & MASK
@@ -21,6 +21,6 @@ def mix(a: int, b: int) -> int:
 
 
 def most_named(token: int, count: int, vocab: int) -> list[tuple[int, float]]:
-    """What stands for the most probable tokens where the logits name this one."""
+    """Substitute for the most probable tokens if the logits name `token`: tokens, and log-probabilities."""
     falls = list(accumulate((mix(token, rank) >> 1) % SCORES for rank in range(count)))
     return [((token + rank) % vocab, -float(fall)) for rank, fall in enumerate(falls)]

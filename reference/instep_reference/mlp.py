@@ -1,4 +1,4 @@
-"""The MLP of a layer: SwiGLU, or a mixture of SwiGLU experts beside a shared one.
+"""The MLP of a layer: SwiGLU, or a mixture of SwiGLU experts with a shared one.
 
 Every expert that some row has chosen runs on all rows; the rows that did not choose it get weight 0. Leaves out:
 sorting tokens by expert.
@@ -14,21 +14,21 @@ from .weights import MlpWeights, MoeWeights
 
 
 def mlp(config: ModelConfig, weights: MlpWeights | MoeWeights, x: torch.Tensor) -> torch.Tensor:
-    """x (T, D) -> (T, D), dense or with experts, as the weights are."""
+    """Map x (T, D) -> (T, D), dense or with experts, as the weights are."""
     return swiglu(weights, x) if isinstance(weights, MlpWeights) else mixture(config, weights, x)
 
 
 def swiglu(weights: MlpWeights, x: torch.Tensor) -> torch.Tensor:
-    """down(silu(gate x) * up x)."""
+    """Compute down(silu(gate x) * up x)."""
     return (F.silu(x @ weights.gate.T) * (x @ weights.up.T)) @ weights.down.T
 
 
 def mixture(config: ModelConfig, weights: MoeWeights, x: torch.Tensor) -> torch.Tensor:
-    """sum over the chosen experts of share * expert(x), plus sigmoid(shared_gate x) * shared(x).
+    """Sum share * expert(x) over the chosen experts, plus sigmoid(shared_gate x) * shared(x).
 
     Mirrors: transformers `Qwen3NextSparseMoeBlock`, `Qwen3_5MoeSparseMoeBlock`; HF's router softmax is fp32.
     """
-    # One by one: experts that are equal have equal scores then, to the last bit. A product's columns may differ there.
+    # One by one, so that equal experts have equal scores to the last bit. The columns of one product may differ.
     shares = route(config, torch.stack([x @ weights.router[number] for number in range(len(weights.router))], dim=-1))
     out = torch.sigmoid(x @ weights.shared_gate.T) * swiglu(weights.shared, x)
     for expert in shares.any(0).nonzero().flatten().tolist():
@@ -37,10 +37,10 @@ def mixture(config: ModelConfig, weights: MoeWeights, x: torch.Tensor) -> torch.
 
 
 def route(config: ModelConfig, scores: torch.Tensor) -> torch.Tensor:
-    """Softmax over all experts, the top k of each row kept, renormalised if the configuration says so.
+    """Softmax over all experts, with the top k of each row kept, and renormalised if the configuration has it.
 
-    Of equal experts the lower number wins. (HF's `topk` promises nothing there.)
-    Shapes:  scores (T, E)  ->  shares (T, E), zero where an expert was not chosen.
+    On a tie the expert with the lower number wins. (HF's `topk` promises nothing for ties.)
+    Shapes:  scores (T, E)  ->  shares (T, E), zero for experts that were not chosen.
     """
     probabilities = scores.softmax(-1)
     ranked = probabilities.sort(dim=-1, descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""What a round of speculation needs of a model, and nothing more. So the same rounds run over numbers and over labels.
+"""The model interface of a round of speculation. So the same rounds run over numbers and over labels.
 
 Leaves out: the two models (tensors in `engine.py`, labels in `ledger.py`), and the rounds (`rounds.py`).
 """
@@ -16,8 +16,8 @@ from .contract.place import See
 from .sampling import Drawing
 
 Rows = TypeVar("Rows")  # hidden rows of some tokens, in order
-Memory = TypeVar("Memory")  # what the target's layers remember of a request
-Cache = TypeVar("Cache")  # what one MTP layer remembers of a request
+Memory = TypeVar("Memory")  # the memory of the target's layers about a request
+Cache = TypeVar("Cache")  # the memory of one MTP layer about a request
 
 
 class Model(Protocol[Rows, Memory, Cache]):
@@ -30,11 +30,11 @@ class Model(Protocol[Rows, Memory, Cache]):
     def device(self) -> torch.device: ...
 
     def nothing(self) -> Memory:
-        """The memory of a request before its first token."""
+        """Return the memory of a request before its first token."""
         ...
 
     def no_cache(self) -> Cache:
-        """The cache of an MTP layer before its first row."""
+        """Return the cache of an MTP layer before its first row."""
         ...
 
     def advance(self, tokens: Sequence[int], memory: Memory, start: int, see: See) -> tuple[Rows, Memory]:
@@ -48,32 +48,32 @@ class Model(Protocol[Rows, Memory, Cache]):
         ...
 
     def until(self, cache: Cache, count: int) -> Cache:
-        """The cache as it was after its first `count` rows."""
+        """Return the cache as it was after its first `count` rows."""
         ...
 
     def pick(self, rows: Rows, stage: str, see: See) -> list[int]:
-        """The argmax of the logits of each row. The draft head uses the target's lm_head."""
+        """Return the argmax of the logits of each row. The draft head uses the target's lm_head."""
         ...
 
     def best(self, rows: Rows, count: int, stage: str, see: See) -> list[list[tuple[int, float]]]:
-        """Of each row the most probable tokens and their log-probabilities, the most probable first."""
+        """Return the most probable tokens of each row and their log-probabilities, the most probable first."""
         ...
 
     def draw(self, rows: Rows, drawing: Drawing, stage: str, see: See) -> list[int]:
-        """A token per row of a window, drawn from its logits."""
+        """Draw a token per row of a window from its logits."""
         ...
 
     def last(self, rows: Rows, count: int = 1) -> Rows:
-        """The last row alone, or the last `count` > 0 of them, as far as there are so many."""
+        """Return the last row alone, or the last `count` > 0 rows, or all if there are fewer."""
         ...
 
     def join(self, parts: Sequence[Rows]) -> Rows:
-        """Rows one after another."""
+        """Concatenate rows."""
         ...
 
     def logical(
         self, length: int, root: int | None, proposal: int | None, hidden: Rows | None,
         memory: Memory, caches: Sequence[Cache], tail: Rows | None = None,
     ) -> RequestState:
-        """Copies of what is remembered of a request, in the canonical layout."""
+        """Copy the memory of a request into the canonical layout."""
         ...

@@ -30,8 +30,8 @@ from .verify import Node, verify
 class Standing(Generic[Rows, Memory, Cache]):
     """Everything a request has between rounds. It is a value, so a save only has to keep a reference to it.
 
-    final  of a tracked prefix alone: the target's rows of its last tokens, one for each MTP layer
-    tail   where prefixes are tracked: what such a prefix needs of them beside the rows that come next
+    final  only in a tracked prefix: the target's rows of its last tokens, one for each MTP layer
+    tail   if prefixes are tracked: the earlier rows that the final rows of the next prefix need
     """
 
     tokens: tuple[int, ...]  # committed: in KV and state
@@ -55,7 +55,7 @@ class Request(Generic[Rows, Memory, Cache]):
     picks: tuple[int, ...] = ()  # the target's own choice at each node
 
     def then(self, standing: Standing[Rows, Memory, Cache]) -> Request[Rows, Memory, Cache]:
-        """The request between rounds, in this standing."""
+        """Return the request between rounds, with this standing."""
         return Request(self.prompt, standing, self.sampling)
 
 
@@ -71,7 +71,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
         if room is not None and room.topk is not None and not isinstance(drafter, GrowsTrees):
             raise Unsupported("trees that the drafter grows (capacity.topk): this drafter proposes no trees")
         self.track_interval = None if room is None else room.track_interval
-        # A prefix has so many final rows: MTP layer i has read i tokens behind its row, so its last i + 1 rows are new.
+        # Number of final rows of a prefix: MTP layer i has read i tokens after its row, so its last i + 1 rows are new.
         self.layers = max(1, len(drafter.begin(model).caches)) if self.track_interval is not None else 1
         self.model, self.drafter, self.see = model, drafter, see
         self.adaptive = adaptive is not None
@@ -115,7 +115,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
         self, requests: Sequence[str], picks: Sequence[Sequence[int]] | None, parents: Sequence[Sequence[int]] | None,
         room: Capacity,
     ) -> Drafted:
-        """The drafter's own trees; the window is the given one, where one is given."""
+        """Grow the drafter's own trees; a given window replaces the grown one."""
         assert isinstance(self.drafter, GrowsTrees) and room.topk is not None, "asked at the start"
         drafts, own, shapes = [], [], []
         for i, name in enumerate(requests):
@@ -210,13 +210,13 @@ class Rounds(Generic[Rows, Memory, Cache]):
         self, live: Request[Rows, Memory, Cache], row: Row, final: Rows, tokens: Sequence[int],
         parents: Sequence[int] = (-1,),
     ) -> list[int]:
-        """The target's own choice behind each row of a window, or behind the one row of a window of one node."""
+        """Compute the target's own choice after each row of a window, or after the row of a one-node window."""
         if live.sampling is None or not live.sampling.draws:
             return self.model.pick(final, "trunk", self.see)
         return self.model.draw(final, Drawing(live.sampling, tokens, parents, row.uniforms), "trunk", self.see)
 
     def _taken(self, live: Request[Rows, Memory, Cache], path: Path) -> Standing[Rows, Memory, Cache]:
-        """The standing after a commit: its memory is the memory after the last accepted node."""
+        """Return the standing after a commit: its memory is the memory after the last accepted node."""
         taken = [live.nodes[node] for node in (0, *path.nodes)]
         tokens = tuple(node.token for node in taken)
         final = self.model.join([node.final for node in taken])
@@ -225,7 +225,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
     def _track_path(
         self, before: Request[Rows, Memory, Cache], path: Path, after: Standing[Rows, Memory, Cache], name: str
     ) -> int:
-        """Track up to the last multiple of the interval that an accepted path reaches -> so many tokens, or 0."""
+        """Track up to the last multiple of the interval that an accepted path reaches -> its number of tokens, or 0."""
         assert self.track_interval is not None, "nothing is tracked without an interval"
         count = len(after.tokens) // self.track_interval * self.track_interval
         reached = count - len(before.standing.tokens)
@@ -237,15 +237,15 @@ class Rounds(Generic[Rows, Memory, Cache]):
         return count
 
     def _newest(self, before: Standing[Rows, Memory, Cache], final: Rows) -> Rows:
-        """The target's rows of the last tokens, when the rows `final` are committed behind this standing."""
+        """Return the target's rows of the last tokens after the rows `final` are committed to this standing."""
         return self.model.last(final if before.tail is None else self.model.join((before.tail, final)), self.layers)
 
     def _track(
         self, standing: Standing[Rows, Memory, Cache], count: int, memory: Memory, final: Rows, name: str
     ) -> None:
-        """Keep the first `count` tokens of a request. memory, final: what the target had after them, and its last rows.
+        """Keep the first `count` tokens of a request. memory, final: the target's memory after them, and its last rows.
 
-        The last i + 1 rows of MTP layer i were made of tokens behind the prefix, which are this request's own.
+        The last i + 1 rows of MTP layer i depend on tokens after the prefix, which belong to this request.
         """
         caches = tuple(self.model.until(cache, max(0, count - 1 - layer))
                        for layer, cache in enumerate(standing.proposed.caches))  # fmt: skip
@@ -255,9 +255,9 @@ class Rounds(Generic[Rows, Memory, Cache]):
         self, before: Standing[Rows, Memory, Cache], tokens: tuple[int, ...], final: Rows, memory: Memory,
         following: tuple[int, ...], root: int | None,
     ) -> Standing[Rows, Memory, Cache]:
-        """The standing with `tokens` committed. The draft side takes in their rows too.
+        """Return the standing with `tokens` committed. The draft side takes in their rows too.
 
-        following: the known tokens behind the first of them, without the root; root: None while it is unknown
+        following: the known tokens after the first of them, without the root; root: None while it is unknown
         """
         known = following if root is None else (*following, root)
         proposed = self.drafter.extend(
@@ -291,10 +291,10 @@ class Rounds(Generic[Rows, Memory, Cache]):
         self.requests[request] = live.then(kept)
 
     def offload(self, name: str) -> None:
-        """Where a copy stands is no part of the definition."""
+        """Do nothing: the place of a copy is not part of the definition."""
 
     def fetch(self, name: str) -> None:
-        """As of an offload."""
+        """Do nothing, as in `offload`."""
 
     def evict(self, name: str) -> None:
         del self.saved[name]
@@ -312,10 +312,10 @@ class Rounds(Generic[Rows, Memory, Cache]):
         (self.preempted if request in self.preempted else self.requests).pop(request)
 
     def idle(self) -> None:
-        """An empty step: nothing to define."""
+        """Do nothing: an empty step has no effect."""
 
     def state(self, request: str) -> RequestState:
-        """The logical state. A round in flight is not part of it before its commit."""
+        """Return the logical state. A round in flight is not part of it before its commit."""
         standing = (self.requests.get(request) or self.preempted[request]).standing
         proposed = standing.proposed
         return self.model.logical(
@@ -323,7 +323,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
             standing.memory, proposed.caches, standing.tail)
 
     def prefix(self, name: str) -> RequestState:
-        """What is tracked under a name."""
+        """Return the prefix that is tracked under a name."""
         kept = self.saved[name]
         state = self.model.logical(
             len(kept.tokens), None, None, None, kept.memory, kept.proposed.caches, tail=kept.final)
@@ -331,7 +331,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
         return replace(state, tail={level: final[:-1]} if len(final) > 1 else {}, final=final[-1])
 
     def _table(self, rows: list[list[int]]) -> torch.Tensor:
-        """Rows as a table [B, n] int64. Trees of a batch may differ in size: shorter rows end in -1."""
+        """Build a table [B, n] int64 from rows. Trees of a batch may differ in size: shorter rows end in -1."""
         width = max(map(len, rows), default=self.num_steps)
         padded = [row + [-1] * (width - len(row)) for row in rows]
         return torch.tensor(padded, dtype=torch.int64, device=self.model.device).reshape(len(rows), width)

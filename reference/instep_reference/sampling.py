@@ -1,4 +1,4 @@
-"""What a target's logits say when a request samples: probabilities, and one drawn token per row.
+"""Probabilities of a sampling request from the target's logits, and one drawn token per row.
 
 Written from the definition in `contract/sampling.py`, with a sort. Leaves out: acceptance, which walks along the
 drawn tokens (`acceptance.py`).
@@ -17,7 +17,7 @@ from .contract.sampling import Sampling
 
 @dataclass(frozen=True)
 class Drawing:
-    """What a draw depends on beside the logits: a window (a single row is a window of one node), and the uniforms.
+    """Inputs of a draw in addition to the logits: a window (a single row is a window of one node), and the uniforms.
 
     uniforms  one per node, then the final one; for a window of one node the final one alone
     """
@@ -29,7 +29,7 @@ class Drawing:
 
     @classmethod
     def alone(cls, sampling: Sampling, uniforms: Sequence[float]) -> Drawing:
-        """Of a row that has no window: a window of one node."""
+        """Make the inputs for a row without a window: a window of one node."""
         return cls(sampling, (0,), (-1,), uniforms)
 
     @property
@@ -43,7 +43,7 @@ class Drawing:
 
 
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Logits (T, vocab) -> the probabilities with which each row's token is drawn."""
+    """Turn logits (T, vocab) into the probabilities with which each row's token is drawn."""
     vocab = logits.shape[1]
     falling, ids = logits.sort(dim=-1, descending=True, stable=True)
     first = torch.arange(vocab, device=logits.device) < (vocab if sampling.top_k is None else sampling.top_k)
@@ -56,7 +56,7 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def most_probable(logits: torch.Tensor, count: int) -> list[list[tuple[int, float]]]:
-    """Of each row (T, vocab) the most probable tokens and log_softmax there; of equal logits the lower token first."""
+    """Return the most probable tokens of each row (T, vocab) and log_softmax there; on a tie the lower token first."""
     chances = logits.log_softmax(-1)
     order = logits.sort(dim=-1, descending=True, stable=True).indices[:, :count]
     pairs = zip(order.tolist(), chances.gather(1, order).tolist(), strict=True)
@@ -64,12 +64,12 @@ def most_probable(logits: torch.Tensor, count: int) -> list[list[tuple[int, floa
 
 
 def drawn(logits: torch.Tensor, drawing: Drawing) -> list[int]:
-    """The choice of every row of a window, given its logits (T, vocab)."""
+    """Draw the choice of every row of a window, given its logits (T, vocab)."""
     uniforms = logits.new_tensor([*drawing.at_nodes, drawing.final])
     probs = probabilities(logits, drawing.sampling)
     return draws(drawing.tokens, drawing.parents, probs, uniforms[:-1], uniforms[-1])
 
 
 def fp32(number: float, like: torch.Tensor) -> torch.Tensor:
-    """A number of the request as both sides take it: rounded to fp32, then in the width of the logits."""
+    """Round a number of the request as both sides do: to fp32, then to the width of the logits."""
     return torch.tensor(number, dtype=torch.float32, device=like.device).to(like.dtype)

@@ -1,6 +1,6 @@
 """The model: embedding, layers, final norm, head. Memory is a value: a function takes it and returns a new one.
 
-Leaves out: the draft head (`draft/`), and which tokens to run (`rounds.py`).
+Leaves out: the draft head (`draft/`), and the choice of tokens to run (`rounds.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Forms = Mapping[LayerKind, Mapping[str, Any]]
 def empty_memory(
     config: ModelConfig, kind: LayerKind, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> LayerMemory:
-    """What a layer of this kind remembers before the first token."""
+    """Return the memory of a layer of this kind before the first token."""
     memory: LayerMemory = KINDS[kind].empty(config, dtype, device)
     return memory
 

@@ -1,7 +1,7 @@
 """Verify is decoding: each node of a window is one token that is decoded from its parent's memory.
 
-The same function serves chains and trees. A commit then takes the memory of one node. Leaves out: the choice of this
-node (`acceptance.py`).
+The same function is used for chains and trees. A commit then takes the memory of one node. Leaves out: the choice of
+this node (`acceptance.py`).
 """
 
 from __future__ import annotations

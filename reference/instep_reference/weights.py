@@ -1,6 +1,6 @@
 """Stored tensors become the reference's own weights: projections unpacked, one object per expert, one dtype for all.
 
-To cast a stored bf16 or fp32 to fp64 is exact. Leaves out: reading and verifying (`contract.checkpoint`).
+Casting a stored bf16 or fp32 to fp64 is exact. Leaves out: reading and verifying (`contract.checkpoint`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ class GdnWeights:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """query_gate [heads*2*head_dim, D], per head query then gate; key, value [kv_heads*head_dim, D];
-    query_norm, key_norm [head_dim]; out [D, heads*head_dim]."""
+    """Weights of a full attention layer.
+
+    query_gate [heads*2*head_dim, D], per head query then gate; key, value [kv_heads*head_dim, D];
+    query_norm, key_norm [head_dim]; out [D, heads*head_dim].
+    """
 
     query_gate: torch.Tensor
     key: torch.Tensor
@@ -132,7 +135,7 @@ def _layers(config: ModelConfig, root: str, checkpoint: Checkpoint, get: Get) ->
 
 
 def layer_of(config: ModelConfig, at: str, index: int, stored: Container[str], get: Get) -> LayerWeights:
-    """One layer. at: how the names of its tensors begin; stored: all names there are."""
+    """Load one layer. at: prefix of the names of its tensors; stored: all names there are."""
     gdn = config.layer_kinds[index] == "gdn"
     experts = config.experts and index not in config.dense_layers
     return LayerWeights(
@@ -162,7 +165,7 @@ def _separate(config: ModelConfig, at: str, get: Get) -> tuple[torch.Tensor, ...
 
 
 def _interleaved(config: ModelConfig, at: str, get: Get) -> tuple[torch.Tensor, ...]:
-    """Qwen3-Next: rows are stored per key head, [q K | k K | v rV | z rV] and [b r | a r]; collect each over the heads.
+    """Collect rows over the heads: Qwen3-Next stores them per key head, [q K | k K | v rV | z rV] and [b r | a r].
 
     Mirrors: transformers `Qwen3NextGatedDeltaNet.fix_query_key_value_ordering`, done to the weights instead.
     """

@@ -1,4 +1,4 @@
-"""What both sides agree on: events, answers, places, configuration, checkpoint. Nothing here computes.
+"""The contract between both sides: events, answers, places, configuration, checkpoint. Nothing here computes.
 
 These are the public names; start reading at `engine.py`. They are imported on first use, so that errors and
 configurations can be used without torch. Leaves out: types that are only unions or aliases (import those from their

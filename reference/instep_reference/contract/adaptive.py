@@ -1,4 +1,4 @@
-"""Adaptive step counts: the file as written, and the specification, which each side implements by itself.
+"""Adaptive step counts: the file as written, and the specification, which each side implements separately.
 
 Leaves out every computation. Defaults for candidates, insertion, the choice of a bracket and the controller are written
 twice, in `instep_reference.adaptive` and `instep_optimized.adaptive`, from the text below.
@@ -8,18 +8,18 @@ The file
   (decimal integers, at least 1). A flat object is one bracket for every batch size.
 
 Candidates, per bracket
-  1. `candidate_steps`, or {1, 3, 7} when left out; the initial step count is inserted if it is missing,
-     and a message says so (each engine keeps its own in `messages`; the wording is not compared); then sorted,
+  1. `candidate_steps`, or {1, 3, 7} without it; the initial step count is inserted if it is missing,
+     and a message reports it (each engine keeps its own in `messages`; the wording is not compared); then sorted,
      without duplicates. 0 may be among them: no speculation.
   2. The bracket of a batch of b requests is the one with the largest key not above b; below all keys,
      the one with the smallest key.
   3. Pools, and the budget that sizes them, take the maximum over all brackets, plus one.
   4. Without a file there is no controller: the initial count is the only candidate and the wish is always
-     what is in force. `set_num_steps` may say 0 or any candidate of any bracket. Drafts that form a tree
+     the count in force. `set_num_steps` may set 0 or any candidate of any bracket. Drafts that form a tree
      are refused (Unsupported) while there is a file.
 
-What is remembered
-  in_force    the step count in force: the initial one, then whatever `set_num_steps` said last
+State
+  in_force    the step count in force: the initial one, then the argument of the last `set_num_steps`
   batch       the size of the last counted batch; 0 before the first
   probing     true from a `set_num_steps(n > 0)` while in_force was 0 until the next commit event that is
               counted, or until `set_num_steps(0)`
@@ -44,16 +44,16 @@ A counted batch of size b, in its bracket, in this order (n = in_force throughou
 
 decide(n, ema), candidates of this bracket, thresholds in 64-bit floats
   Down: while there is a candidate below n, call the nearest one m: if ema <= m - 0.5 + down_hysteresis
-  (for m = 0: ema <= 0.5 + down_hysteresis), n <- m and go on; otherwise stop.
+  (for m = 0: ema <= 0.5 + down_hysteresis), n <- m and repeat; otherwise stop.
   Up, only if nothing was stepped down: while there is a candidate above n, call the nearest one m:
-  if ema > n - 0.5 + up_hysteresis, n <- m and go on; otherwise stop. (Up starts from n > 0 always:
+  if ema > n - 0.5 + up_hysteresis, n <- m and repeat; otherwise stop. (Up starts from n > 0 always:
   0 is left by a probe round only, which is judged at once, by the same rule, and returns to 0 or stays.)
 
 In the engine
   `set_num_steps(n)`: in_force <- n, probing as above, and the wish of the bracket of `batch` <- n.
-  `next_num_steps()`: the wish of the bracket of `batch`. Asking changes nothing. The driver reads it between
-  rounds and applies it with the lag of the trace's header. Until then (it may never apply it) the engine goes on
-  at in_force. Nothing else touches the controller: not save, load, preempt, resume, finish, abort or idle.
+  `next_num_steps()`: the wish of the bracket of `batch`. Calling it changes nothing. The driver reads it between
+  rounds and applies it with the lag of the trace's header. Until then (it may never apply it) the engine continues
+  with in_force. Nothing else touches the controller: not save, load, preempt, resume, finish, abort or idle.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from .errors import BadInput
 LONGEST_KEY = 9  # digits of a batch size
 
 class Bracket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The fields of the file for one range of batch sizes. `candidate_steps` is None if the file does not have it."""
+    """Fields of the file for one range of batch sizes. `candidate_steps` is None if the file does not have it."""
 
     candidate_steps: tuple[int, ...] | None = None
     ema_alpha: float = 0.2
@@ -113,7 +113,7 @@ class AdaptiveFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         return cls(by_batch={_batch(key, field): _bracket(inner, f"{field}.{key}") for key, inner in value.items()})
 
     def written(self) -> dict[str, Any]:
-        """Back to plain JSON values."""
+        """Convert back to plain JSON values."""
         if self.flat is not None:
             return dict(msgspec.to_builtins(self.flat))
         return {str(batch): msgspec.to_builtins(bracket) for batch, bracket in self.by_batch.items()}
@@ -134,7 +134,7 @@ def _bracket(value: dict[str, Any], field: str) -> Bracket:
 
 
 def _within(bracket: Bracket, field: str) -> None:
-    """Check the ranges of values. They are not in the schema, for its messages would be less clear."""
+    """Check the ranges of values. They are not in the schema, because its messages would be less clear."""
     steps = bracket.candidate_steps
     rules = (
         ("candidate_steps", steps, steps is None or (len(steps) > 0 and min(steps) >= 0), "step counts of at least 0"),
@@ -156,7 +156,7 @@ def _batch(key: str, field: str) -> int:
 
 
 def _unique(pairs: list[tuple[str, Any]], field: str) -> dict[str, Any]:
-    """Refuse a key that stands twice. JSON allows it, and the parser would silently take the last one."""
+    """Refuse a key that occurs twice. JSON allows it, and the parser would silently take the last one."""
     keys = [key for key, _ in pairs]
     for key in keys:
         if keys.count(key) > 1:

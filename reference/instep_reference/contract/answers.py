@@ -1,4 +1,4 @@
-"""What an engine answers to an event, and the logical state of a request.
+"""An engine's answers to events, and the logical state of a request.
 
 Leaves out: the events (`engine.py`), and how exact an answer must be.
 """
@@ -19,8 +19,8 @@ class Drafted:
 
     own is the head's argmax after the drafts in use, not after its own; -1 without a head. Trees of one batch may
     differ in size: then n is the largest, and shorter rows end in -1.
-    own_parents [B, m] int64: where the drafter grows trees, the parent of each draft of its own tree. There own [B, m]
-    are the tokens of that tree, also where another window is given.
+    own_parents [B, m] int64: if the drafter grows trees, the parent of each draft of its tree. own [B, m] then has the
+    tokens of that tree, also if another window is given.
     """
 
     drafts: torch.Tensor
@@ -30,12 +30,12 @@ class Drafted:
 
 @dataclass(frozen=True)
 class Forwarded:
-    """What the target said.
+    """The target's results.
 
     roots  request -> the root in force after a decode row or a last prefill chunk. A look-up may wait for the device
     own    request -> int64 [rows]: the target's own choice. One per node of a verified window, one for a decode row and
            for a last prefill chunk; a request with an unfinished prompt has no entry
-    tracked  request -> how many tokens the prefix has that was tracked of it
+    tracked  request -> the number of tokens of its tracked prefix
     """
 
     roots: Mapping[str, int]
@@ -52,7 +52,7 @@ class Committed:
     accept_index [B, width]        nodes on the accepted path, root first, -1 padded; width = the longest window
     last_correct_step_indices [B]  the node whose state is committed
     bonus [B]                      the next root
-    own_num_correct_drafts [B], own_bonus [B]   the engine's own acceptance, also where the event gave paths
+    own_num_correct_drafts [B], own_bonus [B]   the engine's own acceptance, also if the event gave paths
     tracked                        as in `Forwarded`; a request that reached no multiple of the interval has no entry
     """
 
@@ -71,11 +71,10 @@ Answer = Drafted | Forwarded | Committed
 
 @dataclass(frozen=True)
 class RequestState:
-    """The logical state of a request, in the canonical layout; a copy, never a view. Drafts and windows are not in it.
+    """The logical state of a request, in the canonical layout; a copy, never a view. It has no drafts and no window.
 
     Between a verify and its commit everything is as before the verify, except `conv` and `state`. These two belong to
     no request then: an engine may hold anything there, and they are not compared.
-
     length      committed tokens, L
     root        the root token, or None while the prompt is unfinished
     proposal    draft 1 as draft extend proposes it (argmax), or None while there is no root, or no draft head in use
@@ -84,11 +83,11 @@ class RequestState:
     state       GDN layer -> [HV, K, V]
     keys, values              attention layer -> [L, kv_heads, head_dim]
     draft_keys, draft_values  MTP layer -> [L, kv_heads, head_dim]: after every event as long as the target's
-    tail        where prefixes are tracked, and m > 1 MTP layers are in use: AFTER_LAYERS -> [min(L, m - 1), D], the
-                target's final hidden rows of the last tokens. Otherwise, and before the first token, there is none
-    final [D]   of a tracked prefix alone: the target's final hidden row of its last token. Of it, draft_keys and
-                draft_values of MTP layer i have L - 1 - i rows, `tail` the rows before the final one, and there is no
-                root and no proposal
+    tail        if prefixes are tracked, and m > 1 MTP layers are in use: AFTER_LAYERS -> [min(L, m - 1), D], the
+                target's final hidden rows of the last tokens. Else, and before the first token, there is none
+    final [D]   only for a tracked prefix: the target's final hidden row of its last token. In a prefix, draft_keys and
+                draft_values of MTP layer i have L - 1 - i rows, `tail` has the rows before the final one, and there is
+                no root and no proposal
     """
 
     length: int
@@ -105,7 +104,7 @@ class RequestState:
     final: torch.Tensor | None = field(default=None, kw_only=True)
 
     def parts(self) -> Iterator[tuple[Place, torch.Tensor]]:
-        """Every tensor that belongs to a layer, with the place where an event writes it; nothing is copied.
+        """List every tensor that belongs to a layer, with the place where an event writes it; nothing is copied.
 
         By field in the order above, then by layer.
         """
@@ -114,5 +113,5 @@ class RequestState:
                 yield memory_place(name, layer), tensor
 
 
-# What a request keeps in its layers, by field: the one list that saving, restoring, checks and reports go by.
+# A request's memory in its layers, by field: the one list that saving, restoring, checks and reports use.
 MEMORY = tuple(each.name for each in fields(RequestState) if str(each.type).startswith("dict["))

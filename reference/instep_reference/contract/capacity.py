@@ -1,32 +1,32 @@
 """How much room an engine has: slots, pages, tokens, nodes. Both sides and the event rules use this.
 
-Leaves out: what the room costs (each side's own).
+Leaves out: the cost of the room (each side's own).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST_NODES = 63  # of a tree: the ancestors of a node are bits of an int64, whose sign stays clear
+MOST_NODES = 63  # maximum nodes of a tree: the ancestors of a node are bits of an int64, whose sign stays clear
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """How much room an engine has, as the header of a trace says. Both sides and the event rules use this.
+    """The room of an engine, from the header of a trace. Both sides and the event rules use this.
 
     slots          the order in which free slots are handed out: the first free one in this order.
                    Slot 0 is reserved and never listed.
     pages          the order in which free KV pages are handed out; page 0 is reserved.
     page_size      tokens per KV page
-    max_tokens     the most tokens one forward may carry, over all rows
-    max_positions  the most positions one request may have, drafts in flight included; None: as many as all pages hold
-    num_draft_tokens  where windows may be trees: the most nodes of a window, its root included. Pools, budget and
+    max_tokens     maximum number of tokens of one forward, over all rows
+    max_positions  maximum number of positions of one request, with drafts in flight; None: as many as all pages hold
+    num_draft_tokens  if windows may be trees: maximum number of nodes of a window, its root included. Pools, budget and
                    pages count nodes. None: every window is a chain of the step count in force
-    track_interval  prefixes of requests are tracked at multiples of so many tokens; None: none is
-    tracked        the most tracked prefixes on the device: for one more, another one goes to the host or is evicted.
-                   None: any number
-    topk           with num_draft_tokens: every draft event grows trees of its own (`contract/grown.py`), with so many
-                   children per node. None: the drafter proposes chains
+    track_interval  prefixes of requests are tracked at multiples of this many tokens; None: none is
+    tracked        maximum number of tracked prefixes on the device: for one more, another goes to the host or is
+                   evicted. None: any number
+    topk           with num_draft_tokens: in every draft event the drafter grows trees (`contract/grown.py`) with this
+                   many children per node. None: the drafter proposes chains
     """
 
     slots: tuple[int, ...]
@@ -40,20 +40,20 @@ class Capacity:
     tracked: int | None = None
 
     def grown(self, num_steps: int) -> int:
-        """The drafts of a tree that the drafter grows itself; 0: it grows none."""
+        """Return the drafts of a tree that the drafter grows itself; 0: it grows none."""
         if self.topk is None or not num_steps:
             return 0
         return min((self.num_draft_tokens or 0) - 1, self.topk + (num_steps - 1) * self.topk**2)
 
     def drafted(self, num_steps: int, drafts: int) -> int:
-        """The positions behind the length that a draft event may write, for a window of so many drafts.
+        """Return the positions after the length that a draft event may write, for a window of `drafts` drafts.
 
-        The draft head's rows of all beams stand side by side, also those that are no part of the window.
+        The draft head has rows for all beams, side by side, also for those that are not part of the window.
         """
         return max(drafts, (self.topk or 0) * (num_steps - 1))
 
     def widest(self, num_steps: int) -> int:
-        """The tokens of the widest window, where so many drafts a round are the most that a chain has."""
+        """Return the tokens of the widest window, if a chain has at most `num_steps` drafts a round."""
         return max(num_steps + 1, self.num_draft_tokens or 0)
 
     @property
@@ -63,15 +63,15 @@ class Capacity:
 
     @property
     def total_positions(self) -> int:
-        """How many positions all pages hold."""
+        """Number of positions that all pages hold."""
         return len(self.pages) * self.page_size
 
     @property
     def request_positions(self) -> int:
-        """The most positions one request may have."""
+        """Maximum number of positions of one request."""
         return self.total_positions if self.max_positions is None else self.max_positions
 
     @property
     def request_pages(self) -> int:
-        """The most pages one request may own: the width of a page table."""
+        """Maximum number of pages of one request: the width of a page table."""
         return -(-self.request_positions // self.page_size)

@@ -1,4 +1,4 @@
-"""A Hugging Face model directory: configuration and tensors as they are stored, verified before anything is loaded.
+"""A Hugging Face model directory: configuration and tensors as stored, verified before anything is loaded.
 
 Leaves out: unpacking and casting (each side does that itself), and every format but safetensors.
 """
@@ -34,8 +34,11 @@ HASHED_AT_ONCE = 1 << 20  # bytes
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """config; tensors by text-model name (`model.*`, `lm_head.weight`, `mtp.*`), each in its stored dtype;
-    digest: sha256 of `config.json` and of the tensor files, in the order of their names."""
+    """A loaded checkpoint.
+
+    config; tensors by text-model name (`model.*`, `lm_head.weight`, `mtp.*`), each in its stored dtype;
+    digest: sha256 of `config.json` and of the tensor files, in the order of their names.
+    """
 
     config: ModelConfig
     tensors: Mapping[str, torch.Tensor]
@@ -43,16 +46,16 @@ class Checkpoint:
 
     @classmethod
     def open(cls, directory: Path | str) -> Checkpoint:
-        """Read a directory; whatever is wrong with it is a `BadInput` that names the tensor or the field."""
+        """Read a directory; any fault in it is a `BadInput` that names the tensor or the field."""
         disk = OnDisk.open(directory)
         return cls(disk.config, MappingProxyType(disk.read(disk.stored)), disk.digest())
 
 
 @dataclass(frozen=True)
 class OnDisk:
-    """A checkpoint that may be larger than memory: names and shapes are verified; a tensor is read when asked for.
+    """A checkpoint that may be larger than memory: names and shapes are verified; a tensor is read on demand.
 
-    files: `config.json` and the tensor files;  stored: text-model name -> where the tensor stands
+    files: `config.json` and the tensor files;  stored: text-model name -> the place of the tensor
     """
 
     config: ModelConfig
@@ -61,7 +64,7 @@ class OnDisk:
 
     @classmethod
     def open(cls, directory: Path | str) -> OnDisk:
-        """Read what stands in front of the tensors; no tensor is read."""
+        """Read the headers of the tensor files; no tensor is read."""
         directory = Path(directory)
         if not directory.is_dir():
             raise BadInput(str(directory), found="no such directory", expected="a model directory")
@@ -75,11 +78,11 @@ class OnDisk:
         return cls(config, (directory / "config.json", *files), MappingProxyType(stored))
 
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """These tensors, in their stored dtypes. All must be finite numbers."""
+        """Read these tensors, in their stored dtypes. All must be finite numbers."""
         return _load({name: self.stored[name] for name in names})
 
     def rows(self, name: str, spans: Iterable[slice]) -> Iterator[torch.Tensor]:
-        """These spans of rows of one tensor, one after another, and nothing else of it."""
+        """Read these spans of rows of one tensor, one after another, and nothing else of it."""
         where = self.stored[name]
         with _whole(where.file) as opened:
             whole = opened.get_slice(where.name)
@@ -89,13 +92,13 @@ class OnDisk:
                 yield part
 
     def digest(self) -> str:
-        """As `Checkpoint.digest`; every byte of the files is read for it."""
+        """Compute `Checkpoint.digest`, which reads every byte of the files."""
         return _digest(self.files)
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """Where a tensor stands: its file, its name there, its shape."""
+    """The place of a tensor: its file, its name there, its shape."""
 
     file: Path
     name: str
@@ -103,7 +106,7 @@ class _Stored:
 
 
 def _files(directory: Path) -> list[Path]:
-    """The tensor files of a directory: one, or those that the index names."""
+    """List the tensor files of a directory: one, or those that the index names."""
     if (directory / INDEX).exists() and (directory / SINGLE).exists():
         raise BadInput(str(directory), found=f"both {SINGLE} and {INDEX}", expected="one of them: they may differ")
     if (directory / INDEX).exists():
@@ -131,7 +134,7 @@ def _indexed(directory: Path) -> list[Path]:
 
 
 def _stored(files: Iterable[Path]) -> dict[str, _Stored]:
-    """Text-model name -> where the tensor stands. Visual weights are skipped."""
+    """Map text-model names to the places of their tensors. Visual weights are skipped."""
     stored: dict[str, _Stored] = {}
     for file in files:
         with _whole(file) as opened:
@@ -149,7 +152,7 @@ def _stored(files: Iterable[Path]) -> dict[str, _Stored]:
 
 @contextmanager
 def _whole(file: Path) -> Iterator[Any]:
-    """The file, opened; what is wrong with it is bad input."""
+    """Open the file; any fault in it is bad input."""
     try:
         with safe_open(file, framework="pt") as opened:
             yield opened
@@ -158,22 +161,22 @@ def _whole(file: Path) -> Iterator[Any]:
 
 
 def _text_name(name: str) -> str:
-    """`model.language_model.x` and `language_model.model.x` are multimodal spellings of `model.x`."""
+    """Turn the multimodal spellings `model.language_model.x` and `language_model.model.x` into `model.x`."""
     name = re.sub(r"^model\.language_model\.", "model.", name)
     return re.sub(r"^language_model\.(model|lm_head)\.", r"\1.", name)
 
 
 def _count_mtp_layers(names: Iterable[str]) -> int:
-    """How many different layer numbers the `mtp.layers.*` tensors have.
+    """Count the different layer numbers of the `mtp.layers.*` tensors.
 
-    If a number is left out, `_verify` finds that layer missing, and the layer behind it unexpected.
+    If a number is missing, `_verify` reports that layer as missing, and the layer after the last one as unexpected.
     """
     return len({found[1] for name in names if (found := MTP_LAYER.match(name))})
 
 
 def _verify(config: ModelConfig, stored: Mapping[str, _Stored]) -> None:
     expected = set()
-    for name, shape in each_shape(config, stored):  # ends at the first that is missing, however many are expected
+    for name, shape in each_shape(config, stored):  # ends at the first missing one, however many are expected
         expected.add(name)
         if name not in stored:
             hint = "without a draft head, config.json must say so: mtp_num_hidden_layers 0" if MTP.match(name) else ""
@@ -187,7 +190,7 @@ def _verify(config: ModelConfig, stored: Mapping[str, _Stored]) -> None:
 
 
 def _load(stored: Mapping[str, _Stored]) -> dict[str, torch.Tensor]:
-    """These tensors. Each file is opened once, because to open it reads its whole header."""
+    """Load these tensors. Each file is opened once, because opening it reads its whole header."""
     tensors: dict[str, torch.Tensor] = {}
     for file, held in groupby(stored.items(), key=lambda item: item[1].file):
         with _whole(file) as opened:
@@ -200,7 +203,7 @@ def _load(stored: Mapping[str, _Stored]) -> dict[str, torch.Tensor]:
 def _usable(name: str, tensor: torch.Tensor) -> None:
     if tensor.dtype not in DTYPES:
         raise BadInput(f"tensor {name}", found=tensor.dtype, expected="float32, bfloat16, float16 or float64")
-    # The extremes show a NaN, too, and nothing as large as the tensor is made.
+    # The extremes show a NaN, too, and need no copy as large as the tensor.
     if tensor.numel() and not all(math.isfinite(float(end)) for end in tensor.aminmax()):
         raise BadInput(f"tensor {name}", found="NaN or infinite values", expected="finite values only")
 

@@ -17,19 +17,19 @@ LayerKind = Literal["gdn", "attention"]
 
 DENSE_TYPES = ("qwen3_5",)
 MOE_TYPES = ("qwen3_next", "qwen3_5_moe")
-TEXT_SUFFIX = "_text"  # the text part of a multimodal file is of type qwen3_5_text: the same model
+TEXT_SUFFIX = "_text"  # the text part of a multimodal file has the type qwen3_5_text: the same model
 KINDS: dict[str, LayerKind] = {"linear_attention": "gdn", "full_attention": "attention"}
 OUTPUT_GATES: dict[str, Literal["silu", "sigmoid"]] = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
-# Names under which files state how many MTP layers there are. Qwen3-Next's files state none:
-# there the names of the tensors say it (`checkpoint.py`).
+# Names under which files state the number of MTP layers. Qwen3-Next's files state none:
+# it follows from the names of the tensors (`checkpoint.py`).
 MTP_FIELDS = ("mtp_num_hidden_layers", "num_mtp_layers", "num_nextn_predict_layers")
 ROPE_OBJECTS = ("rope_parameters", "rope_scaling")  # today's name and the older one
-# Defaults of the Hugging Face classes for fields that real files leave out.
+# Defaults of the Hugging Face classes for fields that real files omit.
 ATTENTION_INTERVAL = 4
 PARTIAL_ROTARY_FACTOR = 0.25
 HEAD_DIM = 256
-LARGEST = (1 << 63) - 1  # of a tensor's axis
-MOST_LAYERS = (1 << 16) - 1  # under `place.AFTER_LAYERS`, which must sort behind every layer
+LARGEST = (1 << 63) - 1  # largest length of a tensor's axis
+MOST_LAYERS = (1 << 16) - 1  # below `place.AFTER_LAYERS`, which must sort after every layer
 
 
 @dataclass(frozen=True)
@@ -71,22 +71,22 @@ class ModelConfig:
 
     @classmethod
     def from_file(cls, path: Path | str) -> ModelConfig:
-        """Read a `config.json`; whatever is wrong with it is a `BadInput` that names the field."""
+        """Read a `config.json`; any fault in it is a `BadInput` that names the field."""
         return cls.from_dict(read_json(Path(path)))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ModelConfig:
-        """The same from decoded JSON; multimodal files are read at their `text_config`."""
+        """Read decoded JSON; multimodal files are read at their `text_config`."""
         return _read(_Fields(_text_part(data), data))
 
     def drafter(self) -> ModelConfig:
-        """The draft head as a model of its own: as many attention layers as MTP layers, with the trunk's MLP or MoE."""
+        """Describe the draft head as a model: an attention layer per MTP layer, with the trunk's MLP or MoE."""
         kinds: tuple[LayerKind, ...] = tuple("attention" for _ in range(self.mtp_layers))
         return replace(self, layer_kinds=kinds, dense_layers=(), mtp_layers=0)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or a `BadInput` that names the file."""
+    """Read a JSON object from a file, or raise a `BadInput` that names the file."""
     try:
         data = msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:
@@ -99,7 +99,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def states_mtp_layers(data: dict[str, Any]) -> bool:
-    """Whether the file itself says how many MTP layers there are."""
+    """Return whether the file itself states the number of MTP layers."""
     text = _text_part(data)
     return any(text.get(name) is not None for name in MTP_FIELDS)
 
@@ -121,7 +121,7 @@ class _Fields:
         return next((part[name] for part in (self.text, self.top) if part.get(name) is not None), None)
 
     def rope(self, name: str) -> Any:
-        """A field of the rotary embedding, beside the others or in an object of its own. Stated twice, both agree."""
+        """Look up a rotary field, at the top level or in a separate object; if it is in both, they must agree."""
         objects = {inner: self.get(inner) or {} for inner in ROPE_OBJECTS}
         for inner, found in objects.items():
             if not isinstance(found, dict):
@@ -155,7 +155,7 @@ class _Fields:
 
 
 def _only(name: str, found: object, value: object) -> None:
-    """Refuse a field with any other value than the one that is served: it would be computed wrongly."""
+    """Refuse a field with any value but the supported one: it would be computed wrongly."""
     if found is not None and found != value:
         raise _bad(name, found, value)
 
@@ -211,7 +211,7 @@ def _read(f: _Fields) -> ModelConfig:
 
 
 def _model_type(f: _Fields) -> str:
-    """Without its suffix; refuses a type that is not served, and a variation of one that is."""
+    """Return the type without its suffix; refuse an unsupported type, or an unsupported variation of one."""
     model_type = str(f.get("model_type")).removesuffix(TEXT_SUFFIX)
     if model_type not in DENSE_TYPES + MOE_TYPES:
         raise _bad("model_type", f.get("model_type"), f"one of {', '.join(DENSE_TYPES + MOE_TYPES)}")
@@ -272,7 +272,7 @@ def _experts_per_token(f: _Fields, experts: int) -> int:
 
 
 def _dense_layers(f: _Fields, layers: int) -> tuple[int, ...]:
-    """Layers without experts in a MoE model: those listed, and those that are no multiple of the sparse step."""
+    """List the layers of a MoE model without experts: those listed, and those off the sparse step."""
     listed = f.get("mlp_only_layers") or []
     if not isinstance(listed, list) or not all(type(index) is int and 0 <= index < layers for index in listed):
         raise _bad("mlp_only_layers", listed, f"a list of layer numbers under {layers}")

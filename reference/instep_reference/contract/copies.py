@@ -1,4 +1,4 @@
-"""Copies that an engine keeps of requests, and prefixes of them, as it may show them to whoever tests it.
+"""Copies that an engine keeps of requests, and prefixes of them, as it may show them to a test.
 
 Leaves out: the events that make and end them (`engine.py`).
 """
@@ -12,27 +12,27 @@ import torch
 
 from .engine import RequestState
 
-# What a kept copy is kept by, and its name or the request's. What went to the host is kept by an offload.
+# The kind of a copy, and its name or the request's. Copies on the host are of the kind offload.
 Copy = tuple[Literal["save", "preempt", "offload"], str]
 BY = ("save", "preempt", "offload")
 
 
 class Tracks(Protocol):
-    """What an engine shows that tracks prefixes; asking changes nothing."""
+    """Inspection of an engine that tracks prefixes; a call changes nothing."""
 
     def prefix(self, name: str) -> RequestState:
-        """The prefix that is tracked under a name, on the device or on the host."""
+        """Return the prefix that is tracked under a name, on the device or on the host."""
         ...
 
 
 class ShowsCopies(Protocol):
-    """What an engine under test may show beside its pools; asking changes nothing."""
+    """Inspection of copies that an engine under test keeps in addition to its pools; a call changes nothing."""
 
     def copies(self) -> Mapping[Copy, Mapping[str, torch.Tensor]]:
-        """Every copy that is kept, by its parts: the tensors themselves, under any names.
+        """Return every copy that is kept, by its parts: the tensors themselves, under any names.
 
-        Nobody writes into a copy while it is kept. One that `preempt` made is gone when the request has resumed or is
-        over, one under a name (`save`, also of tracked prefixes) when it was evicted or moved. Whatever of it is the
-        whole of a tensor's memory is given back then. Those of `offload` stand in host memory, in the same parts.
+        A copy is not written while it is kept. A copy that `preempt` made is gone when the request has resumed or is
+        over; a named copy (`save`, also of tracked prefixes) is gone when it was evicted or moved. Its memory, if a
+        part is a whole tensor, is then freed. The copies of `offload` are in host memory, in the same parts.
         """
         ...

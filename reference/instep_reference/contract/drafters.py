@@ -1,6 +1,6 @@
-"""The drafters by (model type, mode), and what is plainly so about each. Both sides and the harness read it here.
+"""The drafters by (model type, mode), and the fixed facts about each. Both sides and the harness read them here.
 
-Leaves out: how each drafts (`draft/` of either side), and who proposes where drafts are handed in.
+Leaves out: how each drafts (`draft/` of either side), and the proposer of given drafts.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from .config import ModelConfig
 
 @dataclass(frozen=True)
 class DrafterFacts:
-    """heads  whether MTP layers run in the engine. They have KV, take in what is committed, and propose. Without them a
-           draft event brings its picks, `Drafted.own` is -1, and nothing is remembered of a request's draft side
+    """Facts about one drafter.
+
+    heads  whether MTP layers run in the engine. They have KV, take in the committed tokens, and propose. Without them a
+           draft event brings its picks, `Drafted.own` is -1, and a request's draft side has no memory
     """
 
     heads: bool
@@ -29,11 +31,11 @@ DRAFTERS: Mapping[tuple[str, str], DrafterFacts] = {(kind, mode): MODES[mode] fo
 
 
 def in_use(config: ModelConfig, mode: str) -> ModelConfig:
-    """The model as its drafter uses it: where drafts are handed in, it has no MTP layers, whatever its file has."""
+    """Return the model as its drafter uses it: with given drafts it has no MTP layers, whatever its file has."""
     facts = DRAFTERS.get((config.model_type, mode))
     return config if facts is None or facts.heads else replace(config, mtp_layers=0)
 
 
 def heads_of(mode: str, mtp_layers: int) -> int:
-    """How many MTP layers are in use."""
+    """Return the number of MTP layers in use."""
     return mtp_layers if mode not in MODES or MODES[mode].heads else 0

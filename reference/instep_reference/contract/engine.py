@@ -1,4 +1,4 @@
-"""The specification: events, and the engine that serves them. What it answers stands in `answers.py`.
+"""The specification: events, and the engine that serves them. Its answers are in `answers.py`.
 
 There is one method per event; `event.on(engine)` is the whole dispatcher. Each side fills in every field of an answer
 itself, and the harness compares. Leaves out: every computation.
@@ -10,20 +10,20 @@ Words (B requests in batch order, n = `num_steps`):
   length        committed tokens: their KV and state are in memory; the root is not among them
   drafts' KV    has the same length: row p pairs the target's final hidden row p with token p + 1
   prefix        the first n tokens of a request. A *tracked* prefix is kept under a name, for requests that begin with
-                the same n tokens and go on otherwise. It holds what hangs on no later token: n rows of KV, conv windows
-                and states after n tokens, n - 1 - i rows of the KV of MTP layer i, and the target's final hidden rows
-                of the last m tokens, of m MTP layers (1 where there is none). Row n - 1 - i of layer i hangs on the
-                token behind the prefix: the load computes it with its own. It extends the draft head by the last m
-                rows, because a layer reads what the layers before it make of the same rows
-  kept          what a save or a tracked prefix left under a name, until an evict. It is on the device, or it went to
-                the host. It moves whole, with every part, and no bit of it changes. Which one moves or goes is said by
-                events alone, so that every engine of a trace has the same ones
-  round         a draft, a verify, a commit of all that was verified; between a verify and its commit nothing runs:
+                the same n tokens and continue differently. It holds what depends on no later token: n rows of KV, conv
+                windows and states after n tokens, n - 1 - i rows of the KV of MTP layer i, and the target's final
+                hidden rows of the last m tokens, with m MTP layers (1 without any). Row n - 1 - i of layer i depends
+                on the token after the prefix, so the load computes it with the new request's token. It extends the
+                draft head by the last m rows, because a layer reads the results of the layers before it for these rows
+  kept          an entry of a save or of a tracked prefix under a name, until an evict. It is on the device, or it was
+                moved to the host. It moves whole, with every part, and none of its bits change. Only events decide
+                which entry moves or is evicted, so that every engine of a trace has the same ones
+  round         a draft, a verify, a commit of everything verified; between a verify and its commit nothing runs:
                 no other draft or forward, no new step count, no idle. A request in no round is between rounds
 
 An event must not change the logical state of a request that it does not name. Events are served in the order given.
 The caller must not send illegal events (`instep.trace.event_rules` has the rules). A legal event that an engine does
-not serve raises `Unsupported`; one for which its pools have no room raises `OutOfCapacity`. Neither changes anything.
+not support raises `Unsupported`; one for which its pools have no room raises `OutOfCapacity`. Neither changes anything.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Admit(Event, frozen=True, omit_defaults=True):
     sampling: Sampling | None = None
 
     def on(self, engine: Engine) -> None:
-        # An engine that does not sample may leave the third argument out.
+        # An engine that does not sample may omit the third parameter.
         engine.admit(self.request, self.prompt, *() if self.sampling is None else (self.sampling,))
 
 
@@ -77,12 +77,13 @@ class Draft(Event, frozen=True, omit_defaults=True):
              The chain itself runs on them too: step i runs on picks[i - 1].
     parents  per request, the parent node of every draft, for a tree (node 0 is the root, draft j is
              node j + 1); None: a chain. Only with picks.
-    Where the capacity has `topk`, the head grows a tree of its own (`contract/grown.py`), whatever is given: it runs on
+    If the capacity has `topk`, the head grows a tree (`contract/grown.py`), whatever is given: it runs on
     its own beams. Without picks the window is this tree.
-    own      of a recorded event: nobody gave the drafts, picks and parents say which they were. It is served without
-             them, so that the window is the engine's own. Where some request's are others than the recorded ones, which
-             a tie may be, the event is served once more with picks: the trace goes on with the recorded window, and
-             what the engine proposed itself is compared as `own`
+    own      only in a recorded event: the event had no picks, and picks and parents record the engine's drafts. The
+    event
+             is served without them, so that the window is the engine's own. If a request's drafts differ from the
+             recorded ones, which a tie permits, the event is served once more with picks: the trace continues with the
+             recorded window, and the engine's own proposal is compared as `own`
     """
 
     requests: tuple[str, ...]
@@ -97,8 +98,9 @@ class Draft(Event, frozen=True, omit_defaults=True):
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One request's part of a forward.
 
-    prefill  the next `tokens` tokens of the prompt, committed at once, with their draft extend. In it the last row is
-             paired with the next token of the prompt, or with the root. The last chunk chooses the root.
+    prefill  the next `tokens` tokens of the prompt, committed at once, with their draft extend. The extend pairs the
+    last
+             row with the next token of the prompt, or with the root. The last chunk chooses the root.
     verify   the window: the root and the drafts of this round. Nothing is committed.
     decode   the root alone, committed at once, with its draft extend. It chooses the next root.
     tokens   of a prefill row; 1 on the others (a window is as wide as its drafts made it)
@@ -136,12 +138,13 @@ class Commit(Event, frozen=True, omit_defaults=True):
     """Commit the accepted tokens of all verified requests: their state, KV and draft KV then have the accepted length.
 
     The state is the one after the path's last node. The new root is the bonus. The draft extend takes in the rows of
-    all accepted nodes. The result is equal to decoding the accepted tokens one by one. accepted  one path per request;
-    None: the engine's own acceptance, down to each child that is the choice at its parent.
+    all accepted nodes. The result is equal to decoding the accepted tokens one by one.
 
-    track  one name per request, or none at all; an empty name: nothing. Where the accepted tokens reach a multiple of
+    accepted  one path per request; None: the engine's own acceptance, down to each child that is the choice at its
+           parent.
+    track  one name per request, or none at all; an empty name: nothing. If the accepted tokens reach a multiple of
            `Capacity.track_interval`, the prefix up to the last such multiple is tracked under it. The name must not be
-           in use; where none is reached, it stays free
+           in use; if no multiple is reached, it stays free
     """
 
     requests: tuple[str, ...]
@@ -149,12 +152,12 @@ class Commit(Event, frozen=True, omit_defaults=True):
     track: tuple[str, ...] = ()
 
     def on(self, engine: Engine) -> Committed:
-        # An engine that tracks no prefixes may leave the third argument out.
+        # An engine that tracks no prefixes may omit the third parameter.
         return engine.commit(self.requests, self.accepted, *(self.track,) if self.track else ())
 
 
 class SetNumSteps(Event, frozen=True, tag="set_num_steps"):
-    """From here `num_steps` is in force: a candidate, or 0, which is always legal. Every request is between rounds."""
+    """Put `num_steps` in force: a candidate, or 0, which is always legal. Every request is between rounds."""
 
     num_steps: int
 
@@ -173,11 +176,11 @@ class Save(Event, frozen=True):
 
 
 class Load(Event, frozen=True):
-    """Give a request a copy of the state kept under `name`, which is on the device. Nothing of the request ran yet.
+    """Give a request a copy of the state kept under `name`, which is on the device. The request has not run yet.
 
     If a save kept it, the request has the same prompt. A tracked prefix is given to requests whose prompt begins with
     it and has further tokens: the load extends the draft head by the last rows of the prefix, one for each MTP layer,
-    and the tokens behind them.
+    and the tokens after them.
     The request is then in its prompt, as if it had prefilled the prefix by itself.
     """
 
@@ -189,7 +192,7 @@ class Load(Event, frozen=True):
 
 
 class Offload(Event, frozen=True):
-    """What is kept under `name` goes to host memory with every part, and its memory on the device is given back."""
+    """Move the entry under `name` to host memory with every part, and free its memory on the device."""
 
     name: str
 
@@ -198,7 +201,7 @@ class Offload(Event, frozen=True):
 
 
 class Fetch(Event, frozen=True):
-    """What went to the host under `name` comes back to the device, and can be loaded again."""
+    """Bring the entry under `name` back from the host to the device, so that it can be loaded again."""
 
     name: str
 
@@ -207,9 +210,9 @@ class Fetch(Event, frozen=True):
 
 
 class Evict(Event, frozen=True):
-    """Nothing is kept under `name` any more, wherever it was. The name is free, and may come to stand for other things.
+    """Drop the entry under `name`, wherever it is. The name is free, and may be used for another entry.
 
-    No request changes: what one has loaded is its own.
+    No request changes: a loaded copy belongs to its request.
     """
 
     name: str
@@ -262,12 +265,12 @@ class Idle(Event, frozen=True):
 
 
 class Refused(Event, frozen=True):
-    """`of` is offered where it is illegal; an engine that says `refuses` raises `InstepError` and changes nothing."""
+    """Offer `of` where it is illegal; an engine with `refuses` raises `InstepError` and changes nothing."""
 
     of: AnyEvent
 
     def on(self, engine: Engine) -> None:
-        getattr(engine, "offered", id)(self.of)  # no method of the protocol: who leads the engines offers it
+        getattr(engine, "offered", id)(self.of)  # not a method of the protocol: the player of the engines offers it
 
 
 AnyEvent = (
@@ -277,9 +280,9 @@ AnyEvent = (
 
 
 class Engine(Protocol):
-    """One method per event, and two questions, `next_num_steps` and `state`, which change nothing.
+    """One method per event, and two queries, `next_num_steps` and `state`, which change nothing.
 
-    The rules of the step count stand in `contract.adaptive`, the order of slots and pages in `Capacity`.
+    The rules of the step count are in `contract.adaptive`, the order of slots and pages in `Capacity`.
     """
 
     def admit(self, request: str, prompt: tuple[int, ...], sampling: Sampling | None = None) -> None: ...
@@ -310,12 +313,12 @@ class Engine(Protocol):
 class Region:
     """One pool as memory: every byte of it, addressed by the units that the strategy's table names.
 
-    name     for tables and messages; nothing follows from it
+    name     for tables and messages; nothing depends on it
     layer    layer index (MTP layers count from 0 in draft regions)
-    by       what the first axis counts: "slot", "row" (batch row of a snapshot) or "page"
+    by       the meaning of the first axis: "slot", "row" (batch row of a snapshot) or "page"
     units    tensor whose first axis is that; a view on the pool itself
     gaps     red zones between the units, same first axis, or None when the pool is not guarded
-    means    what stands in a unit; None: not declared, so a unit is compared as a whole
+    means    the contents of a unit; None: not declared, so a unit is compared as a whole
     scratch  units that belong to no request at any time and that any event may write; the result lists them
     red      the units themselves are red zones: no event may write them
     """
@@ -332,7 +335,7 @@ class Region:
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """What an engine under test shows beside the protocol. To ask changes nothing."""
+    """Inspection of an engine under test, in addition to the protocol. A call changes nothing."""
 
     def regions(self) -> list[Region]: ...
 
@@ -341,15 +344,15 @@ class Inspectable(Protocol):
 
         It is read BEFORE the event runs. Regions that are absent may not change at all. No table may be wider than the
         event rules: slots of the requests that the event names; pages of the positions that it writes (all pages of a
-        request that leaves); batch rows of its batch; nothing if the event names no request. Scratch is left out.
+        request that leaves); batch rows of its batch; nothing if the event names no request. Scratch is not listed.
         """
         ...
 
     def slots(self) -> dict[str, int]:
-        """request -> slot, as the engine has it. The harness predicts the slots itself and compares."""
+        """Return request -> slot, as the engine has it. The harness predicts the slots itself and compares."""
 
     def pages(self) -> dict[str, list[int]]:
-        """request -> KV pages in order, as the engine has it."""
+        """Return request -> KV pages in order, as the engine has it."""
 
 
 class Watched(Protocol):

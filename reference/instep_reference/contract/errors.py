@@ -1,20 +1,20 @@
 """Errors with exit code 2: bad input, and combinations that are refused.
 
-Leaves out: divergences (a result and not an error), and faults of the harness itself (exit code 4).
+Leaves out: divergences (a result and not an error), and errors of the harness itself (exit code 4).
 """
 
 from __future__ import annotations
 
 
 class InstepError(Exception):
-    """Something that the user can mend. Its text is the one line that the user sees."""
+    """An error that the user can fix. Its text is the one line that the user sees."""
 
 
 class BadInput(InstepError):
     """A value from outside that cannot be used.
 
-    field     where the value stands, as in "adaptive.jsonl line 7: rows[0].tokens"
-    found     what stands there;  expected: what would be right
+    field     the place of the value, as in "adaptive.jsonl line 7: rows[0].tokens"
+    found     the value;  expected: what would be right
     hint      what the user can do next, if anything
     """
 
@@ -24,8 +24,8 @@ class BadInput(InstepError):
 
 
 class Unsupported(InstepError):
-    """A legal combination that this engine does not serve."""
+    """A legal combination that this engine does not support."""
 
 
 class OutOfCapacity(InstepError):
-    """The pools cannot hold what an event asks for: a slot, a page, or a window is missing."""
+    """The pools cannot hold what an event needs: a slot, a page, or a window is missing."""

@@ -1,7 +1,8 @@
-"""What is plainly so about every type of event: whom it names, when it may come, and what of their memory it may write.
+"""Fixed facts about every type of event: the requests that it names, when it is legal, and what it may write of them.
 
-One line per type. Leaves out what hangs on more than a phase: token counts, room, choices (`instep.trace.event_rules`).
-An engine does not read the table: what it writes is its own statement, which the table bounds.
+One line per type. Leaves out: facts that depend on more than a phase, such as token counts, room, choices
+(`instep.trace.event_rules`). An engine does not read the table: what it writes is its own statement, which the table
+bounds.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from .engine import (
 
 
 class Phase(Enum):
-    """Where a request stands. waiting: nothing ran yet; prefilling: in its prompt; ready: its root is known."""
+    """Phase of a request. waiting: nothing ran yet; prefilling: in its prompt; ready: its root is known."""
 
     WAITING = "waiting"
     PREFILLING = "prefilling"
@@ -54,9 +55,9 @@ BETWEEN_ROUNDS = (Phase.WAITING, Phase.PREFILLING, Phase.READY)
 class EventFacts:
     """One type of event.
 
-    phases    in which every request that it names must stand; none: it names nobody, or nobody who is there
-    after     in which it leaves them; None: where they stood, or it hangs on the event
-    not_while phases in which no request at all may stand
+    phases    phases that are legal for every request that it names; none: it names no request, or no live one
+    after     the phase in which it leaves them; None: unchanged, or it depends on the event
+    not_while phases that no request at all may be in
     ends      whether the requests that it names are over
     pages     which of their pages it may write: those of a round (from the committed length on), those of a copy that
               is brought back (up to its length), or all, which are given back with the slot
@@ -82,7 +83,7 @@ FACTS: Mapping[type[Event], EventFacts] = {
     SetNumSteps: EventFacts(not_while=(Phase.DRAFTED, Phase.VERIFIED)),
     Save: EventFacts((Phase.PREFILLING, Phase.READY)),
     Load: EventFacts((Phase.WAITING,), pages="copy"),
-    Offload: EventFacts(),  # what is kept under a name is no request's
+    Offload: EventFacts(),  # a kept entry belongs to no request
     Fetch: EventFacts(),
     Evict: EventFacts(),
     Preempt: EventFacts(BETWEEN_ROUNDS, Phase.PREEMPTED, pages="all"),
@@ -104,19 +105,19 @@ def facts(event: Event) -> EventFacts:
 
 
 def kind_of(event: Event | type[Event]) -> str:
-    """The type of an event as a trace spells it."""
+    """Name the type of an event as a trace spells it."""
     return str(event.__struct_config__.tag)
 
 
 def named(event: Event) -> tuple[str, ...]:
-    """The requests that it names, in batch order."""
+    """List the requests that it names, in batch order."""
     rows: tuple[str, ...] = tuple(row.request for row in getattr(event, "rows", ()))
     several: tuple[str, ...] = getattr(event, "requests", rows)
     return (event.request,) if hasattr(event, "request") else several
 
 
 def tracks(event: Event) -> dict[str, str]:
-    """Request -> the name under which the event tracks a prefix of it, where it reaches one."""
+    """Return request -> the name under which the event tracks a prefix of it, if it reaches one."""
     rows: tuple[str, ...] = tuple(row.track for row in getattr(event, "rows", ()))
     names: tuple[str, ...] = getattr(event, "track", rows)
     return {request: under for request, under in zip(named(event), names, strict=False) if under}

@@ -1,15 +1,15 @@
-"""The algebra of labels: what an op does when it moves labels instead of numbers.
+"""The algebra of labels: what an op computes when it moves labels instead of numbers.
 
 A label is an unsigned 64-bit number, held as int64. The reference computes labels with Python integers
 (`instep_reference.ledger`), the optimized side with tensors (`instep_optimized.ops.ledger`), and the harness compares
-the two. Leaves out: every computation. Only constants stand here.
+the two. This file has only constants. Leaves out: every computation.
 
   mix(a, b)     x = a*MIX_A + b*MIX_B + MIX_C;  x ^= x >> 29;  x *= MIX_D;  x ^= x >> 32
                 all modulo 2**64, shifts logical
   code(place)   crc32 of "family.layer.component" in ascii; family is "trunk" for the stage trunk and
                 "draft" for extend and chain; layer as in `Place` (STAGE_LEVEL and AFTER_LAYERS included)
   expand(l, n)  element j of n is l + j*SPREAD modulo 2**64, j over the flattened canonical layout. The label 0
-                stands for nothing and expands to n zeros, so that fresh memory reads as 0
+                means empty and expands to n zeros, so that fresh memory reads as 0
   read(x)       l = x[0];  l + sum_j (x[j] - expand(l)[j]) * (2*j + 1). This is the label l for an intact row; if any
                 element is wrong it is another number, which no op expects
 
@@ -21,10 +21,10 @@ Labels of results (c = code of the result's place; one label per row):
                            the taps are the labels of the `qkv` rows, W of them, the row's own last
   gdn_inputs               base = mix(mix(mixed, a), b); q, k, v, log_decay, beta are mix(base, their own c)
   gdn                      update = mix(mix(mix(mix(mix(chain, k), v), log_decay), beta), its own c): a token's update
-                           hangs on all tokens folded in before it;
+                           depends on all tokens folded in before it;
                            chain <- mix(chain, mix(mix(k, log_decay), update)), chain 0 for a fresh request;
                            core = mix(mix(chain, q), c)
-                           (where a decay is kept, its label is that of log_decay)
+                           (if a decay is kept, its label is that of log_decay)
   attention_inputs         query = mix(mix(projected, position), c); key = mix(mix(key_raw, position), c)
                            (value is a linear)
   attend                   total = sum over positions p seen, modulo 2**64, of mix(mix(key_p, value_p), p);
@@ -44,4 +44,4 @@ MIX_B = 0xC2B2AE3D27D4EB4F
 MIX_C = 0x165667B19E3779F9
 MIX_D = 0xBF58476D1CE4E5B9
 SPREAD = 0x94D049BB133111EB
-SCORES = 8  # so few that scores are often equal
+SCORES = 8  # small, so that scores are often equal

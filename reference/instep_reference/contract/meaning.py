@@ -1,7 +1,8 @@
-"""What a pool means: the component that its units hold, and what the positions of a unit are.
+"""Meaning of a pool: the component that its units hold, and the meaning of a unit's positions.
 
-An engine declares this beside its pools. The harness knows no pool by its name: which positions an event writes, and
-how many there must be, follows from this declaration. Leaves out: the memory itself (`Region` in `engine.py`).
+An engine declares this with its pools. The harness does not recognize a pool by its name: the positions that an event
+writes, and the required number of positions, follow from this declaration. Leaves out: the memory itself (`Region` in
+`engine.py`).
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ class Positions:
     """The axis along which a unit has positions, and what a position is.
 
     token    a token of the request: page by page, in order. Units are pages
-    node     what a verify keeps of one node of its window
+    node     memory that a verify keeps of one node of its window
     choice   a token of the round: the root in position 0, draft j in position j
     column   the memory after one node of the window. A decode and a prefill chunk write one column, and only the engine
              knows which
-    entry    what a verify keeps of one token, in the entry: the token's position modulo the number of entries
+    entry    memory that a verify keeps of one token, in the entry: the token's position modulo the number of entries
     page     the number of a KV page: position n holds the request's n-th page
     input    one input of a conv, in a line in which the windows of all nodes overlap
 
     axis     the axis of `Region.units` that has the positions (axis 0 counts the units)
-    windows  only for "entry": for how many of the widest windows there must be room
+    windows  only for "entry": the number of widest windows for which there must be room
     """
 
     what: What
@@ -37,13 +38,13 @@ class Positions:
 
 @dataclass(frozen=True)
 class Meaning:
-    """What one pool holds.
+    """Contents of one pool.
 
     component  what a unit holds, with the name that places have: "state", "conv", "keys", "values". "length" is for
-               everything else that an engine knows of a request and that belongs to no layer
+               all other data of a request, which belongs to no layer
     draft      whether the layers are those of the draft head
     positions  the positions of a unit; None: it has none and is written as a whole
-    keeps      the place whose rows stand in the pool with the same bits ("update", "k"); empty: none is declared
+    keeps      the place whose rows are in the pool with the same bits ("update", "k"); empty: none is declared
     """
 
     component: str

@@ -1,7 +1,7 @@
 """The names that both sides use for the results of a step and for the memory that it writes.
 
 `See` is the only hook. A recorder copies the tensor, a graft returns another tensor, a rounding casts there and back,
-and `unseen` returns what it was given. Leaves out: everything that happens at a place.
+and `unseen` returns its argument. Leaves out: all use of the hook.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 
 # Results of a layer, and its memory where it is written, in data-flow order; this is the order of findings.
-# Rows are packed in batch order, N in all: one row per token of the event. Memory is as the logical state of a request
-# has it.
+# Rows are packed in batch order, N in all: one row per token of the event. Memory has the form of a request's logical
+# state.
 COMPONENTS: tuple[str, ...] = (
     "embedding",  # [N, D]   stage level: token embedding
     "normed",     # [N, D]   input norm of the layer; at stage level, draft only: norm(embedding)
@@ -53,20 +53,20 @@ COMPONENTS: tuple[str, ...] = (
     "hidden",     # [N, D]   residual + mlp: the layer's answer
     # stage level, after the last layer
     "final",      # [N, D]   after the final norm (mtp.norm in the draft): what the head reads
-    "tail",       # [.., D]  memory: final rows of the last tokens, where prefixes are tracked (`RequestState`)
-    "logits",     # [rows that are asked for, vocab]
-    "pick",       # [rows that are asked for] int64: argmax of logits
+    "tail",       # [.., D]  memory: final rows of the last tokens, if prefixes are tracked (`RequestState`)
+    "logits",     # [requested rows, vocab]
+    "pick",       # [requested rows] int64: argmax of logits
     "root",       # int, of a request's logical state; so is
     "length",     # int
 )
 
 # Stages of an event in order. "trunk" is the target; "extend" the draft extend (prefill, decode and
-# commit run it); "extend.i" its MTP layer i, i from 1, where a drafter runs several there; "chain.i" the
+# commit run it); "extend.i" its MTP layer i, i from 1, if a drafter runs several there; "chain.i" the
 # i-th forward of a draft chain, i from 1 (draft 1 comes from extend).
 STAGES: tuple[str, ...] = ("trunk", "extend", "chain")
 
 STAGE_LEVEL = -1  # `layer` of a place before layer 0
-AFTER_LAYERS = 1 << 16  # `layer` of a place after the last layer: sorts behind every layer
+AFTER_LAYERS = 1 << 16  # `layer` of a place after the last layer: sorts after every layer
 
 
 class Place(NamedTuple):
@@ -77,7 +77,7 @@ class Place(NamedTuple):
     component: str
 
     def order(self) -> tuple[int, int, int, int]:
-        """The position in the data flow of an event. Findings are sorted by it."""
+        """Return the position in the data flow of an event. Findings are sorted by it."""
         stage, _, step = self.stage.partition(".")
         return STAGES.index(stage), int(step or 0), self.layer, COMPONENTS.index(self.component)
 
@@ -87,12 +87,12 @@ class Place(NamedTuple):
 
 
 def draft_stage(layer: int) -> str:
-    """The stage in which MTP layer `layer` takes in the committed tokens."""
+    """Return the stage in which MTP layer `layer` takes in the committed tokens."""
     return f"extend.{layer}" if layer else "extend"
 
 
 def memory_place(name: str, layer: int) -> Place:
-    """The place of a layer's memory, by the name of its field: "state", "keys"; for an MTP layer "draft_keys", .."""
+    """Return the place of a layer's memory, by its field: "state", "keys"; for an MTP layer "draft_keys", .."""
     if name.startswith("draft_"):
         return Place(draft_stage(layer), layer, name.removeprefix("draft_"))
     return Place("trunk", layer, name)
@@ -103,5 +103,5 @@ At = Callable[[str, torch.Tensor], torch.Tensor]  # the same with stage and laye
 
 
 def unseen(place: Place, tensor: torch.Tensor) -> torch.Tensor:
-    """The hook that does nothing."""
+    """Do nothing: the default hook."""
     return tensor

@@ -1,7 +1,7 @@
-"""What a subject may declare about its rounding: a format and sums per form of an op, storage with scales. Words alone.
+"""Declarations of a subject about its rounding: a format and sums per form of an op, and storage with scales.
 
-How a component is stored is declared apart, by its name (`rounds` of an op set): a dtype, or `Blocked`. Leaves out: how
-the yardstick uses both.
+The storage of a component is declared separately, by its name (`rounds` of an op set): a dtype, or `Blocked`. This file
+has only definitions. Leaves out: how the yardstick uses both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from .errors import BadInput
 
-# The forms of ops that multiply. A declaration for one form says nothing about another form.
+# The forms of ops that multiply. A declaration for one form does not apply to another form.
 FORMS: dict[str, str] = {
     "linear": "projections of a layer, and the draft head's `fc`",
     "conv": "taps times inputs of the short convolution",
@@ -26,26 +26,26 @@ FORMS: dict[str, str] = {
 }
 
 # Formats of operands. 3xtf32: each operand is a sum of two tf32 numbers, and the product
-# of the two smaller ones is left out.
+# of the two smaller ones is dropped.
 FORMATS: tuple[str, ...] = ("ieee", "3xtf32", "tf32", "fp16", "bf16")
 
-RESIDUAL, SUMMED = ", on residuals", ", sums as of "  # how a `Product` of that form is spelled
+RESIDUAL, SUMMED = ", on residuals", ", sums as of "  # spelling of a `Product` of that form
 
 
 @dataclass(frozen=True)
 class Sums:
-    """How a matrix instruction adds: so many products, which are exact, and the sum so far, all at once.
+    """Model of a matrix instruction's addition: several exact products and the sum so far are added at once.
 
-    Every addend is cut off (towards zero) behind so many bits after the leading one of the largest addend. A product
-    leads where its factors' exponents add up to, though it may be up to 4 times that. The total of these is exact, and
-    is cut off (towards zero) to the 24 bits of fp32.
+    Every addend is truncated (towards zero) at a number of bits after the leading one of the largest addend. The
+    exponent of a product is the sum of its factors' exponents, though the product may be up to 4 times larger. The
+    total of these is exact, and is truncated (towards zero) to the 24 bits of fp32.
     """
 
     terms: int
     bits: int
 
 
-# Ways to add. They have a name and no numbers of a subject's own, so that nobody declares an error away.
+# Ways to add. They have a name and no free numbers, so that an error cannot be declared away.
 # fp32: every addition is rounded to nearest. hopper: wgmma and mma with bf16 or fp16 operands on an H100; found so bit
 # by bit (`tests/harness/test_sums_native.py`). Public models of these instructions: Fasi et al. 2021 (V100 to A100),
 # Khattak and Mikaitis (arXiv:2512.07004).
@@ -55,14 +55,15 @@ ADDED = ("linear", "mlp", "lm_head")  # forms that are matrix products alone
 
 @dataclass(frozen=True)
 class Product:
-    """Every operand of every product of a form is rounded to `format`, and products are added as `sums` says.
+    """Every operand of every product of a form is rounded to `format`, and products are added as `sums` defines.
 
-    block   only for the form gdn.chunk: how many tokens the kernel takes at once
-    residual  only for the form gdn.chunk: the inverse is applied to what a block has left to learn, not to its keys and
-            values apart, and gates to the results of products (`chunked.recur_by_products`)
-    narrow  said of activations of at most 16 bits alone; with wider ones the form multiplies in fp32
-    sums    one of SUMS. Where a result or an operand is rounded to 16 bits, that is a thousand times the error of any
-            of them, and nothing needs to be said
+    block   only for the form gdn.chunk: number of tokens that the kernel takes at once
+    residual  only for the form gdn.chunk: the inverse is applied to what a block has left to learn instead of to its
+            keys and values separately, and gates to the results of products (`chunked.recur_by_products`)
+    narrow  the declaration is only for activations of at most 16 bits; with wider ones the form multiplies in fp32
+    sums    one of SUMS. If a result or an operand is rounded to 16 bits, that error is a thousand times larger than
+    that
+            of any of them, and no declaration is needed
     """
 
     format: str
@@ -84,39 +85,42 @@ class Product:
 
 
 SCALE_BITS = 20  # of the 24 of fp32
-CHANCE_BITS = 24  # of the number that decides where a number falls
+CHANCE_BITS = 24  # bits of the number that decides how a number is rounded
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """A way to store: numbers of a narrow dtype, and beside them one fp32 scale per tile of their last two axes.
+    """Storage as numbers of a narrow dtype, with one fp32 scale per tile of their last two axes.
 
         scale = max(largest |x| of the tile / largest number of dtype, smallest normal number of fp32)
         stored = x / scale, to nearest, ties to even;   read = stored * scale, a product in fp32
 
-    Every store takes its scales from what it stores. A tile of zeros has the smallest scale: nothing is divided by 0. A
-    scale is rounded up to SCALE_BITS bits. A number of at most 4 bits times it is then exact in fp32. So what was read
-    is stored again as the same bytes: a state that nothing was added to does not change, however often it is stored.
+    Every store computes its scales from the numbers that it stores. A tile of zeros has the smallest scale, to avoid a
+    division by 0. A scale is rounded up to SCALE_BITS bits, so that its product with a number of at most 4 bits is
+    exact in fp32. So numbers that were read are stored again as the same bytes: a state to which nothing was added does
+    not change, however often it is stored.
 
     tile   how many numbers of the last two axes share a scale; None: all of that axis. A last tile may be narrower.
-           None in place of both: there are no scales, and what is read is what is stored (bf16 and fp16 by chance)
-    seed   of a recurrent state alone: numbers are rounded by chance, and not to nearest. Let a <= y < b, y = |x| /
-           scale, be neighbours in `dtype`: b is stored where u < (y - a) / (b - a), and a elsewhere; the sign stays.
-           A y that is the largest number of `dtype` but for 2 ** (1 - SCALE_BITS) of it is that number, as it is to
-           nearest; so here, too, what was read is stored again as the same bytes. Without scales a y from the largest
-           number on, and a NaN, are stored as to nearest.
+           None in place of both: there are no scales, and reading returns the stored numbers (stochastic bf16 and fp16)
+    seed   only for a recurrent state: numbers are rounded stochastically instead of to nearest. Let a <= y < b, y = |x|
+    /
+           scale, be neighbours in `dtype`: b is stored if u < (y - a) / (b - a), else a; the sign stays.
+           A y within a relative 2 ** (1 - SCALE_BITS) of the largest number of `dtype` becomes that number, as with
+           rounding to nearest; so here, too, numbers that were read are stored again as the same bytes. Without scales
+           a y from the largest number on, and a NaN, are stored as to nearest.
            u is a number of CHANCE_BITS bits: the upper ones of the first word of Philox4x32-10, over 2 ** CHANCE_BITS.
            Its key is the seed, of 64 bits, the lower word first; its counter is (element, tokens, layer, 0): the number
            of the element in [HV, K, V], V fastest; how many tokens are in the state; the layer of the model. No slot,
            row, request or round is in it. So a state follows from the tokens alone, wherever they run: a prefix is what
-           its request would have made, a request that moved has the state that it had, and every commit strategy stores
-           the same. Requests share these numbers where they have equal lengths. Of one state none is used twice, which
-           is what keeps its errors from adding up
+           its request would have computed, a request that moved keeps its state, and every commit strategy stores the
+           same. Requests of equal length share these numbers. Within one state no number is used twice, which keeps its
+           errors from adding up
 
-    Engines round so, too: fp16 states of Mamba in vLLM (35753), SGLang (26929), FlashInfer (2645) and TensorRT-LLM
-    (`mamba_ssm_stochastic_rounding`); for states of a gated delta net, in fp16 and bf16, SGLang 27975 proposed it,
-    without speculation. There a seed is drawn for every call, and FlashInfer and vLLM count numbers by their address in
-    the pool: a state hangs on its slot and on the calls before it, and no two runs store the same.
+    Engines round stochastically, too: fp16 states of Mamba in vLLM (35753), SGLang (26929), FlashInfer (2645) and
+    TensorRT-LLM (`mamba_ssm_stochastic_rounding`); for states of a gated delta net, in fp16 and bf16, SGLang 27975
+    proposed it, without speculation. They draw a seed for every call, and FlashInfer and vLLM count numbers by their
+    address in the
+    pool: a state depends on its slot and on earlier calls, and no two runs store the same.
     """
 
     dtype: torch.dtype
@@ -127,45 +131,46 @@ class Blocked:
 
     @property
     def shown(self) -> torch.dtype:
-        """Of what is read. With scales that is a product, and no number of `dtype`."""
+        """Dtype of the numbers that are read. With scales they are products, and not numbers of `dtype`."""
         return self.dtype if self.tile is None else torch.float32
 
     @property
     def nearest(self) -> Storage:
-        """The same without chance."""
+        """Return the same storage without stochastic rounding."""
         return self.dtype if self.tile is None else replace(self, seed=None)
 
     def __str__(self) -> str:
         tiles = "" if self.tile is None else f" in tiles of {' x '.join(str(n or 'all') for n in self.tile)}"
-        chance = "" if self.seed is None else f", by chance of the seed {self.seed}"
+        chance = "" if self.seed is None else f", stochastic with seed {self.seed}"
         return f"{str(self.dtype).removeprefix('torch.')}{tiles}{chance}"
 
     def grid(self, *shape: int) -> tuple[int, ...]:
-        """The shape of the scales of a block."""
+        """Return the shape of the scales of a block."""
         assert self.tile is not None, "there are scales"
         return *shape[:-2], *(1 if n is None else -(-size // n) for n, size in zip(self.tile, shape[-2:], strict=True))
 
 
 Storage = torch.dtype | Blocked
-STATE_ROWS = 16  # of V, that share a scale
+STATE_ROWS = 16  # rows of V that share a scale
 SCALED_STATE = Blocked(torch.float8_e4m3fn, (None, STATE_ROWS))  # [HV, K, V]
-# [positions, kv_heads, head_dim]: a scale per position and head. One per page would grow when a larger row comes to a
-# page that is part full: rows that are committed would change their bytes, and read otherwise than when they were used.
+# [positions, kv_heads, head_dim]: a scale per position and head. A scale per page would grow when a larger row is added
+# to a partly filled page: the bytes of committed rows would change, and their values would differ from those used
+# before.
 SCALED_KV = Blocked(torch.float8_e4m3fn, (1, None))
 
 
 def by_chance(storage: Storage, seed: int) -> Blocked:
-    """The same, rounded by chance."""
+    """Return the same storage, rounded stochastically."""
     return replace(storage, seed=seed) if isinstance(storage, Blocked) else Blocked(storage, None, seed)
 
 
 def scaled(storage: Storage | None) -> bool:
-    """Whether scales stand beside what is stored so."""
+    """Return whether data that is stored so has scales."""
     return isinstance(storage, Blocked) and storage.tile is not None
 
 
 def read_as(storage: Storage) -> torch.dtype:
-    """The dtype of what is read from a component that is stored so."""
+    """Return the dtype of the numbers that are read from a component that is stored so."""
     return storage.shown if isinstance(storage, Blocked) else storage
 
 

@@ -1,4 +1,4 @@
-"""How a request's tokens are drawn: the specification, which each side implements by itself.
+"""Drawing a request's tokens: the specification, which each side implements separately.
 
 Leaves out every computation.
 
@@ -8,14 +8,14 @@ Probabilities of a row of logits x
   3. top_p: in the same order, the shortest prefix whose probabilities sum to at least top_p is kept.
   4. Again each probability is the weight's part of all kept weights.
   Temperature and top_p are rounded to fp32 first.
-  Mirrors: SGLang and FlashInfer with `top_k_first`. Differs: they keep every token that is equal to the last one that
-           is kept; here one order of all tokens decides.
+  Mirrors: SGLang and FlashInfer with `top_k_first`. Differs: they keep every token that is equal to the last kept
+           one; here one order of all tokens decides.
 
 The choice at a node of a window (a decode row and a last prefill chunk are a window of one node)
   The probabilities of the node's children are cumulated in window order; a token that two of them have counts once.
   The first child whose sum is above the node's uniform gives the choice: its token. If there is none, the final uniform
   draws from the probabilities without the children's tokens, cumulated by id: the first token whose sum is above it.
-  Each uniform is relative to the total of its own sums.
+  Each uniform is relative to the total of the sums it is compared with.
   So the walk from the root to the child that was chosen, as long as there is one, with the last choice as bonus, is
   target-only rejection sampling: `own` of a verified window are these choices, and acceptance is as for an argmax.
 """
@@ -27,13 +27,13 @@ from collections.abc import Iterator
 import msgspec
 
 UNIFORM = 2.0**-24  # every uniform is a multiple of it, below 1: so it is exact in fp32 and in JSON
-# With these fp32 computes: a temperature is not so near to 0 that a logit over it is no number, and a top_k is exact.
-TEMPERATURES = (0.001, 1000.0)  # the smallest and the largest with which something is drawn
+# Within these ranges fp32 suffices: a logit over a temperature stays finite, and a top_k is exact.
+TEMPERATURES = (0.001, 1000.0)  # the smallest and the largest temperature above 0
 MOST_KEPT = 2**24  # the largest top_k
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How the target's choices of a request are drawn. Temperature 0: they are not drawn, but its argmax.
+    """How the target's choices of a request are drawn. With temperature 0 they are its argmax instead.
 
     top_k, top_p  None: all tokens (as with a top_k as large as the vocabulary, and with a top_p of 1)
     """
@@ -47,7 +47,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return self.temperature > 0
 
     def wrong(self) -> Iterator[tuple[str, object, str]]:
-        """Field, what it has and what is expected, of every field with which nothing can be drawn."""
+        """Field, found and expected value of every invalid field."""
         low, high = TEMPERATURES
         if not (self.temperature == 0 or low <= self.temperature <= high):
             yield "temperature", self.temperature, f"0, or {low} to {high}"

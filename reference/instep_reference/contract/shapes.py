@@ -1,4 +1,4 @@
-"""Which tensors a checkpoint of a given configuration must hold, by name and shape.
+"""The tensors that a checkpoint of a given configuration must hold, by name and shape.
 
 Leaves out: reading them (`checkpoint.py`). Names are those of the Hugging Face text models:
 `model.*`, `lm_head.weight`, `mtp.*`.
@@ -14,7 +14,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class _Fused:
-    """Contains every name: so the experts of every layer count as stored fused, in one tensor."""
+    """Contains every name, so that the experts of every layer count as stored fused, in one tensor."""
 
     def __contains__(self, name: object) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""The drafters by mode, and the function that makes one; `contract/drafters.py` says which model types have which.
+"""The drafters by mode, and the function that makes one; `contract/drafters.py` lists the model types of each.
 
 Leaves out: how each drafts.
 """
@@ -19,7 +19,7 @@ MODES: dict[str, Callable[[], Drafter]] = {"eagle": Eagle, "vanilla": Vanilla, "
 
 
 def drafter(config: ModelConfig, mode: str) -> Drafter:
-    """The drafter of a model. A model without MTP layers gets `External`, which must be given every draft."""
+    """Make the drafter of a model. A model without MTP layers gets `External`, which needs given drafts."""
     if config.mtp_layers == 0:
         return External()
     if mode == "eagle" and config.mtp_layers > 1:

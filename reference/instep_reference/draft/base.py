@@ -1,4 +1,4 @@
-"""What a drafter is: it takes in the tokens that were committed, and proposes the next ones.
+"""The drafter protocol: a drafter takes in the committed tokens, and proposes the next ones.
 
 Leaves out: the drafters, one file each, and their table of contents (`__init__.py`).
 """
@@ -15,7 +15,7 @@ from ..model import Cache, Memory, Model, Rows
 
 @dataclass(frozen=True)
 class Proposed(Generic[Rows, Cache]):
-    """What the draft side remembers of a request between rounds.
+    """The draft side's memory of a request between rounds.
 
     caches     one per MTP layer, with as many rows as the target has committed
     proposals  the drafts that the last extend made, draft 1 first; empty while the root is unknown
@@ -37,10 +37,10 @@ class Asked:
 
 
 class Drafter(Protocol):
-    """A drafter has no state of its own: everything that it remembers of a request is a `Proposed`."""
+    """A drafter is stateless: its memory of a request is a `Proposed`."""
 
     def begin(self, model: Model[Rows, Memory, Cache]) -> Proposed[Rows, Cache]:
-        """What is remembered before the first token."""
+        """Return the memory before the first token."""
         ...
 
     def extend(
@@ -50,8 +50,9 @@ class Drafter(Protocol):
         """Take in `count` rows that the target has committed at positions start, start + 1, ..
 
         hidden     the target's final rows
-        following  the known tokens behind position `start`, at least `count` of them
-        rooted     whether the root is known: then there are exactly `count`, and the last one is the root. Otherwise
+        following  the known tokens after position `start`, at least `count` of them
+        rooted     whether the root is known: then there are exactly `count`, and the last one is the root. If it is
+        not,
                    all of them are tokens of the prompt
         num_steps  the step count in force
         """
@@ -61,20 +62,21 @@ class Drafter(Protocol):
         self, model: Model[Rows, Memory, Cache], proposed: Proposed[Rows, Cache], tokens: Sequence[int],
         asked: Asked, see: See,
     ) -> tuple[list[int], list[int]]:
-        """-> the drafts in use, and the drafter's own; both in window order. tokens: all committed ones and the root.
+        """Draft -> the drafts in use, and the drafter's own; both in window order.
 
-        Everything that is computed here is scratch: `proposed` does not change.
+        tokens: all committed ones and the root. Everything that is computed here is scratch: `proposed` does not
+        change.
         """
         ...
 
 
 @runtime_checkable
 class GrowsTrees(Protocol):
-    """A drafter that can grow trees of its own (`contract/grown.py`)."""
+    """A drafter that can grow trees (`contract/grown.py`)."""
 
     def grow(
         self, model: Model[Rows, Memory, Cache], proposed: Proposed[Rows, Cache], tokens: Sequence[int],
         num_steps: int, topk: int, drafts: int, see: See,
     ) -> tuple[list[int], list[int]]:
-        """-> tokens and parents of the drafts of its tree. The arguments are those of `draft`; all is scratch."""
+        """Grow a tree -> tokens and parents of its drafts. The arguments are those of `draft`; all is scratch."""
         ...

@@ -1,6 +1,6 @@
-"""Eagle: one MTP layer, run once per draft; it takes its own hidden row of the step before.
+"""Eagle: one MTP layer, run once per draft; it takes its own hidden row of the previous step.
 
-Leaves out: what a head computes (`Model.head`). So the same steps draft with tensors and with labels.
+Leaves out: the computation of a head (`Model.head`). So the same steps draft with tensors and with labels.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Step(Generic[Rows, Cache]):
 
 
 class Eagle:
-    """Extend proposes draft 1. For draft i + 1 the head runs on draft i, with the y of the step before.
+    """Extend proposes draft 1. For draft i + 1 the head runs on draft i, with the y of the previous step.
 
-    In a tree the head runs once at every node that has a child, and goes on from its parent's step.
+    In a tree the head runs once at every node that has a child, and continues from its parent's step.
     """
 
     def begin(self, model: Model[Rows, Memory, Cache]) -> Proposed[Rows, Cache]:
@@ -66,7 +66,7 @@ class Eagle:
         self, model: Model[Rows, Memory, Cache], proposed: Proposed[Rows, Cache], tokens: Sequence[int],
         num_steps: int, topk: int, drafts: int, see: See,
     ) -> tuple[list[int], list[int]]:
-        """In step i the head runs on the beams of step i - 1, each with its parent's row y and behind its cache."""
+        """In step i run the head on the beams of step i - 1, each with its parent's row y and after its cache."""
         assert proposed.hidden is not None, "nothing is drafted before the root is known"
         growing, position = Growing(topk), len(tokens) - 1
         after = {ROOT: (proposed.hidden, proposed.caches[0])}

@@ -1,6 +1,6 @@
-"""External: a block drafter that proposes from the tokens alone; or none, and then the event must give every draft.
+"""External: a block drafter that proposes from the tokens alone; or none, if the event gives every draft.
 
-Leaves out: caches and heads. What such a drafter remembers is its own, and not part of a request's state.
+Leaves out: caches and heads. The memory of such a drafter is its own, and not part of a request's state.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..contract.place import See
 from ..model import Cache, Memory, Model, Rows
 from .base import Asked, Proposed
 
-Block = Callable[[Sequence[int], int], Sequence[int]]  # (all tokens, the root last; how many drafts) -> drafts
+Block = Callable[[Sequence[int], int], Sequence[int]]  # (all tokens, the root last; number of drafts) -> drafts
 
 NO_OPINION = -1  # the own choice of a drafter that has none
 

@@ -1,6 +1,6 @@
 """The tree that a drafter grows by itself, from the definition in `contract/grown.py`: candidate by candidate.
 
-Leaves out: where log-probabilities come from (`Model.best`), and the head (`eagle.py`).
+Leaves out: the source of log-probabilities (`Model.best`), and the head (`eagle.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ROOT = -1  # as the parent of a candidate
 
 @dataclass(frozen=True)
 class Candidate:
-    """A token behind a path: the number of the candidate before it, the step in which it came, and its score."""
+    """A token after a path: the number of the previous candidate, the step of the token, and its score."""
 
     parent: int
     token: int
@@ -24,7 +24,7 @@ class Candidate:
 class Growing:
     """All candidates so far, by number, and the beams of every step, as numbers of candidates.
 
-    tokens of beams are what the head runs on next; `step` takes what it said about each of them
+    The head next runs on `tokens`, those of the beams; `step` takes its results for each of them.
     """
 
     def __init__(self, topk: int) -> None:
@@ -33,7 +33,7 @@ class Growing:
         self.beams: list[list[int]] = [[ROOT]]
 
     def step(self, said: Sequence[Sequence[tuple[int, float]]]) -> None:
-        """said: of every beam its most probable tokens, and their log-probabilities."""
+        """Add a step. said: the most probable tokens of every beam, and their log-probabilities."""
         first, number = len(self.candidates), len(self.beams)
         new = [
             Candidate(parent, token, number, self.score(parent, chance))
@@ -44,33 +44,33 @@ class Growing:
         self.beams.append(self.highest(range(first, len(self.candidates)), self.topk))
 
     def parent(self, beam: int) -> int:
-        """Of what the head said about a beam of the last step."""
+        """Return the candidate at a beam of the last step: the parent of what the head proposes there."""
         return self.beams[-1][beam]
 
     def score(self, parent: int, chance: float) -> float:
         return chance + (0.0 if parent == ROOT else self.candidates[parent].score)
 
     def highest(self, among: Sequence[int], count: int) -> list[int]:
-        """The candidates with the highest scores, the highest first; of equal ones the lower number first."""
+        """Return the candidates with the highest scores, the highest first; on a tie the lower number first."""
         return sorted(among, key=lambda number: (-self.candidates[number].score, number))[:count]
 
     def tokens(self) -> list[int]:
-        """Of the beams of the last step."""
+        """Return the tokens of the beams of the last step."""
         return [self.candidates[beam].token for beam in self.beams[-1]]
 
     def chosen(self, drafts: int) -> list[int]:
-        """The candidates of the window, in the order of its nodes."""
+        """Return the candidates of the window, in the order of its nodes."""
         return sorted(self.highest(range(len(self.candidates)), drafts))
 
     def tree(self, drafts: int) -> tuple[list[int], list[int]]:
-        """-> tokens and parents of the drafts of a window."""
+        """Return tokens and parents of the drafts of a window."""
         chosen = self.chosen(drafts)
         node = {ROOT: 0} | {number: at for at, number in enumerate(chosen, start=1)}
         return ([self.candidates[number].token for number in chosen],
                 [node[self.candidates[number].parent] for number in chosen])  # fmt: skip
 
     def path(self, number: int) -> tuple[int, ...]:
-        """The tokens from the first step to a candidate."""
+        """Return the tokens from the first step to a candidate."""
         if number == ROOT:
             return ()
         return (*self.path(self.candidates[number].parent), self.candidates[number].token)

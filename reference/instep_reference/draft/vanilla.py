@@ -1,6 +1,6 @@
 """Vanilla: one MTP layer per draft. All layers run inside extend, layer i on the accepted tokens shifted by i more.
 
-The draft event only hands the proposals of extend over. Leaves out: what a head computes (`Model.head`).
+The draft event only passes on the proposals of extend. Leaves out: the computation of a head (`Model.head`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Vanilla:
 
     chained  layer i takes the y of layer i - 1 while i < num_steps; layers from num_steps on take the target's rows.
              If not chained, every layer takes the target's rows
-    Each layer has a stage of its own (extend, extend.1, ..), so that its results can be told apart.
+    Each layer has a separate stage (extend, extend.1, ..), so that its results have different places.
     All layers run in every extend, so that every cache is as long as the target's memory whatever the step count.
 
-    Tokens behind the root are not known yet. While the prompt is unfinished, tokens behind its end are not known
-    either. There the picks of the layers before stand in. So the last i rows that layer i takes in may be made of
-    guesses, and they are never made again. What these layers remember therefore depends on where chunks and rounds
-    ended (and, if chained, on the step count). Of nothing else in a request's state is that true.
+    Tokens after the root are not known yet. While the prompt is unfinished, tokens after its end are not known
+    either. The layers then use the picks of the layers before. So the last i rows that layer i takes in may be made
+    from guesses, and they are never recomputed. The memory of these layers therefore depends on where chunks and rounds
+    ended (and, if chained, on the step count). Nothing else in a request's state does.
     """
 
     chained: bool = True
