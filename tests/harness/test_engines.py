@@ -146,7 +146,7 @@ def test_a_name_of_an_op_set_is_no_engine(instep):
 
 def test_op_set_together_with_an_engine_is_refused(instep):
     ran = instep("replay", TRACES / "short.jsonl", "--ops", "plain", "--engine", "support.by_verbs:right")
-    assert "--engine: found --ops beside it" in complaint(ran)
+    assert "--engine: found --ops as well" in complaint(ran)
 
 
 @pytest.mark.parametrize(("name", "says"), [

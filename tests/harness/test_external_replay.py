@@ -136,7 +136,7 @@ def test_any_callable_proposes(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    (("--drafter", "external"), "nobody proposes, expected ngram, or module:attribute"),
+    (("--drafter", "external"), "external without a proposer, expected ngram, or module:attribute"),
     (("--drafter", "medusa"), "eagle, vanilla, external, ngram, or module:attribute"),
 ])  # fmt: skip
 def test_unrecordable_drafter_is_refused(words, says, instep, tmp_path):

@@ -280,7 +280,7 @@ def test_a_gain_that_is_a_fault_is_refused_by_the_whole_gate(
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    (["plain"], "no AFTER"), (["plain", "plain", "--calibrate"], "AFTER beside --calibrate"),
+    (["plain"], "no AFTER"), (["plain", "plain", "--calibrate"], "AFTER together with --calibrate"),
     (["plain", "--calibrate", "--minutes", "0"], "--minutes"),
     (["plain", "--calibrate", "--minutes", "nan"], "--minutes: found nan, expected a number above 0"),
     (["plain", "--calibrate", "--minutes", "inf"], "--minutes: found inf"),

@@ -111,7 +111,7 @@ def test_drawn_tokens_are_read_again_by_what_drew_them(instep, tmp_path):
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    (("--top-k", "3"), "--temperature: found 0.0, expected one above 0 beside --top-k"),
+    (("--top-k", "3"), "--temperature: found 0.0, expected one above 0 with --top-k"),
     (("--temperature", "0.00001"), "--temperature: found 1e-05, expected 0, or 0.001 to 1000.0"),
     (("--temperature", "1", "--top-p", "1.5"), "--top-p: found 1.5, expected above 0, and at most 1"),
 ])  # fmt: skip
@@ -155,7 +155,7 @@ def test_without_a_draft_head_and_without_bytes(instep, tmp_path):
     ran = instep("generate", model, "--prompt", "1 2, 3", "--tokens", "6")
     assert ran.code == 0 and "1 2 3|" in ran.out and "0: " in ran.out
     assert "no draft head" in complaint(instep("generate", model, "--prompt", "1", "--num-steps", "2"))
-    assert "prompts beside the model" in complaint(instep("generate", model))
+    assert "prompts.json in the model's folder" in complaint(instep("generate", model))
     assert "token numbers" in complaint(instep("generate", model, "--prompt", "Hello"))
     assert "0 to 63" in complaint(instep("generate", model, "--prompt", "64"))
     assert stop_of(model) == 5

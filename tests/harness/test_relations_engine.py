@@ -89,7 +89,7 @@ def test_exception_in_a_callback_is_the_engines_finding(name, code, says, instep
 
 @pytest.mark.parametrize(("words", "says"), [
     (("--engine", "support.by_verbs:no_keep"), "which has no keep"),
-    (("--engine", "support.by_verbs:right", "--ops", "plain"), "--engine: found --ops beside it"),
+    (("--engine", "support.by_verbs:right", "--ops", "plain"), "--engine: found --ops as well"),
     (("--engine", "support.by_verbs:right", "--graphs"), "--graphs: found"),
     (("--engine", "support.by_verbs:right", "--strategy", "mine:it"), "--strategy: found"),
 ])

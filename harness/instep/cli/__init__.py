@@ -1,4 +1,4 @@
-"""The command line: `instep`. A line of the table below is a command; its file beside this one does the work.
+"""The command line `instep`. Each line of the table below is a command, implemented in the file of its name.
 
 Leaves out: torch, until a command needs it. Exit codes: 0 all agree, 1 divergence, 2 wrong usage or bad input,
 3 inconclusive, 4 the harness itself failed. Bad input is one line on stderr, never a traceback.
@@ -69,18 +69,18 @@ for _name in COMMANDS:
     app.command(_name, cls=Command)(getattr(import_module(f".{_name}", __name__), _name))
 
 
-_commands = cache(get_command)  # an app makes all its commands anew at every call, which takes a while
+_commands = cache(get_command)  # an app rebuilds all its commands at every call, which is slow
 
 
 def main() -> NoReturn:
-    """Run a command and turn its verdict, or what goes wrong, into an exit code and one line."""
+    """Run a command and turn its verdict, or its failure, into an exit code and one line."""
     outputs, code, error = Outputs(), 0, None
-    for stream in (sys.stdout, sys.stderr):  # what was said is shown, even what is no text
+    for stream in (sys.stdout, sys.stderr):  # unprintable characters are shown escaped
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    gc.set_threshold(20_000, 20, 100)  # modules make 10^6 objects that live on, and hardly any of the others is a cycle
+    gc.set_threshold(20_000, 20, 100)  # modules make 10^6 long-lived objects, and few of the others are cycles
     if sys.argv[1:2] not in [[name] for name in WIDE]:
-        # A thread more costs small tensors three to thirty times what it brings. torch reads this when it is loaded.
+        # A second thread makes small tensors three to thirty times slower. torch reads this when it is loaded.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         _commands(app)()

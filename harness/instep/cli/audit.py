@@ -1,6 +1,6 @@
-"""`instep audit`: a recording of an engine that has a scheduler of its own, judged by the reference.
+"""`instep audit`: judge a recording of an engine with its own scheduler.
 
-Leaves out: how (`instep.audit`).
+Leaves out: the judgement (`instep.audit`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ def audit(
                                                    "file of JSON lines of prompts and answers.")],
     model: Annotated[Path, typer.Option(
         "--model", "--checkpoint", help="The Hugging Face checkpoint directory; it may be larger than memory.")],
-    dtype: Annotated[str | None, typer.Option(help="In which the engine computes, where the recording does not say; "
-                                                   "left out: as the checkpoint is stored.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="The most tokens of a request that are judged.", min=1)] = None,
+    dtype: Annotated[str | None, typer.Option(help="The engine's dtype, if the recording has none; by default the "
+                                                   "checkpoint's.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Judge at most this many tokens of each request.", min=1)] = None,
     level: Annotated[int, typer.Option(help="The highest level: 1 tokens and counts, 2 logits and rows, 3 states.",
                                        min=1, max=3)] = 3,
     json: Json = None,
@@ -28,7 +28,7 @@ def audit(
     sarif: Sarif = None,
     annotate: Annotate = None,
 ) -> None:
-    """Judge a recording; exit 0: right; 1: the model says otherwise; 3: fewer than half of the tokens decidable."""
+    """Judge a recording; exit 0: right; 1: the model disagrees; 3: fewer than half of the tokens decidable."""
     from ..audit import render
     from ..audit.audit import audit as run
     from ..audit.audit import text_of

@@ -1,6 +1,6 @@
-"""`instep bench`: how fast is every kind of work, beside its floor and beside the kernels of others?
+"""`instep bench`: time every kind of work next to its floor and to kernels of other packages.
 
-Leaves out: how (`instep.bench`), and comparing two versions (`instep gate`).
+Leaves out: the measurement (`instep.bench`), and comparing two versions (`instep gate`).
 """
 
 from __future__ import annotations
@@ -30,28 +30,27 @@ CHOICES = ", ".join(KINDS)
 )  # fmt: skip
 def bench(
     given: Given,
-    kind: Annotated[list[str] | None, typer.Option(help=f"{CHOICES}; may be repeated. Left out: all.")] = None,
-    grid: Annotated[str, typer.Option(help="default; or full, which goes on where its --json file stands. Both are "
-                                           "kept there cell by cell. A CPU always gets tiny shapes.")] = "default",
-    minutes: Annotated[float | None, typer.Option(help="So long, divided among the kinds; left out: 6. What does not "
-                                                       "fit is left out, and named.")] = None,
+    kind: Annotated[list[str] | None, typer.Option(help=f"{CHOICES}; may be repeated. Default: all.")] = None,
+    grid: Annotated[str, typer.Option(help="default, or full, which continues from its --json file. Both write the "
+                                           "file after every cell. On a CPU shapes are tiny.")] = "default",
+    minutes: Annotated[float | None, typer.Option(help="Time limit, shared by the kinds; default 6. Cells that do not "
+                                                       "fit are listed.")] = None,
     at: Annotated[list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Only cells with this value, as batch=8 or "
-                                                 "state=bfloat16; may be repeated. Left out: all.")] = None,
-    peers: Annotated[bool | None, typer.Option("--peers/--no-peers", help="Kernels of other packages beside ours; left "
-                                                                         "out: on a card.")] = None,
-    plots: Annotated[Path | None, typer.Option(help="A folder for pictures, SVG.")] = None,
+                                                 "state=bfloat16; may be repeated. Default: all.")] = None,
+    peers: Annotated[bool | None, typer.Option("--peers/--no-peers", help="Also time kernels of other packages; "
+                                                                         "default on a card.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="A folder for SVG plots.")] = None,
     html: Html = None,
     json: Json = None,
-    join: Annotated[list[Path] | None, typer.Option(help="A result of another call, as of other kinds, that goes into "
-                                                         "--json, or that --plots draws; may be repeated. Of a cell "
-                                                         "the latest row counts, which keeps date, revision and "
-                                                         "machine.")] = None,
+    join: Annotated[list[Path] | None, typer.Option(help="A result of another call to merge into --json or to plot; "
+                                                         "may be repeated. The latest row of a cell counts, and "
+                                                         "keeps its date, revision and machine.")] = None,
     commit: Commit = None,
 ) -> None:
     """Check every answer, then time it; exit 0: all right, 1: an answer of ours is wrong, 3: nothing was timed."""
     import os
 
-    os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")  # peers that tune themselves do it once on a machine
+    os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")  # self-tuning peers do it once per machine
     import torch
 
     from instep_reference.contract.errors import BadInput
@@ -65,7 +64,7 @@ def bench(
     if grid not in ("default", "full"):
         raise BadInput("--grid", found=grid, expected="default or full")
     if grid == "full" and (json is None or not is_replaced(json)):
-        raise BadInput("--grid", found="full without a file", expected="--json FILE beside it, which keeps every cell")
+        raise BadInput("--grid", found="full without a file", expected="--json FILE as well, which keeps every cell")
     must_be_free((json, html), *join or ())
     if join:
         if kind or given.named or grid != "default" or peers is not None or at or minutes is not None:
@@ -90,7 +89,7 @@ def bench(
 
 
 def _axes(told: list[str]) -> dict[str, tuple[str, ...]]:
-    """AXIS=VALUE, as often as it was written -> axis -> values"""
+    """Parse repeated AXIS=VALUE into axis -> values."""
     from instep_reference.contract.errors import BadInput
 
     found: dict[str, tuple[str, ...]] = {}
@@ -105,7 +104,7 @@ def _axes(told: list[str]) -> dict[str, tuple[str, ...]]:
 def _join(
     others: list[Path], json: Path | None, plots: Path | None, html: Path | None, commit: str | None
 ) -> NoReturn:
-    """Nothing is measured: rows of files become one file, or are drawn as they are."""
+    """Measure nothing: merge the rows of files into one file, or plot them."""
     from instep_reference.contract.errors import BadInput
 
     from ..bench import kept
@@ -120,7 +119,7 @@ def _join(
 
 
 def _finish(found: Bench, json: Path | None, plots: Path | None, html: Path | None) -> NoReturn:
-    """Pictures come last: where one cannot be written, files and table are there all the same."""
+    """Write files and table first, then plots, so that a failing plot loses neither."""
     from ..bench import plots as pictures
     from ..bench import render
 

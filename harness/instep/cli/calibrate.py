@@ -1,4 +1,4 @@
-"""`instep calibrate`: are correct engines left alone, and how small an error is found?
+"""`instep calibrate`: check that correct engines are not accused, and find the smallest detectable error.
 
 Leaves out: the runs (`instep.calibrate`).
 """
@@ -28,13 +28,13 @@ def calibrate(
     given: Given,
     variants: Annotated[int, typer.Option(help="Correct engines, no two alike.", min=0)] = 200,
     runs: Annotated[int, typer.Option(help="Runs per size of an injected error; 0: none.", min=0)] = 3,
-    seconds: Annotated[float | None, typer.Option(help="Stop after so many, half for each table.", min=1.0)] = None,
+    seconds: Annotated[float | None, typer.Option(help="Time limit in seconds, half for each table.", min=1.0)] = None,
     json: Json = None,
     commit: Commit = None,
 ) -> None:
-    """Run both tables; exit 0: no correct engine was called wrong, 1: one was, 3: nothing was compared.
+    """Make both tables; exit 0: no correct engine was called wrong, 1: one was, 3: nothing was compared.
 
-    The bound of a rate takes blocks as independent; those of one engine are not quite, so it is a guide, no proof.
+    The bound of a rate assumes independent blocks; those of one engine are not quite, so it is a guide, not a proof.
     """
     from rich.console import Console
 

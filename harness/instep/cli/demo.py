@@ -1,4 +1,4 @@
-"""`instep demo`: one fault in a copy of the source, the message that it gives, and the page: what this tool is for.
+"""`instep demo`: plant one fault in a copy of the source, and show its message and its page.
 
 Leaves out: all other faults, and whether they are found (`instep faults`).
 """
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 FAULT = "stale-tile"
 NEXT = (
-    ("instep fixtures DIR", "a kernel of your own behind the harness, with tests"),
-    ("instep op mine:OPS gdn", "one op of yours on small cases, in seconds"),
-    ("instep faults --list", "what else can be planted: instep demo NAME"),
+    ("instep fixtures DIR", "an example: your own kernel in the harness, with tests"),
+    ("instep op mine:OPS gdn", "your op on small cases, in seconds"),
+    ("instep faults --list", "other faults to plant: instep demo NAME"),
 )
 
 
 def demo(
     fault: Annotated[str, typer.Argument(help="A fault by name; `instep faults --list` has them all.")] = FAULT,
-    html: Annotated[Path, typer.Option(help="Where the page is written.")] = Path("instep-demo.html"),
+    html: Annotated[Path, typer.Option(help="The page to write.")] = Path("instep-demo.html"),
     keep: Annotated[Path | None, typer.Option(metavar="DIR", help="A new folder for the copy: the printed command then "
                                                                   "shows the fault again.")] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
@@ -75,7 +75,7 @@ def demo(
 
 
 def _again(command: str, keep: Path | None) -> list[str]:
-    """What the command of the message needs to show the fault again: the copy."""
+    """The variables with which the printed command shows the fault again: those of the copy."""
     import shlex
 
     if keep is None:
@@ -86,7 +86,7 @@ def _again(command: str, keep: Path | None) -> list[str]:
 
 
 def _told(edit: Edit | Wrap) -> list[str]:
-    """An edit as a difference: what goes, what comes."""
+    """An edit as a diff: the old lines, the new lines."""
     from ..faults.base import Edit
 
     if isinstance(edit, Edit):

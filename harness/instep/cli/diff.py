@@ -1,6 +1,6 @@
-"""`instep diff`: two results side by side, as before and after a change.
+"""`instep diff`: compare two results, for example before and after a change.
 
-Leaves out: what differs (`instep.report.difference`).
+Leaves out: the comparison (`instep.report.difference`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from ..report.difference import Difference
 
-SHOWN = 5  # findings of a run that are told; a file has all
+SHOWN = 5  # findings of a run that are printed; a file has all
 
 
 def diff(
     before: Annotated[Path, typer.Argument(help="A result, as --json writes it.")],
-    after: Annotated[Path, typer.Argument(help="The result to hold against it.")],
+    after: Annotated[Path, typer.Argument(help="The result to compare it with.")],
     json: Json = None,
 ) -> None:
     """Compare two results; exit 0: no new finding, 1: new findings, 3: less was compared than before, or nothing."""

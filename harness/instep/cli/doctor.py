@@ -1,4 +1,4 @@
-"""`instep doctor`: what is installed, and what does not work without the parts that are missing.
+"""`instep doctor`: list the installed parts, and what does not work without the missing ones.
 
 Leaves out: installing them.
 """
@@ -28,16 +28,16 @@ NEEDED_FOR = {
     "transformers": "the tests against transformers (extra: oracle)",
 }
 DISTRIBUTED_AS = {"fla": "fla-core"}  # modules whose package has another name
-CPU = "cpu, no CUDA device"  # then what is missing is a card
+CPU = "cpu, no CUDA device"  # then the missing part is a card
 ON_A_CARD = "--device cuda and native kernels"
 REQUIRED = ("torch", "safetensors", "msgspec")
-SUPPORTED = ((3, 11), (3, 14))  # from, up to but without
+SUPPORTED = ((3, 11), (3, 14))  # from, up to but excluding
 
 
 def doctor(
     json: Annotated[Path | None, typer.Option(help="Write the findings there, too; - is stdout.")] = None,
 ) -> None:
-    """Print what is installed, and what does not work without the parts that are missing."""
+    """Print the installed parts, and what does not work without the missing ones."""
     from rich.console import Console
 
     found = findings()
@@ -51,7 +51,7 @@ def doctor(
 
 
 def findings() -> dict[str, str | None]:
-    """Part -> its version or kind; None if it is missing."""
+    """Map each part to its version or kind; None if it is missing."""
     from ..report.machine import installed, system
 
     found: dict[str, str | None] = {"python": platform.python_version(), "system": system()}

@@ -1,6 +1,6 @@
-"""How a command's process ends: which exit code, which line on stderr, and what happens when nobody reads stdout.
+"""End a command's process: the exit code, the line on stderr, and the case that the reader of stdout has gone.
 
-Leaves out: what the commands do. Exit codes are those of `verdict.Exit`; typer's own never stand for a verdict.
+Exit codes are those of `verdict.Exit`; typer's own never replace a verdict. Leaves out: the commands.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KILLED_BY_SIGPIPE = 141  # as a shell counts: 128 and the signal's number
 class Command(TyperCommand):
     """A command of the table.
 
-    When one of its files is stdout, everything that is printed goes to stderr, also what a user's engine prints.
+    If one of its files is stdout, everything else goes to stderr, including prints of a user's engine.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -56,7 +56,7 @@ class Raised(Exception):
 
 
 class Outputs:
-    """Stdout and stderr as the process was given them. rich puts another file in the place of a broken stdout."""
+    """Stdout and stderr as the process got them. rich replaces a broken stdout by another file."""
 
     def __init__(self) -> None:
         self._kept: list[int] = []
@@ -69,7 +69,7 @@ class Outputs:
             os.close(number)
 
     def reader_gone(self) -> bool:
-        """Whether one of them is a pipe that nobody reads any more."""
+        """Whether one of them is a pipe whose reader has gone."""
         pipes = [number for number in self._kept if stat.S_ISFIFO(os.fstat(number).st_mode)]
         watched = select.poll()
         for number in pipes:
@@ -78,7 +78,7 @@ class Outputs:
 
 
 def leave(outputs: Outputs, code: int, error: BaseException | None) -> NoReturn:
-    """End the process. error: what the command raised, None when it came to its end."""
+    """End the process. error: the exception of the command, None if it finished."""
     from instep_reference.contract.errors import BadInput
 
     from ..atomic_write import ReaderGone
@@ -99,7 +99,7 @@ def leave(outputs: Outputs, code: int, error: BaseException | None) -> NoReturn:
 
 
 def report(error: BaseException) -> int:
-    """One line on stderr, after the traceback if it was asked for; the exit code."""
+    """Print one line on stderr, after the traceback if it was requested; return the exit code."""
     from instep_reference.contract.errors import InstepError
 
     guard = sys.modules.get("instep.replay.guard")  # not loaded: then no subject was called yet
@@ -117,7 +117,7 @@ def report(error: BaseException) -> int:
 
 
 def _subject_failed(error: Any) -> int:
-    """The engine under test raised where no event is told apart: its finding all the same."""
+    """The engine under test raised outside any event: still its finding."""
     from ..replay.failures import failure
     from ..report.words import trace
 
@@ -127,7 +127,7 @@ def _subject_failed(error: Any) -> int:
 
 
 def _flushed() -> OSError | None:
-    """Write out what is buffered; what the system says where it cannot be. Python would end with a code of its own."""
+    """Flush the buffers; return the system's error. Python itself would end with another exit code."""
     try:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
@@ -140,7 +140,7 @@ def _flushed() -> OSError | None:
 
 
 def _is_broken_pipe(error: BaseException | None) -> bool:
-    """It, or what was being handled when it was raised: rich answers a broken pipe with a SystemExit."""
+    """Whether it is a broken pipe, or was raised while one was handled: rich raises SystemExit then."""
     while error is not None:
         if isinstance(error, BrokenPipeError):
             return True
@@ -149,7 +149,7 @@ def _is_broken_pipe(error: BaseException | None) -> bool:
 
 
 def _die_of_sigpipe() -> NoReturn:
-    """As every other program does whose reader has gone."""
+    """Die like every other program whose reader has gone."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGPIPE)
     sys.exit(KILLED_BY_SIGPIPE)  # the signal is blocked

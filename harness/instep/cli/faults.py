@@ -1,4 +1,4 @@
-"""`instep faults`: faults that engines have had, planted one by one; every one must be found, 95% of them located.
+"""`instep faults`: plant historical faults one by one; all must be found, and 95% of them located.
 
 Leaves out: planting and judging (`instep.faults`).
 """
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 @takes_setting(without=("ops",))
 def faults(
     given: Given,
-    names: Annotated[list[str] | None, typer.Argument(help="Faults by name; left out: all.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Faults by name; default: all.")] = None,
     family: Annotated[list[str] | None, typer.Option(help="Only of this family; may be repeated.")] = None,
     ops: Annotated[list[str] | None, typer.Option(help="Only those of this op set; may be repeated.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(
-        "--model", "--checkpoint", help="Record the traces anew with this model, as one with experts; "
-                                                         "left out: as they come with instep.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes at a time; left out: as many as cores.", min=1)] = None,
-    part: Annotated[str | None, typer.Option(help="Of so many parts of them one, as 3/16: as many processes or "
-                                                  "machines plant all.")] = None,
-    missing: Annotated[bool, typer.Option("--missing", help="Plant only what the --json file lacks or has as void; its "
-                                                            "other rows stay.")] = False,
-    no_text: Annotated[bool, typer.Option("--no-text", help="Leave out what accuracy would see of them.")] = False,
+        "--model", "--checkpoint", help="Record the traces again with this model, for example one with "
+                                                         "experts; default: the shipped traces.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Parallel processes; default: the number of cores.", min=1)] = None,
+    part: Annotated[str | None, typer.Option(help="Plant one part of several, as in 3/16, to spread them over "
+                                                  "processes or machines.")] = None,
+    missing: Annotated[bool, typer.Option("--missing", help="Plant faults that the --json file lacks or has as void; "
+                                                            "its other rows stay.")] = False,
+    no_text: Annotated[bool, typer.Option("--no-text", help="Skip the free runs of the texts.")] = False,
     json: Json = None,
-    join: Annotated[list[Path] | None, typer.Option(help="A result of another process or machine that goes into "
-                                                         "--json; may be repeated. Of a fault's rows one that is not "
-                                                         "void counts, and of those the latest.")] = None,
+    join: Annotated[list[Path] | None, typer.Option(help="A result of another process or machine to merge into "
+                                                         "--json; may be repeated. A row that is not void takes "
+                                                         "precedence, then the latest.")] = None,
     html: Html = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the matrix of faults and checks there, as SVG.")] = None,
     commit: Commit = None,
-    list_only: Annotated[bool, typer.Option("--list", help="Print name, kind and what each does; plant none.")] = False,
+    list_only: Annotated[bool, typer.Option("--list", help="List names, kinds and effects; plant none.")] = False,
 ) -> None:
-    """Plant faults in copies of the source; exit 0: all found, 95% located, 1: not so, 3: a run said nothing."""
+    """Plant faults in copies of the source; exit 0: all found, 95% located, 1: not so, 3: a run was void."""
     import os
     from dataclasses import replace
 
@@ -87,7 +87,7 @@ def faults(
 
 
 def _chosen(names: list[str] | None, families: list[str] | None, ops: list[str] | None) -> list[Fault]:
-    """In the catalogue's order."""
+    """The chosen faults in the catalogue's order."""
     from instep_reference.contract.errors import BadInput
 
     from ..faults import FAMILIES, by_id
@@ -115,7 +115,7 @@ def _chosen(names: list[str] | None, families: list[str] | None, ops: list[str] 
 
 
 def _part(chosen: list[Fault], part: str) -> list[Fault]:
-    """Groups that share a control, the largest first, each to the part that has least so far."""
+    """Distribute groups that share a control, the largest first, each to the part with the least so far."""
     import re
 
     from instep_reference.contract.errors import BadInput
@@ -153,14 +153,14 @@ def _list(chosen: list[Fault], console: Console) -> None:
 
 
 def _near(name: str, known: list[str]) -> str:
-    """The names that are most like it; all, where none is."""
+    """The most similar names; all, if none is similar."""
     from difflib import get_close_matches
 
     return ", ".join(get_close_matches(name, known, n=5, cutoff=0.4) or known)
 
 
 def _digest(checkpoint: Path | None) -> str | UnsetType:
-    """Of the model that was named."""
+    """The digest of the named model."""
     from msgspec import UNSET
 
     from instep_reference.contract.checkpoint import Checkpoint

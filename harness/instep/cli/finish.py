@@ -1,6 +1,6 @@
-"""How a command that came to a result ends: the files where they are asked for, the terminal, the exit code.
+"""End a command with a result: write the requested files, print it, return the exit code.
 
-Leaves out: commands that end otherwise (`ending.py`).
+Leaves out: other ends (`ending.py`).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
     from ..report.result import Result
 
-Json = Annotated[Path | None, typer.Option(help="Write the result there, too.")]
+Json = Annotated[Path | None, typer.Option(help="Write the result to this file.")]
 Commit = Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")]
-Html = Annotated[Path | None, typer.Option(help="Write the result there as a page to look at.")]
-Sarif = Annotated[Path | None, typer.Option(help="Write the findings there as SARIF, which code hosts show.")]
+Html = Annotated[Path | None, typer.Option(help="Write the result to this file as an HTML page.")]
+Sarif = Annotated[Path | None, typer.Option(help="Write the findings to this file as SARIF, which code hosts show.")]
 Annotate = Annotated[bool | None, typer.Option(
     "--annotate/--no-annotate", show_default=False,
-    help="Print findings as annotations of GitHub; left out: in a job of GitHub Actions.")]
+    help="Print findings as GitHub annotations; default: in GitHub Actions.")]
 
 
 def must_be_free(files: Sequence[Path | None], *read: Path) -> None:
-    """Refuse places where a result cannot be put, before anything runs. read: what the command reads."""
+    """Refuse paths that cannot be written, before anything runs. read: the files that the command reads."""
     from ..atomic_write import writable
 
     given = [file for file in files if file is not None]
@@ -40,10 +40,11 @@ def finish(
     annotate: bool | None = False, trace: Path | None = None, html: Path | None = None,
     charts: Callable[[], Mapping[str, Any]] = dict,
 ) -> NoReturn:
-    """`show` prints the result; its files are written first, so that they are whole whoever reads the terminal.
+    """Write the files, then print with `show`, so that the files are complete even if the terminal's reader has gone.
 
-    annotate  None: in a job of GitHub Actions;  trace: whose lines are the events of the findings
-    charts    of events, for the page: what the result's data alone cannot tell
+    annotate  None: in a job of GitHub Actions
+    trace     the trace whose lines are the events of the findings
+    charts    further data for the page's charts
     """
     from rich.console import Console
 

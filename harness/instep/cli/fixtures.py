@@ -1,6 +1,6 @@
-"""`instep fixtures`: a trained model, traces and an example suite, written to a folder of one's own.
+"""`instep fixtures`: write a trained model, traces and an example suite to a folder.
 
-Leaves out: where they come from (`instep.carried`).
+Leaves out: their source (`instep.carried`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def fixtures(
         for file in inside:
             if file.is_file() and "__pycache__" not in file.parts:
                 place = file.relative_to(source)
-                if place.parts[0] == "example":  # the suite stands at the top: pytest runs there
+                if place.parts[0] == "example":  # the suite is at the top, where pytest runs
                     place = place.relative_to("example")
                 files[folder / place] = file.read_bytes()
     for parent in sorted({file.parent for file in files}):
@@ -48,5 +48,5 @@ def fixtures(
     write_atomically(files)
     console, typed = Console(), shlex.quote(str(folder))
     say(console, f"{len(files)} files in {folder}. Then:")
-    say(console, f"  cd {typed} && pytest                        # the example suite: mine.py behind two traces")
+    say(console, f"  cd {typed} && pytest                        # the example suite: mine.py in two traces")
     say(console, f"  instep replay {typed}/traces/adaptive.jsonl --ops plain")

@@ -1,6 +1,6 @@
-"""`instep fuzz`: drawn sequences of legal events, until the sides part; what parted them becomes a trace.
+"""`instep fuzz`: draw sequences of legal events until the sides differ, and write the finding as a trace.
 
-Leaves out: drawing, shrinking, counting and what is printed of it (`instep.fuzz`).
+Leaves out: drawing, shrinking, counting and printing (`instep.fuzz`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .setting import Given, takes_setting
 if TYPE_CHECKING:
     from ..fuzz.campaign import Result, Settings
 
-EXAMPLES = 400  # for each op set, when neither a number nor a time is given
-ENDLESS = 10**9  # as many as the time allows
+EXAMPLES = 400  # for each op set, if neither a number nor a time is given
+ENDLESS = 10**9  # the time limit ends the run
 SEEDS = 2**31
 
 
@@ -34,18 +34,17 @@ SEEDS = 2**31
 def fuzz(
     given: Given,
     checkpoint: Annotated[Path | None, typer.Option(
-        "--model", "--checkpoint", help="A Hugging Face checkpoint directory; left out: instep's "
-                                                         "own.")] = None,
+        "--model", "--checkpoint", help="A Hugging Face checkpoint directory; default: instep's model.")] = None,
     examples: Annotated[int | None, typer.Option(help="Runs per op set; 400 unless a time is given.", min=1)] = None,
-    minutes: Annotated[float | None, typer.Option(help="The most time, shared by the op sets.", min=0.0)] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed draws the same runs; left out: any.", min=0)] = None,
-    shrink: Annotated[float, typer.Option(help="Seconds for making a finding small.", min=0.0)] = 60.0,
-    trees: Annotated[int, typer.Option(help="Windows are trees of up to so many nodes; 0: chains.", min=0,
+    minutes: Annotated[float | None, typer.Option(help="Time limit, shared by the op sets.", min=0.0)] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed draws the same runs; default: random.", min=0)] = None,
+    shrink: Annotated[float, typer.Option(help="Seconds for shrinking a finding.", min=0.0)] = 60.0,
+    trees: Annotated[int, typer.Option(help="Use tree windows of up to this many nodes; 0: chains.", min=0,
                                        max=63)] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for the trace of what is found.")] = Path("fuzz"),
+    out: Annotated[Path, typer.Option(help="Folder for the trace of a finding.")] = Path("fuzz"),
     json: Json = None, html: Html = None, commit: Commit = None,
 ) -> None:
-    """Draw legal events until the sides part; exit 0: they never did, 1: divergence, 3: nothing compared."""
+    """Draw legal events until the sides differ; exit 0: they never did, 1: divergence, 3: nothing compared."""
     from rich.console import Console
 
     from ..carried import model
@@ -60,10 +59,10 @@ def fuzz(
     start = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     count = examples or (ENDLESS if minutes is not None else EXAMPLES)
     seconds = None if minutes is None else 60 * minutes / len(names)
-    print(f"seed {start}", flush=True)  # first: who is killed before its end can be run again
+    print(f"seed {start}", flush=True)  # printed first, so that a killed run can be repeated
     results = list[Result]()
     for name in names:
-        show(results[-1:], Console())  # of each as it ends: who stops the next one has it
+        show(results[-1:], Console())  # one after the other, so that stopping the next one keeps it
         setting, directory = given.setting(ops=name), checkpoint or model()
         results.append(_run(Settings(setting, directory, count, start, out, seconds, shrink, sampled, trees)))
         if results[-1].exit is Exit.DIVERGED or results[-1].interrupted:
@@ -73,7 +72,7 @@ def fuzz(
 
 
 def _charts(result: Result) -> Mapping[str, Any]:
-    """The events of what was found."""
+    """The events of the finding."""
     from ..fuzz.campaign import place
     from ..page.replay import charts_of
     from ..trace.file import read
@@ -90,5 +89,5 @@ def _run(settings: Settings) -> Result:
     total = None if settings.examples == ENDLESS else settings.examples
     name = f"runs of fuzz [{settings.setting.name}], seed {settings.seed}"
     with tempfile.TemporaryDirectory(prefix="instep-fuzz-") as scratch, progress(name) as advance:
-        set_hypothesis_home_dir(scratch)  # it leaves nothing in the user's folder
+        set_hypothesis_home_dir(scratch)  # leaves no file in the user's folder
         return campaign(settings, lambda examples: advance(name, examples, total))

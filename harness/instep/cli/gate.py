@@ -1,6 +1,6 @@
-"""`instep gate`: is AFTER slower than BEFORE? Refuses to time what does not pass. It can be asked how sure it is.
+"""`instep gate`: is AFTER slower than BEFORE? It refuses to time an arm that fails its checks.
 
-Leaves out: how (`instep.perf`).
+Leaves out: the measurement (`instep.perf`).
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from .setting import Given, takes_setting
 def gate(
     given: Given,
     before: Annotated[str, typer.Argument(help="Op set, module:attribute, or a source tree.")],
-    after: Annotated[str | None, typer.Argument(help="The same; what may have become slower.")] = None,
-    case: Annotated[list[str] | None, typer.Option(help="verify or commit; may be repeated. Left out: both.")] = None,
+    after: Annotated[str | None, typer.Argument(help="The op set or source tree that may have become slower.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="verify or commit; may be repeated. Default: both.")] = None,
     clock: Annotated[list[str] | None, typer.Option(help="wall, cpu or device: judge only these; may be repeated. "
                                                            "Left out: all.")] = None,
-    pairs: Annotated[int, typer.Option(help="The least number of interleaved pairs, 60 or more.")] = 60,
-    allowed: Annotated[float, typer.Option(help="The slow-down that is allowed, as a part.")] = 0.03,
+    pairs: Annotated[int, typer.Option(help="Minimum number of interleaved pairs, at least 60.")] = 60,
+    allowed: Annotated[float, typer.Option(help="The allowed slow-down, as a fraction.")] = 0.03,
     checkpoint: Annotated[Path | None, typer.Option(
-        "--model", "--checkpoint", help="The model that is run; left out: instep's own.")] = None,
+        "--model", "--checkpoint", help="The model to run; default: instep's.")] = None,
     batch: Annotated[int, typer.Option(help="Requests in a batch.")] = 4,
-    rounds: Annotated[int, typer.Option(help="Rounds of the course, which is checked, then timed.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Rounds of the trace that is checked, then timed.")] = 2,
     num_steps: Annotated[int, typer.Option(help="Drafts a round: the window is one wider.", min=1)] = 3,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
-    patience: Annotated[float, typer.Option(help="Seconds after which a silent arm is given up.")] = 600.0,
-    keep: Annotated[Path | None, typer.Option(help="A folder for the course, a trace, and the arms' logs.")] = None,
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="No AFTER: how often is the gate wrong here? Trials "
-                                                               "of A/A, and of one slowed by some 8%.")] = False,
-    minutes: Annotated[float, typer.Option(help="Of --calibrate: so long it samples.")] = 10.0,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    patience: Annotated[float, typer.Option(help="Seconds to wait for an answer of an arm.")] = 600.0,
+    keep: Annotated[Path | None, typer.Option(help="A folder for the trace and the arms' logs.")] = None,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Without AFTER: measure how often the gate is wrong "
+                                                               "here, with A/A and a slow-down of about 8%.")] = False,
+    minutes: Annotated[float, typer.Option(help="Sampling time of --calibrate.")] = 10.0,
     baselines: Annotated[Path | None, typer.Option(
-        help="The folder of calibrations: --calibrate writes this machine's file there, other runs read it. Left out: "
+        help="The folder of calibrations: --calibrate writes this machine's file there, other runs read it. Default: "
              "instep's own, which are only read.")] = None,
     commit: Commit = None,
     html: Html = None,
@@ -59,7 +59,7 @@ def gate(
     from .progress import progress
 
     if calibrate is (after is not None):
-        found = "AFTER beside --calibrate" if calibrate else "no AFTER"
+        found = "AFTER together with --calibrate" if calibrate else "no AFTER"
         raise BadInput("gate", found=found, expected="BEFORE AFTER, or BEFORE --calibrate")
     if not 0 < minutes < math.inf:
         raise BadInput("--minutes", found=minutes, expected="a number above 0")

@@ -1,6 +1,6 @@
-"""`instep generate`: decode prompts with an engine of ours, and say how fast, once it is known to be right.
+"""`instep generate`: decode prompts with instep's engine, and print the speed of a checked run.
 
-Leaves out: how (`instep.generate`).
+Leaves out: decoding and checking (`instep.generate`).
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
     from ..verdict import Verdict
 
 MOST_TOKENS = 2**20  # no model has more positions
-FIRST_STEPS = 3  # drafts a round where nobody says a number
+FIRST_STEPS = 3  # drafts a round by default
 
 
 @takes_setting(ops="Op set by name, or module:attribute.", drafter=PROPOSED)
 def generate(
     given: Given,
-    checkpoint: Annotated[Path | None, typer.Argument(help="A Hugging Face checkpoint directory; left out: instep's "
-                                                           "own.")] = None,
-    prompt: Annotated[list[str] | None, typer.Option(help="Text, or token numbers where there is no tokenizer; may be "
-                                                         "repeated. Left out: prompts.json beside the model.")] = None,
+    checkpoint: Annotated[Path | None, typer.Argument(help="A Hugging Face checkpoint directory; default: instep's "
+                                                           "model.")] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="Text, or token numbers without a tokenizer; may be "
+                                                         "repeated. Default: the model's prompts.json.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="JSON list of {name, text | tokens}.")] = None,
-    num_steps: Annotated[int | None, typer.Option(help="Drafts a round, 3 if left out; with --adaptive, at first.",
+    num_steps: Annotated[int | None, typer.Option(help="Drafts a round, default 3; with --adaptive the initial number.",
                                                   min=0)] = None,
-    adaptive: Annotated[Path | None, typer.Option(help="JSON file of a controller of step counts.")] = None,
-    tokens: Annotated[int, typer.Option(help="The most that each request says.", min=1,
+    adaptive: Annotated[Path | None, typer.Option(help="JSON file of a step controller.")] = None,
+    tokens: Annotated[int, typer.Option(help="Maximum tokens of each request.", min=1,
                                            max=MOST_TOKENS)] = 64,
     batch: Annotated[int, typer.Option(help="Requests at a time; others follow as these finish.", min=1)] = 8,
     chunk: Annotated[int, typer.Option(help="Prompt tokens of a request in one step.", min=1)] = 64,
-    temperature: Annotated[float, typer.Option(help="Above 0: tokens are drawn, and drafts accepted by rejection.",
+    temperature: Annotated[float, typer.Option(help="Above 0: sample, and accept drafts by rejection sampling.",
                                                min=0.0)] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Only so many of the likeliest tokens are drawn from.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Only the likeliest tokens that sum up to it.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from this many of the likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens up to this total.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same tokens.", min=0)] = 0,
-    check: Annotated[int, typer.Option(help="How many requests the reference reads again.", min=1)] = 4,
-    unchecked: Annotated[bool, typer.Option("--unchecked", help="Read none again, and show no speed.")] = False,
+    check: Annotated[int, typer.Option(help="Number of requests that the reference checks.", min=1)] = 4,
+    unchecked: Annotated[bool, typer.Option("--unchecked", help="Check none, and show no speed.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Keep the run as a trace, for `instep replay`.")] = None,
     json: Json = None,
 ) -> None:
@@ -84,7 +84,7 @@ def generate(
 
 
 def _must_be_writable(trace: Path | None, json: Path | None) -> None:
-    """Refuse before anything is decoded what could not be kept afterwards."""
+    """Refuse files that could not be written, before anything is decoded."""
     from ..atomic_write import writable
     from ..trace.file import beside, replaceable
 
@@ -95,7 +95,7 @@ def _must_be_writable(trace: Path | None, json: Path | None) -> None:
 
 
 def _show(decoded: Decoded, words: Words, verdict: Verdict | None, trace: Path | None, json: Path | None) -> None:
-    """The run and the result in their files, texts and figures on the terminal; ends the command."""
+    """Write the run and the result, print texts and figures; return the exit code."""
     from ..budget import need
     from ..generate import render
 
@@ -111,7 +111,7 @@ def _show(decoded: Decoded, words: Words, verdict: Verdict | None, trace: Path |
 def _prompts(
     directory: Path, given: list[str] | None, file: Path | None, words: Words, vocab: int
 ) -> dict[str, tuple[int, ...]]:
-    """By name, as tokens of this vocabulary."""
+    """The prompts by name, as tokens of this vocabulary."""
     from instep_reference.contract.errors import BadInput
 
     from ..generate.words import prompts_from
@@ -121,7 +121,7 @@ def _prompts(
     else:
         path = file or directory / "prompts.json"
         if file is None and not path.is_file():
-            raise BadInput(str(path), found="no such file", expected="prompts beside the model",
+            raise BadInput(str(path), found="no such file", expected="prompts.json in the model's folder",
                            hint="give --prompt TEXT or --prompts FILE")
         found = prompts_from(path, words)
     for name, tokens in found.items():
@@ -133,7 +133,7 @@ def _prompts(
 
 
 def _sample(names: list[str], count: int) -> frozenset[str]:
-    """So many of them, evenly spread, the first and the last among them."""
+    """This many of them, evenly spread, the first and the last included."""
     count = min(count, len(names))
     return frozenset(names[number * (len(names) - 1) // max(count - 1, 1)] for number in range(count))
 
@@ -146,19 +146,19 @@ def _sampling(temperature: float, top_k: int | None, top_p: float | None) -> Sam
     for field, found, expected in said.wrong():
         raise BadInput(f"--{field.replace('_', '-')}", found=found, expected=expected)
     if not said.draws and (top_k, top_p) != (None, None):
-        raise BadInput("--temperature", found=temperature, expected="one above 0 beside --top-k and --top-p",
+        raise BadInput("--temperature", found=temperature, expected="one above 0 with --top-k or --top-p",
                        hint="at 0 the likeliest token is taken")
     return said if said.draws else None
 
 
 def _steps(num_steps: int | None, adaptive: Path | None, drafts: bool) -> tuple[int, dict[str, Any] | None]:
-    """The first step count, and the controller's file as written. drafts: whether anybody makes them."""
+    """The first step count, and the controller's file as written. drafts: whether drafts are possible"""
     from instep_reference.contract.adaptive import AdaptiveFile
     from instep_reference.contract.errors import BadInput
 
     if not drafts and (num_steps or adaptive):
         raise BadInput("--num-steps", found="drafts", expected="0 and no --adaptive",
-                       hint="no draft head is in use, and nobody proposes (--drafter ngram)")
+                       hint="there is no draft head and no proposer (--drafter ngram)")
     if adaptive is None:
         return (FIRST_STEPS if drafts else 0) if num_steps is None else num_steps, None
     file = AdaptiveFile.open(adaptive)
@@ -195,7 +195,7 @@ def _reread(decoded: Decoded) -> Verdict:
 
 
 def _keep(decoded: Decoded, out: Path) -> None:
-    """The run as a trace: the prompts beside it, and no word of the fp64 reference, which was not asked."""
+    """Write the run as a trace: with its prompts, but without answers of the fp64 reference, which did not run."""
     import torch
 
     from instep_reference.contract.engine import Admit

@@ -1,6 +1,6 @@
-"""`instep memory`: what a request costs under every commit strategy, and how many fit.
+"""`instep memory`: the memory of a request under every commit strategy, and how many requests fit.
 
-Leaves out: the figures themselves (`instep.budget`), and everything that is not per request but the weights.
+Leaves out: the figures (`instep.budget`), and memory that is not per request, except the weights.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 )
 def memory(
     given: Given,
-    where: Annotated[str, typer.Argument(help="A checkpoint directory, a config.json, or a shape as qwen3.5-9b.")],
+    where: Annotated[str, typer.Argument(help="A checkpoint directory, a config.json, or a shape like qwen3.5-9b.")],
     num_steps: Annotated[int | None, typer.Option(help="Drafts a round; the window is one wider.", min=0)] = None,
-    candidates: Annotated[str | None, typer.Option(help="Step counts that may be in force, as 1,3,7: the largest "
-                                                       "counts. Left out, with --num-steps too: 3.")] = None,
-    num_draft_tokens: Annotated[int | None, typer.Option(help="Where windows may be trees: the most nodes of one, its "
-                                                            "root included. Left out: chains.")] = None,
+    candidates: Annotated[str | None, typer.Option(help="Candidate step counts, as in 1,3,7, of which the largest "
+                                                       "matters. Default, without --num-steps: 3.")] = None,
+    num_draft_tokens: Annotated[int | None, typer.Option(help="For tree windows: maximum nodes of a window, with its "
+                                                            "root. Default: chains.")] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of a request, prompt and text.", min=1, max=2**62)] = 4096,
     tracked: Annotated[int, typer.Option(help="Tracked prefixes on the device, of --tokens tokens each.", min=0)] = 0,
     gib: Annotated[float, typer.Option(help="Memory for pools, in GiB, weights not counted.", min=0.0)] = 64.0,
-    json: Annotated[Path | None, typer.Option(help="Write the figures there, too.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
 ) -> None:
     """Print the bytes of a request by pool, for every strategy and form of conv windows."""
     from instep_optimized.options import check

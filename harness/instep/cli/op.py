@@ -1,4 +1,4 @@
-"""`instep op`: one op on small cases against its contract and the reference, before a whole model.
+"""`instep op`: check single ops on small cases against their contract and the reference.
 
 Leaves out: the cases and the comparison (`instep.kit`).
 """
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 def op(
     given: Given,
     ops: Annotated[str, typer.Argument(help="Op set or module:attribute.", metavar="OPS")],
-    name: Annotated[list[str] | None, typer.Argument(help="Ops: gdn, conv, attend, ...; left out: all that have "
+    name: Annotated[list[str] | None, typer.Argument(help="Ops: gdn, conv, attend, ...; default: all with "
                                                          "cases.", metavar="OP")] = None,
-    case: Annotated[str | None, typer.Option(help="The case of this name alone.")] = None,
-    drawn: Annotated[int, typer.Option(help="So many cases of random shapes besides, of gdn, conv and attend.",
+    case: Annotated[str | None, typer.Option(help="Run only the case with this name.")] = None,
+    drawn: Annotated[int, typer.Option(help="Number of additional random cases of gdn, conv and attend.",
                                        min=0)] = 20,
-    seed: Annotated[int, typer.Option(help="The number of the first of them.", min=0)] = 0,
-    real: Annotated[bool, typer.Option("--real", help="Cases of the sizes of a 9B model instead, of gdn, conv and "
-                                                      "attend.")] = False,
+    seed: Annotated[int, typer.Option(help="The number of the first random case.", min=0)] = 0,
+    real: Annotated[bool, typer.Option("--real", help="Cases of gdn, conv and attend in the sizes of a 9B model "
+                                                      "instead.")] = False,
     json: Json = None,
     sarif: Sarif = None,
     annotate: Annotate = None,
     commit: Commit = None,
 ) -> None:
-    """Hold single ops to their contract and the reference; exit 0: all agree, 1: divergence, 3: nothing compared."""
+    """Check single ops on their contract and the reference; exit 0: all agree, 1: divergence, 3: nothing compared."""
     from ..kit.launches import op_cases, served
     from ..report.result import Result
     from .progress import progress
@@ -83,7 +83,7 @@ def _data(run: Served) -> dict[str, object]:
 
 
 def _show(run: Served, console: Console) -> None:
-    """A row for every op, the reasons of what was not served, the message of a divergence, or the verdict."""
+    """Print a row for every op, the reasons for skipped cases, and the message of a divergence or the verdict."""
     from ..report import tables
     from ..report.terminal import cell, most_used, short
     from ..verdict import Exit

@@ -1,6 +1,6 @@
-"""`instep page`: a result file as a page to look at.
+"""`instep page`: make an HTML page of a result file.
 
-Leaves out: what stands on it (`instep.page.family`).
+Leaves out: its contents (`instep.page.family`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from .finish import must_be_free
 
 def page(
     result: Annotated[Path, typer.Argument(help="A result, as --json writes it.")],
-    html: Annotated[Path, typer.Option(help="Where the page is written.")],
+    html: Annotated[Path, typer.Option(help="The page to write.")],
 ) -> None:
-    """Make a page of a result file; exit 0: it is written, whatever the result says."""
+    """Make a page of a result file; exit 0: it is written, whatever the result is."""
     from ..atomic_write import write_atomically
     from ..page.family import page_of_file
 

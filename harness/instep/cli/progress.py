@@ -1,6 +1,6 @@
-"""How far a command is: one bar on stderr, gone when it is done. Nothing is printed where stderr is no terminal.
+"""A progress bar on stderr, removed when it is done. It is shown only on a terminal.
 
-Leaves out: what is done meanwhile.
+Leaves out: the work.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-Advance = Callable[[str, int, int | None], None]  # what is done now, how much of it, of how much (None: nobody knows)
+Advance = Callable[[str, int, int | None], None]  # description, done, total (None: unknown)
 
 
 @contextmanager
 def progress(first: str) -> Iterator[Advance]:
-    """A bar that begins with these words; what it gives takes the rest."""
+    """A bar that starts with these words; the yielded function updates it."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -24,7 +24,7 @@ def progress(first: str) -> Iterator[Advance]:
         task = bar.add_task(escape(first), total=None)
 
         def advance(what: str, done: int, of: int | None) -> None:
-            bar.tasks[0].total = of  # `update` takes None for "as before"
+            bar.tasks[0].total = of  # `update` takes None for "unchanged"
             bar.update(task, description=escape(what), completed=done)
 
         yield advance

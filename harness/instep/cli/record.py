@@ -1,6 +1,6 @@
-"""`instep record`: drive the reference through prompts and a policy, and keep what happened as a trace.
+"""`instep record`: drive the reference through prompts and a policy, and write the events as a trace.
 
-Leaves out: the schedule itself (`instep.trace.drive`).
+Leaves out: the schedule (`instep.trace.drive`).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def record(
     given: Given,
     checkpoint: Annotated[Path, typer.Option("--model", "--checkpoint", help="A Hugging Face checkpoint directory.")],
     prompts: Annotated[Path, typer.Option(help="JSON list of {name, text | tokens}.")],
-    out: Annotated[Path, typer.Option(help="The trace to write; its tensors go beside it.")],
+    out: Annotated[Path, typer.Option(help="The trace to write; its tensors go to a file next to it.")],
     policy: Annotated[Path | None, typer.Option(help="JSON policy: arrivals, chunks, step counts, acceptance, moments. "
-                                                     "Left out: a request per prompt, a bit of everything.")] = None,
+                                                     "Default: a request per prompt with a mix of events.")] = None,
     example_policy: Annotated[bool, typer.Option("--example-policy", callback=_example, is_eager=True,
-                                                 help="Print a policy for two prompts, to change.")] = False,
-    dtype: Annotated[str, typer.Option(metavar="DTYPE", help=f"The width in which the reference decides: "
+                                                 help="Print a policy for two prompts as a template.")] = False,
+    dtype: Annotated[str, typer.Option(metavar="DTYPE", help=f"The dtype in which the reference decides: "
                                                               f"{either(WIDTHS)}.")] = "float64",
     num_steps: Annotated[int | None, typer.Option(help="Instead of the policy's initial step count.", min=0)] = None,
-    rounds: Annotated[int | None, typer.Option(help="Instead of the policy's most rounds.", min=1)] = None,
+    rounds: Annotated[int | None, typer.Option(help="Instead of the policy's maximum number of rounds.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="Instead of the policy's seed.")] = None,
 ) -> None:
     """Record a trace with the reference; both files are written, or none."""
@@ -81,7 +81,7 @@ def _usual(prompts: dict[str, tuple[int, ...]], checkpoint: Path, setting: Setti
 def make(
     directory: Path, prompts: dict[str, tuple[int, ...]], policy: Policy, out: Path, setting: Setting | None = None,
 ) -> Trace:
-    """Drive the reference and write the trace; of the setting the drafter, the width and `overlap` count."""
+    """Drive the reference and write the trace; the setting's drafter, dtype and `overlap` are used."""
     from msgspec.structs import replace
 
     from instep_reference.contract.checkpoint import Checkpoint
@@ -98,7 +98,7 @@ def make(
 
     opened, chosen = Checkpoint.open(directory), setting or Setting(dtype="float64")
     if chosen.drafter == EXTERNAL and not policy.trees:
-        raise BadInput("--drafter", found="external, and nobody proposes", expected="ngram, or module:attribute")
+        raise BadInput("--drafter", found="external without a proposer", expected="ngram, or module:attribute")
     if chosen.overlap:
         policy = replace(policy, overlap=True, lag=max(policy.lag, 1))
     header, messages = header_of(

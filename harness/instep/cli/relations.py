@@ -1,4 +1,4 @@
-"""`instep relations`: a trace run again, otherwise, and what must then be equal.
+"""`instep relations`: run a trace again with one thing varied, and check that results stay equal.
 
 Leaves out: the relations (`instep.relations`), and the comparison with the reference (`instep replay`).
 """
@@ -18,13 +18,13 @@ from .setting import Given, takes_setting
 def relations(
     given: Given,
     trace: Annotated[Path, typer.Argument(help="A trace: the .jsonl file.")],
-    name: Annotated[list[str] | None, typer.Argument(help="Relations to hold; left out: all of them.")] = None,
+    name: Annotated[list[str] | None, typer.Argument(help="Relations to check; default: all.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(
-        "--model", "--checkpoint", help="The model; left out: where the trace says.")] = None,
-    until: Annotated[int | None, typer.Option(help="The trace up to this event.", min=0)] = None,
-    bitwise: Annotated[bool, typer.Option("--bitwise", help="Hold bit by bit what the op set `invariant` promises.")]
+        "--model", "--checkpoint", help="The model; default: the one that the trace names.")] = None,
+    until: Annotated[int | None, typer.Option(help="Use the trace up to this event.", min=0)] = None,
+    bitwise: Annotated[bool, typer.Option("--bitwise", help="Require equal bits as the op set `invariant` promises.")]
     = False,
-    tokens: Annotated[int, typer.Option(help="How many tokens the drift is watched for.", min=64,
+    tokens: Annotated[int, typer.Option(help="Length of the drift run, in tokens.", min=64,
                                            max=2**20)] = 2048,
     json: Json = None,
     html: Html = None,
@@ -32,7 +32,7 @@ def relations(
     annotate: Annotate = None,
     commit: Commit = None,
 ) -> None:
-    """Hold relations between runs of one trace; exit 0: all agree, 1: divergence, 3: one of them compared nothing."""
+    """Check relations between runs of one trace; exit 0: all agree, 1: divergence, 3: one of them compared nothing."""
     from .. import relations as table
     from ..relations import render
     from ..relations.case import Case
@@ -42,7 +42,7 @@ def relations(
 
     wanted = table.relations(name or ())
     must_be_free((json, html, sarif), trace)
-    given.subjects()  # an op set beside an engine is refused
+    given.subjects()  # refuses an op set together with an engine
     loaded = read(trace)
     must_reach(until, loaded)
     replay = Replay(loaded, given.setting(), checkpoint=checkpoint)

@@ -1,6 +1,6 @@
-"""`instep replay`: a trace through both sides, everything compared after every event.
+"""`instep replay`: run a trace on both sides, and compare everything after every event.
 
-Leaves out: how (`instep.replay`) and the words (`instep.report`).
+Leaves out: the replay (`instep.replay`) and the messages (`instep.report`).
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ if TYPE_CHECKING:
 )
 def replay(
     given: Given,
-    trace: Annotated[Path | None, typer.Argument(help="A trace: the .jsonl file; left out: instep's own.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option("--model", "--checkpoint", help="The model; left out: where the "
-                                                                                     "trace says.")] = None,
+    trace: Annotated[Path | None, typer.Argument(help="A trace: the .jsonl file; default: the main trace.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option("--model", "--checkpoint", help="The model; default: "
+                                                                                     "the trace's model.")] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
-    layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
-    tiers: Annotated[list[str] | None, typer.Option(metavar="T0,T2d,..", help="Judge these tiers alone, some "
-                                                        "of them; may be repeated.")] = None,
-    swap: Annotated[list[str] | None, typer.Option(help="OP=SET: this op from another set, gdn=plain; may be "
-                                                      "repeated.")] = None,
-    graft: Annotated[list[str] | None, typer.Option(help="PLACE@EVENT: there the reference's tensor goes on, "
+    layer: Annotated[list[int] | None, typer.Option(help="Judge only this layer; may be repeated.", min=0)] = None,
+    tiers: Annotated[list[str] | None, typer.Option(metavar="T0,T2d,..", help="Judge only these tiers; may be "
+                                                        "repeated.")] = None,
+    swap: Annotated[list[str] | None, typer.Option(help="OP=SET: take this op from another set, as in gdn=plain; "
+                                                      "may be repeated.")] = None,
+    graft: Annotated[list[str] | None, typer.Option(help="PLACE@EVENT: use the reference's tensor there, as in "
                                                        "trunk.2.core@17; may be repeated.")] = None,
     ladder: Annotated[bool, typer.Option("--ladder/--no-ladder", help="After a divergence, run again with one thing "
-                                                                      "otherwise, to say where it was made.")] = True,
+                                                                      "changed, to find its cause.")] = True,
     json: Json = None,
     html: Html = None,
-    trail: Annotated[Path | None, typer.Option(help="Write a digest of every event's bytes there, for diff.")] = None,
+    trail: Annotated[Path | None, typer.Option(help="Write a digest of every event's bytes, for diff.")] = None,
     sarif: Sarif = None,
     annotate: Annotate = None,
     save_tensors: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the tensors of the first findings "
-                                                                          "there, as safetensors.")] = None,
+                                                                          "to this folder, as safetensors.")] = None,
     commit: Commit = None,
 ) -> None:
     """Replay a trace through reference and engine; exit 0: all agree, 1: divergence, 3: nothing compared."""
@@ -70,7 +70,7 @@ def replay(
     if save_tensors is not None:
         folder_for(save_tensors, "--save-tensors")
     for served in given.several("ops", "plain"):
-        given.setting(ops=served)  # what is wrong with it is said before anything is read
+        given.setting(ops=served)  # errors in it are reported before anything is read
     judged, variant = tiers_of(names), Variant(swaps_of(swap or ()), tuple(map(patch_of, graft or ())))
     asked = own_trace() if trace is None else trace
     must_be_free((json, html, trail, sarif), asked)
@@ -108,7 +108,7 @@ def replay(
 
 
 def _planned(trace: Trace, given: Given, until: int | None) -> list[Part]:
-    """The op sets that are named, or the header's plan, cut at `until`; of somebody's engine one run."""
+    """The named op sets, or the header's plan, cut at `until`; one run for an external engine."""
     from msgspec.structs import replace as with_fields
 
     from instep_reference.contract.errors import BadInput

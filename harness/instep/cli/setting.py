@@ -1,6 +1,6 @@
-"""The options that say how a subject is set up, given to a command.
+"""The options that set up the engine under test, as parameters of a command.
 
-Leaves out: their names and sentences (`instep.options`), what they mean (`instep.replay.setting`), and torch.
+Leaves out: their names and help texts (`instep.options`), their effect (`instep.replay.setting`), and torch.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from ..options import CHOICES, OPTIONS, SOMETIMES, USUAL, known
 if TYPE_CHECKING:
     from ..replay.setting import Setting
 
-PANEL = "Engine under test"  # of `--help`; typer prints it after a command's own options
+PANEL = "Engine under test"  # in `--help`; typer prints it after a command's own options
 WIDEST_METAVAR = 8
 
 
 @dataclass(frozen=True)
 class Given:
-    """What was typed: field of `Setting` -> its value, or the values of an option that may be repeated."""
+    """The typed options: field of `Setting` -> its value, or the values of a repeatable option."""
 
     named: Mapping[str, Any]
 
     def several(self, field: str, *otherwise: str) -> tuple[str, ...]:
-        """The different values of an option that may be repeated, in their order; left out: `otherwise`."""
+        """The distinct values of a repeatable option, in their order; by default `otherwise`."""
         return tuple(dict.fromkeys(self.named.get(field) or otherwise))
 
     def subjects(self, *otherwise: str) -> tuple[str, ...]:
-        """The op sets that were named; left out: `otherwise`. An engine that is led by verbs is one run."""
+        """The named op sets; by default `otherwise`. An engine driven through callbacks is one run."""
         if "engine" not in self.named:
             return self.several("ops", *otherwise)
         if "ops" in self.named:
             from instep_reference.contract.errors import BadInput
 
-            raise BadInput("--engine", found="--ops beside it", expected="one of the two: who serves")
+            raise BadInput("--engine", found="--ops as well", expected="one of the two")
         return ("plain",)
 
     def setting(self, **otherwise: Any) -> Setting:
-        """The setting that was typed; `otherwise`: what holds where nothing was typed, None: the default.
+        """The typed setting; `otherwise` has the values of options that were not typed, None: the defaults.
 
-        An option that may be repeated is given in `otherwise`, one of its values at a time.
+        A repeatable option is in `otherwise`, one of its values at a time.
         """
         from ..replay.setting import Setting
 
@@ -55,7 +55,7 @@ class Given:
 
 
 def named(values: Collection[str]) -> str:
-    """A closed list of values as `--help` names it. A long one would leave its text no room on a narrow terminal."""
+    """A closed list of values for `--help`. A long one would leave no room for the text on a narrow terminal."""
     listed = "|".join(values)
     return listed if len(listed) <= WIDEST_METAVAR else "DTYPE"
 
@@ -63,10 +63,10 @@ def named(values: Collection[str]) -> str:
 def takes_setting(
     *, several: Collection[str] = (), without: Collection[str] = (), also: Collection[str] = (), **says: str
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of a setting; its parameter `given` receives what was typed.
+    """Give a command the options of a setting; its parameter `given` receives the typed ones.
 
-    several: options that may be repeated; without: options that have no meaning here; also: those that only some
-    commands have; says: other words for `--help`.
+    several: repeatable options; without: options that do not apply; also: options that only some commands have;
+    says: other help texts
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -100,13 +100,13 @@ def _option(name: str, repeated: bool, says: str | None) -> inspect.Parameter:
         help=text, show_default=False, rich_help_panel=PANEL, metavar=named(CHOICES[name]) if name in CHOICES else None,
         autocompletion=(lambda: choices) if choices else None,
     )
-    # Built while the program runs, so no checker can read it as a type.
+    # Built at run time, so no checker can read it as a type.
     annotation = Annotated.__class_getitem__((kind | None, how))  # type: ignore[attr-defined]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _ahead(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    """Arguments, which stand before all options."""
+    """Arguments, which come before all options."""
     return [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters if _is_argument(each)]
 
 

@@ -1,6 +1,6 @@
-"""`instep shapes`: models in real shapes, a few layers each, through a course that no whole reference could follow.
+"""`instep shapes`: run a few layers of models in real shapes through a forced trace.
 
-Leaves out: how (`instep.shapes`) and the words (`instep.report`).
+Leaves out: the run (`instep.shapes`) and the messages (`instep.report`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ if TYPE_CHECKING:
 @takes_setting(ops="Op set, or module:attribute; left out: triton.", drafter=DRAFTER)
 def shapes(
     given: Given,
-    name: Annotated[list[str] | None, typer.Argument(help="Shapes by name; left out: all that there are.")] = None,
-    layers: Annotated[int, typer.Option(help="How many layers of the model are kept.", min=1)] = 4,
-    vocab: Annotated[int | None, typer.Option(help="How many tokens are kept; left out: all.", min=1)] = None,
+    name: Annotated[list[str] | None, typer.Argument(help="Shapes by name; default: all.")] = None,
+    layers: Annotated[int, typer.Option(help="Number of layers of the model to keep.", min=1)] = 4,
+    vocab: Annotated[int | None, typer.Option(help="Vocabulary size to keep; default: all.", min=1)] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
-    layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
+    layer: Annotated[list[int] | None, typer.Option(help="Judge only this layer; may be repeated.", min=0)] = None,
     json: Json = None,
     sarif: Sarif = None,
     annotate: Annotate = None,
     commit: Commit = None,
 ) -> None:
-    """Run an op set at the sizes of real models, weights drawn; exit 0: all agree, 1: divergence, 3: nothing judged."""
+    """Run an op set at the sizes of real models, with random weights; exit 0: all agree, 1: divergence, 3: nothing
+    judged.
+    """
     from ..report import data, terminal
     from ..shapes import NAMES
     from ..shapes.run import shaped
@@ -42,7 +44,7 @@ def shapes(
     ]
 
     def show(console: Console) -> None:
-        for outcome in outcomes:  # each is of a trace of its own
+        for outcome in outcomes:  # each has its own trace
             terminal.show([outcome], console)
 
     finish(data.of(outcomes, commit), json, show, sarif=sarif, annotate=annotate)

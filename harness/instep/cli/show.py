@@ -1,4 +1,4 @@
-"""`instep show`: what happens in a trace, event by event, without a model.
+"""`instep show`: print a trace event by event, without a model.
 
 Leaves out: serving it (`replay`).
 """
@@ -12,13 +12,13 @@ import typer
 
 
 def show(
-    trace: Annotated[Path | None, typer.Argument(help="A trace: the .jsonl file; left out: instep's own.")] = None,
+    trace: Annotated[Path | None, typer.Argument(help="A trace: the .jsonl file; default: the main trace.")] = None,
     request: Annotated[list[str] | None, typer.Option(help="Only events that name this request; may be "
                                                          "repeated.")] = None,
     stamp: Annotated[bool, typer.Option("--stamp", help="Write the trace again with a digest of its tensors. Its "
                                                         "events stay as they are.")] = False,
 ) -> None:
-    """Print who does what in a trace, and the room that it runs in."""
+    """Print the events of a trace, and its capacity."""
     from rich.console import Console
 
     from instep_reference.contract.errors import BadInput

@@ -1,6 +1,6 @@
-"""`instep soak`: drawn rounds on engines that stay, for as long as wanted, in as many sessions as wanted.
+"""`instep soak`: serve drawn rounds on long-lived engines, for any time and in any number of sessions.
 
-Leaves out: drawing, serving and counting (`instep.soak`), and shrinking: `instep fuzz` does that.
+Leaves out: drawing, serving and counting (`instep.soak`), and shrinking, which `instep fuzz` does.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 def soak(
     given: Given,
     checkpoint: Annotated[Path | None, typer.Option(
-        "--model", "--checkpoint", help="A Hugging Face checkpoint directory; left out: instep's "
-                                                         "own.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="The most time of this session, shared by the op sets.",
+        "--model", "--checkpoint", help="A Hugging Face checkpoint directory; default: instep's "
+                                                         "model.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Time limit of this session, shared by the op sets.",
                                                   min=0.0)] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds per op set and seed, those of earlier sessions among them.",
+    rounds: Annotated[int | None, typer.Option(help="Rounds per op set and seed, including earlier sessions.",
                                                min=1)] = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same rounds.", min=0)] = 0,
-    every: Annotated[int, typer.Option(help="Of so many events one is recomputed (T2); T0, T1 and T2d judge all.",
+    every: Annotated[int, typer.Option(help="Recompute one of this many events (T2); T0, T1 and T2d judge all.",
                                        min=1)] = 20,
-    stretch: Annotated[int, typer.Option(help="Rounds behind which every request leaves: a trace of a finding begins "
+    stretch: Annotated[int, typer.Option(help="Rounds after which all requests leave; a finding's trace starts "
                                               "there.", min=1)] = 200,
-    out: Annotated[Path, typer.Option(help="Folder for the trace of what is found.")] = Path("soak"),
-    json: Annotated[Path | None, typer.Option(help="The result file; a soak that it holds goes on.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the trace of a finding.")] = Path("soak"),
+    json: Annotated[Path | None, typer.Option(help="The result file; a soak in it is resumed.")] = None,
     join: Annotated[list[Path] | None, typer.Option(help="A soak with another seed, of another process or machine, "
-                                                         "that goes into --json; may be repeated.")] = None,
+                                                         "to merge into --json; may be repeated.")] = None,
     commit: Commit = None,
 ) -> None:
     """Serve drawn rounds until a time or a number; exit 0: all agree, 1: divergence, 3: nothing compared."""
@@ -84,7 +84,7 @@ def soak(
 
 
 def _join(others: list[Path], json: Path | None, commit: str | None) -> None:
-    """Nothing is served: runs of files become one file."""
+    """Serve nothing: merge the runs of files into one file."""
     from instep_reference.contract.errors import BadInput
 
     from ..soak import kept, render
@@ -100,7 +100,7 @@ def _join(others: list[Path], json: Path | None, commit: str | None) -> None:
 
 
 def _session(soak: Soak, keep: Callable[[], None]) -> Soak:
-    """Run it. The file is written behind every stretch, so that a session that is killed loses no more than that."""
+    """Run the soak. The file is written after every stretch, so that a killed session loses no more than that."""
     from ..threads import threads_for
     from .progress import progress
 

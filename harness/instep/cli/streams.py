@@ -1,6 +1,6 @@
-"""`instep streams`: a trace said in stamps, so that every state names the request and the positions that it holds.
+"""`instep streams`: replay a trace in stamps, so that every state shows its request and positions.
 
-Leaves out: how (`instep.streams`) and the words (`instep.report`).
+Leaves out: the replay (`instep.streams`) and the messages (`instep.report`).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def streams(
     level: Annotated[list[str] | None, typer.Option(
         metavar="op|model", help="op: the delta rule consumes whole labels, states are right "
                                                          "to the bit; model: to the nearest label. "
-                                                         "Left out: both.")] = None,
+                                                         "Default: both.")] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
-    layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
+    layer: Annotated[list[int] | None, typer.Option(help="Judge only this layer; may be repeated.", min=0)] = None,
     json: Json = None,
     sarif: Sarif = None,
     annotate: Annotate = None,
     commit: Commit = None,
 ) -> None:
-    """Replay a trace on labels that states can be read by; exit 0: all right, 1: a label is wrong, 3: nothing read."""
+    """Replay a trace on readable labels; exit 0: all right, 1: a label is wrong, 3: nothing was read."""
     from instep_reference.contract.errors import BadInput
 
     from ..replay.replay import Outcome, must_have, must_reach
@@ -48,7 +48,7 @@ def streams(
     must_be_free((json, sarif), trace)
     loaded = read(trace)
     must_reach(until, loaded)
-    must_have(layer or (), config(1))  # the same layers, however many requests
+    must_have(layer or (), config(1))  # the same layers for any number of requests
     runs = [
         (given.setting(ops=served, strategy=how), one) for served in given.several("ops", "plain")
         for how in given.named.get("strategy") or given.setting(ops=served).strategies("strategy") for one in chosen
