@@ -1,4 +1,4 @@
-"""`instep audit`: right recordings agree at every level, what is wrong with others is named, and bad ones are refused.
+"""`instep audit`: right recordings agree at every level, errors of wrong ones are named, and bad ones are refused.
 
 Leaves out: the page (`test_audit_page.py`), and models that are larger than memory (`tests/perf/audit_large.py`).
 """
@@ -48,13 +48,13 @@ def brief(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def copy(right, tmp_path) -> Path:
-    """A copy, to be spoilt."""
+    """A copy that a test may change."""
     return Path(shutil.copytree(right, tmp_path / "copy"))
 
 
 @pytest.fixture(scope="module")
 def spoken(right) -> list[dict]:
-    """What was said, as a plain file has it."""
+    """The answers, in the form of a plain file."""
     told = audit(right, TINY, level=1).told
     return [{"request": text.request, "prompt": text.prompt, "tokens": text.said} for text in told.texts]
 
@@ -76,13 +76,13 @@ def test_a_right_recording_agrees_at_every_level(right):
     assert found.told.windows == len(found.told.counts) > 5 and 0 < found.told.accepted < found.told.drafts
     tiers = {one.tier for one in found.replay.verdict.compared}
     assert tiers >= {Tier.DECISIONS, Tier.PROPAGATED, Tier.DIRECTED}
-    assert Tier.BITWISE not in tiers, "what a request held before is the harness's own copy"
+    assert Tier.BITWISE not in tiers, "the harness keeps its own copy of earlier memory"
     assert found.replay.verdict.events == found.replay.of
     assert found.digest == found.recorded.digest and not found.recorded.notes
 
 
 @pytest.mark.slow
-def test_states_may_be_recorded_in_the_other_layout(tmp_path):
+def test_states_in_the_other_layout_are_read(tmp_path):
     made = recorded(tmp_path / "vk", layout="VK", tokens=4, prompts={"a": PROMPTS["a"]})
     found = audit(made, TINY)
     assert found.exit is Exit.AGREED and Tier.DIRECTED in {one.tier for one in found.replay.verdict.compared}
@@ -92,7 +92,7 @@ def test_states_may_be_recorded_in_the_other_layout(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_plain_file_of_prompts_and_answers_is_enough(spoken, tmp_path, instep):
+def test_a_plain_file_of_prompts_and_answers_is_audited(spoken, tmp_path, instep):
     file = said(tmp_path / "said.jsonl", spoken)
     page = tmp_path / "page.html"
     ran = instep("audit", file, "--model", TINY, "--dtype", "float32", "--json", tmp_path / "r.json", "--html", page)
@@ -121,7 +121,7 @@ def test_a_correct_engine_is_not_accused_in_any_width(tmp_path, dtype, some, tok
 
 
 @pytest.mark.slow
-def test_a_wrong_token_is_named_and_so_is_a_later_one(spoken, tmp_path, instep):
+def test_every_wrong_token_is_named(spoken, tmp_path, instep):
     tokens = list(spoken[1]["tokens"])
     tokens[2], tokens[-1] = (tokens[2] + 1) % 256, (tokens[-1] + 1) % 256
     file = said(tmp_path / "said.jsonl", [spoken[0], spoken[1] | {"tokens": tokens}])
@@ -129,7 +129,7 @@ def test_a_wrong_token_is_named_and_so_is_a_later_one(spoken, tmp_path, instep):
     assert found.exit is Exit.DIVERGED and first(found) == ("tokens", 2, "line", spoken[1]["request"])
     wrong = [one for one in found.verdict.findings if isinstance(one, AtToken)]
     assert wrong[0].token == 2 and wrong[0].position == len(spoken[1]["prompt"]) + 2
-    assert {2, len(tokens) - 1} <= {one.token for one in wrong}, "the later one is seen, too"
+    assert {2, len(tokens) - 1} <= {one.token for one in wrong}, "the later one is found as well"
     says = f"token is {tokens[2]}; the model says {spoken[1]['tokens'][2]} by a margin of"
     assert wrong[0].worst > 100 and wrong[0].diagnosis.startswith(says)
     words = ("--dtype", "float32", "--json", tmp_path / "r.json", "--sarif", tmp_path / "log", "--annotate")
@@ -143,7 +143,7 @@ def test_a_wrong_token_is_named_and_so_is_a_later_one(spoken, tmp_path, instep):
 
 
 def window(recording: Path, accepted: int) -> tuple[int, dict, list[int]]:
-    """The first commit that accepts so many of request a's drafts: its number, its path, its drafts."""
+    """The first commit that accepts this many of request a's drafts: its number, the event, the drafts."""
     drafts: dict[str, list[int]] = {}
     for number, event in enumerate(lines(recording / "events.jsonl")):
         if event["event"] == "draft":
@@ -180,7 +180,7 @@ def test_a_wrong_window_is_named_at_its_commit(copy, accepted, path, check, says
     (10, "conv.b.1", lambda x, r: x.roll(1, 1), Tier.PROPAGATED, "is shifted by one to newer inputs"),
     (2, "conv.a.0", lambda x, r: x * 0, Tier.PROPAGATED, "from before the step; 6 were given [equal bits: is all zero"),
 ], ids=["logits of another row", "rows", "a stale state", "heads", "conv", "equal windows"])  # fmt: skip
-def test_what_is_shown_wrongly_is_named_where_it_stands(brief, tmp_path, event, name, change, tier, says):
+def test_a_wrong_recorded_tensor_is_named_at_its_event(brief, tmp_path, event, name, change, tier, says):
     made = Path(shutil.copytree(brief, tmp_path / "r"))
     tensors(made, event, name, lambda x: change(x, made))
     found = audit(made, TINY)
@@ -192,7 +192,7 @@ def test_what_is_shown_wrongly_is_named_where_it_stands(brief, tmp_path, event, 
 
 
 def drafted_otherwise(brief: Path, folder: Path, widths: tuple[int, int], accepted: tuple[int, int], **draft) -> Path:
-    """The last windows cut to so many drafts, or of another form; final rows and logits alone."""
+    """The last windows with these widths, or of another shape; only final rows and logits are recorded."""
     made = Path(shutil.copytree(brief, folder))
     events = lines(made / "events.jsonl")
     picks = [mine[:width] for mine, width in zip(events[8]["picks"], widths, strict=True)]
@@ -220,7 +220,7 @@ def test_windows_of_different_widths_are_judged(brief, tmp_path, engine, exit, p
 
 
 @pytest.mark.slow
-def test_a_watched_request_that_left_is_no_alarm(brief, tmp_path):
+def test_a_watched_request_that_left_raises_no_alarm(brief, tmp_path):
     made = drafted_otherwise(brief, tmp_path / "r", (3, 3), (1, 3), parents=[[0, 0, 1], [0, 1, 2]])
     verdict = led(made, "watching_no_copies")
     assert verdict.exit is Exit.AGREED, verdict.findings[:2]
@@ -237,7 +237,7 @@ def led(recording: Path, engine: str) -> Verdict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("last", "left_out"), [(10, True), (12, False)])
-def test_an_engine_that_dies_before_the_states_of_an_event_leaves_the_others(brief, tmp_path, last, left_out):
+def test_events_before_missing_states_are_audited(brief, tmp_path, last, left_out):
     made = Path(shutil.copytree(brief, tmp_path / "r"))
     said(made / "events.jsonl", lines(made / "events.jsonl")[: last + 1])
     stated(made, events=None, sha256=None)
@@ -249,22 +249,22 @@ def test_an_engine_that_dies_before_the_states_of_an_event_leaves_the_others(bri
 
 
 @pytest.mark.slow
-def test_states_of_other_layers_are_nobodys(brief, tmp_path):
+def test_states_of_layers_without_states_are_ignored(brief, tmp_path):
     made = Path(shutil.copytree(brief, tmp_path / "r"))
     more = {f"{name}.a.3": torch.zeros(2) for name in ("conv", "state")}
     save_file(shown(made, 10) | more, made / "tensors" / "000010.safetensors")
     assert audit(made, TINY).exit is Exit.AGREED
 
 
-def test_at_level_2_states_are_not_judged_and_that_is_said(brief, tmp_path, instep):
+def test_level_2_reports_that_states_are_not_judged(brief, tmp_path, instep):
     made = Path(shutil.copytree(brief, tmp_path / "r"))
     stated(made, shows=["states"])
     ran = instep("audit", made, "--model", TINY, "--level", 2)
     assert ran.code == 0 and "not judged  logits, final rows" in ran.out and "fewer than half" not in ran.out, ran
 
 
-def test_a_tie_is_counted_and_no_finding(spoken, tmp_path):
-    """In bf16 some margins are within the derived error: the other token is as right there."""
+def test_a_tie_is_counted_and_is_no_finding(spoken, tmp_path):
+    """In bf16 some margins are within the derived error, so the other token is right as well."""
     found = audit(said(tmp_path / "said.jsonl", spoken), TINY)
     assert found.assumed and str(found.precision.activation) == "torch.bfloat16"
     assert found.tokens.decided < found.tokens.ties.made
@@ -289,8 +289,8 @@ def undecided(found: Audit) -> tuple:
     return best[1:]
 
 
-def test_fewer_than_half_decidable_is_no_agreement(tmp_path, instep):
-    """A model drawn at random hardly prefers any token, so in bf16 nearly none can be decided."""
+def test_fewer_than_half_decidable_tokens_are_inconclusive(tmp_path, instep):
+    """A random model hardly prefers any token, so in bf16 nearly none can be decided."""
     model = write_checkpoint(tmp_path / "model", dtype=torch.bfloat16, mtp_num_hidden_layers=0)
     prompts = [[3, 9, 27, 17, 51], [1, 2, 3, 4], [60, 5, 40]]
     weights, requests = Weights.of(Checkpoint.open(model)), []
@@ -346,7 +346,7 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path, instep, content, says):
     assert says in complaint(instep("audit", file, "--model", TINY))
 
 
-def test_a_model_too_large_for_a_whole_reference_is_refused_before_anything_is_read(copy, monkeypatch, instep):
+def test_a_model_too_large_for_levels_2_and_3_is_refused_at_once(copy, monkeypatch, instep):
     pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 4096}
     monkeypatch.setattr("os.sysconf", pages.__getitem__)
     with monkeypatch.context() as nothing:
@@ -359,9 +359,7 @@ def test_a_model_too_large_for_a_whole_reference_is_refused_before_anything_is_r
 
 
 @pytest.mark.slow
-def test_what_compared_nothing_is_a_line_for_each_reason_and_the_file_has_them_all(
-    brief, instep, tmp_path, monkeypatch
-):
+def test_checks_that_compared_nothing_are_listed_by_reason(brief, instep, tmp_path, monkeypatch):
     look, file = directed.look, tmp_path / "r.json"
     monkeypatch.setattr(directed, "look", lambda *given, **named: replace(look(*given, **named), blocks=0, undecided=0))
     out = " ".join(instep("audit", brief, "--model", TINY, "--json", file).out.split())
@@ -372,7 +370,7 @@ def test_what_compared_nothing_is_a_line_for_each_reason_and_the_file_has_them_a
     assert out.count("directed did not compare") == 1 and "left out: T1" in out and "--tiers" not in out
 
 
-def test_what_cannot_be_replayed_is_refused_before_the_walk(copy, monkeypatch):
+def test_events_that_cannot_be_replayed_are_refused_at_once(copy, monkeypatch):
     monkeypatch.setattr("instep.audit.audit.judged", lambda *given: pytest.fail("the layers were walked"))
     written = lines(copy / "events.jsonl")
     end = next(number for number, event in enumerate(written) if event["event"] == "commit") + 1
@@ -383,7 +381,7 @@ def test_what_cannot_be_replayed_is_refused_before_the_walk(copy, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_recording_that_is_cut_is_read_up_to_there(copy, instep):
+def test_a_cut_recording_is_read_up_to_the_cut(copy, instep):
     text = (copy / "events.jsonl").read_bytes()
     (copy / "events.jsonl").write_bytes(text[: text.index(b"\n", len(text) // 2) + 9])
     found = audit(copy, TINY)
@@ -392,7 +390,7 @@ def test_a_recording_that_is_cut_is_read_up_to_there(copy, instep):
     assert "was cut within line" in ran.out and "events are there" in ran.out, ran
 
 
-def test_an_engine_that_dies_leaves_what_it_wrote(tmp_path):
+def test_the_recording_of_an_engine_that_died_is_audited(tmp_path):
     died = recorded(tmp_path / "died", closed=False, tokens=6, shows=False, prompts={"a": PROMPTS["a"]})
     found = audit(died, TINY)
     assert found.exit is Exit.AGREED and found.replay is None

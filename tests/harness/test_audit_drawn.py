@@ -41,7 +41,7 @@ def copy(right: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(right, tmp_path / "copy"))
 
 
-def test_text_that_was_drawn_is_drawn_again(right: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawn_text_is_drawn_again(right: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = audit(right, TINY, level=1)
     assert found.exit is Exit.AGREED, found.verdict.findings[:1]
     made = sum(len(text.said) for text in found.told.texts)
@@ -57,7 +57,7 @@ def test_rows_and_states_of_drawn_text_are_judged(tmp_path: Path) -> None:
 
 
 def other_bonus(recording: Path, kept: bool) -> int:
-    """A commit with another bonus: of a path that goes on no further a refused draft (kept), or any token."""
+    """A commit with another bonus: on a path without further nodes a refused draft (kept), or any token."""
     drafts: dict[str, list[int]] = {}
     for number, event in enumerate(lines(recording / "events.jsonl")):
         if event["event"] == "draft":
@@ -84,14 +84,14 @@ def test_a_token_that_is_not_drawn_is_named_at_its_commit(copy: Path, case: str,
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 3.0, "top_k": 20}, {"temperature": 0.9, "top_k": 1}])
-def test_another_temperature_or_top_k_than_was_recorded_is_found(copy: Path, sampling: dict[str, Any]) -> None:
+def test_a_wrong_recorded_temperature_or_top_k_is_found(copy: Path, sampling: dict[str, Any]) -> None:
     edited(copy, 0, sampling=sampling)
     found = audit(copy, TINY, level=1)
     assert found.exit is Exit.DIVERGED and {one.request for one in found.verdict.findings} == {"a"}
 
 
 def test_a_plain_file_has_a_uniform_per_token(tmp_path: Path, instep: Any) -> None:
-    """Drawn here by the definition, from the model's own logits: token by token, without drafts."""
+    """The test draws from the model's own logits by the definition, token by token, without drafts."""
     plain = recorded(tmp_path / "plain", tokens=6, sampling=HOW, shows=False, prompts={"a": tuple(b"Return the")})
     found = audit(plain, TINY, level=1)
     (text,) = found.told.texts
@@ -110,7 +110,7 @@ def test_a_plain_file_has_a_uniform_per_token(tmp_path: Path, instep: Any) -> No
         assert says in complaint(instep("audit", file, "--model", TINY))
 
 
-def test_what_is_loaded_from_a_greedy_request_was_not_drawn() -> None:
+def test_text_loaded_from_a_greedy_request_is_not_drawn() -> None:
     events = (
         e.Admit("a", (1, 2)), e.Forward((e.Row("a", "prefill", 2, 7),)), e.Save("a", "k"),
         e.Admit("b", (1, 2), HOW), e.Load("b", "k"), e.Forward((e.Row("b", "decode", root=9, uniforms=(0.5,)),)),
@@ -121,7 +121,7 @@ def test_what_is_loaded_from_a_greedy_request_was_not_drawn() -> None:
 
 
 @pytest.mark.parametrize("parents", [chain(1), chain(3), (-1, 0, 0, 1)], ids=["alone", "chain", "tree"])
-def test_a_draw_is_sure_where_one_token_alone_is_reachable(parents: tuple[int, ...]) -> None:
+def test_a_draw_is_sure_if_only_one_token_is_reachable(parents: tuple[int, ...]) -> None:
     dice, seen = torch.Generator().manual_seed(2), set()
     for number in range(30):
         logits = torch.randn(12, generator=dice, dtype=torch.float64) * 2

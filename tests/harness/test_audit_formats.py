@@ -1,4 +1,4 @@
-"""What an audit reads and how: the writer's own cases, dumps of SGLang's dumper, and the walk through the layers.
+"""The input of an audit: the writer's own cases, dumps of SGLang's dumper, and the walk through the layers.
 
 Leaves out: judging (`test_audit.py`).
 """
@@ -38,7 +38,7 @@ PROMPT = list(b"Return the")
 
 @pytest.fixture(scope="module")
 def answer() -> list[int]:
-    """What the model says behind the prompt."""
+    """The model's own tokens after the prompt."""
     weights = Weights.of(Checkpoint.open(TINY))
     tokens: list[int] = []
     for _ in range(10):
@@ -61,8 +61,8 @@ def test_the_writer_knows_the_digest_of_a_model(tmp_path):
     assert digest(TINY) == Checkpoint.open(TINY).digest == OnDisk.open(TINY).digest()
 
 
-def test_ragged_windows_decodes_reused_prefixes_and_preemption_become_legal_events(tmp_path, answer):
-    """As vLLM's scheduler makes them: one call a step, what was said is given with it."""
+def test_calls_of_the_writer_become_legal_events(tmp_path, answer):
+    """Ragged windows, decodes, reused prefixes and preemption as in vLLM: one call per step, with its tokens."""
     made = Recording(tmp_path / "r", engine="by hand", model=TINY)
     said, length = answer, len(PROMPT)
     for name in "ab":
@@ -74,7 +74,7 @@ def test_ragged_windows_decodes_reused_prefixes_and_preemption_become_legal_even
     made.forward("ab", [3, 5], at, windows[0] + windows[1], [said[2:4], said[1:4]])
     made.forward("b", [1], [length + 3], said[3:4], [said[4:5]])
     text = [*PROMPT, *said[:5]]
-    made.forward("b", [len(text)], range(len(text)), text, [[said[5]]])  # preempted, and computed anew
+    made.forward("b", [len(text)], range(len(text)), text, [[said[5]]])  # preempted, and computed again
     made.finish("a")
     made.close()
     found = audit(tmp_path / "r", TINY)
@@ -87,7 +87,7 @@ def test_ragged_windows_decodes_reused_prefixes_and_preemption_become_legal_even
 
 @pytest.mark.parametrize("every", [False, True])
 def test_a_reused_prefix_may_show_tensors(tmp_path, answer, every):
-    """What ran is shown; of the prompt that the event names, the last row is kept."""
+    """The tensors have the rows that ran; the recording keeps the last row of the prompt."""
     weights = Weights.of(Checkpoint.open(TINY))
     final, _ = trunk.advance(weights, PROMPT, trunk.empty_memories(weights), 0)
     made = Recording(tmp_path / "r", engine="by hand", model=TINY)
@@ -104,7 +104,7 @@ def test_a_reused_prefix_may_show_tensors(tmp_path, answer, every):
     (lambda r: r.forward("a", [7], range(3, 10), PROMPT[3:], [[]]), "no token for the position after 9"),
     (lambda r: r.forward("a", [7], range(3, 10), PROMPT[3:], [[1]], logits=torch.zeros(5, 256)), "5 rows, but the"),
 ])
-def test_a_hook_that_is_told_nonsense_says_so(tmp_path, call, says):
+def test_impossible_calls_of_the_writer_are_refused(tmp_path, call, says):
     made = Recording(tmp_path / "r", engine="by hand")
     made.admit("a", PROMPT)
     made.forward("a", [3], range(3), PROMPT[:3], [[]])
@@ -133,7 +133,7 @@ def dumped(folder: Path, steps: list, *, old: bool = False) -> Path:
 
 
 def course(said: list[int]) -> list:
-    """A chunked prompt beside another, a window of three drafts of which two are right, decodes."""
+    """A chunked prompt together with another, a window of three drafts with two right ones, decodes."""
     n = len(PROMPT)
     return [
         [("a", 0, PROMPT[:6], False)],
@@ -145,7 +145,7 @@ def course(said: list[int]) -> list:
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_dumps_of_sglang_are_texts_and_windows(tmp_path, answer, old):
+def test_dumps_of_sglang_are_read_as_texts_and_windows(tmp_path, answer, old):
     found = audit(dumped(tmp_path / "dump", course(answer), old=old), TINY, dtype="float32")
     assert found.exit is Exit.AGREED and [text.said for text in found.told.texts] == [tuple(answer[:5])]
     assert (found.told.windows, found.told.drafts, found.told.accepted) == (1, 3, 2)
@@ -184,13 +184,13 @@ def test_a_bad_dump_is_refused_in_one_line(tmp_path, instep, answer, spoil, says
     assert says in complaint(instep("audit", dump, "--model", TINY))
 
 
-def test_tokens_of_a_draft_model_behind_a_text_are_refused(tmp_path, answer):
+def test_steps_of_a_draft_model_are_refused(tmp_path, answer):
     extended = ("a", len(PROMPT) + 5, [*answer[5:8]], False)
     with pytest.raises(BadInput, match="3 tokens of its text"):
         opened(dumped(tmp_path / "dump", [*course(answer), [extended]]))
 
 
-def test_a_dump_whose_last_step_was_cut_is_read_up_to_there(tmp_path, answer):
+def test_a_dump_without_its_last_step_is_read_up_to_it(tmp_path, answer):
     dump = dumped(tmp_path / "dump", course(answer))
     file(dump, 4, "positions").unlink()
     assert opened(dump).notes == ("step 4 was cut off (positions is missing), so it is skipped",)
@@ -206,7 +206,7 @@ def file(dump: Path, step: int, name: str) -> Path:
 @pytest.mark.parametrize(("kind", "more"), [
     ("dense", {}), ("next", {}), ("moe", {}), ("dense", {"tie_word_embeddings": True}),
 ])  # fmt: skip
-def test_the_walk_is_the_reference_layer_by_layer(tmp_path, kind, more):
+def test_the_walk_equals_the_reference(tmp_path, kind, more):
     model = write_checkpoint(tmp_path / "model", kind, **more)
     origins = (Origin(0, "line"),) * 3
     texts = [Text("a", tuple(range(1, 60)), (5, 6, 7), origins), Text("b", (9,), (3,), origins[:1])]
@@ -223,7 +223,7 @@ def test_the_walk_is_the_reference_layer_by_layer(tmp_path, kind, more):
     {"rounds": {"state": torch.bfloat16}}, {"products": {"gdn.chunk": Product("bf16", 64)}},
     {"products": {"gdn.window": Product("tf32")}}, {"rounds": {"value": torch.bfloat16}},
 ], ids=str)  # fmt: skip
-def test_what_is_declared_narrower_errs_more(said):
+def test_a_narrower_declared_dtype_errs_more(said):
     texts = [Text("a", tuple(PROMPT * 3), (5,) * 8, (Origin(0, "line"),) * 8)]
     noise = []
     for declared in ({}, said):
@@ -236,14 +236,14 @@ def test_what_is_declared_narrower_errs_more(said):
     assert float(apart.mean()) > 0.1, "further draws share no rounding"
 
 
-def test_a_long_prompt_runs_in_pieces_that_never_mix_it_with_what_was_said():
+def test_no_piece_mixes_prompt_and_generated_tokens():
     assert [*pieces(1100, 1030)] == [
         (slice(0, 512), True), (slice(512, 1024), True), (slice(1024, 1030), True), (slice(1030, 1100), False)
     ]
     assert [*pieces(3, 3)] == [(slice(0, 3), True)]
 
 
-def test_json_of_a_result_is_whole(tmp_path, instep, answer):
+def test_the_json_result_is_complete(tmp_path, instep, answer):
     said = tmp_path / "said.jsonl"
     said.write_text(json.dumps({"prompt": PROMPT, "tokens": answer}) + "\n")
     assert Setting().dtype == "float32"

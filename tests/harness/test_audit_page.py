@@ -1,4 +1,4 @@
-"""docs/audit.md says what the tool says: its examples word for word, and the three alarms.
+"""Every example in docs/audit.md is the exact output of the tool, and so are the three alarms.
 
 Leaves out: whether the judgement is right (`test_audit.py`).
 """
@@ -29,19 +29,19 @@ def margin(message: str) -> int:
     return int(MARGIN.findall(message)[0])
 
 
-def test_the_file_of_the_page_gives_its_message(tmp_path):
+def test_the_file_on_the_page_gives_the_message_on_the_page(tmp_path):
     file = tmp_path / "said.jsonl"
     file.write_text(FILE)
     says = render.told(audit(file, TINY, dtype="float32"))
     assert MARGIN.sub("#", says) == MARGIN.sub("#", MESSAGE.rstrip())
-    # The page shows one draw, which differs by machine and threads. No verdict hangs on it; a stale figure is far off.
+    # The page shows one draw, which depends on machine and threads, but no verdict depends on it.
     assert margin(MESSAGE) / 3 < margin(says) < 3 * margin(MESSAGE)
     right = FILE.replace("52, 44", "51, 44")
     file.write_text(right)
     assert right != FILE and audit(file, TINY, dtype="float32").exit is Exit.AGREED
 
 
-def test_the_hooks_of_the_page_make_a_recording_that_agrees(tmp_path, monkeypatch):
+def test_the_calls_on_the_page_make_a_recording_that_agrees(tmp_path, monkeypatch):
     (tmp_path / "fixtures").symlink_to(Path("fixtures").resolve())
     monkeypatch.chdir(tmp_path)
     exec(compile(HOOKS, "docs/audit.md", "exec"), {})
@@ -50,7 +50,7 @@ def test_the_hooks_of_the_page_make_a_recording_that_agrees(tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_the_alarms_are_what_is_said(tmp_path):
+def test_the_alarms_on_the_page_are_printed(tmp_path):
     alarms = re.findall(r"^\| .*? \| `(.*?)` \|$", PAGE.partition("## See that it bites")[2], re.M)
     assert alarms[0] in MESSAGE and len(alarms) == 3
     made = recorded(tmp_path / "r")
@@ -62,5 +62,5 @@ def test_the_alarms_are_what_is_said(tmp_path):
     assert audit(made, TINY, level=1).verdict.findings[0].diagnosis == alarms[1]
 
 
-def test_every_option_of_the_command_stands_on_the_page():
+def test_the_page_has_every_option_of_the_command():
     assert all(option in PAGE for option in ("--model", "--dtype", "--level")), json.dumps(PAGE[:80])

@@ -288,7 +288,7 @@ def test_peer_is_judged_and_its_finding_is_next_to_its_speed(
 # The grid
 
 
-def test_cells_without_time_are_left_out_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_without_time_are_skipped_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     found = ran(PLAIN, "conv", "pick", minutes=1e-9)
     assert found.left == {name: len(list(kind(name).cells(_ground(), "tiny"))) for name in ("conv", "pick")}
     assert found.exit is Exit.INCONCLUSIVE and "cells left out" in text(found)

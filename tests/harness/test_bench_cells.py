@@ -155,7 +155,7 @@ def fused_sigmoid_gating_delta_rule_update(
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """SGLang's sources without metadata and requirements: importing the whole package leaves `sglang.srt` behind."""
+    """SGLang's sources without metadata and requirements: a failed import keeps `sglang.srt` loaded."""
     fla = tmp_path / "sglang" / "srt" / "layers" / "attention" / "fla"
     fla.mkdir(parents=True)
     (tmp_path / "sglang" / "srt" / "first.py").touch()

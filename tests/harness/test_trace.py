@@ -1,4 +1,4 @@
-"""A trace comes back as it was written; whatever was done to it in between is found and named.
+"""A trace is read as it was written, and every change of its files is found and named.
 
 Leaves out: whether its events are legal (`test_event_rules.py`).
 """
@@ -120,7 +120,7 @@ def test_a_missing_line_is_found(tmp_path):
         read(path)
 
 
-def test_the_tensors_beside_it_are_required_and_belong_to_it(tmp_path):
+def test_the_tensors_of_another_trace_are_refused(tmp_path):
     one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
     write(one, header(), one_round(), {})
     write(other, header(name="other"), one_round(), {})
@@ -149,14 +149,14 @@ def test_a_line_outside_the_schema_names_its_field(tmp_path, line, complaint):
         read(path)
 
 
-def test_the_most_positions_of_a_request_may_stand_in_a_header_and_are_absent_in_old_ones(tmp_path):
+def test_max_positions_is_optional_in_a_header(tmp_path):
     assert b"max_positions" not in lines_of(header(), [])[0] and header().room().request_positions == 64
     room = msgspec.structs.replace(ROOM, max_positions=41)
     back = read(seal(tmp_path / "t.jsonl", lines_of(header(capacity=room), one_round()))).header
     assert (back.room().request_positions, back.room().request_pages) == (41, 6)
 
 
-def test_another_schema_version_is_refused_before_anything_else_is_read(tmp_path):
+def test_another_schema_version_is_refused_first(tmp_path):
     first = msgspec.json.encode({"schema": 99, "shape_of_things": "to come"})
     with pytest.raises(BadInput, match="line 1: schema: found 99, expected 1"):
         read(seal(tmp_path / "t.jsonl", [first]))
