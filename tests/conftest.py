@@ -29,7 +29,7 @@ LEFT = pytest.StashKey[int]()  # how many tests this process left to `make whole
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--golden-anew", action="store_true", help="write tests/golden/ from what is printed now")
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden/ from the current output")
     parser.addoption("--whole", action="store_true", help="also run the tests that `make test` leaves to `make whole`")
 
 
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
-    return Golden(request.node, request.config.getoption("golden_anew"))
+    return Golden(request.node, request.config.getoption("update_golden"))
 
 
 def pytest_configure() -> None:

@@ -1,4 +1,4 @@
-"""What it costs to add something to instep: a copy of the packages gets it and runs, and what was touched is counted.
+"""The cost of an addition to instep: a copy of the packages gets it and runs, and the changed files are counted.
 
 Leaves out: op sets, faults and relations, which their own catalogues test; how sharply a new strategy is looked at
 (`harness/test_new_strategy.py`); what a gate per channel computes (`reference/test_gdn.py`).
@@ -24,14 +24,14 @@ from support.traces import brief, recorded
 
 EVENT_FILES = 6  # that a new event type may cost; none of them a check
 COMMIT, CHECKS = "instep_optimized/commit", "instep/checks"
-Text = tuple[str, str, str]  # file, what stands there once, what takes its place
+Text = tuple[str, str, str]  # file, text that occurs there once, text that replaces it
 
 STRATEGY: tuple[Text, ...] = (
     (f"{COMMIT}/__init__.py", "from .rerun import RERUN\n", "from .put_by import PUT_BY\nfrom .rerun import RERUN\n"),
     (f"{COMMIT}/__init__.py", "STRATEGIES: dict[str, StrategySpec] = {\n",
      'STRATEGIES: dict[str, StrategySpec] = {\n    "put_by": PUT_BY,\n'),
 )  # fmt: skip
-IDLENESS = '''"""T0: nobody idles. It is wrong on purpose, so that a run shows that it was asked."""
+IDLENESS = '''"""T0: no event is idle. It is wrong on purpose, so that a run shows that the check runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Idleness:
     tier = Tier.IDENTITY
 
     def __call__(self, context: EventContext) -> Iterator[Comparison]:
-        yield said_of(self, context, NOWHERE, 1, ["nothing was asked for"] if context.kind == "idle" else [])
+        yield said_of(self, context, NOWHERE, 1, ["no request was served"] if context.kind == "idle" else [])
 '''
 CHECK: tuple[Text, ...] = (
     (f"{CHECKS}/__init__.py", "from .labels import Labels\n",
@@ -79,7 +79,7 @@ EVENT: tuple[Text, ...] = (
     ("instep/trace/policy.py", '"abort", "idle", ', '"abort", "idle", "pause", '),
     ("instep/trace/drive.py", '"idle", "offload", "evict")', '"idle", "offload", "evict", "pause")'),
 )  # fmt: skip
-# An event that fuzz draws too, and that the contract's package exports, stands in three files more.
+# An event that fuzz also draws, and that the contract's package exports, changes three more files.
 BESIDE = {"instep/fuzz/coverage.py", "instep/fuzz/draw.py", "instep_reference/contract/__init__.py"}
 # In the copy's own process: a policy that asks for it is recorded, and the trace is replayed.
 RECORD_AND_REPLAY = """
@@ -174,13 +174,13 @@ def test_a_decay_per_channel_is_a_line_of_the_layer(tmp_path: Path, trace: Trace
     assert touched(copy) == {"instep_reference/gdn.py": 1}
     code, (one,) = replayed(copy, trace, "--ops", "plain", "--until", "3")
     assert code == right
-    # The first that shows it comes behind the rule: the yardstick's chunks take the decay from its place, and that one
-    # is as it was, so that the read-out and the state are allowed what truth and yardstick differ by.
+    # The first place that shows it comes after the rule: the yardstick's chunks read the decay from its place, which is
+    # unchanged, so the allowance of the read-out and the state includes the difference of truth and yardstick.
     assert [(found["layer"], found["component"]) for found in one["findings"][:1]] == [(0, "gated")] * right
 
 
 def test_an_event_type_costs_six_files_and_no_check(tmp_path: Path) -> None:
-    """Recorded from a policy that asks for it, and replayed by two op sets. See BESIDE for what is left out."""
+    """Record it from a policy that requests it, and replay it with two op sets. Leaves out: the files in BESIDE."""
     copy = added(tmp_path / "copy", EVENT)
     files = touched(copy)
     assert len(files) == EVENT_FILES and not any(file.startswith(CHECKS) for file in files)
@@ -194,14 +194,14 @@ def test_an_event_type_costs_six_files_and_no_check(tmp_path: Path) -> None:
     ]
 
 
-def test_an_event_without_a_rule_of_its_own_is_named_in_few_files() -> None:
+def test_an_event_without_a_special_rule_is_named_in_few_files() -> None:
     files = {event.__name__: naming(event.__name__) for event in get_args(AnyEvent)}
     assert len(files) == len(get_args(AnyEvent)) and all(len(found) >= 5 for found in files.values())
     idle = files["Idle"]
     assert len(idle) <= EVENT_FILES + 1 and not any(file.startswith(CHECKS) for file in idle)
 
 
-def test_every_event_stands_in_the_table_of_facts() -> None:
+def test_every_event_is_in_the_table_of_facts() -> None:
     assert set(FACTS) == set(get_args(AnyEvent)) and set(ROW_FACTS) == set(get_args(get_type_hints(Row)["kind"]))
 
 
@@ -215,6 +215,6 @@ def naming(name: str) -> set[str]:
 
 @cache
 def named(path: Path) -> frozenset[Any]:
-    """What a file names: variables, attributes, definitions and imports."""
+    """All names in a file: variables, attributes, definitions and imports."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     return frozenset(getattr(node, field, None) for node in nodes for field in ("id", "attr", "name"))

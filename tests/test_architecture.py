@@ -1,4 +1,4 @@
-"""docs/architecture.md names files that exist, and classes and functions that stand in the files named beside them.
+"""docs/architecture.md names files that exist, and classes and functions that are in the files named with them.
 
 The same of the table of files in harness/README.md, and its example runs. Leaves out: whether the sentences are right.
 """
@@ -80,7 +80,7 @@ def test_every_file_exists() -> None:
 
 
 @pytest.mark.parametrize(("package", "word", "text"), NAMED, ids=[word for _, word, _ in NAMED])
-def test_every_name_stands_in_a_file_named_beside_it(package: str, word: str, text: str) -> None:
+def test_every_name_is_in_a_file_that_is_named_with_it(package: str, word: str, text: str) -> None:
     beside = {word: path for word, path in files(package, text).items() if path is not None}
     assert any(word in defined(path) for path in beside.values()), f"{word} is in none of {sorted(beside)}"
 

@@ -40,7 +40,7 @@ WITHIN = {f"rerun{TOO}": arm(24.0, 26.0), f"columns{TOO}": arm(25.0)}  # by the 
     ("decode", {"triton": arm(20.0)} | PEER, "20.0 ±1.0 `triton`", True),
     ("conv", {"triton": arm(20.0)} | PEER, "20.0 ±1.0 `triton`", False),
 ], ids=["within", "without", "wrong within", "no peer", "decode", "decode without", "nothing inside"])  # fmt: skip
-def test_what_stands_beside_a_peer_does_what_the_peer_does_or_the_table_says_so(
+def test_our_arm_does_the_same_work_as_the_peer_or_the_table_notes_it(
     kind: str, arms: dict[str, Any], ours: str, unlike: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench_tables, "SHOWN", {kind: (CELL,)})
@@ -60,7 +60,7 @@ def test_the_table_of_strategies_has_every_arm() -> None:
     ]  # fmt: skip
 
 
-def test_a_peer_that_is_off_somewhere_says_where() -> None:
+def test_a_peer_with_wrong_answers_is_shown_with_their_place() -> None:
     rows = [{"kind": "strategies", "cell": CELL | {"batch": batch}, "floor_us": 10.0,
              "arms": {"rerun": arm(20.0), "sglang": arm(30.0, peer="sglang 1", finding="state is off" * (batch > 8))}}
             for batch in (8, 32, 64)]  # fmt: skip
@@ -68,7 +68,7 @@ def test_a_peer_that_is_off_somewhere_says_where() -> None:
     assert lines[4] == "| sglang |  | 30.0 ±1.0 | 30.0 ±1.0 | 30.0 ±1.0 | off at B = 32, B = 64 |"
 
 
-def test_every_cell_with_a_faster_peer_that_is_right_is_told() -> None:
+def test_every_cell_with_a_faster_correct_peer_is_listed() -> None:
     right, wrong = arm(20.0, peer="sglang 1"), arm(10.0, peer="fla 1", finding="state is off")
     for peers, told in (({"sglang": right, "fla": wrong}, ["25.0 ±1.0 `triton` | 20.0 ±1.0 sglang | 1.25 |"]),
                         ({"fla": wrong}, []), ({"sglang": arm(26.0, peer="sglang 1")}, []),
@@ -79,7 +79,7 @@ def test_every_cell_with_a_faster_peer_that_is_right_is_told() -> None:
         assert count == f"These are {len(told)} of {int('sglang' in peers)} cells that have such a peer."
 
 
-def test_whole_texts_stand_by_drafter_layers_batch_and_arm() -> None:
+def test_whole_texts_are_sorted_by_drafter_layers_batch_and_arm() -> None:
     timed = arm(1e6 / 1377.6) | {"tokens_per_s": 1377.6, "round_ms": 10.701, "latency_s": 0.3591, "accepted": 2.574,
                         "distribution": {"0": 4, "3": 9}}  # fmt: skip
     cell = {"batch": 8, "drafter": "eagle", "layers": 32}
@@ -104,5 +104,5 @@ def test_a_figure_has_three_digits(value: float, shown: str) -> None:
     (43.48, 43.51, "43.5 ±1.0"), (43.44, 43.51, "43.4 ±1.0, mean 43.5"), (171.2, 170.7, "171 ±1.0"),
     (10269.6, 10441.6, "10270 ±1.0, mean 10442"),
 ])  # fmt: skip
-def test_a_mean_is_told_where_it_prints_otherwise(us: float, mean: float, shown: str) -> None:
+def test_a_mean_is_printed_if_it_differs_from_the_median(us: float, mean: float, shown: str) -> None:
     assert spread(arm(us, mean)) == shown

@@ -36,7 +36,7 @@ def name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=name)
-def test_every_block_says_whether_it_runs(page: Path) -> None:
+def test_every_block_is_marked_as_run_or_not_run(page: Path) -> None:
     assert unclear(blocks_of(page)) == []
     outside = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     assert not re.search(r"^    (instep|python|make|pip|export|cd) ", outside, re.MULTILINE), "a block without a fence"
@@ -65,7 +65,7 @@ def test_a_page_answers_one_question(page: Path) -> None:
     ("<!-- runs: no -->\n```sh\nx\n```", "the notes ['runs']"), ("```sh\nx\n```\n```text\ny\n```", ""),
     ("<!-- shown: why -->\n```text\nx\n```", ""), ("<!-- file: x.json -->\n```json\n{}\n```", ""),
 ])  # fmt: skip
-def test_a_block_that_says_too_little_is_found(block: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_block_without_its_marks_is_found(block: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("support.blocks.TOP", tmp_path)
     (tmp_path / "page.md").write_text(block + "\n")

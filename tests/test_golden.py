@@ -22,7 +22,7 @@ def test_every_golden_file_has_one_call_and_every_call_its_file() -> None:
     assert not [name for name, count in calls.items() if count > 1], "a name is given by two calls"
 
 
-def test_names_are_found_wherever_they_stand_and_must_be_literals(tmp_path: Path) -> None:
+def test_names_are_found_anywhere_in_a_file_and_must_be_literals(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text('def test_it(golden):\n    if True:\n        golden("it", "text", P=1)\n')
     assert list(names(tmp_path)) == ["it"]
     (tmp_path / "test_it.py").write_text('def test_it(golden):\n    golden(f"it-{1}", "text")\n')
@@ -41,14 +41,14 @@ def test_a_difference_fails_with_a_diff_and_the_command_that_accepts_it(
         Golden(node, False, tmp_path)("it", "one\ntwo\n")
     said = str(failed.value)
     assert "+two\n" in said and ("-three\n" in said) is (held == "one\nthree\n")
-    assert said.endswith(f"python -m pytest '{NODE}' --golden-anew")
+    assert said.endswith(f"python -m pytest '{NODE}' --update-golden")
     assert (tmp_path / "it.txt").exists() is (held is not None)
     Golden(node, True, tmp_path)("it", "one\ntwo\n")
     [(name, shown)] = node.user_properties
     assert name == CHANGED and "+two" in shown
     Golden(node, False, tmp_path)("it", "one\ntwo\n")
     Golden(node, True, tmp_path)("it", "one\ntwo\n")
-    assert len(node.user_properties) == 1, "what is the same is not made anew"
+    assert len(node.user_properties) == 1, "an equal file is not written again"
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -58,6 +58,6 @@ def test_a_difference_fails_with_a_diff_and_the_command_that_accepts_it(
     ("torch 2.13.0+cpu", "torch 2.13.0+cpu"),
     ("/a/model/x of /a  \n\n", "MODEL/x of TOP"),
 ])
-def test_what_differs_between_machines_is_hidden_and_nothing_else(text: str, expected: str) -> None:
+def test_only_text_that_differs_between_machines_is_hidden(text: str, expected: str) -> None:
     assert normal(text, MEASURED, MODEL=Path("/a/model"), TOP=Path("/a")) == f"{expected}\n"
     assert normal("torch 2.13.0+cpu", VERSION) == "torch #\n"

@@ -31,7 +31,7 @@ ROOTS = {
 TESTS = {"support", "perf"}  # packages that only tests and studies may import
 LONGEST_FILE = 400
 
-# Of its own project, what each package may import (prefixes of absolute module names).
+# The packages of this project that each package may import (prefixes of absolute module names).
 ALLOWED = {
     "instep_reference": ("instep_reference",),
     "instep_optimized": ("instep_optimized", "instep_reference.contract"),
@@ -80,7 +80,7 @@ MODULES = modules()
 
 
 def foreign(name: str, others: Iterable[str]) -> set[str]:
-    """Of what a module imports: what its layer may not."""
+    """The imports of a module that its layer may not have."""
     ours = {other for other in others if other.split(".")[0] in ROOTS.keys() | TESTS}
     # `from instep_reference import contract` names the package and the member: the member decides
     return {
@@ -115,7 +115,7 @@ def test_only_the_sides_build_engines() -> None:
 
 
 def test_events_reach_an_engine_through_the_player_alone() -> None:
-    """`event.on(engine)` stands in one place; `on` of a calibration's stage is another thing."""
+    """`event.on(engine)` is in one place; `on` of a calibration's stage is a different method."""
     callers = {
         name for name, path in MODULES if name.split(".")[0] == "instep" and not name.startswith("instep.calibrate.")
         if ".on(" in (text := path.read_text())
@@ -221,7 +221,7 @@ def test_code_that_parses_a_sentence_is_seen(line: str, parses: bool) -> None:
 
 
 def unsound(path: Path) -> str:
-    """What is wrong with how a file begins, or with how long it is; empty: nothing."""
+    """The problem with a file's first sentence or its length; empty if there is none."""
     text = path.read_text()
     if text.count("\n") > LONGEST_FILE:
         return "longer than one idea; split it"
@@ -229,18 +229,18 @@ def unsound(path: Path) -> str:
     opens = next(one for one in tokens if one.type not in (tokenize.COMMENT, tokenize.NL))
     said = opens.type == tokenize.STRING and ast.literal_eval(opens.string)
     told = bool(said) and isinstance(said, str)
-    return "" if told or not text.strip() else "a file opens with one sentence that says what it is"
+    return "" if told or not text.strip() else "a file begins with one sentence that names its content"
 
 
-def test_a_file_says_what_it_is_and_fits_in_the_head() -> None:
+def test_every_file_opens_with_a_sentence_and_is_short() -> None:
     paths = [*(path for _, path in MODULES), *(TOP / "tests").rglob("*.py"), *(TOP / "fixtures").rglob("*.py")]
     found = {str(path.relative_to(TOP)): says for path in paths if (says := unsound(path))}
     assert len(paths) > 700 and not found
 
 
 @pytest.mark.parametrize(("text", "sound"), [
-    ("", True), ('# a comment\n"""Says it."""\n', True), ("import os\n", False), ('b"bytes"\n', False),
-    ('"""Says it."""\n' + "x = 1\n" * LONGEST_FILE, False), ('""""""\n', False),
+    ("", True), ('# a comment\n"""A word."""\n', True), ("import os\n", False), ('b"bytes"\n', False),
+    ('"""A word."""\n' + "x = 1\n" * LONGEST_FILE, False), ('""""""\n', False),
 ])  # fmt: skip
 def test_a_file_that_does_not_is_seen(tmp_path: Path, text: str, sound: bool) -> None:
     (tmp_path / "one.py").write_text(text)
@@ -257,7 +257,7 @@ def test_importing_the_harness_and_its_plugin_loads_neither_torch_nor_triton() -
     assert done.stdout.strip() == "[]"
 
 
-def test_whatever_has_a_test_of_a_gpu_is_run_on_one() -> None:
+def test_the_gpu_script_runs_every_file_with_gpu_tests() -> None:
     script = (TOP / "tests" / "on_gpu.sh").read_text()
     asked = [name for line in re.findall(r"^ *tests (.*)", script, re.M) for name in line.split()[1:]]
     marked = [str(path.relative_to(TOP)) for path in TOP.glob("tests/*/test_*.py") if "mark.gpu" in path.read_text()]
@@ -276,7 +276,7 @@ def test_triton_is_switched_to_its_interpreter_in_one_place() -> None:
     assert {name for name, text in texts.items() if "TRITON_INTERPRET" in text} == {"instep_optimized.ops.interpreter"}
 
 
-def test_every_fault_has_a_name_of_its_own_a_kind_of_its_family_and_a_trace() -> None:
+def test_every_fault_has_a_unique_name_a_kind_and_a_trace() -> None:
     every = [(family, fault) for family, faults in FAMILIES.items() for fault in faults]
     assert len({fault.id for _, fault in every}) == len(every), "a name is given twice"
     for family, fault in every:

@@ -15,14 +15,13 @@ LIMIT = 0.02  # of sentences with a finding, in each folder
 # Folders that are above the limit, each with the share that it may not exceed. Lower a share, or delete its line, after
 # a rewrite; none is raised.
 HIGHER = {
-    "CHANGELOG.md": 0.220,
+    "CHANGELOG.md": 0.219,
     "CONTRIBUTING.md": 0.035,
-    "docs": 0.070,
+    "docs": 0.051,
     "docs/api": 0.104,
     "docs/found": 0.043,
-    "harness": 0.125,
     "harness/instep": 0.076,
-    "harness/instep/adapters": 0.135,
+    "harness/instep/adapters": 0.129,
     "harness/instep/audit": 0.244,
     "harness/instep/checks": 0.177,
     "harness/instep/cli": 0.120,
@@ -30,21 +29,16 @@ HIGHER = {
     "harness/instep/faults": 0.028,
     "harness/instep/kit": 0.146,
     "harness/instep/localise": 0.143,
-    "harness/instep/observe": 0.202,
+    "harness/instep/observe": 0.049,
     "harness/instep/page": 0.205,
     "harness/instep/replay": 0.194,
     "harness/instep/report": 0.157,
     "harness/instep/shapes": 0.029,
-    "harness/instep/trace": 0.136,
     "reference/instep_reference": 0.078,
     "reference/instep_reference/contract": 0.125,
     "reference/instep_reference/draft": 0.216,
-    "tests": 0.137,
-    "tests/harness": 0.063,
-    "tests/peers": 0.112,
-    "tests/perf": 0.146,
+    "tests/harness": 0.061,
     "tests/reference": 0.118,
-    "tests/support": 0.165,
 }
 
 

@@ -30,7 +30,7 @@ def test_every_table_of_a_page_is_the_files_own(page: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["strategies.svg", "rounds.svg"])
-def test_every_picture_is_the_files_own_and_stands_on_the_page(name: str) -> None:
+def test_every_picture_is_drawn_from_the_files_and_is_on_the_page(name: str) -> None:
     file = TOP / "docs" / name
     assert file.read_text() == pictures()[file], "the files have changed: python -m support.readme"
     assert f"]({name})" in (TOP / "docs" / "speed.md").read_text()
@@ -41,7 +41,7 @@ def test_the_readme_counts_the_cells_in_which_a_peer_is_faster_as_the_table_does
     assert found and f"A peer is faster in {found[1]}" in (TOP / "README.md").read_text()
 
 
-def test_every_table_stands_on_one_page() -> None:
+def test_every_table_is_on_exactly_one_page() -> None:
     assert sorted(name for name, _ in sections()) == sorted(SECTIONS)
 
 
@@ -77,7 +77,7 @@ def test_the_pages_name_every_command_and_every_option_of_a_setting() -> None:
     assert [name for name in OPTIONS if f"| `--{name.replace('_', '-')}`" not in page] == []
 
 
-def test_the_page_of_commands_says_which_options_of_a_setting_each_takes() -> None:
+def test_the_page_of_commands_lists_the_setting_options_of_each() -> None:
     every, found = {f"--{name.replace('_', '-')}" for name in OPTIONS}, dict[str, set[str]]()
     table = (TOP / "docs" / "options.md").read_text().partition("| command | takes of them |")[2].partition("\n\n")[0]
     for names, says in re.findall(r"^\| (`.*?) \| (.*?) \|$", table, re.M):
@@ -107,7 +107,7 @@ def commands(page: Path) -> list[tuple[str, str]]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link can lead to in a page: its headings as a link spells them, and named places."""
+    """The targets of links in a page: its headings as a link spells them, and named places."""
     headings = re.findall(r"^#+ +(.*)$", page.read_text(), re.MULTILINE)
     named = {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
     return named | set(re.findall(r'<a id="([\w-]+)"></a>', page.read_text()))

@@ -1,4 +1,4 @@
-"""The committed results of a GPU still speak for the code beside them.
+"""The committed results of a GPU are still valid for the committed code.
 
 Leaves out: making them (`tests/on_gpu.sh`).
 """
@@ -44,7 +44,7 @@ def test_a_native_result_is_not_older_than_the_kernels_allow(path: Path) -> None
 
 
 def too_old(result: dict[str, Any]) -> bool:
-    """Of the kernels beside it no age matters; of others, the newest change to the kernels decides."""
+    """A result of the committed kernels is never too old; otherwise the newest change to the kernels decides."""
     if result["machine"]["kernels_syntax"] == kernels_syntax():
         return False
     measured = datetime.fromisoformat(result["date"])
@@ -60,7 +60,7 @@ def test_age_matters_only_where_the_kernels_are_others(syntax: str, age: int, ol
 
 
 @pytest.mark.parametrize("path", NATIVE, ids=lambda path: path.name)
-def test_a_native_result_tells_the_kernels_of_its_commit(path: Path) -> None:
+def test_a_native_result_names_the_kernels_of_its_commit(path: Path) -> None:
     result: dict[str, Any] = json.loads(path.read_text())
     if not has(result["commit"]):
         pytest.skip("a clone without that commit")
@@ -93,7 +93,7 @@ def test_words_and_line_breaks_do_not_change_the_digest(old: str, new: str) -> N
     [("size: int = 1", "size: int = 2"), ("= 1", "= True"), ("=None", "=0"), ("[:count]", "[count:]"),
      ("(keys, count=None)", "(keys, *, count=None)"), (" is None", " == None"), ("keys", "key"), ("{keys}", "keys")],
 )  # fmt: skip
-def test_what_is_computed_changes_the_digest(old: str, new: str) -> None:
+def test_a_change_of_the_computation_changes_the_digest(old: str, new: str) -> None:
     assert old in SOURCE and digest({"a.py": SOURCE.replace(old, new)}) != digest({"a.py": SOURCE})
 
 
@@ -108,7 +108,7 @@ def test_there_are_native_results() -> None:
     assert NATIVE
 
 
-def test_the_memory_in_the_readme_is_what_the_command_says(tmp_path: Path) -> None:
+def test_the_memory_in_the_readme_is_that_of_the_command(tmp_path: Path) -> None:
     file = tmp_path / "memory.json"
     done = CliRunner().invoke(app, ["memory", "qwen3.5-9b", "--candidates", "1,3", "--json", str(file)])
     assert done.exit_code == 0, done.output

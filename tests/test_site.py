@@ -1,6 +1,6 @@
 """The site has every page, and its check finds what a browser would miss.
 
-Leaves out: building it (`make docs`, which CI runs), and the links of the Markdown as it stands (`test_readme.py`).
+Leaves out: building it (`make docs`, which CI runs), and the links of the Markdown sources (`test_readme.py`).
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def off(found: torch.Tensor, right: Array) -> float:
 
 @pytest.mark.parametrize("side", ["reference", "optimized"])
 def test_three_mtp_layers_draft_as_they_are_defined(side: str, tmp_path: Path) -> None:
-    """Behind a prompt, behind two accepted drafts of three, and behind none of two: fewer steps than layers."""
+    """After a prompt, after two accepted drafts of three, and after none of two: fewer steps than layers."""
     folder = write(tmp_path / "model", seed=3, **SHAPE, mtp_num_hidden_layers=3)
     subject, witness = engine(side, folder, "vanilla"), Witness(folder)
     serve(subject, Admit("a", PROMPT), Forward((Row("a", "prefill", len(PROMPT), ROOT),)))
@@ -79,7 +79,7 @@ def tokens_root(subject: Any) -> int:
 
 @pytest.mark.parametrize("side", ["reference", "optimized"])
 @pytest.mark.parametrize("gate", ["sigmoid", "silu"])
-def test_the_gated_norm_opens_by_what_the_configuration_says(side: str, gate: str, tmp_path: Path) -> None:
+def test_the_gated_norm_uses_the_gate_of_the_configuration(side: str, gate: str, tmp_path: Path) -> None:
     """Layer 1 sees what layer 0 let through; the state of layer 0 does not depend on it."""
     folder = write(tmp_path / "model", **SHAPE, mtp_num_hidden_layers=0, output_gate_type=gate)
     subject, witness = engine(side, folder, "external"), Witness(folder)

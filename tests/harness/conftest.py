@@ -1,6 +1,6 @@
 """Fixtures: `instep` runs a command of the tool, `plant` makes the engine wrong, both in the test's own process.
 
-Every test is held to leave no function mode of torch behind: one that stays makes all that follows slower.
+Every test must leave all function modes of torch: one that remains makes every later test slower.
 
 Leaves out: installation; the entry point is called as the installed script calls it.
 """
@@ -30,7 +30,7 @@ def modes() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def longer(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Where a `brief` trace has too few rounds."""
+    """A trace for tests that need more rounds than a `brief` one has."""
     return recorded(tmp_path_factory.mktemp("longer"))
 
 

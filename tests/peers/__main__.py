@@ -1,4 +1,4 @@
-"""`python -m peers`: runs every entry, says what came of it, writes the result. Exit 1: something is not as expected.
+"""`python -m peers`: run every entry, print and write the results. Exit 1: a result is not as expected.
 
 Leaves out: what the entries are (`engines/`, `kernels/`, `recordings/`).
 """
@@ -46,7 +46,7 @@ def main(given: list[str] | None = None) -> int:
 
 
 def run(chosen: list[Entry], venv: Path, jobs: int) -> list[dict[str, Any]]:
-    """The rows of the entries, in their order; each is told when it is there."""
+    """The rows of the entries, in their order; each is printed when it is finished."""
     python, unpacked = python_of(venv), venv / "unpacked"
     unpacked.mkdir(exist_ok=True)
     pythons = {"": python} | {apart: python_of(venv / apart) for apart in {one.apart for one in chosen} - {""}}
@@ -54,7 +54,7 @@ def run(chosen: list[Entry], venv: Path, jobs: int) -> list[dict[str, Any]]:
                    for apart, its in pythons.items()),
                  *(unpack(python, unpacked, wheel) for wheel in sorted({w for one in chosen for w in one.unpacked}))):
         if said:
-            print(f"peers: {said}", file=sys.stderr, flush=True)  # its entries are told as missing
+            print(f"peers: {said}", file=sys.stderr, flush=True)  # its entries are listed as missing
 
     def one(entry: Entry) -> dict[str, Any]:
         places = [unpacked / wheel.replace("==", "-") for wheel in entry.unpacked]

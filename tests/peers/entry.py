@@ -24,11 +24,11 @@ class Entry:
     expected  "agree", or words that the finding must contain, one after the other between semicolons
     needs     what pip installs;  unpacked: wheels that are downloaded alone and unpacked, because they pin another
               torch
-    modules   what must be importable. Without them, or where another version of `needs` or `unpacked` is installed, the
-              entry is told as missing
-    apart     the name of an environment of its own, where what it needs does not go with what others need
+    modules   modules that must be importable. Without them, or with another installed version of `needs` or `unpacked`,
+              the entry is listed as missing
+    apart     the name of a separate environment, if its needs conflict with those of other entries
     seconds   the limit of one run
-    since     the first version that is known to behave so, where that was tried
+    since     the first version that is known to behave so, if earlier ones were tried
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What peers need: packages in an environment of their own, and wheels that are unpacked without what they ask for.
+"""Environments of peers: packages in a separate environment, and wheels unpacked without their dependencies.
 
 The environment sees the packages of the one that runs this (torch, triton), so they are not downloaded again.
 Leaves out: running anything.
@@ -37,8 +37,7 @@ def install(python: Path, needs: Iterable[str]) -> str | None:
 
 
 def unpack(python: Path, folder: Path, wheel: str) -> str | None:
-    """Unpack the wheel of `wheel` ("name==version") into a folder of its own under `folder`; what went wrong, in a
-    line."""
+    """Unpack the wheel of `wheel` ("name==version") into a separate folder in `folder`. Returns an error, in a line."""
     place = folder / wheel.replace("==", "-")
     if place.is_dir():
         return None

@@ -1,4 +1,4 @@
-"""Runs an entry: each run in a process of its own, with a time limit. Death by a signal is a finding.
+"""Run an entry: each run in a separate process, with a time limit. Death by a signal is a finding.
 
 Leaves out: which entries there are, and what they need.
 """
@@ -46,7 +46,7 @@ for pin in pins:
 def served(
     entry: Entry, environment: Mapping[str, str], unpacked: Path, python: str = sys.executable
 ) -> dict[str, Any]:
-    """The row of an entry: what its runs said, the worst first."""
+    """The row of an entry: the results of its runs, the worst first."""
     began = time.monotonic()
     try:
         runs = [_row(None, MISSING, missing, entry.command)] if (missing := _missing(entry, environment, python)) else [
@@ -77,7 +77,7 @@ def _mildness(verdict: str) -> int:
 
 
 def _missing(entry: Entry, environment: Mapping[str, str], python: str) -> str | None:
-    """What the entry needs and what is not there in that version, looked up as the entry's own process would."""
+    """The needs of the entry that are missing or have another version, looked up as the entry's process would."""
     command = [python, "-c", ASKED, " ".join(entry.modules), " ".join((*entry.needs, *entry.unpacked))]
     if not any(command[-2:]):
         return None
@@ -125,7 +125,7 @@ def _recorded(row: dict[str, Any], said: str) -> dict[str, Any]:
 
 
 def _told(trace: str | None, typed: str, code: int, said: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What a process that ended said: by its result file, or by its exit code and its last line."""
+    """The result of a process that ended: from its result file, or from its exit code and its last line."""
     runs = data.get("runs", [])
     message = next((run["message"] for run in runs if run.get("message")), None)
     verdict = SAID.get(Exit(code), "") if code in list(Exit) else f"ends with {code}"
@@ -145,7 +145,7 @@ def _last(said: str) -> list[str]:
 
 
 def sentence(message: str) -> str:
-    """The place and what is said of it, of the message of a divergence: its second and its third line."""
+    """The place and the diagnosis in the message of a divergence: its second and its third line."""
     lines = [line.strip() for line in message.splitlines()]
     first = next((number for number, line in enumerate(lines) if line.startswith("event ")), 0)
     return "; ".join(" ".join(line.split()) for line in lines[first : first + 2])

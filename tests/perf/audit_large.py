@@ -1,11 +1,11 @@
-"""A model in the shape of a real 4B one, drawn to disk, and what `transformers` says with it: work for `instep audit`.
+"""A random model in the shape of a real 4B one, and text that `transformers` generates with it, for `instep audit`.
 
     python tests/perf/audit_large.py draw qwen3.5-4b
-    python tests/perf/audit_large.py say qwen3.5-4b said.jsonl
-    instep audit said.jsonl --model qwen3.5-4b --dtype float32 --json fixtures/results/audit-4b.json
+    python tests/perf/audit_large.py generate qwen3.5-4b text.jsonl
+    instep audit text.jsonl --model qwen3.5-4b --dtype float32 --json fixtures/results/audit-4b.json
 
-The text is said by layers of `transformers` in fp32, loaded one after another, so that this needs no more memory than
-the audit. Leaves out: speed; every token is a pass over all layers.
+The layers of `transformers` generate the text in fp32. They are loaded one after another, so that this needs no more
+memory than the audit. Leaves out: speed; every token is a pass over all layers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Model:
 
 @torch.no_grad()
 def following(model: Model, texts: torch.Tensor) -> torch.Tensor:
-    """The argmax behind each text. Shapes: texts [B, T] -> [B]."""
+    """The argmax after each text. Shapes: texts [B, T] -> [B]."""
     embedding, config = "model.embed_tokens.weight", model.config
     known = {token: model.read(embedding, slice(token, token + 1)) for token in set(texts.flatten().tolist())}
     hidden = torch.stack([torch.cat([known[token] for token in text]) for text in texts.tolist()])
@@ -66,7 +66,7 @@ def following(model: Model, texts: torch.Tensor) -> torch.Tensor:
     return torch.cat([rows @ model.read(embedding, slice(at, at + VOCAB_BLOCK)).T for at in blocks], 1).argmax(-1)
 
 
-def say(directory: Path, out: Path) -> None:
+def generate(directory: Path, out: Path) -> None:
     model = Model(directory)
     generator = torch.Generator().manual_seed(0)
     texts = torch.randint(1, model.config.vocab_size, (PROMPTS, LENGTH), generator=generator)
@@ -81,7 +81,7 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["draw", shape]:
             draw(shape, Path(shape))
-        case ["say", directory, out]:
-            say(Path(directory), Path(out))
+        case ["generate", directory, out]:
+            generate(Path(directory), Path(out))
         case _:
             sys.exit(__doc__)

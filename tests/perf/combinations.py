@@ -1,7 +1,7 @@
-"""Every combination of options that is served, replayed on a small random model: as many as there is time for.
+"""Every served combination of options, replayed on a small random model until the time is up.
 
-Run it as a script; with a file it goes on where that stands. The rows that meet every pair come first, then all others
-by chance:
+Run it as a script; it continues the file if there is one. The rows that contain every pair come first, then all others
+in random order:
     python tests/perf/combinations.py --minutes 8 --jobs 2 --json fixtures/results/combinations.json --commit REVISION
 Leaves out: what a row is (`tests/support/combinations.py`).
 """
@@ -68,7 +68,7 @@ def in_order() -> list[Row]:
 
 
 def ran(asked: tuple[str, Row]) -> tuple[int, str, Counter[str]]:
-    """One row, in a process of its own: exit code, what was found, and how much was compared."""
+    """One row, in a separate process: exit code, findings, and the amounts that were compared."""
     folder, row = asked
     if (name := name_of(row)) not in TRACES:
         TRACES[name] = trace(Path(folder) / str(os.getpid()), row)
@@ -84,7 +84,7 @@ def refused() -> dict[str, int]:
 
 
 def met(rows: list[Row]) -> dict[str, tuple[int, int]]:
-    """How many pairs, triples and fours stand in these rows, and in how many of all that are served."""
+    """How many pairs, triples and fours these rows contain, and how many all served rows contain."""
     return {
         name: (len({some for row in rows for some in cells(row, together)}), len(served(together)))
         for name, together in TOGETHER.items()

@@ -1,7 +1,6 @@
-"""What the benchmarks share: a course through a small model, recorded and judged by the reference.
+"""Fixtures of the benchmarks: a course through a small model, recorded and judged by the reference.
 
-Leaves out: timing, unless it is asked for (`make perf` passes --benchmark-enable): in `make test` every benchmark runs
-its event once, as a test.
+In `make test` every benchmark runs its event once, as a test. `make perf` passes --benchmark-enable, which times it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hardware counters, kernel by kernel, of rounds and of cells of the benchmark that miss their figures: what binds.
 
-Leaves out: speed. The profiler runs every kernel alone and several times, with a cold cache. So no kernel hides behind
+Leaves out: speed. The profiler runs every kernel alone and several times, with a cold cache. So no kernel overlaps
 another one here, and times are longer than in a round. A script for a machine with a GPU and NVIDIA's `ncu`:
     python tests/perf/counters_gpu.py --out fixtures/results/counters-native.txt --commit REVISION
 It calls itself below the profiler. A round is that of `instep bench --kind rounds`, of a model of fewer layers. A cell
@@ -48,8 +48,8 @@ COUNTERS = {  # heading -> what part of what the device can do at most, in perce
     "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
     "issue": "sm__inst_issued.avg.pct_of_peak_sustained_elapsed",
 }
-ALIKE = 8e6  # bytes: launches of a kernel whose reads are at most so many apart are of the same weight
-LEAST = 0.5  # percent of the time of all kernels: what takes less has no line
+ALIKE = 8e6  # bytes: two launches of a kernel read the same weight if their reads differ by at most this
+LEAST = 0.5  # percent of the time of all kernels: a kernel that takes less has no line
 SETTLED = 2  # rounds, or turns of a cell, before the one that is looked at
 PAST = 100e6  # bytes that a turn of a cell walks through at least
 CELLS: tuple[tuple[str, dict[str, object], str], ...] = (  # kind, axes, and what the names of its arms end in
@@ -100,7 +100,7 @@ def one_turn(kind: str, at: dict[str, object], ends: str) -> None:
 
 
 def counted(*asked: str) -> str:
-    """What the profiler prints of this program, called so: a line per kernel and counter"""
+    """The profiler's output for this program with these arguments: a line per kernel and counter"""
     ncu = shutil.which("ncu") or "/usr/local/cuda/bin/ncu"
     metrics = ",".join((TIME, READ, *COUNTERS.values()))
     with tempfile.NamedTemporaryFile(suffix=".csv") as log:

@@ -1,10 +1,10 @@
-"""What the gate says of known slow-downs: its own loop and verdict, over the noise of pairs that were measured.
+"""The gate's verdicts for known slow-downs: its own loop and verdict, over the noise of measured pairs.
 
-Run it as a script on what `instep gate plain plain --json FILE` wrote, an A/A run:
+Run it as a script on the file of an A/A run, `instep gate plain plain --json FILE`:
     PYTHONPATH=reference:optimized:harness:tests python tests/perf/gate_resampled.py FILE --runs 200
-A pair is one of the file's, drawn anew: all cases and clocks of one moment. What processes of one source differed by in
-the median is taken out, and `after` is multiplied by what is asked. So it shows what chance within pairs hides. It does
-not show what one process differs by from the next, nor what lasts longer than a pair, such as a neighbour: these
+A pair is drawn from the file's, with all cases and clocks of its moment. The median difference between processes of one
+source is removed, and `after` is multiplied by the given slow-down. So it shows what noise within pairs hides. It does
+not show how one process differs from the next, nor effects that last longer than a pair, such as a neighbour: these
 `instep gate --calibrate` has. Leaves out: checks, time, and files of a GPU.
 """
 
@@ -77,7 +77,7 @@ def measured(found: Mapping[str, Any]) -> tuple[Question, dict[str, np.ndarray]]
 
 
 def run(question: Question, samples: Mapping[str, np.ndarray], slowed: float, seed: int) -> tuple[str, str, int]:
-    """-> what the gate says, what it would say without the pairs behind those that decide on slower, and the pairs"""
+    """-> the verdict, the verdict without the pairs after those that decide on slower, and the number of pairs"""
     arms, orders = Drawn(samples, question.cases, slowed, seed).arms(), cycle(gate.ORDERS)
     first = gate.timed(arms, question, 1, orders, lambda done, of: None)
     decided = len(first["before"])

@@ -11,7 +11,7 @@ from perf.counters_gpu import CELLS, COUNTERS, READ, TIME, lines_of
 
 
 def _printed(*launches: tuple[str, float, float]) -> str:
-    """What `ncu --csv` prints of launches of kernels, which take so long and read so much"""
+    """The output of `ncu --csv` for launches of kernels, given by name, time and bytes read"""
     lines = ["==PROF== Connected", '"ID","Kernel Name","Grid Size","Metric Name","Metric Value"']
     for number, (kernel, took, read) in enumerate(launches):
         for metric in (TIME, READ, *COUNTERS.values()):

@@ -1,4 +1,4 @@
-"""What `gate_resampled.py` counts over made-up pairs.
+"""The counts of `gate_resampled.py` over invented pairs.
 
 Leaves out: figures of a machine.
 """
@@ -43,7 +43,7 @@ def file(tmp_path: Path) -> Callable[[float], Path]:
     (0.01, 0.08, "held 0 (0), slower 6 (6), inconclusive 0 (0); 60 pairs"),
     (0.2, 0.0, "held 0 (0), slower 0 (0), inconclusive 6 (6); 240 pairs"),
 ])  # fmt: skip
-def test_what_differs_between_processes_is_taken_out_and_what_was_asked_is_found(
+def test_resampling_removes_differences_between_processes_and_finds_the_slow_down(
     noise: float, slowed: float, says: str, file: Callable[[float], Path], capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -68,7 +68,7 @@ def test_further_pairs_hold_what_the_first_leave_open(
     ({"judged": [{"case": "verify", "clock": clock, "samples": [[1.0] * 3] * count} for clock, count in
                  (("wall", 60), ("cpu", 59))]}, "clocks that read different pairs"),
 ])  # fmt: skip
-def test_what_it_cannot_draw_from_is_refused(
+def test_resampling_refuses_a_file_that_it_cannot_use(
     change: dict[str, Any], says: str, file: Callable[[float], Path]
 ) -> None:
     found = file(0.01)

@@ -1,6 +1,6 @@
 """Benchmarks of verify and commit. Each asserts, before and after it was timed, that the states are the reference's.
 
-Leaves out: comparing two versions (`instep gate`), and any threshold: a time alone says nothing about another machine.
+Leaves out: comparing two versions (`instep gate`), and any threshold: a time does not hold for another machine.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What several test files share. Leaves out: anything that asserts."""
+"""Helpers that several test files share. Leaves out: assertions."""

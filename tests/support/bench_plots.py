@@ -16,7 +16,7 @@ from .bench_tables import LAYERS, Results, rows_of
 
 
 def pictures(result: Results) -> Mapping[str, str]:
-    """Name of a file in `docs` -> what stands in it."""
+    """Name of a file in `docs` -> its content."""
     drawn = {"strategies.svg": _strategies(result), "rounds.svg": _rounds(result)}
     return {name: _text(svg) for name, svg in drawn.items()}
 

@@ -1,7 +1,7 @@
 """Tables of speed for the README and docs/results.md, from a result of `instep bench`: of one kind of work or of all.
 
-A cell without a time says what is wrong with its answers. Where kernels of peers compute norms and gates, too, the arm
-of ours that does so stands beside them; a result without such an arm says so. Leaves out: making the result
+A cell without a time shows how its answers are wrong. If a peer's kernels also compute norms and gates, the table
+compares them with our arm that does the same, and notes it if the result has no such arm. Leaves out: making the result
 (`instep bench --json fixtures/results/bench-native.json`).
 """
 
@@ -16,7 +16,7 @@ from instep.bench.base import TOO
 Results = Mapping[str, Any]
 AXES = ("batch", "window", "rows", "sequences", "tokens", "behind", "kv", "tree", "heads", "state", "op", "layers",
         "drafter")  # fmt: skip
-# What stands in the one table of the README: kind -> the cells that matter, by some of their axes.
+# The one table of the README: kind -> the cells that it shows, by some of their axes.
 SHOWN: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "strategies": tuple({"batch": batch, "window": 4, "heads": 32, "state": state}
                         for batch, state in ((1, "float32"), (32, "float32"), (1, "bfloat16"))),
@@ -34,7 +34,7 @@ BRIEF: Mapping[str, Mapping[str, Any]] = {
 }
 WORK = {"decode": "decode", "strategies": "verify and commit", "prefill": "prefill"}
 LAYERS = 32  # of the 9B shape
-# What peers do within their time, and of ours only the arms that end with `TOO`.
+# Work that is in a peer's time, and in ours only for the arms that end with `TOO`.
 NORMS = "kernels of SGLang and FlashInfer compute norms and gates, too"
 INSIDE = {"strategies": f"{NORMS}, and ReplaySSM moves its cursors", "decode": NORMS}
 FIGURES = {"tokens_per_s": ".0f", "round_ms": ".2f", "latency_s": ".3f", "accepted": ".2f"}  # of a whole text
@@ -61,7 +61,7 @@ def strategies(result: Results) -> str:
 
 
 def effect(result: Results) -> str:
-    """Whole texts, by step count: with the controller beside each fixed count."""
+    """Whole texts, by step count: the controller compared with each fixed count."""
     lines = _head(["drafter", "layers", "batch", "arm", "tokens/s", "ms a round", "latency s", "accepted",
                    "windows by accepted drafts"])  # fmt: skip
     for row in rows_of(result, "decoding"):
@@ -132,7 +132,7 @@ def _lines(row: Results) -> Iterator[str]:
 
 
 def _timed(row: Results) -> tuple[Mapping[str, Results], Mapping[str, Results]]:
-    """Ours that stand beside the peers, and the peers."""
+    """Our arms that are compared with the peers, and the peers."""
     timed = {name: arm for name, arm in row["arms"].items() if "us" in arm}
     ours, peers = ({name: arm for name, arm in timed.items() if bool(arm["peer"]) is foreign}
                    for foreign in (False, True))  # fmt: skip

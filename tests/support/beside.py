@@ -1,4 +1,4 @@
-"""What a compiled kernel does while products of tensor cores run. Leaves out: the rest (`compiled.py`)."""
+"""The work of a compiled kernel that overlaps products of tensor cores. Leaves out: the rest (`compiled.py`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _WAIT, _BUT_LAST, _POWER = "WARPGROUP.DEPBAR", "gsb0, 0x1", "MUFU.EX2"
 
 
 def made_beside(code: str) -> int:
-    """Powers that are made behind a wait for all products but the last, and before the next wait."""
+    """Count the powers that are computed after a wait for all products but the last, and before the next wait."""
     made, runs = 0, False
     for line in code.splitlines():
         if _WAIT in line:

@@ -1,10 +1,10 @@
 """The fenced blocks of the documentation, and a runner that pastes those of one page in order, as a reader would.
 
-The language of a block says what it is, and a comment on the line before it says more:
+The language of a block decides what happens to it, together with a comment on the line before it:
 
     python   run with Python; `<!-- file: NAME -->` saves it instead
     sh       run with bash; `<!-- exit: 1 -->` names the exit code that is due
-    text     what the block before it prints, line by line; `...` stands for anything, a line `...` for other lines
+    text     the output of the block before it, line by line; `...` matches anything, a line `...` other lines
     others   data (json, toml, ini, yaml): `<!-- file: NAME -->` saves them
 
 `<!-- not run: REASON -->` and `<!-- shown: REASON -->` mark blocks that are read only. Everything runs in a temporary

@@ -1,6 +1,6 @@
 """Engines led by verbs that show their memory: pools by slot, and KV entries by page; a right one, and wrong ones.
 
-Found by the harness as `support.by_memory:NAME`. What a request remembers is read from the pools, but KV entries.
+Found by the harness as `support.by_memory:NAME`. The memory of a request is read from the pools, except KV entries.
 Leaves out: engines that show none (`by_verbs.py`).
 """
 
@@ -117,7 +117,7 @@ class Slotted(Keeping):
 
 
 class Paged(Keeping):
-    """Slots and pages of its own numbers, in an order of its own; pages are taken from the last on as tokens come."""
+    """Number slots and pages independently of the trace; take pages from the last one on, as tokens come."""
 
     def __init__(self, model: Path, room: Any, dtype: torch.dtype) -> None:
         super().__init__(model, dtype)
@@ -149,7 +149,7 @@ def made(kind: Any, **otherwise: Any) -> Any:
 
 
 def _after(verb: str, then: Any, kind: Any = Slotted) -> Any:
-    """A verb, and something more behind it."""
+    """A verb, followed by another action."""
 
     def both(self: Any, *given: Any) -> Any:
         found = getattr(kind, verb)(self, *given)
@@ -159,7 +159,7 @@ def _after(verb: str, then: Any, kind: Any = Slotted) -> Any:
 
 
 def _stray(self: Any, found: Any) -> Any:
-    """A number of a slot that is in nobody's hands."""
+    """Change a number in a slot that no request owns."""
     self.pools[self.gdn[0]][1][max(self.room.slots)] += 1
     return found
 

@@ -47,7 +47,7 @@ class ChunksAlone(Right):
 
 
 class Disturbed(Watching):
-    """Whoever looks at its layers changes them."""
+    """Observing its layers changes them."""
 
     def watch(self, see: Any) -> None:
         super().watch(lambda place, tensor: (see(place, tensor), tensor.mul_(1.001))[1])
@@ -61,7 +61,7 @@ class BySpeculation(Right):
 
 
 class BySlots(Right):
-    """It says that its slots are in the trace's order, and the state after a window depends on which one it has."""
+    """Declares the trace's order of slots, and the state after a window depends on the number of the slot."""
 
     declares = {"order": True}  # noqa: RUF012
 

@@ -1,6 +1,6 @@
 """Engines led by verbs, over the reference's own model: right ones, and others that are wrong on purpose.
 
-Found by the harness as `support.by_verbs:NAME`. Leaves out: engines that nobody here wrote (`tests/peers`).
+Found by the harness as `support.by_verbs:NAME`. Leaves out: engines of other projects (`tests/peers`).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Watching(Keeping):
 
 
 class Layered(Keeping):
-    """It shows the hidden rows behind each layer."""
+    """Shows the hidden rows after each layer."""
 
     def run(self, row: Any) -> torch.Tensor:
         found: dict[int, list[torch.Tensor]] = {}
@@ -121,7 +121,7 @@ class Layered(Keeping):
 
 
 class Drafting(Right):
-    """Its draft head says what the trace says, and at the second draft something else where `slip` is set."""
+    """Its draft head returns the drafts of the trace, and another second draft if `slip` is set."""
 
     slip = 0
 
@@ -144,7 +144,7 @@ class OneMore(Right):
 
 
 class OfAnother(Right):
-    """The recurrent state after a window is that of whoever was kept before."""
+    """The recurrent state after a window is that of the request that was kept before."""
 
     before: Any = None
 
@@ -187,14 +187,14 @@ class Aliasing(Keeping):
 
 
 class NoDrop(Right):
-    """A request that was dropped goes on from what it held."""
+    """A dropped request continues from the memory that it held."""
 
     def drop(self, request: str) -> None:
         pass
 
 
 class ShiftedWindow(Right):
-    """After a window the conv inputs stand one place further."""
+    """After a window the conv inputs are one place too far."""
 
     def keep(self, request: str, length: int) -> None:
         super().keep(request, length)

@@ -1,4 +1,4 @@
-"""All that our engine can be told, as a product; what of it is refused, and few rows that meet every pair of the rest.
+"""All options of our engine as a product: which rows are refused, and few rows that have every pair of the others.
 
 Leaves out: running a row (`tests/harness/test_combinations.py`) and running all of them (`tests/perf/combinations.py`).
 """
@@ -41,7 +41,7 @@ FACTORS: Mapping[str, tuple[Any, ...]] = {
 }
 NO_SNAPSHOTS = tuple(name for name in FACTORS["strategy"] if name != "snapshot")
 
-# What is refused: all of these together, and a part of the message.
+# Refused combinations: all of these values together, and a part of the message.
 REFUSED: tuple[tuple[Mapping[str, tuple[Any, ...]], str], ...] = (
     ({"strategy": ("lazy_rerun",), "state_dtype": NARROW}, "lazy_rerun with a state narrower than float32"),
     ({"dtype": ("float64",), "state_dtype": NARROW}, "float64 activations with a narrower state or KV"),
@@ -68,12 +68,12 @@ def whole(names: tuple[str, ...] = tuple(FACTORS)) -> Iterator[dict[str, Any]]:
 
 
 def cells(row: Row, together: int = 2) -> Iterator[tuple[Cell, ...]]:
-    """The pairs of a row, or as many as `together` says, in the order of the factors."""
+    """The pairs of a row, or its groups of `together` cells, in the order of the factors."""
     return combinations(((name, row[name]) for name in FACTORS if name in row), together)
 
 
 def new(row: Row, name: str) -> Iterator[tuple[Cell, ...]]:
-    """The pairs of a row that one of its factors stands in."""
+    """The pairs of a row that contain the given factor."""
     names = [each for each in FACTORS if each in row]
     at = names.index(name)
     for place, other in enumerate(names):
@@ -82,7 +82,7 @@ def new(row: Row, name: str) -> Iterator[tuple[Cell, ...]]:
 
 
 def served(together: int = 2) -> set[tuple[Cell, ...]]:
-    """All pairs (triples, ...) that stand in a row that is served."""
+    """All pairs (triples, ...) in rows that the engine serves."""
     found = set()
     for names in combinations(FACTORS, together):
         for row in whole(names):
@@ -106,7 +106,7 @@ def completed(row: Row, due: Collection[tuple[Cell, ...]] = ()) -> dict[str, Any
 
 @cache
 def pairwise() -> tuple[Row, ...]:
-    """Few rows in which every pair that is served stands: each is made around a pair that is due, and meets others."""
+    """Few rows that contain every served pair: each is built around a pair that is still missing, and adds others."""
     due, rows = served(), []
     while due:
         begins = sorted(due, key=repr)[:: max(1, len(due) // 24)]  # some of those that are due
@@ -130,7 +130,7 @@ def words(row: Row) -> str:
 ROOM = Room(slots=(3, 1), pages=(5, 2, 7, 1, 4, 6, 3, 8), page_size=4, max_tokens=16)
 NODES = 4  # of a tree, the root among them
 EVERY = 3  # tokens from one tracked prefix to the next
-# A prompt's second chunk beside a window, preempt and resume with tokens pending, a ragged round, a plain step.
+# A prompt's second chunk with a window, preempt and resume with tokens pending, a ragged round, a plain step.
 POLICY = Policy(
     name="combination", claim="Two requests meet every kind of step.", capacity=ROOM, num_steps=2, accept=(1, 2, 0),
     arrivals=(Arrival("a", "few", chunks=(3, 2)), Arrival("b", "one")), plain=(3,), rounds=4,
@@ -147,8 +147,8 @@ def mtp_layers(drafter: str) -> int:
 
 
 def name_of(row: Row) -> str:
-    """Of the trace that a row replays: rows that differ in other factors share it, and what the reference computes."""
-    weights = "float16" if row["dtype"] == "float16" else "bfloat16"  # as they are stored: no wider than activations
+    """Name of the trace that a row replays. Rows that differ in other factors share it, and its reference run."""
+    weights = "float16" if row["dtype"] == "float16" else "bfloat16"  # as stored: no wider than activations
     return "-".join((row["kind"], row["drafter"], "trees" if row["trees"] else "chains", *("tracked",) * row["tracked"],
                      weights))  # fmt: skip
 
@@ -161,7 +161,7 @@ def trace(folder: Path, row: Row) -> Trace:
     if row["trees"]:
         told = replace(told, trees=(((0, 0, 1), (0, 1)),), capacity=replace(ROOM, num_draft_tokens=NODES))
     if row["tracked"]:
-        # A third request goes on from what the first one's second round has reached.
+        # A third request continues from the prefix that the first one has reached in its second round.
         room = replace(told.capacity, track_interval=EVERY, slots=(3, 1, 2), pages=(*ROOM.pages, 9, 10, 11, 12))
         told = replace(told, capacity=room, arrivals=(*told.arrivals, Arrival("c", "few", arrive=1, max_new=2)))
     return make(model, PROMPTS, told, folder / f"{name}.jsonl", Setting(dtype="float64", drafter=row["drafter"]))

@@ -1,4 +1,4 @@
-"""What a user sees of a command: its exit code and both outputs, and how a refusal must look.
+"""The visible result of a command: its exit code and both outputs, and how a refusal must look.
 
 Leaves out: running it (the fixture `instep` of the harness's tests does).
 """
@@ -22,7 +22,7 @@ Runner = Callable[..., Ran]
 
 
 def advances(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int | None]]:
-    """What the progress bar of the commands in this test is given: text, how much is done, of how much."""
+    """Record the updates of the commands' progress bar in this test: text, amount done, total."""
     seen: list[tuple[str, int, int | None]] = []
 
     @contextmanager

@@ -1,8 +1,8 @@
 """As a program: compile kernels that nothing interprets for a GPU on any machine, and print what each takes.
 
-It runs in a process of its own, in which kernels are not interpreted. Its arguments are names of `FORMS`; without any
-it compiles all of them. A kernel is not compiled where the record beside this file has it under the same key: then
-Triton would take the same result from its cache. The key names the source of the kernel with its place in the file,
+It runs in a separate process, in which kernels are not interpreted. Its arguments are names of `FORMS`; without any
+it compiles all of them. A kernel is not compiled if the record next to this file has its key: then Triton would take
+the same result from its cache. The key names the source of the kernel with its place in the file,
 all that it calls, its arguments, the compiler, and how numbers are read from the result. After a change of kernels
 `python -m support.compiled --keep` writes the record; with an old one everything is compiled, and nothing else differs.
 Leaves out: what is allowed (`tests/optimized/test_compiled.py`).
@@ -53,13 +53,13 @@ TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", t
          torch.uint16: "*u16", torch.uint32: "*u32", torch.uint64: "*u64",
          torch.float8_e4m3fn: "*fp8e4nv"}  # fmt: skip
 H, HV, K, V = 2, 4, 128, 128
-RESERVED = 1024  # bytes of shared memory that every program has besides
+RESERVED = 1024  # further bytes of shared memory of every program
 TARGET = GPUTarget("cuda", 90, 32)
 RECORD = Path(__file__).with_suffix(".json")
 
 Found = dict[str, Any]
 known: dict[str, Found] = {}  # by key: what the record has
-seen: dict[str, Found] = {}  # what this process tells
+seen: dict[str, Found] = {}  # the results of this process
 
 
 def compiled(
@@ -113,7 +113,7 @@ def taken(made: Any) -> Found:
 
 
 def cuobjdump(what: str, made: Any) -> str:
-    """What this tool tells of a compiled kernel"""
+    """The output of this tool for a compiled kernel"""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(made.asm["cubin"])
         return subprocess.run([TOOLS / "cuobjdump", what, file.name], capture_output=True, text=True, check=True).stdout
@@ -147,8 +147,8 @@ def attention() -> None:
     """Prompts of few and many rows, windows of few and many positions, decodes, trees; pages of a part of a step, whole
     steps.
 
-    Then windows and decodes over numbers of 8 bits. Behind each page stands a red zone, as in the pools of an engine.
-    Of the last ones of each width it is no whole 16 bytes.
+    Then windows and decodes over numbers of 8 bits. Each page is followed by a red zone, as in the pools of an engine.
+    In the last launch of each width the size of the zone is no multiple of 16 bytes.
     """
     attend_file.launch = staged_alone  # type: ignore[assignment]
     attend_file.staged.hopper = lambda _: True
@@ -171,7 +171,7 @@ def attention() -> None:
 
 
 def prompts() -> None:
-    """The delta rule of prompts: in bf16, states carried by one group of warps; in fp32, by two; long ones, beside.
+    """The delta rule of prompts. One group of warps carries bf16 states, two carry fp32; long prompts overlap it.
 
     Then all in one launch.
     """
@@ -193,7 +193,7 @@ def few_registers() -> None:
 
 
 def prompt(dtype: torch.dtype, most: int, group: int = 2, **how: Any) -> None:
-    """Two requests, of which one has so many rows at most; so many value heads to a key head"""
+    """Two requests. most: rows of the longer one; group: value heads per key head"""
     blocks_file.launch = compiled  # type: ignore[assignment]
     blocks_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
     pool = Address(torch.zeros(3, group * H, V, K).transpose(2, 3), torch.zeros(2, dtype=torch.int64))
@@ -256,7 +256,7 @@ def windows() -> None:
 
 
 def takes_a_conv(x: torch.Tensor, weight: torch.Tensor, window: Part, part: Part) -> None:
-    """What `fits_conv` says of a verify, and of others that differ from it in one thing"""
+    """Call `fits_conv` for a verify, and for others that differ from it in one property"""
     kept, wider = window.per_row, torch.zeros(8, x.shape[1] + 4, dtype=torch.bfloat16)
     assert kept is not None
     alike = replace(window, **{name: getattr(part, name) for name in ("begin", "count", "fresh")},

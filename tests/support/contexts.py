@@ -1,7 +1,7 @@
 """Contexts of a small real run, with the reference in a narrow width standing in as the subject.
 
-Leaves out: an optimized engine. A test takes these contexts, spoils one thing in one of them, and sees which check
-says what.
+A test takes these contexts, spoils one thing in one of them, and looks at the findings of the checks. Leaves out: an
+optimized engine.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ POLICY = Policy(
     steps=(Steps(3, 1), Steps(4, 0), Steps(6, 3)), accept=(2, 0, 3, 1), rounds=12,
     deeds=(ScheduledAction(4, "preempt", "a"), ScheduledAction(5, "resume", "a"), ScheduledAction(5, "idle")),
 )  # fmt: skip
-ALONE = 31  # events: behind them nothing new happens, one request goes on alone, round after round
+ALONE = 31  # events; after them a single request continues, round after round
 TWO_AND_ONE = ["linear_attention", "linear_attention", "full_attention"]  # types of layers
 PROMPTS = {"long": tuple(range(3, 21)), "one": (7,), "short": (9, 8, 5, 30)}
 
@@ -78,13 +78,13 @@ def events_of(opened: Checkpoint, policy: Policy = POLICY) -> list[Event]:
 
 
 def declared(activation: torch.dtype, state: torch.dtype) -> dict[str, torch.dtype]:
-    """Rounding points of the stand-in: everything in the activation dtype but gates, q, k, v, logits and state."""
+    """Rounding points of the fake subject: the activation dtype, except for gates, q, k, v, logits and state."""
     kept = {"q", "k", "v", "log_decay", "beta", "update", "logits"}
     return {c: wide(activation) if c in kept else activation for c in COMPONENTS} | {"state": state}
 
 
 def reordered(rounds: Mapping[str, torch.dtype], seed: int) -> See:
-    """Another summation order, and the rounding of a place: what makes the stand-in a subject of its own."""
+    """Change the summation order and round each place, so that the fake subject differs from the reference."""
     generator, store = torch.Generator().manual_seed(seed), rounding(rounds)
 
     def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
@@ -100,7 +100,7 @@ def run(
     opened: Checkpoint, events: Sequence[Event], activation: torch.dtype = torch.float32,
     state: torch.dtype = torch.float32, seed: int = 11,
 ) -> list[EventContext]:
-    """Every context of a run: fp64 truth, rounded, and the stand-in, stored as the engines store."""
+    """Every context of a run: fp64 truth, rounded, and the fake subject, stored as the engines store."""
     rounds = declared(activation, state)
 
     def numbers(
@@ -114,7 +114,7 @@ def run(
         return Participant(name, engine, first=see, arithmetic=arithmetic)
 
     def rounded(draw: int) -> Participant:
-        """As a replay draws it: in every draw but the first declared roundings fall by chance."""
+        """Draw the rounded run as a replay does: declared roundings are stochastic in every draw but the first."""
         generator = torch.Generator().manual_seed(draw)
         chance = generator if draw else None
         return numbers("rounded", wide(activation), rounding(rounds, chance), Reordered(generator), chance)
@@ -197,7 +197,7 @@ def _contexts(
 
 
 class Redrawn:
-    """The rounded run as other draws, each of which begins once and goes on as far as it is asked for."""
+    """Further draws of the rounded run. Each begins once, and continues as far as a test needs it."""
 
     def __init__(self, draws: Callable[[int], Participant], events: Sequence[Event]) -> None:
         self._drawn, self._events, self._sides = cache(draws), events, dict[int, list[Side]]()

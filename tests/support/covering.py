@@ -1,7 +1,7 @@
-"""Of products that take long, the part that `make test` runs: few rows, in which all stands that stands in the whole.
+"""The part of long products of tests that `make test` runs: few rows that cover all of them.
 
-`make whole` runs the rest. Here: traces in which every condition is met, and every pair of events that follow each
-other, that any trace has, move labels and go through `plain`; those of the larger models do on ones of few channels.
+`make whole` runs the rest. The traces here contain every condition and every pair of successive events that any trace
+contains. They are replayed with labels and with `plain`; the larger models are replaced by ones with few channels.
 Leaves out: options of the engine (`combinations.py`).
 """
 
@@ -23,14 +23,14 @@ TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces"
 MAIN = "adaptive"  # `make replay` runs it through `ledger` and `plain`
 WHOLE = pytest.mark.whole
 THROUGH_PLAIN = ("faults/shared",)
-# Replayed by tests, so many events of each: all that any trace meets is met without what follows. `handed` is by
-# `test_external_replay.py`; those of a larger model are told again on one of two layers.
+# Traces that tests replay -> the number of events that they need to cover all conditions. `test_external_replay.py`
+# replays `handed`. Traces of a larger model are recorded again on one with two layers.
 BEGUN = {"several": 20, "handed": 36}
 ON_FEW_CHANNELS = {"leaving": 34, "overlapped": 13, "refused": 33, "trees": 30, "drawn": 9, "grown": 11, "tiers": 45}
 
 
 def each_value(*values: Iterable[Any]) -> list[Any]:
-    """A product as parameters of a test: every value stands in a row of the few, the other rows are the whole's."""
+    """A product as parameters of a test: few rows contain every value, and `make whole` runs the other rows."""
     factors = [tuple(each) for each in values]
     few = {tuple(index % len(factor) for factor in factors) for index in range(max(map(len, factors)))}
     rows = product(*(range(len(factor)) for factor in factors))
@@ -54,7 +54,7 @@ def every_trace() -> dict[str, Trace]:
 
 
 def met(trace: Trace) -> set[Hashable]:
-    """All that a trace meets: conditions, kinds of events by pairs, and what its header says of the run."""
+    """Everything that a trace covers: conditions, pairs of kinds of events, and the fields of its header."""
     coverage = Coverage()
     header, rules = trace.header, EventRules(trace.header)
     coverage.begin(overlap=header.recording.overlap, heads=header.heads)

@@ -1,7 +1,7 @@
 """As a program: draw traces as the kit does, and print how many have what goes wrong in engines.
 
-It is a process of its own, so that every run draws the same: Hypothesis also draws numbers that stand in the modules
-that are imported, and these hang on which tests have run before. Leaves out: how many are enough (`test_kit.py`).
+It runs in a separate process, so that every run draws the same. Hypothesis also draws numbers from the source of
+imported modules, which depend on the tests that have run before. Leaves out: how many are enough (`test_kit.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TRACES = 50
 
 
 def reached(prefixes: bool) -> Counter[str]:
-    """What is asked -> of so many traces how many have it."""
+    """Condition -> how many of the drawn traces meet it."""
     seen = Counter[str]()
 
     @settings(max_examples=TRACES, deadline=None, database=None, derandomize=True,

@@ -1,4 +1,4 @@
-"""A clock for campaigns that goes on by one at every look, which is once an event: no machine is too slow for it.
+"""A clock for campaigns that advances by one per event, so that no machine is too slow for it.
 
 Leaves out: what a campaign does when its time is over.
 """

@@ -34,14 +34,14 @@ class Scenario:
     def __init__(self, directory: Any) -> None:
         self.opened = m.checkpoint(directory)
         self.contexts = m.run(self.opened, m.events_of(self.opened)[:24])
-        self._oracles: dict[int, tuple[Oracle, torch.Tensor]] = {}  # by the event that they stand before
+        self._oracles: dict[int, tuple[Oracle, torch.Tensor]] = {}  # by the event that follows
         self.weights, self.config = Weights.of(self.opened), self.opened.config
 
     def oracle(self) -> Oracle:
         return Oracle(self.opened, m.declared(torch.float32, torch.float32), torch.float32)
 
     def said(self, spoiled: EventContext, *, bits: bool = False) -> Sequence[Comparison]:
-        """What the event's findings say, explained, as at the end of a replay."""
+        """The event's findings, explained as at the end of a replay."""
         oracle, older = self._oracle_before(spoiled.index), Older()
         check = Bytes() if bits else Derived(oracle)
         for context in self.contexts[: spoiled.index]:
@@ -51,7 +51,7 @@ class Scenario:
         return sorted(explained(findings, spoiled, oracle, older), key=Comparison.order)
 
     def _oracle_before(self, index: int) -> Oracle:
-        """As it stands before an event, its draws too: what it keeps of the right events is computed once."""
+        """The oracle before an event, with its draws. Its memory of the right events is computed once."""
         if index not in self._oracles:
             made = self.oracle()
             for context in self.contexts[:index]:
@@ -86,7 +86,7 @@ class Scenario:
         return found[0]
 
     def packed(self, *, second: bool) -> EventContext:
-        """A forward in which two requests have rows, one of them several; second: behind others of its own."""
+        """A forward with rows of two requests, several of one of them. second: whether it follows other forwards"""
         return next(
             context for context in self.contexts if isinstance(context.event, Forward)
             and len(spans := row_spans(context, "trunk")) > 1

@@ -135,7 +135,7 @@ def columns(
     *, q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, initial_state: Any, inplace_final_state: bool,
     cu_seqlens: Any, ssm_state_indices: Any, num_accepted_tokens: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """vLLM's: the state before stands in the column of the last accepted token, that after row t goes to column t."""
+    """vLLM's: read the state in the column of the last accepted token, and store the one after row t in column t."""
     core = torch.empty_like(v)
     for n, rows in enumerate(rows_of(cu_seqlens)):
         table = ssm_state_indices[n].reshape(-1)

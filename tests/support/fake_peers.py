@@ -1,6 +1,6 @@
-"""Small stand-ins for what the engines under tests/peers call: `transformers`, mlx-lm and the functions of `llama.h`.
+"""Small fakes of the libraries that the engines in tests/peers call: `transformers`, mlx-lm and `llama.h`.
 
-Their model is a ledger: a state is the exact fold of the tokens behind it, so a wrong history shows in every number.
+Their model is a ledger: a state is the exact fold of its tokens, so a wrong history shows in every number.
 Leaves out: every computation of a real model.
 """
 
@@ -100,7 +100,7 @@ class Qwen3_5ForCausalLM:
 
 
 class Cache:
-    """Of a batch, the tokens of each row. `kind` says what is shown of them."""
+    """The tokens of each row of a batch. kind: the view of them that it shows"""
 
     def __init__(self, tokens: list[list[int]] | None = None) -> None:
         self.tokens = tokens or [[]]
@@ -162,7 +162,7 @@ class MlxModel:
 
 
 def modules() -> dict[str, ModuleType]:
-    """What stands in `sys.modules` in place of the packages."""
+    """Modules for `sys.modules` that replace the packages."""
     made = {name: ModuleType(name) for name in ("transformers", "mlx", "mlx.core", "mlx_lm", "mlx_lm.utils")}
     vars(made["transformers"]).update(DynamicCache=DynamicCache, Qwen3_5ForCausalLM=Qwen3_5ForCausalLM)
     vars(made["mlx.core"]).update(array=lambda x, dtype=None: np.array(x, dtype), float32=np.float32)
@@ -175,7 +175,7 @@ def modules() -> dict[str, ModuleType]:
 
 
 class Llama:
-    """The functions by their names, for `Context`; what it was asked stands in `asked`."""
+    """The functions by their names, for `Context`. `asked` lists the calls."""
 
     def __init__(self, params: Any, batch: Any) -> None:
         self.params, self.batch = params, batch

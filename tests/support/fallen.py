@@ -1,4 +1,4 @@
-"""Engines and op sets that raise, or answer with something else than they were asked for, one question each.
+"""Engines and op sets that raise, or give a wrong answer, in one method each.
 
 Leaves out: what is wrong with numbers (`injected_errors.py`). Found by the harness as `support.fallen:NAME`.
 """
@@ -18,7 +18,7 @@ PLAIN = load("plain")
 
 
 class _Fallen(OptimizedEngine):
-    """Right until the first commit was asked for; then `wrong` of its class stands in for one of its methods."""
+    """Correct up to the first commit; from then on `wrong` of its class replaces one of its methods."""
 
     def may_change(self, event: Event) -> dict[str, set[int]]:
         self.committing = isinstance(event, Commit)

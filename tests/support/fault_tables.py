@@ -16,7 +16,7 @@ MOST, LONGEST = 12, 110  # rows of each kind, and letters of a diagnosis
 
 
 def score(result: Results) -> str:
-    """A line per family, and all of them; then who named how many, as far as the file tells it."""
+    """A line per family, and one for all; then how many each namer named, if the file has it."""
     families = dict.fromkeys(one["family"] for one in result["results"])
     namers = result["named_by"]
     heads = ["family", "faults", "void", *JUDGED, *(f"by {who}" for who in namers), "first seen by"]
@@ -55,7 +55,8 @@ def unseen(result: Results) -> str:
     said = f"{len(equal)} of {heard} leave every token as it was, {len(raised)} others raise the acceptance rate"
     lines = [
         f"{said}; {sum(one['found'] for one in (*equal, *raised))} of these were found. The first {MOST} of each:", "",
-        "| planted fault | tokens that stay | accepted drafts, without and with it | instep says |", "|---" * 4 + "|",
+        "| planted fault | tokens that stay | accepted drafts, without and with it | message of instep |",
+        "|---" * 4 + "|",
         *map(_unseen, (*equal[:MOST], *raised[:MOST])),
     ]
     return "\n".join(lines)

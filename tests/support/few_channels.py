@@ -1,8 +1,8 @@
-"""Committed traces recorded anew, of a random model with the layers of `fixtures/tiny` and few channels.
+"""Committed traces, recorded again with a random model that has the layers of `fixtures/tiny` and few channels.
 
-The policy says what happens, so that every event is the same one, at the same place in the same layer; a replay takes
-half the time. For tests of what is found and said. What a trained model computes is replayed by `make replay` and by
-the traces of `covering.py`. Leaves out: policies of a test's own (`traces.py`).
+The policy decides the events, so every event is the same, at the same place in the same layer, and a replay takes half
+the time. These traces are for tests of findings and messages; `make replay` and the traces of `covering.py` replay a
+trained model. Leaves out: policies of a single test (`traces.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from support.checkpoints import write
 
 _FOLDER = TemporaryDirectory(prefix="few-channels-")  # until the process ends
-FIXTURES = Path(_FOLDER.name) / "4"  # as `fixtures`: has a trace once it was asked for
+FIXTURES = Path(_FOLDER.name) / "4"  # as `fixtures`: has a trace after its first use
 TRACES = FAULTS.parent
 MAIN = "adaptive"
 
@@ -38,8 +38,10 @@ def few_channels(name: str, layers: int = 4) -> Trace:
 
 @cache
 def same_events(name: str, layers: int) -> Trace:
-    """The recorded events, with every choice in them, for such a model: what a policy with names of prefixes asks for
-    hangs on what its model accepts."""
+    """The recorded events with all their choices, for such a model.
+
+    A policy with names of prefixes would not do: its events depend on what the model accepts.
+    """
     (committed,) = TRACES.rglob(f"{name}.jsonl")
     told = read(committed)
     model = _model(Path(told.header.checkpoint.near).name, layers)

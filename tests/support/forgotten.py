@@ -1,13 +1,13 @@
 """As a program on a GPU: whether another process's slice of time changes memory that was a barrier.
 
-`forgotten` makes a barrier, fills memory with numbers, waits, and looks whether they still stand there. Either the
-barrier tells a second group of warps that the first one is done, and is kept; or nobody uses it, and the compiler puts
-the numbers over it; the same, but it is invalidated before. Meanwhile another process multiplies matrices, so that the
+`forgotten` makes a barrier, fills memory with numbers, waits, and checks the numbers. It has three forms. The barrier
+signals to a second group of warps that the first one is done, and is kept. Or it is unused, and the compiler puts the
+numbers over it. Or it is unused, but invalidated before. Meanwhile another process multiplies matrices, so that the
 device interrupts the kernel.
 
-On an H200 and an H100 (Triton 3.6.0, driver 580.159.04) no word changed in 132 programs that ran alone, nor beside the
-other process where the barrier was kept. Where it was forgotten, two words of each program became those of a barrier.
-The form in which it is invalidated has not run yet.
+On an H200 and an H100 (Triton 3.6.0, driver 580.159.04) no word changed in 132 programs that ran alone, nor next to the
+other process if the barrier was kept. If it was forgotten, two words of each program became those of a barrier. The
+form in which it is invalidated has not run yet.
 
 The other kernels are compiled alone (`kit.over_barriers`): what the compiler needs for itself lies over a barrier, too.
 """
@@ -73,7 +73,7 @@ def forgotten(out, nanoseconds, KEPT: gl.constexpr, N: gl.constexpr, ENDED: gl.c
 
 @gluon.jit
 def summed(out, USES: gl.constexpr):
-    """Without further groups: warps exchange sums where the barrier was, unless its second use is behind them"""
+    """Without further groups: warps exchange sums in the barrier's place, unless its second use comes after them"""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     full, lane = _made(), gl.arange(0, 128, LANES)
     if USES > 0:
@@ -87,7 +87,7 @@ def summed(out, USES: gl.constexpr):
 
 @gluon.jit
 def exchanged(out):
-    """A layout is changed behind the groups, where their barrier was"""
+    """Change a layout after the groups, in the place of their barrier"""
     ROWS: gl.constexpr = gl.BlockedLayout([1, 2], [8, 4], [4, 1], [1, 0])
     COLUMNS: gl.constexpr = gl.BlockedLayout([2, 1], [4, 8], [1, 4], [0, 1])
     full = _made()

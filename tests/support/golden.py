@@ -1,7 +1,7 @@
 """Golden files: what a command prints, held as a whole by `tests/golden/NAME.txt`.
 
-Leaves out: place, event and tier of a finding; tests assert these beside the text. `--golden-anew` writes the files
-from what is printed now, and the end of that session shows how they changed.
+`--update-golden` writes the files from the current output, and the end of that session shows how they changed.
+Leaves out: place, event and tier of a finding, which tests assert in addition to the text.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from instep.report.command import near
 
 TESTS = Path(__file__).resolve().parents[1]
 FOLDER = TESTS / "golden"
-CHANGED = "golden file made anew"  # the property of a test's report that holds the difference
-# What differs between machines or runs, for `golden(name, text, PATTERN, ...)`; SECONDS is always hidden.
+CHANGED = "golden file written again"  # the property of a test's report that holds the difference
+# Patterns of text that differs between machines or runs, for `golden(name, text, PATTERN, ...)`. SECONDS always is.
 SECONDS = r"\d+\.\d+ s\b"
 MEASURED = r"(?<![\w.])-?\d+(?:\.\d+(?:e[+-]\d+)?|e[+-]\d+)(?![\w.]*\w)|(?<!\w)nan\b"
 COUNTED = r"\d[\d.]*[kMG]?(?= +│)"  # cells of a framed table
@@ -38,7 +38,7 @@ class Golden:
     folder: Path = FOLDER
 
     def __call__(self, name: str, text: str, *hidden: str, **paths: Path) -> None:
-        """hidden: patterns of numbers that become `#`; paths: what stands for each path."""
+        """hidden: patterns of numbers that become `#`; paths: name -> path that becomes this name"""
         file, found = self.folder / f"{name}.txt", normal(text, *hidden, **paths)
         held = file.read_text("utf-8") if file.is_file() else ""
         if held == found:
@@ -50,8 +50,8 @@ class Golden:
             file.write_text(found, "utf-8")
             self.node.user_properties.append((CHANGED, shown))
             return
-        again = f"python -m pytest {shlex.quote(self.node.nodeid)} --golden-anew"
-        pytest.fail(f"{shown}If this is meant, make the file anew:\n  {again}", pytrace=False)
+        again = f"python -m pytest {shlex.quote(self.node.nodeid)} --update-golden"
+        pytest.fail(f"{shown}If this is intended, write the file again:\n  {again}", pytrace=False)
 
 
 def sections(texts: Mapping[str, str]) -> str:
@@ -68,7 +68,7 @@ def normal(text: str, *hidden: str, **paths: Path) -> str:
 
 
 def _line(line: str, hidden: Sequence[str]) -> str:
-    """Every hidden number is one `#`. In a framed table its cell stays as wide; elsewhere blanks beside it are one."""
+    """Replace every hidden number by one `#`. A cell of a framed table keeps its width; elsewhere blanks are merged."""
     framed = "│" in line
     for pattern in hidden:
         line = re.sub(rf"(?P<before> *)(?:{pattern})(?P<after> *)", lambda found: _hidden(found, framed), line)

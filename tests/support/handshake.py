@@ -1,12 +1,12 @@
 """As a program: kernels with further groups of warps that share little or nothing, for racecheck.
 
-The compiler hands each group its function and arguments through shared memory and named barriers. What racecheck names
-here is that, and no mistake of a kernel. `halves` has one further group. `told` has two of them, of 4 warps and of 1,
-as the staged kernels of attention have; its groups share barriers that count arrivals, and nothing else.
+The compiler passes each group its function and arguments through shared memory and named barriers. racecheck reports
+this here, and no mistake of a kernel. `halves` has one further group. `told` has two of them, of 4 warps and of 1, as
+the staged kernels of attention have; its groups share barriers that count arrivals, and nothing else.
 
 On one H100 (Triton 3.6.0) racecheck named nothing in `halves`. In `told` it named 10 hazards, all between the read of a
-byte in the dispatch loop (`told+0x130`) and the writes of that byte by the first warps: there is one for every warp,
-which says the function that it runs next. In the staged kernels of attention the first read that it names is that one.
+byte in the dispatch loop (`told+0x130`) and the writes of that byte by the first warps. Every warp has such a byte: the
+number of the function that it runs next. In the staged kernels of attention racecheck reports the same read first.
 
 In `handed` a group stores numbers in shared memory that two others load, as the factors of `attend_parts_staged.py` and
 the gates of `blocks_carry_staged.py` are handed over: all of a group stores, its warps wait for each other, one thread
@@ -44,7 +44,7 @@ def halves(x, out, size):
 
 @gluon.jit
 def _listener(x, out, size, full, free, steps, SIDE: gl.constexpr):
-    """A half of every step, once it is told to: as a group that reads tiles."""
+    """Compute a half of every step after its signal, as a group that reads tiles does."""
     for step in range(steps):
         mbarrier.wait(full, step & 1)
         at = (2 * step + SIDE) * size + gl.arange(0, 128, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
@@ -54,7 +54,7 @@ def _listener(x, out, size, full, free, steps, SIDE: gl.constexpr):
 
 @gluon.jit
 def _teller(steps_told, full, free, steps):
-    """Tells both groups to go on, once both have finished: as the warp that copies tiles."""
+    """Signal both groups to continue after both have finished, as the warp that copies tiles does."""
     for step in range(steps):
         mbarrier.wait(free, (step & 1) ^ 1)
         lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
@@ -138,7 +138,7 @@ def of_three_groups() -> None:
     told[(1,)](x, out, steps_told, HALF, STEPS, num_warps=4)
     right = torch.arange(32, device="cuda") + torch.arange(STEPS, device="cuda")[:, None]
     assert torch.equal(out, x + 1) and torch.equal(steps_told, right)
-    print("both halves of every step are right, and what was told")
+    print("both halves of every step are right, and so are the signals")
 
 
 def of_numbers() -> None:

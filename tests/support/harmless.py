@@ -1,7 +1,8 @@
 """Edits that look like faults and cannot matter, each with the proof. They count nowhere; a harness that reports one
 is wrong.
 
-Leaves out: faults (`faults/catalogue/`). The tests run these: every event must agree, and bytes differ only where said.
+The tests run these: every event must agree, and bytes differ only if `fires` is set. Leaves out: faults
+(`faults/catalogue/`).
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ HARMLESS: tuple[Harmless, ...] = (
         ),),
         "ragged", Setting(strategy="snapshot"),
         "The root is always accepted, so accept_lens is at least 1 and the node, accept_lens - 1, at least 0: "
-        "a clamp returns what it was given. Where the index counts drafts, not tokens, it is -1 for none, and a clamp "
-        "hides that: it is the fault zero-accept.",
+        "a clamp changes nothing. If the index counts drafts, not tokens, it is -1 for none, and a clamp hides that: "
+        "this is the fault zero-accept.",
         fires=False,
     ),
     Harmless(

@@ -1,4 +1,4 @@
-"""instep as an installed wheel has it, in a folder of its own: packages, fixtures, entry points and the command.
+"""instep as an installed wheel has it, in a separate folder: packages, fixtures, entry points and the command.
 
 Leaves out: building the wheel, which needs hatchling; what a wheel contains is read from `pyproject.toml`.
 """

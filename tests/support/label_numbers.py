@@ -35,7 +35,7 @@ def stamp(component: str, layer: int = 0, family: str = "trunk") -> int:
 
 
 def folded(chain: int, k: int, v: int, log_decay: int, beta: int) -> tuple[int, int]:
-    """A token behind a chain, in layer 0: its update, and the chain with it."""
+    """The update of a token after a chain in layer 0, and the chain with the token."""
     update = mixed(chain, k, v, log_decay, beta, stamp("update"))
     return update, mixed(chain, mixed(k, log_decay, update))
 

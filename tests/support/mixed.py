@@ -1,4 +1,4 @@
-"""Steps in which rows of several kinds stand side by side: events for a small cast of requests, every choice given.
+"""Steps that mix rows of several kinds: events for a small cast of requests, with every choice given.
 
 Leaves out: engines, and what is claimed about them. A token depends on its request and on how many that request was
 given before, never on the batch: arms that serve the same rows in another order or company serve the same tokens.
@@ -41,13 +41,13 @@ TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval":
 ROOM = Capacity(slots=(4, 1, 6, 9, 3, 8, 5), pages=tuple(range(72, 0, -1)), page_size=4, max_tokens=128)
 WHERE = ("whole", "tail", "inside")  # what a chunk may be of its prompt
 CHUNK_EDGES = (1, 2, CONV_WIDTH - 1, CONV_WIDTH, 63, 64, 65)  # 64: tokens that the prefill kernels take at a time
-LONG = 67  # a prompt that has something behind the last of these edges
+LONG = 67  # a prompt that is longer than the last of these edges
 LONG_ROOM = Capacity(slots=(4, 1, 6, 9, 3, 8, 5, 2), pages=tuple(range(88, 0, -1)), page_size=8, max_tokens=600)
 
 
 @dataclass
 class Cast:
-    """Who is there, and how far each has read its prompt."""
+    """The requests in the run, and how far each has read its prompt."""
 
     prompts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     read: dict[str, int] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Cast:
         return Admit(name, self.prompts[name])
 
     def chunk(self, name: str, tokens: int | None = None) -> Row:
-        """The next tokens of the prompt, all that are left if not told how many; the last ones with a root."""
+        """The next tokens of the prompt; None means all that are left. The last ones have a root."""
         tokens = self.unread(name) if tokens is None else tokens
         self.read[name] += tokens
         return Row(name, "prefill", tokens, None if self.unread(name) else self.tokens(name, 1)[0])
@@ -155,12 +155,12 @@ TURNS = (("a",), ("c", "b"), ("d", "a", "c"), ("d",))  # who has a window in eac
 def in_turns(
     num_steps: int, order: str = "abcd", sampling: Sampling | None = None, tree: tuple[int, ...] = ()
 ) -> Iterator[Event]:
-    """Windows beside decodes in every round, and no prompts: each of four requests is one and the other.
+    """Windows together with decodes in every round, without prompts: each of four requests has both in turn.
 
-    Chains become shorter on the way, and in the last round one request is left out: then some of what a wider or fuller
-    launch had is nobody's.
+    Chains become shorter on the way, and the last round has one request less: then some memory of a wider or fuller
+    launch is unused.
 
-    sampling: of all of them;  tree: of so many drafts the node before each, in the place of chains
+    sampling: of all requests;  tree: number of drafts -> the parent of each node, replaces the chains
     """
     cast, steps = Cast(), num_steps
 
@@ -202,7 +202,7 @@ def split_everywhere(rounds: bool = True) -> Iterator[Event]:
 
 
 def beside_windows(num_steps: int, where: str, small: bool) -> Iterator[Event]:
-    """A chunk, first in its step, and behind it as many rows of windows; widths and counts of windows trade places."""
+    """A chunk, first in its step, then as many rows of windows; widths and counts of windows trade places."""
     cast, tokens = Cast(), 4 if small else 8
     ahead, behind = 3 if where == "tail" else 0, 2 if where == "inside" else 0
     others = tuple(f"other {number}" for number in range(2 if small else 4))
@@ -220,7 +220,7 @@ def beside_windows(num_steps: int, where: str, small: bool) -> Iterator[Event]:
 
 
 def prompts_in_chunks(small: bool) -> Iterator[Event]:
-    """Chunks of a window's width and others, a request that decodes beside them: nothing that speculation touches."""
+    """Chunks of a window's width and of others, with a request that decodes: nothing that speculation touches."""
     cast = Cast()
     yield cast.admit("a", 6 if small else 11)
     yield cast.admit("b", 4)
@@ -247,7 +247,7 @@ def comings(counts: Sequence[int] = (0, 3, 1, 0, 7, 3)) -> Iterator[Event]:
         yield cast.draft(("x",), steps)
         yield Forward(tuple(plain))  # while a draft waits
         yield cast.draft(("y",), steps)
-        yield cast.admit("late", 3)  # after the drafts and before the windows, beside which its first chunk runs
+        yield cast.admit("late", 3)  # after the drafts and before the windows; its first chunk runs with them
         yield Forward((verify("y"), cast.chunk("late", 2), cast.decode("decodes"), verify("x")))
         if number < 3:
             stayed.append(f"stays {number}")

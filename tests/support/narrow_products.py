@@ -1,6 +1,6 @@
 """Op sets that multiply narrower than they store, found by the harness as `support.narrow_products:NAME`.
 
-Each is right but for its roundings, which are written here anew: bits are masked, not computed as a yardstick does.
+Each is right except for its roundings. They are implemented independently: by masks of bits, unlike in a yardstick.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether two op sets agree on a case of one op, within a width that is chosen, not derived: a net beside `instep.kit`.
+"""Whether two op sets agree on a case of one op, within a chosen width: a second net in addition to `instep.kit`.
 
 Leaves out: the cases (`instep.kit.cases`), and the truth (`instep.kit.judge`).
 """
@@ -12,7 +12,7 @@ from instep.kit.cases.pools import same_bits
 
 
 def agree(case: Case, ours: Outcome, theirs: Outcome) -> list[str]:
-    """What disagrees between two op sets on one case; an empty list: nothing."""
+    """The differences between two op sets on one case; empty if they agree."""
     bad = [f"{case}: {n} stray elements in {name}" for name, n in strays(theirs).items() if n]
     for name, wanted in ours.results.items():
         if not _close(wanted, theirs.results[name], case.exact):

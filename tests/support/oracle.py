@@ -1,7 +1,7 @@
-"""`transformers` as an oracle: its own models, made true to the width asked for, run the way the reference is run.
+"""`transformers` as an oracle: its models compute in the requested width and run as the reference does.
 
-Leaves out: tolerances and tables (`parity.py`). In fp64 its modules are compiled from their source with every
-cast to fp32 turned into one to fp64, under names of their own: as they stand they compute in fp32 inside.
+In fp64 its modules are compiled from their source under other names, with every cast to fp32 turned into one to fp64:
+unchanged they compute in fp32 inside. Leaves out: tolerances and tables (`parity.py`).
 """
 
 from __future__ import annotations

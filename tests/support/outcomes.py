@@ -46,7 +46,7 @@ def outcome(*compared: Comparison, **changes: Any) -> Outcome:
 
 
 def printed(show: Callable[..., None], *shown: Any) -> str:
-    """What `show(*shown, console)` prints on 100 columns."""
+    """The output of `show(*shown, console)` on 100 columns."""
     console = Console(width=100)
     with console.capture() as captured:
         show(*shown, console)

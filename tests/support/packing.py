@@ -1,4 +1,4 @@
-"""Launches packed by hand: requests at lengths that a test says, in a memory that has nothing else.
+"""Launches packed by hand: requests at lengths that a test chooses, in a memory that has nothing else.
 
 Leaves out: engines.
 """
@@ -17,7 +17,7 @@ from instep_optimized.ops.plain import PLAIN
 
 @dataclass(frozen=True)
 class Rows:
-    """`count` rows of a request behind `before` committed tokens; row: its batch row, of a verify."""
+    """`count` rows of a request after `before` committed tokens; row: its batch row, of a verify."""
 
     request: str
     kind: Kind
@@ -27,7 +27,7 @@ class Rows:
 
 
 def packed(memory: Memory, rows: Sequence[Rows], tokens: torch.Tensor) -> Batch:
-    """The launch, once every request is as long as is said; it needs its slot and its pages already."""
+    """The launch, with every request at its given length; it needs its slot and its pages already."""
     for each in rows:
         memory.slot_table.length[memory.slots.of(each.request)] = each.before
     spans = [Span(each.request, each.kind, each.count, each.row, fresh=each.before == 0) for each in rows]

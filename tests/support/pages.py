@@ -1,4 +1,4 @@
-"""What tests of pages have in common: a reader of their elements, texts that would be markup, small traces.
+"""Helpers for tests of pages: a reader of their elements, texts that would be markup, small traces.
 
 Leaves out: a browser (`browser.py`).
 """

@@ -1,7 +1,7 @@
 """The parity table: the reference against `transformers`, worst relative error per configuration.
 
-Leaves out: the oracle itself (`oracle.py`) and the file (`parity_table.py`). To measure all configurations anew
-and write the file: `PYTHONPATH=reference:tests python -m support.parity`.
+To measure all configurations again and write the file: `PYTHONPATH=reference:tests python -m support.parity`.
+Leaves out: the oracle itself (`oracle.py`) and the file (`parity_table.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FULL, LINEAR = "full_attention", "linear_attention"
 
 @dataclass(frozen=True)
 class Case:
-    """A configuration: its name says what is particular about it."""
+    """A configuration, named after its particularity."""
 
     name: str
     kind: Kind
@@ -135,7 +135,7 @@ def _trunk(case: Case, width: str) -> Parity:
 
 
 def _head(case: Case, width: str) -> Parity:
-    """Rows of y and logits over a prefill and a chain behind it; keys are not compared, HF rotates them one further."""
+    """Rows of y and logits over a prefill and a chain after it. Keys are not compared: HF rotates them one further."""
     dtype = DTYPES[width]
     with tempfile.TemporaryDirectory() as temporary:
         directory = case.directory or write(Path(temporary), case.kind, **case.overrides)

@@ -26,7 +26,7 @@ SCALES = 1 << 10  # steps of a number format with one scale for a whole tensor
 
 
 def _one_scale(**given: Any) -> torch.Tensor:
-    """A product whose input shares one scale, as dynamic quantisation per tensor does: every row hangs on all."""
+    """A product whose input shares one scale, as in dynamic quantisation per tensor: every row depends on all rows."""
     x = given["x"]
     scale = x.abs().amax() / SCALES if x.numel() else 1.0
     return PLAIN.linear(**{**given, "x": (x / scale).round() * scale})
@@ -78,7 +78,7 @@ def _forgetful(**given: Any) -> RingPlan:
 
 
 def _never_the_root(**given: Any) -> Acceptance:
-    """Where everything is rejected the first draft's state is committed."""
+    """Commit the first draft's state if everything is rejected."""
     landed = PLAIN.accept(**given)
     width = given["window"].shape[1]
     return landed._replace(last_correct_step_indices=landed.last_correct_step_indices.clamp_min(min(1, width - 1)))

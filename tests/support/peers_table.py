@@ -11,7 +11,7 @@ HEAD = ("judged", "release", "door", "tiers", "events served, or tokens decided"
 
 
 def table(result: dict[str, Any]) -> str:
-    """One line per entry of `make peers`; what is not as expected is said."""
+    """One line per entry of `make peers`, with a note if the result is not the expected one."""
     lines = ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
     return "\n".join([*lines, *("| " + " | ".join(map(_cell, cells(row))) + " |" for row in result["rows"])])
 

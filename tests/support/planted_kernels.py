@@ -16,7 +16,7 @@ import pytest
 def planted_kernels(
     name: str, texts: tuple[tuple[str, str], ...], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> ModuleType:
-    """The module `instep_optimized.kernels.NAME` with each of `texts` replaced, which must stand there once.
+    """The module `instep_optimized.kernels.NAME` with each of `texts` replaced. Each must occur exactly once.
 
     It is known as its neighbour `planted_` and its name, until the test ends.
     """

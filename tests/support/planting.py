@@ -1,7 +1,7 @@
 """Plants edits in this process, for as long as a block lasts: the functions that they change get other code.
 
-Whoever holds such a function runs the other code: an op set, a subclass, a module that imported it.
-Leaves out: what is no plain function (kernels, tables, imports); that needs a copy of the source (`faults/plant.py`).
+Every holder of such a function runs the other code: an op set, a subclass, a module that imported it.
+Leaves out: kernels, tables and imports, which need a copy of the source (`faults/plant.py`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def planted_here(*edits: Edit | Wrap) -> Iterator[None]:
 
 
 def begun(trace: Trace, event: int) -> int:
-    """Where the round of an event begins: that nothing is found before it is what `instep faults` looks at."""
+    """Index of the event at which the round of an event begins. `instep faults` checks that no finding is earlier."""
     kinds = [type(one) for one in trace.events[: event + 1]]
     return max(at for at, kind in enumerate(kinds) if kind is Forward) if kinds[event] is Commit else event
 

@@ -1,4 +1,4 @@
-"""The tool in a process of its own: for what only a real pipe or a real stdout shows.
+"""The tool in a separate process, for tests that need a real pipe or a real stdout.
 
 Leaves out: the fixture `instep`, which runs a command within the test's process and is much faster.
 """

@@ -1,6 +1,6 @@
 """The file of a commit strategy that no product file has heard of: `snapshot` with a pool of another name.
 
-It stands as it would in `instep_optimized/commit`: tests import it, or copy it there. Leaves out: what it computes.
+It is written as for `instep_optimized/commit`: tests import it, or copy it there. Leaves out: the computation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RENAMED: Table = {
 
 
 class PutBy(Snapshot):
-    """The rows of its windows stand in a pool of another name."""
+    """The rows of its windows are in a pool with another name."""
 
     may = RENAMED
     narrower = 0  # columns that its pool lacks

@@ -71,10 +71,10 @@ def strategies() -> str:
 
 
 def memory() -> str:
-    """What a request of a 9B model takes, by strategy and conv form."""
+    """Memory of a request of a 9B model, by strategy and conv form."""
     needs = _read("memory-9b.json")["strategies"]
     state = min(need["pools"]["state"] for need in needs)
-    lines = ["| strategy | conv form | MiB a request | beside its state | requests in 64 GiB |", "|---" * 5 + "|"]
+    lines = ["| strategy | conv form | MiB a request | more than its state | requests in 64 GiB |", "|---" * 5 + "|"]
     for need in needs:
         fixed, beside = need["fixed"] / 2**20, (need["fixed"] - state) / 2**20
         lines.append(f"| `{need['strategy']}` | `{need['conv']}` | {fixed:.1f} | {beside:.1f} | {need['fit']} |")
@@ -154,7 +154,7 @@ def _by(counts: dict[str, int]) -> str:
 
 
 def _agreed(runs: list[dict[str, Any]]) -> str:
-    """What came of runs under T0, T1 and T2d."""
+    """Results of runs under T0, T1 and T2d."""
     wrong = [run["name"] for run in runs if run["exit"]]
     used = max(tier["used"] for run in runs for tier in run["tiers"] if tier["tier"] == "T2d")
     blocks = sum(tier["blocks"] for run in runs for tier in run["tiers"] if tier["tier"] == "T2d")
@@ -163,7 +163,7 @@ def _agreed(runs: list[dict[str, Any]]) -> str:
 
 
 def _names(runs: list[dict[str, Any]]) -> str:
-    """qwen3.5-9b and qwen3.5-27b, without what stands behind a comma"""
+    """Names of the models, "qwen3.5-9b and qwen3.5-27b", without the text after a comma"""
     names = list(dict.fromkeys(run["name"].partition(",")[0] for run in runs))
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
@@ -188,12 +188,12 @@ def calibration() -> str:
 
 
 def effect() -> str:
-    """What adaptive step counts bring in layers of a 9B model; medians of laps over the same forced events."""
+    """Gain of adaptive step counts in layers of a 9B model; medians of laps over the same forced events."""
     return bench_tables.effect(_read(BENCH))
 
 
 def peers() -> str:
-    """Layers of real shape with our kernels and with FLA's behind the same op."""
+    """Layers of real shape, the same op with our kernels and with FLA's."""
     result = _read("fla-native.json")
     apart = {(one["name"], one["strategy"]): one["worst"] for one in result["apart"]}
     head = ["layer of", "delta rule by", "strategy", "states under T2d", "T0, T1", "T2d", "states from ours, at worst"]
@@ -209,7 +209,7 @@ def peers() -> str:
 
 
 def others() -> str:
-    """What was judged of other people's, by package: how many entries agree, and of what something is found."""
+    """Judged kernels and engines of other people, by package: how many entries agree, and which have a finding."""
     by: dict[str, list[dict[str, Any]]] = {}
     for row in (*_read("peers.json")["rows"], *_read("peers-native.json")["rows"]):
         by.setdefault(row["package"], []).append(row)
@@ -266,7 +266,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
 
 
 def pictures() -> dict[Path, str]:
-    """Where a picture stands -> what the files make of it."""
+    """Path of a picture -> its content, drawn from the files."""
     return {TOP / "docs" / name: text for name, text in bench_plots.pictures(_read(BENCH)).items()}
 
 
@@ -290,7 +290,7 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _machine(machine: dict[str, Any]) -> str:
-    """Where it ran: "NVIDIA H200, torch 2.11.0, triton 3.6.0", or "CPU, torch 2.13.0"."""
+    """The machine of a run: "NVIDIA H200, torch 2.11.0, triton 3.6.0", or "CPU, torch 2.13.0"."""
     if machine["device"] == "cpu":
         return f"CPU, torch {machine['torch']}"
     return f"{machine['device_name']}, torch {machine['torch']}, triton {machine['triton']}"

@@ -56,7 +56,7 @@ def recorded(
 
 
 class _Hooks(Observer):
-    """What an engine's authors would write: a call after every forward, one after acceptance, one per end."""
+    """The hooks that an engine's authors would write: after every forward, after acceptance, at each end."""
 
     def __init__(self, made: Recording, served: Any, header: Any, shows: bool, layout: str) -> None:
         self.made, self.served, self.shows, self.layout = made, served, shows, layout

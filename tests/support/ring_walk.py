@@ -33,7 +33,7 @@ class Right(NamedTuple):
     wrong: Callable[[int, int], GdnInputs]  # (count, seed)
 
     def window(self, before: int, window: int, accepted: int) -> GdnInputs:
-        """The tokens that will be accepted, and rejected ones behind them."""
+        """The tokens that will be accepted, followed by rejected ones."""
         return joined([cut(self.rows, before, accepted), self.wrong(window - accepted, before + 3 * accepted)])
 
 
@@ -44,7 +44,7 @@ class Life:
         self.slot, self.right, self.start, self.length, self.settled = slot, right, start, 0, 0
 
     def turn(self, deed: Deed, spare: int) -> Turn:
-        """What it does in a round; up to `spare` pending tokens stay pending."""
+        """Its part in a round; up to `spare` pending tokens stay pending."""
         (window, accepted), before = deed, self.length
         if deed == IDLE or before + window > len(self.right.rows.v):
             return Turn(-1, cut(self.right.rows, 0, 1))

@@ -19,7 +19,7 @@ from instep_optimized.layout import KEPT, OWN, Address, Part, Ring
 from instep_optimized.ops.base import GdnInputs, Ops
 
 Tensor = torch.Tensor
-SLOTS = 6  # 0 is nobody's
+SLOTS = 6  # 0 is unused
 
 
 class Turn(NamedTuple):
@@ -42,7 +42,7 @@ class Turn(NamedTuple):
 @dataclass(frozen=True)
 class World:
     """Pools for one op set: state and scratch [slots, HV, K, V], snapshots with `widest` columns, rings of `size` that
-    keep what the op set declares; of updates, or values, `own` entries, as many if not told otherwise."""
+    keep what the op set declares. own: entries of updates, or of values; None means `size`."""
 
     ops: Ops
     heads: Heads
@@ -89,7 +89,7 @@ class World:
         goals = {"slot": self.state, "scratch": self.scratch}
         goal = next((turn.goal for turn in turns if turn.goal != "nowhere"), "slot")
         assert all(turn.goal in ("nowhere", goal) for turn in turns), "a part stores into one pool"
-        # As an engine's verify has it: where no state behind the rows is asked for, there is no place for one.
+        # As in an engine's verify: there is no place for the state after the rows unless it is requested.
         stores = not trees and any(turn.goal != "nowhere" for turn in turns)
 
         def units(chosen: Sequence[bool]) -> Tensor:
@@ -125,11 +125,11 @@ class World:
         core = self.ops.gdn(inputs=inputs, parts=(part,), dtype=dtype, to=at("core"))
         for pool, old in zip(self.pools, was, strict=True):
             strays = (bits(pool) != old) & ~pool.writable
-            assert not bool(strays.any()), f"{int(strays.sum())} elements were written that nobody may write"
+            assert not bool(strays.any()), f"{int(strays.sum())} elements were written that no turn may write"
         return core
 
     def allow(self, turns: Sequence[Turn], columns: bool) -> None:
-        """What these turns may write, and nothing that earlier ones might."""
+        """Let these turns write, and no longer the earlier ones."""
         for pool in self.pools:
             pool.writable.fill_(False)
         for turn in (turn for turn in turns if turn.slot >= 0):
@@ -159,7 +159,7 @@ class World:
                 mine.view[slot, (first + number) % mine.view.shape[1]] = theirs.view[1, number]
 
     def kept(self, slot: int, first: int, count: int) -> tuple[Tensor, ...]:
-        """What a ring holds of `count` tokens from number `first` on."""
+        """The ring's entries of `count` tokens from number `first` on."""
         return tuple(
             torch.stack([pool.view[slot, (first + t) % pool.view.shape[1]] for t in range(count)])
             for pool in self.rings

@@ -111,7 +111,7 @@ class Event:
 
 
 class Kernel:
-    """What Triton makes of a function: kernel[grid](...)"""
+    """A function as Triton's decorator returns it: kernel[grid](...)"""
 
     def __init__(self, run: Callable[..., None]) -> None:
         self._run = run

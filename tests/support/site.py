@@ -2,7 +2,7 @@
 
 `python -m support.site copy` puts the sources into `build/pages`, each at its place in the repository: its links hold.
 `python -m support.site check` reads `build/site`. Between them `zensical build --strict` finds missing pages and
-headings; it looks at no other file, and at nothing that a theme loads. Leaves out: links of the Markdown as it stands
+headings; it looks at no other file, and at nothing that a theme loads. Leaves out: links of the Markdown sources
 (`tests/test_readme.py`).
 """
 
@@ -20,7 +20,7 @@ TOP = Path(__file__).resolve().parents[2]
 PAGES, SITE = TOP / "build" / "pages", TOP / "build" / "site"
 FOLDERS = ("docs", "fixtures", "harness", "optimized", "reference")  # that have pages
 ITEM = re.compile(r"[-*] |\d+\. ")
-LOADS = ("script", "img", "iframe", "source")  # elements that fetch, besides stylesheets
+LOADS = ("script", "img", "iframe", "source")  # elements that fetch, in addition to stylesheets
 
 
 def sources() -> list[Path]:
@@ -87,7 +87,7 @@ def dead(site: Path) -> list[str]:
 
 
 def unnamed(site: Path) -> list[str]:
-    """Public names of the kit that its page lacks: what has no docstring, or is not found, is left out in silence."""
+    """Public names of the kit that its page lacks: a name without a docstring, or not found, is omitted silently."""
     kit, there = TOP / "harness" / "instep" / "kit" / "__init__.py", Page(site / "docs" / "api" / "kit.html").names
     public = next(node.value for node in ast.parse(kit.read_text()).body if isinstance(node, ast.Assign))
     return [f"no instep.kit.{name}" for name in ast.literal_eval(public) if f"instep.kit.{name}" not in there]

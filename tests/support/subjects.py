@@ -1,6 +1,6 @@
 """Subjects that are wrong on purpose, found by the harness as `support.subjects:NAME`.
 
-Leaves out: faults planted in the source (the product's own catalogue); these stand outside it.
+They are outside the source. Leaves out: faults planted in the source (the product's own catalogue).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def right(checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: st
 
 
 def declared(checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any):
-    """The same engine, whose maker says how it stores what it computes."""
+    """The same engine, whose maker declares the dtypes in which it stores its results."""
     return right(checkpoint, capacity, layout=layout, device=device, dtype=dtype, **told)
 
 

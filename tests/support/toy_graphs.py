@@ -1,6 +1,6 @@
-"""A toy engine core for tests of graphs: one round over a few ops with memory, on pools of its own.
+"""A toy engine core for tests of graphs: one round over a few ops with memory, on separate pools.
 
-Leaves out: a real model. What it has is what goes wrong with graphs: slots, lengths, pages, padding, and host numbers.
+It has everything that goes wrong with graphs: slots, lengths, pages, padding and host numbers. Leaves out: a model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rounds over trees for an engine: a story of events, and everything that an engine says while it serves one.
+"""Rounds over trees for an engine: a story of events, and all answers of an engine that serves one.
 
 Leaves out: what is claimed about it (`tests/optimized/test_engine_trees.py`).
 """
@@ -44,11 +44,11 @@ ROOM = replace(CAPACITY, num_draft_tokens=NODES)
 
 
 class Story:
-    """Rounds of several requests with trees of all shapes and sizes, beside chains, prefill and decode; all phases.
+    """Rounds of several requests with trees of all shapes and sizes, mixed with chains, prefill and decode; all phases.
 
-    ahead  (request, count) -> what the target would say next. Then acceptance is the engine's own, and some of these
-           tokens stand on a path of each tree. Without it paths and bonuses are given
-    head   whether the model has a draft head, which may draft chains of its own
+    ahead  (request, count) -> the target's next tokens. Then the engine decides acceptance, and a path of each tree
+           has some of these tokens. None means that paths and bonuses are given
+    head   whether the model has a draft head, which may draft chains
     """
 
     def __init__(self, seed: int, *, ahead: Callable[[str, int], list[int]] | None = None, head: bool = True) -> None:
@@ -138,7 +138,7 @@ class Story:
 
 
 def ahead(truth: Rounds[Any, Any, Any], name: str, count: int) -> list[int]:
-    """What the target would say next: plain decoding, of which nothing is kept."""
+    """The target's next tokens, by plain decoding without a trace in memory."""
     kept, see = dict(truth.requests), truth.see
     truth.see = unseen
     said = [truth.forward((Row(name, "decode"),)).roots[name] for _ in range(count)]

@@ -29,7 +29,7 @@ def chain(nodes: int) -> Parents:
 
 @dataclass(frozen=True)
 class Launch:
-    """Windows with `width` packed rows each, of which the first ones are nodes; what stands behind them is garbage."""
+    """Windows with `width` packed rows each: the first ones are nodes, the others garbage."""
 
     trees: tuple[Parents, ...]
     width: int

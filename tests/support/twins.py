@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass
 class Again:
-    """A recording that is none: the body runs anew on the same inputs, and its answers go where they stood."""
+    """A fake recording: the body runs again on the same inputs, and its answers go to the same places."""
 
     body: Callable[[], Any]
     outputs: Any
@@ -75,5 +75,5 @@ class Twins:
 
 
 def emulated(device: str) -> Recorder | None:
-    """On a CPU the emulator, with everything poisoned that a replay does not write anew."""
+    """On a CPU the emulator, which poisons everything that a replay must write again."""
     return Emulator(poison=True) if device == "cpu" else None

@@ -61,7 +61,7 @@ class TwoSides:
     def __init__(self, subject: OptimizedEngine, truth: Reference, *, watched: bool = True) -> None:
         self.subject, self.truth = subject, truth
         self.live: set[str] = set()
-        self.verified: set[str] = set()  # not committed yet: conv windows and states belong to nobody
+        self.verified: set[str] = set()  # not committed yet: conv windows and states have no owner
         self.compared = 0
         self.tracked: list[tuple[object, int]] = []  # prefixes: by which kind of event, and how many tokens
         self.widths: dict[str, int] = {}  # of the windows that are drafted
@@ -203,7 +203,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def scenario(vocab: int, num_steps: tuple[int, ...], *, forced: bool) -> Iterator[Event]:
-    """What happens to a small engine: every event, mixed batches, ragged acceptance, slots given back and reused.
+    """A scenario for a small engine: every event, mixed batches, ragged acceptance, slots given back and reused.
 
     forced: drafts, paths and bonuses are given; otherwise they are the engine's own.
     """

@@ -1,7 +1,7 @@
-"""Python in a process of its own that has imported torch already: for runs of other sources, which are many.
+"""Python in a separate process that has already imported torch, for the many runs of other sources.
 
-A server of processes, one per worker of pytest, imports what is nobody's of ours; each run is a fork of it.
-Leaves out: a Python from its very start (`process.py`): for what pipes, signals and imports of torch are about.
+A server of processes, one per worker of pytest, imports the packages of others; each run is a fork of it.
+Leaves out: a Python from its start (`process.py`), for tests of pipes, signals and imports of torch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run(words: Sequence[str], *, timeout: float, **given: Any) -> subprocess.Com
 
 
 class Popen(subprocess.Popen[str]):
-    """PYTHON [-P] -c or -m. The paths of `env` stand first, and none of this checkout's."""
+    """PYTHON [-P] -c or -m. The paths of `env` come first, and none is of this checkout."""
 
     def _execute_child(self, args: Sequence[str], *given: Any) -> None:
         cwd, env, pipes = given[4], given[5], given[9:15]
@@ -77,7 +77,7 @@ class Popen(subprocess.Popen[str]):
 
 
 class _Started(SERVER.Process):  # type: ignore[name-defined, misc]
-    """What is forked: its descriptors 0, 1 and 2 are handed over with it."""
+    """A forked process, which receives its descriptors 0, 1 and 2."""
 
     def __init__(self, words: list[str], cwd: Path | None, env: dict[str, str], ends: list[int]) -> None:
         super().__init__()

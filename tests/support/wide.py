@@ -53,13 +53,13 @@ def _every_unit(self: _Wide, event: Event, own: dict[str, set[int]]) -> dict[str
 
 
 def _all_pages(self: _Wide, event: Event, own: dict[str, set[int]]) -> dict[str, set[int]]:
-    """Of the requests named, committed ones too."""
+    """All pages of the named requests, also committed ones."""
     pages = {page for name in getattr(event, "requests", ()) for page in self.pages()[name]}
     return {**own, "keys": pages} if isinstance(event, Commit) else own
 
 
 def _somebody_elses(self: _Wide, event: Event, own: dict[str, set[int]]) -> dict[str, set[int]]:
-    """A commit may settle whoever is there."""
+    """A commit may write the state of every request in the run."""
     return {**own, "state": set(self.slots().values())} if isinstance(event, Commit) else own
 
 

@@ -42,7 +42,7 @@ class Witness:
         return self.norm(x, "model.norm"), states
 
     def keys(self, tokens: Sequence[int], layer: int) -> Array:
-        """What attention layer `layer` keeps as keys, where every layer before it is a GDN layer."""
+        """The keys that attention layer `layer` keeps, if every layer before it is a GDN layer."""
         x = self.w["model.embed_tokens.weight"][list(tokens)]
         for number in range(layer):
             at = f"model.layers.{number}"
@@ -67,8 +67,8 @@ class Witness:
     def extend(self, final: Array, following: Sequence[int], num_steps: int) -> list[int]:
         """Take in rows whose next tokens are known up to the root -> a draft of every layer.
 
-        Layer i pairs row p with token p + 1 + i. What is not known is what the layers before it drafted. Layer i reads
-        the y of layer i - 1 where there is a step i, the target's rows elsewhere; layer 0 always the target's.
+        Layer i pairs row p with token p + 1 + i. The unknown tokens are those that earlier layers drafted. Layer i
+        reads the y of layer i - 1 if there is a step i, and else the target's rows; layer 0 always reads the target's.
         """
         count, ys, drafts = len(final), [], list[int]()
         for number in range(self.layers):
@@ -86,7 +86,7 @@ class Witness:
         return x / scale * (1 + self.w[f"{name}.weight"])
 
     def half(self, at: str, x: Array) -> Array:
-        """The second half of a layer: its MLP behind the norm, and the residual."""
+        """The second half of a layer: the norm, its MLP, and the residual."""
         normed = self.norm(x, f"{at}.post_attention_layernorm")
         gate, up = (normed @ self.w[f"{at}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
         return x + (gate * sigmoid(gate) * up) @ self.w[f"{at}.mlp.down_proj.weight"].T

@@ -36,7 +36,7 @@ def _in_four_parts(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, .
 
 
 def _one_on(**given: Any) -> Any:
-    """Positions and locations are those of the place behind."""
+    """Positions and locations are those of the next place."""
     return PLAIN.place_rows(**{**given, "shift": given["shift"] + 1})
 
 
@@ -45,7 +45,7 @@ def _louder(name: str) -> Any:
 
 
 def _louder_beside(**given: Any) -> torch.Tensor:
-    """Where a decode stands beside windows, in the rows of one."""
+    """Louder by 1% if a decode takes the rows of a window in the same launch."""
     used = sum(int(part.count.sum()) for part in given["parts"])
     beside = len(given["parts"]) == 2 and used < len(given["inputs"].v)
     return (1.01 if beside else 1.0) * PLAIN.gdn(**given)
@@ -71,14 +71,14 @@ def _waiting(**given: Any) -> torch.Tensor:
 
 
 def _poisoned(**given: Any) -> torch.Tensor:
-    """A row that nobody wrote."""
+    """Return a row that was never written."""
     gated = PLAIN.gated_norm(**given)
     gated[1:2] = torch.nan
     return gated
 
 
 def _one_column_more(**given: Any) -> torch.Tensor:
-    """A delta rule that also writes behind the columns that it was given, where there is one."""
+    """A delta rule that also writes the column after its columns, if there is one."""
     core = PLAIN.gdn(**given)
     for part in given["parts"]:
         if part.per_row is not None and part.per_row.pool.shape[1] == 2:
@@ -107,7 +107,7 @@ def _narrow_beta_of_windows(**given: Any) -> torch.Tensor:
 
 
 def _far_off(**given: Any) -> Any:
-    """Rows of the KV a gigabyte behind the pages."""
+    """Write rows of the KV a gigabyte after the pages."""
     placed = TRITON.place_rows(**given)
     return placed._replace(locations=placed.locations + 2**26)
 

@@ -1,4 +1,4 @@
-"""Engines that nobody here wrote, behind door 3: one file each with functions `make`; and the entries of `make peers`.
+"""Engines of other projects, as `--engine` takes them: one file each with functions `make`; entries of `make peers`.
 
 Scripts of `docs/found/` that need a GGUF file get one by `with_gguf.py`. Leaves out: running them.
 """
@@ -58,7 +58,7 @@ ENTRIES = [
     _script("norm weights", "mlx-lm", "mlx_norm_weights", "1 + w is off by 0.00"),
     _llama("llama_memory_seq_rm within a window", "make", SQUARE),
     _llama("the same, with rows after the final norm", "with_rows", SQUARE),
-    _llama("a window beside prompts that go on", "make", ["fixtures/square/beside.jsonl"],
+    _llama("a window with prompts that continue", "make", ["fixtures/square/beside.jsonl"],
            "diverged; commit, request; layer 0 conv window"),
     _llama("llama_memory_seq_rm of a whole window", "again", SQUARE[:2],
            "diverged; recurrent state; lacks the tokens of the previous step"),

@@ -1,7 +1,7 @@
 """The functions of `llama.h` that the engine calls, through ctypes on a library that exports them.
 
 Structs move between releases. So defaults are taken from the library, and the fields that are set here are held to
-their known defaults first. What the library did with them is asked back. Leaves out: what the calls are for.
+their known defaults first. The values that the library adopted are read back. Leaves out: the purpose of the calls.
 """
 
 from __future__ import annotations

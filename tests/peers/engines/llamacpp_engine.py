@@ -26,7 +26,7 @@ from . import gguf_writer
 from .llama_library import FP32, PARTIAL, Context, library
 
 HEADER = 28  # bytes before the first layer of a sequence's states
-KEPT_COPIES = 8  # sequences for copies, beside those of the requests
+KEPT_COPIES = 8  # sequences for copies, in addition to those of the requests
 NARROW = 4
 
 
@@ -159,7 +159,7 @@ class Copied(Engine):
 
 
 def states(data: bytes, config: dict[str, Any]) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """What `llama_state_seq_get_data_ext` wrote with flag 1: conv windows of all layers, then all states.
+    """Read the output of `llama_state_seq_get_data_ext` with flag 1: conv windows of all layers, then all states.
 
     Per layer an int32 type, a uint64 size and the data: conv [C, W-1]; state [HV tiled, V, K].
     """

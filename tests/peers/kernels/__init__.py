@@ -1,6 +1,6 @@
 """Kernels of SGLang, vLLM and FLA, interpreted on the CPU, out of unpacked wheels: the entries of `make peers`.
 
-Leaves out: how each kernel is called (the files beside this one), and native kernels (`tests/perf/`).
+Leaves out: how each kernel is called (the other files here), and native kernels (`tests/perf/`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _sglang(version: str) -> list[dict[str, Any]]:
             "command": f"{sglang}RECURRENT --strategy snapshot", "expected": WIDTH, "since": "0.5.9",
             "traces": WINDOWS[:1],
         },
-        "fused_recurrent_gated_delta_rule_update, told the allocated steps": {
+        "fused_recurrent_gated_delta_rule_update, with the allocated steps": {
             "command": f"{sglang}ALLOCATED --strategy snapshot", "traces": traces[::2],
         },
         "fused_recurrent_gated_delta_rule_update, strided pool": {

@@ -1,6 +1,6 @@
 """The op sets of `instep.adapters.sglang` and `sglang_commit`, with SGLang out of an unpacked wheel.
 
-Leaves out: everything else. Where SGLang is installed, `--ops instep.adapters.sglang:SIGMOID` does without this file.
+Leaves out: everything else. With SGLang installed, `--ops instep.adapters.sglang:SIGMOID` does not need this file.
 """
 
 from __future__ import annotations

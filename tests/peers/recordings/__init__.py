@@ -1,6 +1,6 @@
 """Engines that have a scheduler of their own, recorded while they serve: one file each; and their entries.
 
-What llama.cpp's server says with MTP drafts depends on when requests come: 9 of 16 recordings of 48 requests were
+The answers of llama.cpp's server with MTP drafts depend on when requests come: 9 of 16 recordings of 48 requests were
 wrong. An entry makes eight. Leaves out: running them.
 """
 

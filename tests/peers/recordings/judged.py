@@ -1,6 +1,6 @@
-"""Engines with a scheduler of their own, asked several times; what they said is judged by `instep audit`.
+"""Engines with their own scheduler serve requests several times; `instep audit` judges the recordings.
 
-Leaves out: how an engine is asked (the files beside this one).
+Leaves out: how an engine is run (the other files here).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def asked(seed: int) -> list[Asked]:
 
 
 def judged(record: Recorder, times: int, model: Path, dtype: str) -> Exit:
-    """Records so many times, other requests each time. The last line that is printed is the finding.
+    """Record `times` times, other requests each time. The last printed line is the finding.
 
     The line before it counts the tokens of which it could be decided whether they are right: `counted` reads it.
     """

@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests python -m peers.recordings.llamacpp_server fixtures/square --drafts 7
 
-Ends with the exit code of the audit. What a server says can depend on when its requests come, so it is asked several
-times. Leaves out: the judgement (`judged.py`).
+Ends with the exit code of the audit. The answers of a server can depend on when its requests come, so the recording is
+repeated. Leaves out: the judgement (`judged.py`).
 """
 
 from __future__ import annotations

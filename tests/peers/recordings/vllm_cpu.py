@@ -37,7 +37,7 @@ def engine(model: Path, ngram: int) -> Any:
     from vllm import LLM, ModelRegistry
     from vllm.model_executor.models.qwen3_5 import Qwen3_5ForCausalLM
 
-    if declared:  # or a process of its own would look at it, where nothing is declared
+    if declared:  # else a separate process would inspect it, without these declarations
         ModelRegistry.register_model("Qwen3_5ForCausalLM", Qwen3_5ForCausalLM)
     lookup = {"method": "ngram", "num_speculative_tokens": ngram, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
     drafting = {"speculative_config": lookup, "enable_prefix_caching": False} if ngram else {}
@@ -46,8 +46,7 @@ def engine(model: Path, ngram: int) -> Any:
 
 
 def torch_vision() -> Any:
-    """Where torchvision is built for another torch: declares the operators without which it cannot be imported. No
-    text needs them."""
+    """Declare the operators without which a torchvision for another torch cannot be imported. No text needs them."""
     spec = find_spec("torchvision")
     for library in Path(str(spec.origin)).parent.glob("_C*.so") if spec else ():
         try:
@@ -61,7 +60,7 @@ def torch_vision() -> Any:
 
 
 class Raised(Exception):
-    """What vLLM raised while it served: a finding."""
+    """An exception of vLLM while it served, which is a finding."""
 
 
 class Asking:
