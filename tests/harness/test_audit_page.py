@@ -16,9 +16,11 @@ from instep.audit.audit import audit
 from instep.verdict import Exit
 from support.recorded import TINY, edited, lines, recorded, shown, tensors
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "audit.md").read_text()
+PAGE, RECORD = (
+    (Path(__file__).resolve().parents[2] / "docs" / f"{name}.md").read_text() for name in ("audit", "audit-record")
+)
 FILE, MESSAGE, HOOKS = (
-    re.search(f"```{kind}(.*?)```", PAGE, re.S)[1] for kind in ("json\n", "\n(?=DIVERGED)", "python\n")
+    re.search(f"```{kind}(.*?)```", PAGE + RECORD, re.S)[1] for kind in ("json\n", "text\n(?=DIVERGED)", "python\n")
 )
 
 
@@ -44,14 +46,14 @@ def test_the_file_on_the_page_gives_the_message_on_the_page(tmp_path):
 def test_the_calls_on_the_page_make_a_recording_that_agrees(tmp_path, monkeypatch):
     (tmp_path / "fixtures").symlink_to(Path("fixtures").resolve())
     monkeypatch.chdir(tmp_path)
-    exec(compile(HOOKS, "docs/audit.md", "exec"), {})
+    exec(compile(HOOKS, "docs/audit-record.md", "exec"), {})
     found = audit(Path("recording"), TINY)
     assert found.exit is Exit.AGREED and found.tokens.ties.made == 3 and found.told.accepted == 1
 
 
 @pytest.mark.slow
 def test_the_alarms_on_the_page_are_printed(tmp_path):
-    alarms = re.findall(r"^\| .*? \| `(.*?)` \|$", PAGE.partition("## See that it bites")[2], re.M)
+    alarms = re.findall(r"^\| .*? \| `(.*?)` \|$", PAGE.partition("## See it fail")[2], re.M)
     assert alarms[0] in MESSAGE and len(alarms) == 3
     made = recorded(tmp_path / "r")
     tensors(made, 10, "state.a.0", lambda x: shown(made, 7)["state.a.0"])

@@ -1,4 +1,4 @@
-"""docs/faults.md shows a fault as it is in the catalogue.
+"""docs/faults-adding.md shows a fault as it is in the catalogue.
 
 Leaves out: the message of a fault in the README (`test_blocks.py`), and the tables of the pages (`support/readme.py`).
 """
@@ -17,7 +17,7 @@ TOP = Path(__file__).resolve().parents[2]
 
 
 def test_fault_on_the_page_is_one_of_the_catalogue() -> None:
-    page = (TOP / "docs" / "faults.md").read_text()
+    page = (TOP / "docs" / "faults-adding.md").read_text()
     example = re.search(r"```python\n(Fault\(.*?\n\)),?\n```", page, re.DOTALL)
     right = by_id()["commit-index-minus-one"]
     assert example is not None

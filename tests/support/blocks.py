@@ -8,7 +8,7 @@ The language of a block decides what happens to it, together with a comment on t
     others   data (json, toml, ini, yaml): `<!-- file: NAME -->` saves them
 
 `<!-- not run: REASON -->` and `<!-- shown: REASON -->` mark blocks that are read only. Everything runs in a temporary
-folder in which the repository's top level can be seen. Leaves out: commands within a sentence (`test_readme.py`).
+folder with links to the folders of the repository. Leaves out: commands within a sentence (`test_readme.py`).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def unclear(blocks: Iterable[Block]) -> list[str]:
 def paste(page: Path, folder: Path) -> list[str]:
     """Run every block of a page that runs, in order; return what differs from the page."""
     for entry in TOP.iterdir():
-        if not entry.name.startswith(".") and entry.name != "build":
+        if entry.is_dir() and not entry.name.startswith(".") and entry.name != "build":
             (folder / entry.name).symlink_to(entry)
     wrong, printed = list[str](), ""
     for block in blocks_of(page):

@@ -49,7 +49,7 @@ class Recording:
 
     model   the checkpoint's directory, whose digest is recorded, or the digest; None: the audit cannot check it
     dtype   of hidden rows and KV; state: storage dtype of recurrent states
-    rounds, products, layout   other roundings, and the order of axes of recorded states (docs/audit.md)
+    rounds, products, layout   other roundings, and the order of axes of recorded states (docs/audit-record.md)
     """
 
     def __init__(

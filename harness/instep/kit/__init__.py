@@ -1,4 +1,4 @@
-"""instep.kit: the public Python API, for tests in other people's repositories (docs/kit.md says what of it is stable).
+"""instep.kit: the public Python API, for tests in other people's repositories (promises: docs/stable.md).
 
     @pytest.mark.parametrize("case", kit.op_cases("gdn"), ids=str)
     def test_one_launch(case): kit.served(case, OPS).must_agree()
