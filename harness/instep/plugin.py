@@ -1,12 +1,12 @@
-"""The pytest plugin: every trace below `--instep-traces` is a test item per op set, and fails with its message.
+"""The pytest plugin: each trace in `--instep-traces` is a test item per op set, and fails with its message.
 
     pytest --instep-traces=fixtures/traces --instep-ops=plain
 
-An option is written with `=`. pytest looks for the root folder, and for its configuration, before it knows the options
-of a plugin: it takes a value after a blank for a path to test. Every option is an ini option, too (`instep_traces`),
-with underlines where the option has hyphens (`--instep-state-dtype`, `instep_state_dtype`).
-Leaves out: running it (`instep.replay`). Loads neither torch nor triton nor numpy where no trace is collected: pytest
-imports this file in every session of everybody who has instep installed.
+Write options with `=`. pytest determines the root folder and its configuration before it knows the options of a plugin,
+and takes a value after a blank for a path to test. Every option is also an ini option (`instep_traces`), with
+underlines instead of hyphens (`--instep-state-dtype`, `instep_state_dtype`).
+Leaves out: running a trace (`instep.replay`). Loads torch, triton and numpy only if a trace is collected or a test
+mentions instep: pytest imports this file in every session on a machine that has instep.
 """
 
 from __future__ import annotations
@@ -32,26 +32,25 @@ if TYPE_CHECKING:
     from .trace.header import Part
 
 TRACE = ".jsonl"
-ONE_VALUE = {name: option for name, option in OPTIONS.items() if name != "ops"}  # what all items of a session share
-SERVES = ("instep_engine", "instep_ops")  # one of them is given, by the command line or else by the ini file
-SAYS = "instep_says"  # property of a report: a line for the end of the session
+ONE_VALUE = {name: option for name, option in OPTIONS.items() if name != "ops"}  # that all items share
+SERVES = ("instep_engine", "instep_ops")  # the command line, or else the ini file, gives one of them
+SAYS = "instep_says"  # property of a report: a line of the summary
 ARTIFACTS = "instep_artifacts"  # property of a report: the folder of its page, result, trace and tensors
 OPENING = {"schema", "checkpoint", "capacity"}  # fields of every trace's first line
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("instep", "traces replayed through a reference and an optimized engine (--option=VALUE)")
+    group = parser.getgroup("instep", "replay traces through a reference and an optimized engine (--option=VALUE)")
     for name, metavar, said in (
-        ("traces", "PATH", "collect every trace (*.jsonl) below this folder, or this one; may be repeated. On the "
-                           "command line it stands for a path: without other paths, nothing else is collected. In an "
-                           "ini file it is a list, collected where the command line names no path."),
-        ("ops", "OPS", "op set, engine or module:attribute, an item each; may be repeated. Left out: the trace's own "
-                       "plan. Named without traces: those that come with instep."),
-        ("tiers", "TIERS", "judge these tiers alone: T0,T1,T2,T2d,T3,T4, some of them; may be repeated. "
-                           "Left out: all."),
+        ("traces", "PATH", "collect this trace, or every trace (*.jsonl) in this folder; may be repeated. On the "
+                           "command line it counts as a path: without other paths, pytest collects nothing else. In "
+                           "an ini file it is a list, which is used if the command line names no path."),
+        ("ops", "OPS", "op set, engine or module:attribute; each is a test item; may be repeated. Default: the plan "
+                       "in the trace. Without --instep-traces, the traces that come with instep are used."),
+        ("tiers", "TIERS", "compare only these tiers, from T0,T1,T2,T2d,T3,T4; may be repeated. Default: all."),
     ):  # fmt: skip
         group.addoption(f"--instep-{name}", action="append", default=[], metavar=metavar, help=said)
-    said = "the model; left out: where each trace says"
+    said = "the model; default: the one that each trace names"
     group.addoption("--instep-checkpoint", metavar="DIR", help=said)
     parser.addini("instep_checkpoint", said, default="")
     for name, (kind, says) in ONE_VALUE.items():
@@ -60,14 +59,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         group.addoption(f"--instep-{name.replace('_', '-')}", help=said, **how)
         stored: Literal["bool", "string"] = "bool" if kind is bool else "string"
         parser.addini(f"instep_{name}", said, type=stored, default=None)
-    group.addoption("--instep-out", metavar="DIR", help="a folder for each failure: page, result, trace, tensors")
-    parser.addini("instep_traces", "folders of traces, or traces, seen from the ini file", type="paths", default=[])
-    parser.addini("instep_ops", "op sets, engines or module:attribute, an item each", type="args", default=[])
-    parser.addini("instep_tiers", "the tiers that are judged; left out: all", type="args", default=[])
+    group.addoption("--instep-out", metavar="DIR", help="write a folder for each failure: page, result, trace, tensors")
+    parser.addini("instep_traces", "traces, or folders of traces, relative to the ini file", type="paths", default=[])
+    parser.addini("instep_ops", "op sets, engines or module:attribute; each is a test item", type="args", default=[])
+    parser.addini("instep_tiers", "the tiers that are compared; default: all", type="args", default=[])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """What was compared, in a line; what engines led by verbs do not show; which tiers were left out."""
+    """Print how much was compared, what engines with verbs do not show, and which tiers were left out."""
     reports = [
         report for kind, found in terminalreporter.stats.items() if kind != "rerun"
         for report in found if getattr(report, "when", "") == "call"
@@ -76,15 +75,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     mine = [(name, value) for name, value in told if name.startswith("instep_")]
     for one, other in (SERVES, SERVES[::-1]):
         if mine and config.getoption(one) and config.getini(other):
-            terminalreporter.write_line(f"instep: --{one.replace('_', '-')} outranks {other} of the ini file")
+            terminalreporter.write_line(f"instep: --{one.replace('_', '-')} overrides {other} of the ini file")
     for said in [value for name, value in mine if name == SAYS] + _sum(mine):
         terminalreporter.write_line(f"instep: {said}")
     if words := _given(config, "tiers"):
-        terminalreporter.write_line(f"instep: only {','.join(words)} judged; --instep-tiers left the others out")
+        terminalreporter.write_line(f"instep: compared only {','.join(words)}, because of --instep-tiers")
 
 
 def _sum(told: list[tuple[str, str]]) -> list[str]:
-    """All runs of the session in a line, from the properties of their reports: workers of xdist send these."""
+    """Sum up the runs of the session from the properties of their reports, which workers of xdist send, too."""
     by_name = {short: [value for name, value in told if name.partition("[")[0] == f"instep_{short}"]
                for short in ("verdict", "elements", "used", "artifacts")}  # fmt: skip
     if not by_name["verdict"]:
@@ -101,7 +100,7 @@ def _sum(told: list[tuple[str, str]]) -> list[str]:
 
 @pytest.fixture
 def instep_replayed(request: pytest.FixtureRequest) -> Any:
-    """`kit.replayed` with the session's options; its numbers go to JUnit, and what diverged to `--instep-out`."""
+    """`kit.replayed` with the options of the session. Its figures go to JUnit, and divergences to `--instep-out`."""
 
     def run(what: Any, subject: Any = "plain", **setting: Any) -> Any:
         from .kit.runs import replayed
@@ -117,7 +116,7 @@ def instep_replayed(request: pytest.FixtureRequest) -> Any:
 
 
 def _keep(item: pytest.Item, done: Replayed, what: Any) -> None:
-    """Properties of every run; of a divergence, where it is wanted, the folder. what: whose trace it was."""
+    """Add the properties of every run to the item, and write the folder of a divergence if `--instep-out` is given."""
     from .report.artifacts import folder_of, properties, write
     from .trace.file import Trace, read
 
@@ -135,19 +134,19 @@ def _keep(item: pytest.Item, done: Replayed, what: Any) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take the folders into the paths that pytest collects."""
-    config.addinivalue_line("markers", "instep: a trace that is replayed; -m 'not instep' leaves all of them out")
+    """Add the folders of traces to the paths that pytest collects."""
+    config.addinivalue_line("markers", "instep: a replayed trace; -m 'not instep' leaves all of them out")
     if words := _given(config, "tiers"):
         must_be_tiers(words)
     for ask, engine, ops in ((config.getoption, "--instep-engine", "--instep-ops"), (config.getini, *SERVES)):
         if all(map(ask, SERVES)):
-            raise pytest.UsageError(f"{engine}: found {ops} beside it, expected one of the two: who serves")
+            raise pytest.UsageError(f"{engine}: found {ops} as well, expected only one of them")
     folders = _folders(config)
     for folder in folders:
         if not folder.exists():
-            raise pytest.UsageError(f"--instep-traces: {folder} is not there")
+            raise pytest.UsageError(f"--instep-traces: {folder} does not exist")
         if not any(_traces(folder)):
-            raise pytest.UsageError(f"--instep-traces: no trace (*{TRACE}) below {folder}: nothing would be compared")
+            raise pytest.UsageError(f"--instep-traces: {folder} has no trace (*{TRACE})")
     if not folders:
         return
     _interpret()
@@ -156,7 +155,7 @@ def pytest_configure(config: pytest.Config) -> None:
     typed = any(str(word).startswith(asking) for word in config.invocation_params.args)
     paths = config.args_source is pytest.Config.ArgsSource.ARGS
     if any(arg.partition("::")[0].endswith(TRACE) for arg in config.args) or (paths and not typed):
-        return  # the command line says what is to run
+        return  # the command line names what to run
     if typed and not paths:
         config.args.clear()
     config.args.extend(str(folder) for folder in folders)
@@ -170,20 +169,20 @@ def pytest_pycollect_makemodule(module_path: Path) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> TraceFile | None:
-    """A trace in one of the folders, or one that the command line itself names."""
+    """Collect a trace in one of the folders, or one that the command line names."""
     if file_path.suffix != TRACE:
         return None
     named = parent.session.isinitpath(file_path) and _is_trace(file_path)
     if not named and not any(_below(file_path, folder) for folder in _folders(parent.config)):
         return None
-    # pytest names what lies outside its root folder by its last part alone, and finds nothing under that name.
+    # pytest names a file outside its root folder by its last part alone, and then does not find it by that name.
     root = parent.config.rootpath
     outside: dict[str, Any] = {} if file_path.is_relative_to(root) else {"nodeid": relpath(file_path, root)}
     return TraceFile.from_parent(parent, path=file_path, **outside)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """The process that hands items to workers collects none: it looks at once. A usage error of a worker is a crash."""
+    """Check the options early in the process that distributes items. A usage error in a worker would be a crash."""
     config = session.config
     if config.getoption("dist", "no") == "no" or hasattr(config, "workerinput"):
         return
@@ -196,7 +195,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Traces have a marker; a wrong setting is told before anything runs."""
+    """Mark the traces, and refuse a wrong setting before anything runs."""
     mine = [item for item in items if isinstance(item, TraceItem)]
     for item in mine:
         item.add_marker("instep")
@@ -209,13 +208,13 @@ def _look(config: pytest.Config, named: list[str]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test that is run again begins without the properties of its last run."""
+    """Remove the properties of an earlier run if a test is run again."""
     item.user_properties[:] = [one for one in item.user_properties if not one[0].startswith("instep_")]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """The short summary and JUnit say what diverged, not the name of our exception; notes are shown (Hypothesis's)."""
+    """Print the divergence instead of our exception's name in the summary and in JUnit, and the notes of Hypothesis."""
     report = yield
     error, runs = call.excinfo and call.excinfo.value, sys.modules.get("instep.kit.runs")
     crash = getattr(report.longrepr, "reprcrash", None)
@@ -227,10 +226,10 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
 
 
 class TraceFile(pytest.File):
-    """A trace: one item per op set."""
+    """A trace, with one item per op set."""
 
     def collect(self) -> Iterator[TraceItem]:
-        # The id of an item may be typed without the options of the run that printed it.
+        # A user may type the id of an item without the options of the run that printed it.
         typed = [rest for word, _, rest in (arg.partition("::") for arg in self.config.args) if rest and self._is(word)]
         for ops in dict.fromkeys((*_served(self.config), *typed)):
             yield TraceItem.from_parent(self, name=ops)
@@ -240,7 +239,7 @@ class TraceFile(pytest.File):
 
 
 class TraceItem(pytest.Item):
-    """A trace replayed with an op set, with all that its header plans, or with an engine that is led by verbs."""
+    """A trace replayed with an op set, with the plan in its header, or with an engine that has verbs."""
 
     @property
     def led(self) -> bool:
@@ -273,7 +272,7 @@ class TraceItem(pytest.Item):
             pytest.skip("; ".join(unsupported))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The message alone; a stack only when the harness itself failed."""
+        """Print only the message; print a stack if the harness itself failed."""
         from instep_reference.contract.errors import InstepError
 
         if isinstance(excinfo.value, pytest.fail.Exception):
@@ -283,7 +282,7 @@ class TraceItem(pytest.Item):
         return super().repr_failure(excinfo, style)
 
     def _tell(self, outcome: Outcome) -> None:
-        """What an engine that is led by verbs was not asked, and what it did not show."""
+        """Report events that an engine with verbs did not serve, and results that it did not show."""
         if not outcome.led:
             return
         from .report.terminal import not_judged
@@ -323,31 +322,31 @@ def _interpret() -> None:
 
 
 def _given(config: pytest.Config, name: str) -> Any:
-    """What the command line says, else the ini file."""
+    """The value from the command line, or else from the ini file."""
     typed = config.getoption(f"instep_{name}")
     return config.getini(f"instep_{name}") if typed is None or typed == [] else typed
 
 
 def _typed(config: pytest.Config, *without: str) -> dict[str, Any]:
-    """The options that all items of a session share, where they are given."""
+    """The given options that all items of a session share."""
     found = {name: _given(config, name) for name in ONE_VALUE if name not in without}
     return {name: value for name, value in found.items() if value not in (None, "")}
 
 
 def _engine(config: pytest.Config) -> str | None:
-    """The engine led by verbs that serves; one that an ini file names yields to op sets of the command line."""
+    """The engine with verbs, if there is one. Op sets of the command line override an engine of the ini file."""
     typed = config.getoption(SERVES[1]) and not config.getoption(SERVES[0])
     return None if typed else _given(config, "engine")
 
 
 def _served(config: pytest.Config) -> list[str]:
-    """Who serves every trace: an item each."""
+    """The op sets or the engine that serve every trace; each is an item."""
     engine = _engine(config)
     return [engine] if engine else _given(config, "ops") or [PLAN]
 
 
 def _folders(config: pytest.Config) -> tuple[Path, ...]:
-    """Folders, or single traces, that were asked for; those that come with instep, where an op set alone is named."""
+    """The requested folders and traces; if only an op set is named, the traces that come with instep."""
     words = _given(config, "traces")
     if not words and config.getoption("instep_ops"):
         from .carried import fixtures
@@ -357,7 +356,7 @@ def _folders(config: pytest.Config) -> tuple[Path, ...]:
 
 
 def _checkpoint(config: pytest.Config) -> Path | None:
-    """A path of the command line is seen from where pytest was called, one of an ini file from there."""
+    """The model. A path on the command line is relative to the current directory, one in an ini file to that file."""
     given: str | None = config.getoption("instep_checkpoint")
     if given is not None:
         return config.invocation_params.dir / given
@@ -366,18 +365,18 @@ def _checkpoint(config: pytest.Config) -> Path | None:
 
 
 def _warn_of_another_root(config: pytest.Config) -> None:
-    """Say so when the configuration is not that of the folder in which pytest was called."""
+    """Warn if pytest uses the configuration of another folder than the current one."""
     here, option = config.invocation_params.dir, config.getoption
     if option("rootdir") or option("inifilename") or here.is_relative_to(config.rootpath):
         return
     said = (
-        f"the root folder is {config.rootpath}, and its configuration counts, not that of {here}. "
+        f"pytest uses the configuration of the root folder {config.rootpath}, not of {here}. "
         "Write --instep-traces=PATH with =, or use the ini option instep_traces: "
         "pytest takes a value after a blank for a path to test"
     )
     try:
         config.issue_config_time_warning(pytest.PytestConfigWarning(said), stacklevel=2)
-    except pytest.PytestConfigWarning:  # the configuration that counts makes warnings errors
+    except pytest.PytestConfigWarning:  # that configuration turns warnings into errors
         raise pytest.UsageError(said) from None
 
 
@@ -386,7 +385,7 @@ def _traces(folder: Path) -> Iterator[Path]:
 
 
 def _is_trace(path: Path) -> bool:
-    """Whether it begins as a trace does: other plugins have files of this name, too."""
+    """Whether the first line is that of a trace. Other plugins use this file name extension, too."""
     try:
         with path.open("rb") as lines:
             first = json.loads(lines.readline())

@@ -123,7 +123,7 @@ def _unshared(call: ConvLaunch) -> None:
 
 @pytest.mark.parametrize(("ops", "kind", "component", "says"), [
     (pooled(_then(lambda call: call.pool[2].fill_(1))), "forward", "conv", "changed in conv slot 2"),
-    (pooled(_then(_unshared)), "forward", "mixed", "wrote behind the last of the"),
+    (pooled(_then(_unshared)), "forward", "mixed", "wrote after the last of the"),
     (pooled(_then(lambda call: (call.x.mul_(2), call.index.zero_()))), "forward", "mixed",
      "the kernel changed x, index, which it may only read"),
     (pooled(shifts=False), "forward", "conv", "which this event may not write"),

@@ -125,7 +125,7 @@ FAULTS = {
     "keys without their norm": ([("q * width**-0.5, k)", "q * width**-0.5, 2 * k)")], {}, ("forward", "core", "")),
     "a write behind the pool": (
         [(STRAY, f"    p = call.pool\n    p.as_strided((1,), (1,), p.storage_offset() + p.numel()).zero_()\n{STRAY}")],
-        {}, ("forward", "core", "wrote behind the last of the 4 units")),
+        {}, ("forward", "core", "wrote after the last of the 4 units")),
     "a NaN before the pool": (
         [(STRAY, f"    p = call.pool\n    p.as_strided((1,), (1,), p.storage_offset() - 1).fill_(torch.nan)\n{STRAY}")],
         {}, ("forward", "core", "wrote before the first of the 4 units")),
@@ -181,7 +181,7 @@ def test_ops_of_ours_need_no_count(small: Trace) -> None:
 
 
 @pytest.mark.parametrize(("edits", "setting", "why"), [
-    ((), {"strategy": "rerun"}, "strategies snapshot and columns need none"),
+    ((), {"strategy": "rerun"}, "pooled kernels cannot rerun kept tokens"),
     ((OWN, KEPT), {"strategy": "columns"}, "packed=True"),
     ((OWN, KEPT), {"layout": "KV"}, "--layout VK"),
 ], ids=["rerun", "strided columns", "the other order"])  # fmt: skip

@@ -120,7 +120,7 @@ def test_tiers_that_are_left_out_are_said_at_the_end(home: Path) -> None:
     words = ("--instep-traces=traces", "--instep-ops=support.subjects:LOUDER")
     done = session(home, *words, "--instep-tiers=T0,T1")
     assert done.code == 0 and "1 passed" in done.out, done.out + done.err
-    assert "instep: only T0,T1 judged; --instep-tiers left the others out" in done.out
+    assert "instep: compared only T0,T1, because of --instep-tiers" in done.out
     wrong = session(home, *words, "--instep-tiers=T7")
     assert wrong.code == pytest.ExitCode.USAGE_ERROR and "--instep-tiers: found 'T7'" in wrong.err
 
@@ -153,7 +153,7 @@ def test_bad_input_is_one_line(home: Path, tmp_path: Path) -> None:
     empty = session(home, "--instep-traces", str(home / "model"))
     assert empty.code == 4 and "no trace (*.jsonl)" in empty.err
     nowhere = session(home, "--instep-traces", "elsewhere")
-    assert nowhere.code == 4 and "is not there" in nowhere.err and "Traceback" not in nowhere.err
+    assert nowhere.code == 4 and "does not exist" in nowhere.err and "Traceback" not in nowhere.err
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_ini_options_say_the_same_and_stand_back_where_a_path_is_named(home: Pat
     assert "1 passed" in own.out and "jsonl" not in own.out
     (home / "set.ini").write_text("[pytest]\ninstep_traces = elsewhere\n")
     nowhere = session(home, "-c", "set.ini", "--rootdir", ".")
-    assert nowhere.code == 4 and "elsewhere is not there" in nowhere.err
+    assert nowhere.code == 4 and "elsewhere does not exist" in nowhere.err
 
 
 @pytest.mark.slow
@@ -349,9 +349,9 @@ def test_an_engine_that_is_led_by_verbs_is_an_item_of_its_own(home: Path) -> Non
 
 @pytest.mark.parametrize(("ini", "typed", "served", "said"), [
     ("instep_ops = ledger", "--instep-engine=support.by_verbs:right", "support.by_verbs:right",
-     "--instep-engine outranks instep_ops of the ini file"),
+     "--instep-engine overrides instep_ops of the ini file"),
     ("instep_engine = support.by_verbs:right", "--instep-ops=ledger", "ledger",
-     "--instep-ops outranks instep_engine of the ini file"),
+     "--instep-ops overrides instep_engine of the ini file"),
 ])  # fmt: skip
 def test_who_serves_is_what_was_typed_and_the_ini_file_yields_aloud(home, ini, typed, served, said):
     from_file = ("-c", "who.ini", "--rootdir", ".")  # no pytest.ini: the next test would read it too
@@ -361,9 +361,9 @@ def test_who_serves_is_what_was_typed_and_the_ini_file_yields_aloud(home, ini, t
     assert f"instep: {said}" in done.out
     (home / "who.ini").write_text("[pytest]\ninstep_ops = ledger\ninstep_engine = support.by_verbs:right\n")
     both = session(home, *from_file, "--instep-traces=traces")
-    assert both.code == 4 and "instep_engine: found instep_ops beside it" in both.out + both.err
+    assert both.code == 4 and "instep_engine: found instep_ops as well" in both.out + both.err
 
 
 def test_an_op_set_beside_an_engine_is_a_usage_error(home: Path) -> None:
     both = session(home, "--instep-traces=traces", "--instep-engine=support.by_verbs:right", "--instep-ops=plain")
-    assert both.code == 4 and "--instep-engine: found --instep-ops beside it" in both.out + both.err
+    assert both.code == 4 and "--instep-engine: found --instep-ops as well" in both.out + both.err

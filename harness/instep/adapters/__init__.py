@@ -1,4 +1,4 @@
-"""Subjects by name: an op set, or a whole engine of somebody else (a `Maker` makes it).
+"""Find the engine under test by name: an op set, or a whole external engine, which a `Maker` makes.
 
 A name is one of ours ("plain"), one of the adapters here ("fla"), one that an installed package offers under the entry
 point group "instep.ops", `module:attribute`, or `path/to/file.py:attribute`. Leaves out: what is then done with it.
@@ -32,18 +32,17 @@ from instep_reference.contract.rounding import Product
 
 GROUP = "instep.ops"
 IMPORTING = (__file__, addresses.__file__)  # files of ours that import a module of the user
-# Of op sets alone:
-HERE = {"fla": "instep.adapters.fla:OPS"}  # kernels of other packages; the adapter is a file beside this one
+HERE = {"fla": "instep.adapters.fla:OPS"}  # op sets with kernels of other packages
 OURS = (*BY_NAME, *HERE)
 NEEDS = {"fla": {"fla": "fla-core", "einops": "einops"}}  # what an adapter imports: module -> its package
 
 
 class Subject(Engine, Inspectable, Watched, Protocol):
-    """An engine that can be tested: it serves events, shows its memory, and shows the results at its places."""
+    """An engine under test: it serves events, and shows its memory and its intermediate results."""
 
 
 class Declares(Protocol):
-    """Attributes with which a maker may declare the rounding of its engines. Without them everything must be fp32.
+    """Attributes by which a maker declares how its engines round. Without them everything must be fp32.
 
     rounds    (activation, state) -> component -> the dtype in which it is stored, as an op set's `rounds`
     products  form of an op -> how its operands are rounded: {"gdn.chunk": Product("tf32", block=64)}
@@ -58,7 +57,7 @@ class Declares(Protocol):
 
 @runtime_checkable
 class Maker(Protocol):
-    """Makes an engine under test. It may declare how the engine rounds (`Declares`)."""
+    """Make an engine under test. A maker may declare how the engine rounds (`Declares`)."""
 
     def __call__(
         self, checkpoint: Checkpoint, capacity: Capacity, *, num_steps: int, adaptive: AdaptiveFile | None,
@@ -67,7 +66,7 @@ class Maker(Protocol):
 
 
 def find(name: str) -> Ops | Maker:
-    """The op set or engine of that name."""
+    """Return the op set or the maker of an engine with this name."""
     if name in BY_NAME:
         return load(name)
     found = named(name, field="ops", group=GROUP, known=OURS)
@@ -80,16 +79,16 @@ def find(name: str) -> Ops | Maker:
 
 
 def address(name: str) -> str:
-    """`module:attribute` of an op set or engine by its name; what is no name stays as it is."""
+    """Return the address of an op set or engine by its name. Anything else is returned unchanged."""
     offered = _offered(GROUP)
     return offered[name].value if name in offered else {**BY_NAME, **HERE}.get(name, name)
 
 
 def in_a_shell(name: str, *, searched: bool = True) -> str:
-    """The address under which a command in the current directory finds the same object; a name stays as it is.
+    """Return the address under which a command in the current directory finds the same object.
 
-    `module:attribute` becomes `path/to/file.py:attribute` if only this process can import the module: pytest, for
-    example, puts folders on the path that no shell has.
+    `module:attribute` becomes `path/to/file.py:attribute` if only this process can import the module. pytest, for
+    example, adds folders to its own path. A name of an op set is returned unchanged.
     searched: whether the command searches the current directory
     """
     module, attribute = split(name)
@@ -112,12 +111,13 @@ def _is_searched(root: Path, searched: bool) -> bool:
 
 
 def named(name: str, *, field: str, group: str, known: Iterable[str] = ()) -> object:
-    """What a package offers under that name in an entry point group, or what stands at `module:attribute`.
+    """Load the object that a package offers under this name in an entry point group, or the object at an address.
 
-    field: what an error calls it;  known: further names, for the error
+    field: the option or field that an error names
+    known: further names that an error lists
     """
     ops = group == GROUP
-    offered = {} if ":" in name else _offered(group)  # to ask every package that is installed takes milliseconds
+    offered = {} if ":" in name else _offered(group)  # reading the entry points of all packages takes milliseconds
     where = HERE.get(name, name) if ops else name
     if name not in offered and not split(where)[0]:
         raise _unknown(field, name, "no such name", (*known, *_offered(group)))
@@ -125,7 +125,7 @@ def named(name: str, *, field: str, group: str, known: Iterable[str] = ()) -> ob
         return offered[name].load() if name in offered else attribute_at(where)
     except InstepError:
         raise
-    except (Exception, SystemExit) as error:  # the module is foreign code and may raise anything
+    except (Exception, SystemExit) as error:  # the module is the user's and may raise anything
         needs = NEEDS.get(name, {}) if ops else {}
         if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in needs:
             raise _not_installed(name) from None
@@ -137,18 +137,18 @@ def _offered(group: str) -> dict[str, EntryPoint]:
 
 
 def makes(found: Maker) -> bool:
-    """Whether it can be called with the arguments of a `Maker`."""
+    """Whether this callable accepts the arguments of a `Maker`."""
     try:
         inspect.signature(found).bind(
             None, None, num_steps=0, adaptive=None, device="cpu", dtype=torch.float32, layout="VK"
         )
-    except (TypeError, ValueError):  # it takes other arguments, or Python cannot tell which
+    except (TypeError, ValueError):  # it takes other arguments, or Python cannot read its signature
         return False
     return True
 
 
 def _not_loaded(field: str, name: str, module: str, error: BaseException) -> BadInput:
-    """What the import of the module raised, with the line of the user's code that raised it."""
+    """Report the error that an import raised, with the line of the user's code that raised it."""
     frames = [each for each in traceback.extract_tb(error.__traceback__)
               if not each.filename.startswith(("<", str(Path(importlib.__file__).parent), *IMPORTING))]
     line = f", at {_near(frames[-1].filename)} line {frames[-1].lineno}" if frames else ""

@@ -1,8 +1,8 @@
-"""Puts a causal conv kernel behind the op `conv`: one that indexes pools of windows, or one that carries dense windows.
+"""Adapt a causal conv kernel to the op `conv`: a kernel that indexes pools of windows, or one with dense windows.
 
-As `pooled.py` and `dense.py` do for the delta rule, with the same alarms: every byte of a mirror goes back, what may
-only be read is the same afterwards, and a window kernel that never saw two rows is said. Leaves out: the kernel; conv
-windows that are widened (`--conv widened`).
+The checks are those of `pooled.py` and `dense.py`: every byte of a mirror is copied back, inputs must not change, and
+the result reports a window kernel that was never called with two rows. Leaves out: the kernel; widened conv windows
+(`--conv widened`).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from .returned import pair_of, rows_of
 
 @dataclass(frozen=True)
 class ConvLaunch:
-    """What a kernel gets: n sequences, packed in M rows one after the other, and pools with their windows.
+    """Arguments of a kernel: n sequences, packed in M rows one after the other, and pools with their windows.
 
-    x [M, C], weight [C, W]        rows, and the taps of every channel; the kernel applies the silu, too
+    x [M, C], weight [C, W]        rows, and the taps of every channel; the kernel also applies the silu
     cu_seqlens [n + 1]             where each sequence begins in the rows; all indices are int64
     pool [units, C, W - 1]         windows, the oldest input first
     index [n]                      each sequence's unit of the pool: its window before the first row
     fresh [n] bool                 whether the sequence begins: its unit is zero
-    stores                         whether the window after the last row goes there, too; else the unit must not change
-    window                         the most rows that a sequence has in this launch
+    stores                         store the window after the last row there; if False, the unit must not change
+    window                         maximum number of rows of a sequence in this launch
     snapshots, rows                [rows, columns, C, W - 1], [n]: the window after row t goes to snapshots[rows[i], t]
-    What does not apply is None.
+    An argument that does not apply is None.
     """
 
     x: torch.Tensor
@@ -56,15 +56,15 @@ class ConvLaunch:
 
     @property
     def even(self) -> torch.Tensor:
-        """[n, C, rows]: the rows of sequences of one length, as `causal_conv1d_update` takes them."""
+        """The rows as [n, C, rows], if all sequences have one length. `causal_conv1d_update` takes them so."""
         return self.x.view(len(self.index), -1, self.x.shape[1]).mT
 
 
-Kernel = Callable[[ConvLaunch], torch.Tensor]  # -> [M, C]; it may change its pools, and nothing else
+Kernel = Callable[[ConvLaunch], torch.Tensor]  # -> [M, C]; it may change only its pools
 
 
 class DenseKernel(Protocol):
-    """x [M, C] of n sequences packed, weight [C, W], lengths [n], window [n, C, W - 1] -> [M, C], the windows after."""
+    """x [M, C], n packed sequences; weight [C, W]; lengths [n]; window [n, C, W - 1] -> [M, C], windows afterwards."""
 
     def __call__(
         self, *, x: torch.Tensor, weight: torch.Tensor, lengths: torch.Tensor, window: torch.Tensor
@@ -75,10 +75,11 @@ def pooled_conv(
     base: Ops, *, name: str, window: Kernel, chunk: Kernel | None = None, even: bool = False, shifts: bool = False,
     strided: bool = False, packed: bool = False,
 ) -> Ops:
-    """`base` with a conv over pools: `window` for decode and verify, `chunk` for prefill, which None leaves to plain.
+    """`base` with a conv over pools: `window` for decode and verify, `chunk` for prefill (None: that of `plain`).
 
     even     `window` takes sequences of one length: it is called once for each length (`ConvLaunch.even`)
-    shifts   a verify shifts the live window, and your commit repairs it. Ours reads it there, so it is put back
+    shifts   a verify shifts the live window, and your commit repairs it. Our commit reads the live window, so the
+             adapter restores it after the call
     strided  no mirrors: the kernel gets the engine's own pools;  packed: the same, without red zones and padding
     """
     lend = lent_own("KV") if strided or packed else mirrored("KV")
@@ -100,7 +101,7 @@ def pooled_conv(
 
 
 def dense_conv(base: Ops, *, name: str, window: DenseKernel, chunk: DenseKernel) -> Ops:
-    """`base` with a conv that gets one window per sequence and gives one back; once per row where each is kept."""
+    """`base` with a conv that takes and returns one window per sequence. It is called once per row if all are kept."""
     kernels = {"window": window, "chunk": chunk}
 
     def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place) -> torch.Tensor:
@@ -127,10 +128,10 @@ def _pooled(
     out: torch.Tensor,
 ) -> None:
     if part.read.column is not None:
-        raise Unsupported("a conv over pools keeps windows of W - 1 inputs: --conv windows")
+        raise Unsupported("a conv over pools keeps windows of W - 1 inputs: use --conv windows")
     units, fresh, where = part.read.units[which], part.fresh[which], dict[str, Any]()
     if not stored_where_read(part, which) or (part.store is None and fresh.any()):
-        raise Unsupported("a conv over pools stores a window where it has read it")
+        raise Unsupported("a pooled conv stores a window in the unit that it has read")
     ends, taken = packed_rows(part, which)
     with ExitStack() as lent:
         pool = lent.enter_context(lend(part.read.pool))

@@ -1,8 +1,8 @@
-"""Puts a kernel that carries dense states through packed sequences behind the contract of the `gdn` op.
+"""Adapt a kernel with dense states and packed sequences to the contract of the `gdn` op.
 
-The author of such a kernel need not know slots, pools or rings: this file gathers the states of a launch, hands them to
-the kernel, and stores the states that come back. A kernel that reads pools itself implements `Gdn` instead. Leaves out:
-the kernel.
+The author of such a kernel need not know slots, pools or rings: this file gathers the states of a launch, passes them
+to the kernel, and stores the states that it returns. A kernel that reads pools itself implements `Gdn` instead. Leaves
+out: the kernel.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .returned import pair_of
 
 
 class Kernel(Protocol):
-    """Runs n sequences, packed in M rows, each through its own state. It must not change them.
+    """Run n sequences, packed in M rows, each through its own state. A kernel must not change its arguments.
 
     q, k [M, H, K] (l2-normalised, q times K ** -0.5); v [M, HV, V]; log_decay, beta [M, HV]; lengths [n] int64, their
-    sum is M, some may be 0; state [n, HV, K, V] -> core [M, HV, V], the states after each sequence's last row.
+    sum is M, some may be 0; state [n, HV, K, V] -> core [M, HV, V], states after the last row of each sequence.
     """
 
     def __call__(
@@ -40,9 +40,9 @@ class Kernel(Protocol):
 
 
 def dense(*, window: Kernel, chunk: Kernel) -> Gdn:
-    """The `gdn` op made of two kernels: `window` for decode, verify and tokens run again, `chunk` for prefill.
+    """The `gdn` op made of two kernels: `window` for decode, verify and rerun tokens, `chunk` for prefill.
 
-    Such a kernel returns no updates. So its op set must declare keeps="inputs": then its rings keep what it consumed.
+    Such a kernel returns no updates, so its op set must declare keeps="inputs". Its rings then keep the inputs.
     """
 
     kernels = {"window": window, "chunk": chunk}
@@ -81,8 +81,8 @@ def _run(kernel: Kernel, inputs: GdnInputs, part: Part, who: Lanes, core: torch.
 
 
 def launches(part: Part, who: Lanes) -> Iterator[tuple[int, torch.Tensor]]:
-    """The rows of each launch, as [n, most] bool: all rows in one launch. If the state after every row is needed, each
-    launch has one row of every request. Without rows there is no launch."""
+    """Yield the rows of each launch, as [n, most] bool: all rows in one launch. If the state after every row is needed,
+    each launch has one row of every request. Without rows there is no launch."""
     rows = sum(alive > 0 for alive in who.alive)
     if part.per_row is None and rows:
         yield 0, who.inside
@@ -92,7 +92,7 @@ def launches(part: Part, who: Lanes) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def _again(kernel: Kernel, ring: Ring, who: Lanes, state: torch.Tensor) -> torch.Tensor:
-    """The states after the kept tokens were run again. No query is kept: k stands in, for nobody reads the read-out."""
+    """The states after the kept tokens were run again. No query is kept, so k is passed: the read-out is not used."""
     ages = torch.arange(int(who.again.max()), device=state.device)
     lane, age = torch.nonzero(ages < who.again[:, None], as_tuple=True)
     if not len(lane):

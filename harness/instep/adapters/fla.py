@@ -1,15 +1,15 @@
-"""FLA's gated delta rule behind the `gdn` op: `fused_recurrent_gated_delta_rule` and `chunk_gated_delta_rule`.
+"""FLA's gated delta rule as the `gdn` op: `fused_recurrent_gated_delta_rule` and `chunk_gated_delta_rule`.
 
-Leaves out: every other op, which is `triton`'s, or `plain`'s where kernels are interpreted. Mirrors: fla-core 0.6.0.
+Leaves out: every other op, which `triton` serves, or `plain` if kernels are interpreted. Mirrors: fla-core 0.6.0.
 
-    rows      decode, verify and tokens run again go through the recurrent kernel; where the state after every row is
-              kept (`snapshot`, `columns`), one launch a row, since FLA returns the state after the last row alone
-    prefill   the chunked kernels; interpreted, the recurrent one: Triton's interpreter has nothing to autotune them
-              with, and no methods on a loop's index (`i_t.to`), which `chunk_gated_delta_rule_fwd_h` calls
-    numbers   the recurrent kernel is fp32 throughout. The chunked ones store in the dtype of q, k and v, here fp32, but
-              multiply fp32 operands as tf32 on a card that has it (`tl.dot`, whose default allows it), and take decays
-              as differences of running sums of 64 tokens. No component is stored narrower for it, so `rounds` is the
-              base's, and `products` declares the form `gdn.chunk`: tf32 in blocks of 64. Decode and verify stay fp32
+    rows      decode, verify and rerun tokens use the recurrent kernel. If the state after every row is kept
+              (`snapshot`, `columns`), each row is a launch, because FLA returns only the state after the last row
+    prefill   uses the chunked kernels, or the recurrent one if kernels are interpreted: Triton's interpreter cannot
+              autotune, and a loop index has no methods there (`chunk_gated_delta_rule_fwd_h` calls `i_t.to`)
+    numbers   the recurrent kernel computes in fp32. The chunked ones store in the dtype of q, k and v, here fp32, but
+              multiply fp32 operands as tf32 on a GPU that has it (the default of `tl.dot`), and compute decays as
+              differences of running sums over 64 tokens. No component is stored in a narrower dtype, so `rounds` is
+              that of the base. `products` declares tf32 in blocks of 64 for `gdn.chunk`; decode and verify are fp32
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ BASE = load("plain" if INTERPRETED else "triton")
 
 
 def kernel(form: Any) -> Kernel:
-    """One of FLA's two functions. They agree in the names of arguments but not in positions, so names are used.
+    """Adapt one of FLA's two functions. Their arguments have the same names but other positions, so names are used.
 
-    Differs from their defaults: q arrives scaled, and q and k normalised, so `scale` is 1 and FLA's norm is off.
+    Differs from their defaults: q is already scaled, and q and k normalised, so `scale` is 1 and FLA's norm is off.
     """
 
     def run(
@@ -56,7 +56,7 @@ def kernel(form: Any) -> Kernel:
 
 
 def types(activation: torch.dtype, state: Storage) -> Types:
-    """The types of the base op set. float64 is refused, because FLA would narrow it silently."""
+    """The types of the base op set. float64 is refused, because FLA would convert it to float32 silently."""
     if torch.float64 in (activation, state):
         raise Unsupported("FLA's kernels compute in float32: float64 activations or states are not served")
     return BASE.types(activation, state)

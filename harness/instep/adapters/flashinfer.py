@@ -1,14 +1,14 @@
-"""FlashInfer's gated delta rule behind the `gdn` op: decode, the verify of windows and prefill, as SGLang calls them.
+"""FlashInfer's gated delta rule as the `gdn` op: decode, verify and prefill, as SGLang calls them.
 
-Pools: states [slots, HV, V, K] in fp32, K = V = 128; rows in bf16, all windows of a launch equally long. It numbers the
-snapshots by place in the launch, [n, steps, HV, V, K]; there may be more steps than the window has. Needs a card
-from Hopper on. Leaves out: bf16 states. Mirrors: flashinfer-python 0.7.2.post1.
+Pools: states [slots, HV, V, K] in fp32, K = V = 128; rows in bf16; all windows of a launch have one length. Snapshots
+are indexed by the place of a sequence in the launch, [n, steps, HV, V, K]; there may be more steps than the window has.
+Needs a Hopper GPU or later. Leaves out: bf16 states. Mirrors: flashinfer-python 0.7.2.post1.
 
-    VERIFY   `gated_delta_rule_mtp`, given the snapshots at their allocated steps (or, of `columns`, the table), and
-             `gated_delta_rule_decode_pretranspose` where a request has one row
-    EXACT    the same, given snapshots of as many steps as the window has;  STRIDED: in the engine's own pools
-    PREFILL  `chunk_gated_delta_rule`, in the slots of the pool. Operands of its products are bf16, sums and the states
-             that are carried from chunk to chunk are fp32: `products` declares `gdn.chunk` so
+    VERIFY   `gated_delta_rule_mtp` with the snapshots at their allocated steps (or, under `columns`, the table), and
+             `gated_delta_rule_decode_pretranspose` if each request has one row
+    EXACT    the same, with snapshots of as many steps as the window has;  STRIDED: in the engine's own pools
+    PREFILL  `chunk_gated_delta_rule`, in the slots of the pool. `products` declares its `gdn.chunk`: operands of
+             products are bf16, sums and the states that are carried from chunk to chunk are fp32
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ BASE = load("plain" if INTERPRETED else "triton")
 
 
 def verify(x: Launch, exact: bool = False) -> torch.Tensor:
-    """One call for each length that sequences of the launch have."""
-    if x.v.dtype is not torch.bfloat16:  # fp16 they would round, and that is no product that can be declared
+    """Make one call for each sequence length of the launch."""
+    if x.v.dtype is not torch.bfloat16:  # fp16 would be rounded to bf16, which no product declares
         raise Unsupported(f"FlashInfer's kernels read rows in bfloat16, not in {x.v.dtype}: --dtype bfloat16")
     core, lengths = torch.empty_like(x.v), x.cu_seqlens.diff()
     for length in sorted(set(lengths.tolist())):
@@ -68,7 +68,7 @@ def _equal(x: Launch, which: torch.Tensor, rows: torch.Tensor, exact: bool) -> t
 
 
 def prefill(x: Launch) -> torch.Tensor:
-    """q arrives scaled, and q and k normalised; here they are rounded to what the kernel takes. Decays without log."""
+    """q is already scaled, and q and k normalised; they are rounded to bf16 here. Decays are passed without log."""
     q, k, v = (rows.bfloat16() for rows in (x.q, x.k, x.v))
     core, _ = CHUNKED.chunk_gated_delta_rule(
         q=q, k=k, v=v, g=x.log_decay.exp(), beta=x.beta, scale=1.0, initial_state=x.pool, output_state=x.pool,

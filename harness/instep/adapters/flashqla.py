@@ -1,11 +1,11 @@
-"""FlashQLA's prefill behind the `gdn` op: `chunk_gated_delta_rule`, for all prompts of a launch at once.
+"""FlashQLA's prefill as the `gdn` op: `chunk_gated_delta_rule`, for all prompts of a launch at once.
 
-States are gathered from the pool and put back. K = V = 128; a card from Hopper on. Leaves out: decode and verify, which
-stay plain's. Mirrors: flash-qla 0.1.3.
+States are gathered from the pool and written back. K = V = 128; needs a Hopper GPU or later. Leaves out: decode and
+verify, which are those of the base op set. Mirrors: flash-qla 0.1.3.
 
-    numbers   q, k and v must be bf16 or fp16, and so are the operands of its products: what it solves of a chunk of 64
-              tokens, what is new of v, the weights between tokens, the state that a product reads. Sums, decays and the
-              state that is carried from chunk to chunk are fp32. `products` declares `gdn.chunk` so
+    numbers   q, k and v must be bf16 or fp16, and so are the operands of its products: the solution of a chunk of 64
+              tokens, the new part of v, the weights between tokens, and the state that a product reads. Sums, decays
+              and the state that is carried from chunk to chunk are fp32. `products` declares this for `gdn.chunk`
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BASE = load("plain" if INTERPRETED else "triton")
 
 
 def chunked(x: Launch) -> torch.Tensor:
-    """q arrives scaled, and q and k normalised; here they are rounded to what the kernel takes."""
+    """q is already scaled, and q and k normalised; they are rounded to bf16 here."""
     q, k, v = (rows[None].bfloat16() for rows in (x.q, x.k, x.v))
     core, state = FLASHQLA.chunk_gated_delta_rule(
         q=q, k=k, v=v, g=x.log_decay[None], beta=x.beta[None], scale=1.0, initial_state=x.pool[x.index],

@@ -1,7 +1,7 @@
-"""Commit strategies and conv forms by name: ours, and those that an op set has, a package offers, or a file holds.
+"""Find a commit strategy or conv form by name: in instep, in the op set, in a package or in a file.
 
 A name is one of ours ("rerun"), one that the op set brings (`Ops.keepers`), one that an installed package offers under
-the entry point group "instep.keepers", or `module:attribute`. Leaves out: what is then done with it.
+the entry point group "instep.keepers", or an address such as `module:attribute`. Leaves out: how an engine uses it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPTIONS = {option.removeprefix("--"): component for component, option in OPTION.
 
 
 def with_keeper(ops: Ops, option: str, name: str) -> Ops:
-    """The op set, which has a strategy of that name afterwards, or a refusal in one line."""
+    """Return the op set extended by the strategy of this name. Raises BadInput if there is none."""
     names = known(OPTIONS[option], ops)
     if name in names:
         return ops
@@ -31,5 +31,5 @@ def with_keeper(ops: Ops, option: str, name: str) -> Ops:
         expected = f"a `StrategySpec` of the component {OPTIONS[option]}"
         raise BadInput(f"--{option}", found=f"{name}, {kind}", expected=expected)
     extended = replace(ops, keepers={**ops.keepers, name: found})
-    known(OPTIONS[option], extended)  # refuses what clashes
+    known(OPTIONS[option], extended)  # refuses a name that is taken
     return extended

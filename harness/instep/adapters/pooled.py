@@ -1,7 +1,7 @@
-"""Puts a kernel that indexes pools of states itself behind the op: it is lent the engine's pools, or mirrors of them.
+"""Adapt a kernel that indexes pools of states itself: it works on the engine's pools, or on mirrors of them.
 
-A mirror is packed at the widths that are allocated. Every byte of it goes back into the engine's pool, so whatever the
-kernel wrote, and wherever, is seen there. Leaves out: the kernel; strategies that run tokens again (`dense.py`).
+A mirror is a packed copy of a pool with all allocated columns. Every byte of it is copied back into the engine's pool,
+so instep sees every write of the kernel. Leaves out: the kernel; strategies that rerun tokens (`dense.py`).
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from .returned import rows_of
 
 @dataclass(frozen=True)
 class Launch:
-    """What a kernel gets: n sequences, packed in M rows one after the other, and pools with their states.
+    """Arguments of a kernel: n sequences, packed in M rows one after the other, and pools with their states.
 
-    q, k [M, H, K], v [M, HV, V]   of a raw kernel: as the conv gives them; else normalised, q times K ** -0.5
-    log_decay, beta [M, HV]        not of a raw kernel;  a, b [M, HV], A_log, dt_bias [HV]: only of a raw one
-    cu_seqlens [n + 1]             where each sequence begins in the rows; all indices are int64
-    pool [units, HV, V, K]         states, as the order of axes that was asked for ("KV": [units, HV, K, V])
+    q, k [M, H, K], v [M, HV, V]   for a raw kernel, the output of the conv; else normalised, and q times K ** -0.5
+    log_decay, beta [M, HV]        not for a raw kernel;  a, b [M, HV], A_log, dt_bias [HV]: only for a raw one
+    cu_seqlens [n + 1]             first row of each sequence, and M; all indices are int64
+    pool [units, HV, V, K]         states, with the axes in the requested order ("KV": [units, HV, K, V])
     index [n]                      each sequence's unit of the pool: its state before the first row
-    stores                         whether the state after the last row goes there, too; else the unit must not change
-    window                         the most rows that a sequence has in this launch: the window in force of a verify
+    stores                         store the state after the last row there; if False, the unit must not change
+    window                         maximum number of rows of a sequence in this launch: a verify's current window
     snapshots, rows                [rows, columns, ..], [n]: the state after row t goes to snapshots[rows[i], t]
-    blocks, column                 [n, columns], [n]: the state after row t goes to unit blocks[i, t] of the pool; the
-                                   state before stands in column `column`, so index[i] = blocks[i, column[i]]
-    What does not apply is None. `columns` is what is allocated: it may be more than the window in force.
+    blocks, column                 [n, columns], [n]: the state after row t goes to unit blocks[i, t] of the pool, and
+                                   index[i] = blocks[i, column[i]] contains the state before the rows
+    An argument that does not apply is None. `columns` is the allocated number, and may exceed the current window.
     """
 
     q: torch.Tensor
@@ -64,9 +64,9 @@ class Launch:
     column: Any = None
 
 
-Kernel = Callable[[Launch], torch.Tensor]  # -> core [M, HV, V]; it may change its pools, and nothing else
-Rows = Callable[[torch.Tensor], dict[str, Any]]  # the fields of a launch that hold these packed rows
-GUARD = 8192.0  # what stands around a mirror: finite, the same in every dtype, and too large for a state
+Kernel = Callable[[Launch], torch.Tensor]  # -> core [M, HV, V]; it may change only its pools
+Rows = Callable[[torch.Tensor], dict[str, Any]]  # the fields of a launch with these packed rows
+GUARD = 8192.0  # fills the guards of a mirror: finite, exact in every dtype, and too large for a state
 GATED, RAW = ("log_decay", "beta"), ("a", "b", "A_log", "dt_bias")
 
 
@@ -74,13 +74,13 @@ def pooled(
     base: Ops, *, name: str, window: Kernel | None = None, chunk: Kernel | None = None, raw: bool = False,
     strided: bool = False, packed: bool = False, order: StateLayout = "VK",
 ) -> Ops:
-    """`base` with kernels over pools: `window` for decode and verify, `chunk` for prefill; None leaves it to plain.
+    """`base` with kernels over pools: `window` for decode and verify, `chunk` for prefill (None: that of `plain`).
 
-    raw      the kernel norms q and k and computes the gates itself. What stays inside it cannot be shown: the read-out
-             is then judged from what goes into the kernel
-    strided  no mirrors: the kernel gets the engine's own pools, whose units do not lie side by side
-    packed   the same, but pools lie side by side, because the engine leaves out red zones and padding
-    order    how the kernel's states lie: "VK" is [HV, V, K] with K contiguous, as in SGLang and vLLM
+    raw      the kernel normalises q and k and computes the gates itself. Its intermediate results are not visible, so
+             instep computes the expected read-out from the kernel's inputs
+    strided  no mirrors: the kernel gets the engine's own pools, whose units have gaps between them
+    packed   the same without gaps: the engine allocates its pools without red zones and padding
+    order    layout of the kernel's states: "VK" is [HV, V, K] with K contiguous, as in SGLang and vLLM
     """
     if order not in get_args(StateLayout):
         raise BadInput("pooled: order", found=repr(order), expected=" or ".join(get_args(StateLayout)))
@@ -130,22 +130,22 @@ def pooled(
     )
 
 
-Lend = Callable[[torch.Tensor], AbstractContextManager[torch.Tensor]]  # a pool -> around a call: what the kernel gets
+Lend = Callable[[torch.Tensor], AbstractContextManager[torch.Tensor]]  # a pool -> the pool of the kernel, for one call
 
 
 def _run(kernel: Kernel, rows: Rows, part: Part, lend: Lend, core: torch.Tensor) -> None:
     if part.ring is not None or part.settled is not None:
-        raise Unsupported("a kernel over pools runs no kept token again; strategies snapshot and columns need none")
+        raise Unsupported("pooled kernels cannot rerun kept tokens; use --strategy snapshot or columns")
     which = torch.nonzero((part.count > 0) & (part.read.units >= 0))[:, 0]
     if not len(which):
         return
     units, column, fresh = part.read.units[which], part.read.column, part.fresh[which]
     ends, taken = packed_rows(part, which)
     if not stored_where_read(part, which) or (part.store is None and fresh.any()):
-        raise Unsupported("a kernel over pools stores a state where it has read it")
+        raise Unsupported("a pooled kernel stores a state in the unit that it has read")
     with ExitStack() as lent:
         pool, index, where = lent.enter_context(lend(part.read.pool)), units, dict[str, Any]()
-        if column is not None:  # a column of a slot is a unit of its own
+        if column is not None:  # each column of a slot is a unit
             columns, pool = pool.shape[1], _flat(pool)
             blocks = units[:, None] * columns + torch.arange(columns, device=units.device)
             index = blocks.gather(1, column[which, None])[:, 0]
@@ -164,7 +164,7 @@ def _run(kernel: Kernel, rows: Rows, part: Part, lend: Lend, core: torch.Tensor)
 
 
 def packed_rows(part: Part, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of these requests: [n + 1] where each begins when they are packed one after the other, [M] their rows."""
+    """Pack the rows of these requests one after the other -> [n + 1] first row of each, [M] rows in the launch."""
     lengths = part.count[which]
     ends = pad(lengths.cumsum(0), (1, 0))
     rows = torch.arange(int(ends[-1]), device=ends.device) + (part.begin[which] - ends[:-1]).repeat_interleave(lengths)
@@ -182,12 +182,12 @@ def stored_where_read(part: Part, which: torch.Tensor) -> bool:
 def _flat(pool: torch.Tensor) -> torch.Tensor:
     """[slots, columns, ..] as [slots * columns, ..]."""
     if pool.stride(0) != pool.shape[1] * pool.stride(1):
-        raise Unsupported("columns of strided pools do not lie at one distance from each other: packed=True")
+        raise Unsupported("columns of strided pools are not evenly spaced: use packed=True")
     return pool.flatten(0, 1)
 
 
 def allocated(snapshots: torch.Tensor) -> torch.Tensor:
-    """All columns that lie between one unit and the next, where only those of the window in force were given."""
+    """All allocated columns of a pool of which only the columns of the current window were passed."""
     units, _, *block = snapshots.shape
     unit, column, *inner = snapshots.stride()
     return snapshots.as_strided((units, unit // column, *block), (unit, column, *inner))
@@ -197,12 +197,12 @@ def mirrored(order: StateLayout) -> Lend:
     @contextmanager
     def mirror(pool: torch.Tensor) -> Iterator[torch.Tensor]:
         pool = _ordered(pool, order)
-        lines = pool.new_full((len(pool) + 2, *pool.shape[1:]), GUARD)  # a unit more at each end: nobody's
+        lines = pool.new_full((len(pool) + 2, *pool.shape[1:]), GUARD)  # and a guard unit at each end
         lines[1:-1] = pool
         yield lines[1:-1]
         pool.copy_(lines[1:-1])
-        for line, where in ((lines[0], "before the first"), (lines[-1], "behind the last")):
-            if not (line == GUARD).all():  # a NaN that was written there is no guard either
+        for line, where in ((lines[0], "before the first"), (lines[-1], "after the last")):
+            if not (line == GUARD).all():  # also finds a NaN
                 raise IndexError(f"the kernel wrote {where} of the {len(pool)} units of a pool")
 
     return mirror
@@ -213,12 +213,12 @@ def lent_own(order: StateLayout) -> Lend:
     def own(pool: torch.Tensor) -> Iterator[torch.Tensor]:
         pool = _ordered(pool, order)
         if pool.stride(-1) != 1:
-            raise Unsupported(f"the kernel's states lie as {order}: --layout {order}, or let it have mirrors")
+            raise Unsupported(f"the kernel's states have the layout {order}: use --layout {order}, or mirrors")
         yield pool
 
     return own
 
 
 def _ordered(pool: torch.Tensor, order: StateLayout) -> torch.Tensor:
-    """A pool of states seen as [.., HV, K, V] in the order of the kernel's axes."""
+    """View a pool of states [.., HV, K, V] in the order of the kernel's axes."""
     return pool.mT if order == "VK" else pool

@@ -1,6 +1,6 @@
-"""Around a call of somebody's kernel: what it may only read is the same afterwards, to the bit.
+"""Check that a call of a kernel leaves its read-only arguments unchanged, to the bit.
 
-Leaves out: what it may write, which is compared in the engine's own pools.
+Leaves out: memory that the kernel may write, which is compared in the engine's own pools.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..observe.exercised import judged
 
 @contextmanager
 def only_read(given: Mapping[str, object]) -> Iterator[None]:
-    """The tensors among these, by the names under which the kernel knows them, while it is judged."""
+    """Compare the tensors among these arguments before and after the call, if the kernel is being judged."""
     read = {name: value for name, value in given.items() if isinstance(value, torch.Tensor) and judged()}
     before = {name: value.clone() for name, value in read.items()}
     yield

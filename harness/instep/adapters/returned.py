@@ -15,7 +15,7 @@ Shape = Sequence[int]
 
 
 class WrongResult(TypeError):
-    """A kernel returned something else than its adapter expects. code: of the kernel; None if it is not Python's."""
+    """The kernel returned a value that its adapter does not expect. code: the kernel's, None if it has none."""
 
     def __init__(self, kernel: Callable[..., object], text: str) -> None:
         self.code: CodeType | None = getattr(kernel, "__code__", None)
@@ -23,9 +23,9 @@ class WrongResult(TypeError):
 
 
 def rows_of(kernel: Callable[..., object], found: object, name: str, due: Shape) -> torch.Tensor:
-    """The rows in the shape that is due. Leading axes may be split: [1, M, HV, V] has the rows of [M, HV, V].
+    """Return the rows in the expected shape. Leading axes may be split: [1, M, HV, V] has the rows of [M, HV, V].
 
-    name: what an error calls the tensor
+    name: the tensor's name in an error
     """
     rows = _tensor(kernel, found, name, due)
     inner = list(due[1:])
@@ -35,7 +35,7 @@ def rows_of(kernel: Callable[..., object], found: object, name: str, due: Shape)
 
 
 def pair_of(kernel: Callable[..., object], found: object, **due: Shape) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows and the memory that a dense kernel returned. due: the name and the shape of both."""
+    """Return the rows and the memory that a dense kernel returned. due: name and shape of both."""
     (name, rows), (memory_name, memory) = due.items()
     expected = f"({name} {list(rows)}, {memory_name} {list(memory)})"
     if not isinstance(found, tuple | list) or len(found) != len(due):

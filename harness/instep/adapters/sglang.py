@@ -1,13 +1,13 @@
-"""SGLang's kernels of the gated delta rule behind the `gdn` op, called as its GDN backend calls them.
+"""SGLang's kernels of the gated delta rule as the `gdn` op, called as its GDN backend calls them.
 
-Pools: states [slots, HV, V, K]; the snapshots of a verify [rows, steps, HV, V, K] by batch row, at their allocated
-steps. Leaves out: its scheduler; its conv, scatter and fold (`sglang_commit.py`). Mirrors: sglang 0.5.12 to 0.5.23.
+Pools: states [slots, HV, V, K]; snapshots of a verify [rows, steps, HV, V, K], by batch row, with all allocated steps.
+Leaves out: its scheduler; its conv, scatter and fold (`sglang_commit.py`). Mirrors: sglang 0.5.12 to 0.5.23.
 
     SIGMOID     `fused_sigmoid_gating_delta_rule_update`: verify and decode, norms and gates inside
-    DECODE      the same, and `fused_recurrent_gated_delta_rule_packed_decode` where each request has one row
-    RECURRENT   `fused_recurrent_gated_delta_rule_update`, told the steps of the window in force
-    ALLOCATED   the same, told the allocated steps;  STRIDED: and in the engine's own pools, which are strided
-    CHUNKED     `chunk_gated_delta_rule` for prefill, beside ALLOCATED;  CHUNKED_STRIDED: in strided pools
+    DECODE      the same, and `fused_recurrent_gated_delta_rule_packed_decode` if each request has one row
+    RECURRENT   `fused_recurrent_gated_delta_rule_update` with the steps of the current window
+    ALLOCATED   the same with the allocated steps;  STRIDED: also in the engine's own pools, which are strided
+    CHUNKED     `chunk_gated_delta_rule` for prefill, and ALLOCATED for the rest;  CHUNKED_STRIDED: in strided pools
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from instep_optimized.ops import load
 
 from .pooled import Launch, pooled
 
-NOW, THEN = "sglang.kernels.ops", "sglang.srt.layers.attention"  # where kernels stand since 0.5.23, and before
+NOW, THEN = "sglang.kernels.ops", "sglang.srt.layers.attention"  # packages with the kernels since 0.5.23, and before
 DEVICE = "cpu" if INTERPRETED else "cuda"
 BASE = load("plain" if INTERPRETED else "triton")
 
 
 def take(name: str, *modules: str) -> Any:
-    """`name` of the first of the modules that is there."""
+    """`name` in the first of the modules that exists."""
     for module in modules:
         try:
             there = find_spec(module) is not None
-        except ModuleNotFoundError:  # not even its package
+        except ModuleNotFoundError:  # its package is missing, too
             there = False
         if there:
             return getattr(import_module(module), name)
@@ -72,9 +72,10 @@ def decode(x: Launch) -> torch.Tensor:
 
 
 def recurrent(x: Launch, steps: int | None = None) -> torch.Tensor:
-    """Its check of lengths asks for snapshot rows even where there are no snapshots.
+    """Call the kernel. Its check of lengths needs snapshot rows even if there are no snapshots.
 
-    steps   what it is told as the snapshots' steps; left out: those of the window in force, as a caller has them
+    steps: number of steps of the snapshots to pass to the kernel. None means those of the current window, which a
+    caller knows
     """
     core: torch.Tensor = UPDATE(
         q=x.q[None], k=x.k[None], v=x.v[None], g=x.log_decay[None], beta=x.beta[None], scale=1.0,
@@ -90,8 +91,8 @@ def allocated(x: Launch) -> torch.Tensor:
 
 
 def chunked(x: Launch) -> torch.Tensor:
-    """`chunk_gated_delta_rule` refuses fp32 rows; the function behind it does not, and in fp32 its error is not
-    hidden by products in halves."""
+    """Prefill. `chunk_gated_delta_rule` refuses fp32 rows, but the function that it calls accepts them. In fp32 the
+    rounding of 16-bit products does not hide errors."""
     chunk = take("ChunkGatedDeltaRuleFunction", f"{NOW}.attention.fla.chunk", f"{THEN}.fla.chunk")
     core, _ = chunk.apply(
         x.q[None], x.k[None], x.v[None], x.log_decay[None], x.beta[None], 1.0, x.pool, x.index.int(), x.cu_seqlens,

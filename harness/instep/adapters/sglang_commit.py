@@ -1,8 +1,8 @@
-"""What SGLang does around its recurrent kernels, behind the ops `conv`, `move` and, for what is run again, `gdn`.
+"""SGLang's kernels around the recurrence, as the ops `conv`, `move` and, for rerun tokens, `gdn`.
 
     CONV     `causal_conv1d_update` with the windows that a verify keeps, `causal_conv1d_fn` for prefill
     SCATTER  `fused_mamba_state_scatter_with_mask`: the accepted snapshot into the slot
-    FOLD     ReplaySSM's commit (since 0.5.23): accepted tokens are run again from what was kept of them
+    FOLD     ReplaySSM's commit (since 0.5.23): reruns the accepted tokens from their kept inputs
 
 Leaves out: the delta rule of the window (`sglang.py`).
 """
@@ -29,7 +29,7 @@ def _conv(name: str) -> Any:
 
 
 def update(call: ConvLaunch) -> torch.Tensor:
-    """Sequences of one length, [n, C, length]. A verify shifts the live window, which SGLang's commit repairs."""
+    """Serve sequences of one length, [n, C, length]. A verify shifts the live window; SGLang's commit repairs it."""
     given: torch.Tensor = _conv("causal_conv1d_update")(
         call.even, call.pool, call.weight, None, "silu", conv_state_indices=call.index.int(),
         intermediate_conv_window=call.snapshots,
@@ -48,14 +48,14 @@ def prefill(call: ConvLaunch) -> torch.Tensor:
 
 
 class OnCard(torch.Tensor):
-    """A tensor that says it is on a GPU: the scatter asks, though its kernel would not mind."""
+    """A tensor whose `is_cuda` is true: the scatter requires that, although its kernel also runs on a CPU."""
 
     is_cuda = True
 
 
 def scatter(*, source: Address, target: Address) -> None:
-    """The snapshots at `column` into the slots. It asks for packed pools, so it gets copies; every byte of both goes
-    back."""
+    """Copy the snapshots at `column` into the slots. The kernel needs packed pools, so it works on copies of both;
+    every byte of them is copied back."""
     if source.column is None or target.column is not None:
         return plain_move(source=source, target=target)
     run = take("fused_mamba_state_scatter_with_mask", *(f"{place}.mamba_state_scatter_triton" for place in MAMBA))
@@ -72,7 +72,7 @@ def fold(
     *, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor,
     lengths: torch.Tensor, state: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens run again go through the fold, rows of a window through the kernel whose bits the fold must give."""
+    """Use the fold for rerun tokens, and for rows of a window the kernel whose bits the fold must reproduce."""
     pool, n = state.mT.contiguous(), len(lengths)
     own = torch.arange(n, device=state.device).int()
     if q is not k:
@@ -87,7 +87,7 @@ def fold(
     inside = torch.arange(most, device=state.device) < lengths[:, None]
 
     def ring(rows: torch.Tensor) -> torch.Tensor:
-        """[M, heads, ..] packed -> [1, n, heads, most, ..], as its rings lie."""
+        """Packed [M, heads, ..] -> [1, n, heads, most, ..], the layout of its rings."""
         lines: Any = rows.new_zeros(n, most, *rows.shape[1:])
         lines[inside] = rows
         return lines.transpose(1, 2).contiguous()[None]  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
-"""Where the kernels of each package stand in its wheel, and what the rest of the wheel must answer.
+"""Import the kernels of SGLang and vLLM from an unpacked wheel, with stubs for the rest of the package.
 
-Leaves out: the kernels' arguments (one file per package beside this one).
+Leaves out: the kernels' arguments (`sglang.py`, and the peers of the benchmark).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from instep_optimized.kernels.runtime import INTERPRETED
 
 from .unpacked import bare
 
-# Where SGLang's kernels stand since 0.5.23, and where before.
+# Packages with SGLang's kernels: since 0.5.23, and before.
 SGLANG = ("sglang.kernels.ops", "sglang.srt.layers.attention.fla", "sglang.srt.layers.attention.mamba")
 VLLM = ("vllm.third_party.flash_linear_attention.ops", "vllm.model_executor.layers.mamba.ops.causal_conv1d")
-assert INTERPRETED in (True, False)  # the import decides whether Triton interprets; so it comes before Triton's
+assert INTERPRETED in (True, False)  # its import decides how Triton runs, so it precedes that of Triton
 
 
 def load(module: str, unpacked: Callable[[], None]) -> Any:
@@ -34,7 +34,7 @@ def load(module: str, unpacked: Callable[[], None]) -> Any:
 
 
 def sglang() -> None:
-    """SGLang's kernels without SGLang's other 60 requirements. On a card they are told what it is, as SGLang would."""
+    """Import SGLang's kernels without its other 60 requirements. On a GPU the stubs return its properties."""
     common: dict[str, object] = {"torch_release": (2, 11)}
     names: dict[str, dict[str, object]] = {"sglang.srt.utils.common": common}
     if not INTERPRETED:
@@ -49,7 +49,7 @@ def sglang() -> None:
 
 
 def vllm() -> None:
-    """vLLM's kernels without vLLM's platform."""
+    """Import vLLM's kernels without its platform code."""
     import triton
     import triton.language as tl
     from triton.language.extra import libdevice

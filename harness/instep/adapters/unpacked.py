@@ -1,11 +1,10 @@
-"""Imports single modules out of an unpacked wheel, without the packages that the rest of the wheel needs.
+"""Import single modules from an unpacked wheel, without the packages that the rest of the wheel needs.
 
     bare("sglang", Path("unpacked/sglang-0.5.23"), keep=("sglang.kernels.ops",))
     from sglang.kernels.ops.attention.fla.chunk import chunk_gated_delta_rule
 
-Modules under `keep` are the wheel's own, unchanged. Parent packages are there without their `__init__`. Every other
-module of the package is a stub: each name in it is a function that answers False. Leaves out: what the modules are
-used for.
+Modules under `keep` are the wheel's own, unchanged. Parent packages exist without their `__init__`. Every other module
+of the package is a stub: each name in it is a function that returns a false value. Leaves out: the use of the modules.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ import torch
 
 
 class Absent:
-    """What a stub gives for a name: callable, with attributes, and false."""
+    """The value of every name in a stub: callable, with attributes, and false."""
 
     def __call__(self, *args: object, **options: object) -> Any:
-        """False; a function that it decorates stays as it is."""
+        """Return a false value. As a decorator, return the function unchanged."""
         return args[0] if len(args) == 1 and callable(args[0]) and not isinstance(args[0], Absent) else Absent()
 
     def __getattr__(self, name: str) -> Any:
@@ -45,7 +44,7 @@ class Absent:
 
 
 class _Stub(Loader):
-    """Makes a module in which every name is there; of a folder under `keep`, one that has its submodules alone."""
+    """Make a module in which every name exists. For a folder under `keep`, only its submodules exist."""
 
     def __init__(self, names: Mapping[str, object], kept: bool) -> None:
         self.names, self.kept = names, kept
@@ -60,7 +59,7 @@ class _Stub(Loader):
 
 
 class _Mended(SourceFileLoader):
-    """Loads a file. Where Triton interprets, its kernels are then given what the interpreter lacks."""
+    """Load a file. If Triton interprets kernels, add what its interpreter lacks to the module."""
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
@@ -71,7 +70,7 @@ class _Mended(SourceFileLoader):
 
 
 class Bare(MetaPathFinder):
-    """Finds the modules of one package as the top of this file says."""
+    """Find the modules of one package, as this file's docstring describes."""
 
     def __init__(
         self, package: str, root: Path, keep: Sequence[str], names: Mapping[str, Mapping[str, object]]
@@ -89,7 +88,7 @@ class Bare(MetaPathFinder):
             spec.has_location = True
             return spec
         if kept and not place.is_dir():
-            return None  # then Python says that there is no such module
+            return None  # Python raises ModuleNotFoundError
         spec = ModuleSpec(name, _Stub(self.names.get(name, {}), kept), is_package=True)
         spec.submodule_search_locations = [str(place)]
         return spec
@@ -99,7 +98,7 @@ def bare(
     package: str, root: Path | None = None, *, keep: Sequence[str],
     names: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Bare:
-    """From now on `package` comes from `root`, or from the first place of Python's path that has it.
+    """Import `package` from `root`, or from the first folder of Python's path that has it, from now on.
 
     names   stub module -> names that it must have, with their values
     """
@@ -116,12 +115,12 @@ def bare(
 
 
 def mend(module: ModuleType) -> None:
-    """Give the kernels of a module what Triton's interpreter lacks.
+    """Add to the kernels of a module what Triton's interpreter lacks.
 
-    tuning    the first configuration is taken: to tune there must be a driver
-    loops     an index is a scalar of Triton's, with its methods, as in a compiled kernel
-    names     a builtin under a name of its own (exp = tl.exp) is looked up when it is called
-    masks     conditions that came out as numbers are truth values again
+    tuning    the first configuration is used, because tuning needs a driver
+    loops     a loop index is a Triton scalar with its methods, as in a compiled kernel
+    names     a builtin under another name (exp = tl.exp) is looked up when it is called
+    masks     conditions that were computed as numbers become truth values again
     """
     import triton.language as tl
     from triton.language.core import is_builtin
@@ -141,12 +140,12 @@ def mend(module: ModuleType) -> None:
     for member, place in (("create_masked_load", 1), ("create_masked_store", 2)):
         if not hasattr(real := getattr(InterpreterBuilder, member), "__wrapped__"):
             setattr(InterpreterBuilder, member, _truth(real, place))
-    if not hasattr(torch.cpu, "device"):  # kernels enter the device of their tensors; the CPU has none to enter
+    if not hasattr(torch.cpu, "device"):  # kernels enter the device of their tensors, which the CPU lacks
         torch.cpu.device = lambda index: nullcontext()  # type: ignore[attr-defined]
 
 
 def _truth(member: Callable[..., Any], place: int) -> Callable[..., Any]:
-    """A load or store of the interpreter's builder; its mask, argument number `place`, as truth values."""
+    """Wrap a load or store of the interpreter's builder: its mask, argument number `place`, becomes truth values."""
 
     @wraps(member)
     def run(builder: Any, *args: Any) -> Any:
@@ -158,7 +157,7 @@ def _truth(member: Callable[..., Any], place: int) -> Callable[..., Any]:
 
 
 def indices(*bounds: Any) -> Iterator[Any]:
-    """`range`. Where a bound is a scalar of Triton's, the indices are."""
+    """`range` whose indices are Triton scalars if a bound is one."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
