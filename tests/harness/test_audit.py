@@ -366,7 +366,8 @@ def test_checks_that_compared_nothing_are_listed_by_reason(brief, instep, tmp_pa
     found = [one for one in json.loads(file.read_text())["not_compared"] if one["check"] == "directed"]
     assert len({one["where"] for one in found}) > 3 and len(found) > 20
     first = f"first at event {found[0]['event']}, {found[0]['where']}"
-    assert f"directed did not compare {len(found)} times: no wrong state can be told from the right one, {first}" in out
+    why = f"no wrong state can be distinguished from the right one, {first}"
+    assert f"directed did not compare {len(found)} times: {why}" in out
     assert out.count("directed did not compare") == 1 and "left out: T1" in out and "--tiers" not in out
 
 

@@ -201,7 +201,7 @@ def test_a_batch_that_is_too_small_to_judge_is_inconclusive(tmp_path: Path, inst
     told = json.loads(file.read_text())
     assert done.code == told["exit"] == Exit.INCONCLUSIVE and told["judged"] == [] and told["says"] == {}
     assert "INCONCLUSIVE  before (plain) cannot be judged" in done.out and "a larger --batch" in done.out
-    assert "DIVERGED" not in done.out and "could not be told from the right one" in told["refused"]
+    assert "DIVERGED" not in done.out and "could not be distinguished from the right one" in told["refused"]
 
 
 def test_wrong_arm_is_reported_before_an_unjudged_one() -> None:

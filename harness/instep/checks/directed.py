@@ -55,13 +55,13 @@ class Directed:
                 yield of_prefix(piece.prefix, self._comparison(context, piece, found, looked))
             else:
                 where = f"{piece.place('state')} of {piece.request}"
-                yield Skipped(self.name, context.index, "no wrong state can be told from the right one", where)
+                yield Skipped(self.name, context.index, "no wrong state can be distinguished from the right one", where)
         if undecided > UNDECIDED_CAP * pairs:
             yield Comparison(
                 "undecidable", self.tier, context.index, context.kind, pieces[-1].place("state"), elements=pairs,
                 worst=undecided / pairs, allowed=UNDECIDED_CAP, undecided=undecided,
                 problem=Problem(
-                    "undecided", f"{undecided} of {pairs} wrong states could not be told from the right one"),
+                    "undecided", f"{undecided} of {pairs} wrong states could not be distinguished from the right one"),
             )  # fmt: skip
 
     def _comparison(
