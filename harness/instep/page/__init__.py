@@ -1,8 +1,8 @@
-"""Results as HTML pages that need no network: the verdict and tables as text, then charts that answer a click.
+"""HTML pages of results, which work offline: the verdict and tables as text, then charts that can be clicked.
 
-    document.py, assets/  the frame that all pages share, and their scripts: shared.js, events.js, plots.js
+    document.py, assets/  the frame of all pages, and their scripts: shared.js, events.js, plots.js
     replay.py             events: `cells.py` the heat map, `lanes.py` the timeline, `maps.py` tensors of a finding
-    family.py             results of other commands, each told in a file of its own; `parts.py` has what they share
+    family.py             results of other commands, one file for each; `parts.py` has their common parts
 
-Leaves out: the words (`instep.report`), which pages have from there, and writing the file (`instep.atomic_write`).
+Leaves out: the wording (`instep.report`) and the writing of the file (`instep.atomic_write`).
 """

@@ -1,4 +1,4 @@
-"""The page of `instep audit`: what of a recording was judged, token by token; of one with events, layers and events.
+"""The page of `instep audit`: the judged tokens of a recording, and its layers and events if it has events.
 
 Leaves out: the judgement (`instep.audit`).
 """
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ..audit.audit import Audit
 
 MOST = 200  # requests whose tokens are drawn, those with findings first
-DETAILED = 5000  # tokens; where there are more, neighbours that are alike share a cell
-BY = {"g": "chosen", "d": "random", "k": "missing"}  # how a token was chosen, as a result has it -> kind of a cell
-SAYS = {"chosen": "argmax: the model's margin judges it", "random": "drawn: it is drawn again from the model's logits",
-        "missing": "judged in the text of the request that this one goes on from", "found": "not what the model says"}
+DETAILED = 5000  # tokens; with more, equal neighbours share a cell
+BY = {"g": "chosen", "d": "random", "k": "missing"}  # how a token was chosen, in a result -> kind of a cell
+SAYS = {"chosen": "argmax, judged by the model's margin", "random": "sampled, and again from the model's logits",
+        "missing": "judged in the request that this one continues", "found": "differs from the model"}
 COUNTS = ("engine", "events", "requests", "tokens", "decided", "ties", "windows", "drafts", "accepted", "rounding",
           "walks", "seconds", "peak_mib")  # fmt: skip
 
@@ -37,7 +37,7 @@ def page(found: Data) -> Page:
             f"{short(found['elements'])} numbers"]
     return Page(
         f"{found['recording']}, {found['engine']}", Exit(found["exit"]), [*said, *found["notes"]],
-        "Every token that was said is what the model says behind the tokens before it.", messages(runs),
+        "Every generated token is the model's choice after the tokens before it.", messages(runs),
         [_counts(found, texts), totals(found.get("runs", ()))],
         {"plots": [_strip(texts, found["findings"])] if texts else [],
          "legend": [[kind, words] for kind, words in SAYS.items()] if texts else [], "says": SAYS},
@@ -47,13 +47,13 @@ def page(found: Data) -> Page:
 
 def _counts(found: Data, texts: list[Data]) -> Listing:
     lines = [(name.replace("_", " "), str(found[name])) for name in COUNTS if found.get(name) not in (None, "")]
-    lines += [("tokens that were drawn", str(sum(text["by"].count("d") for text in texts)))] * bool(texts)
+    lines += [("sampled tokens", str(sum(text["by"].count("d") for text in texts)))] * bool(texts)
     lines += [("not judged", one["what"]) for one in found.get("not_judged", ())]
     return Listing(("what", "found"), lines, "What was judged")
 
 
 def _requests(texts: list[Data]) -> Listing:
-    heads = ("request", "tokens of its prompt", "tokens said", "of them drawn", "judged in another text")
+    heads = ("request", "prompt tokens", "generated tokens", "sampled tokens", "judged in another request")
     return Listing(heads, [
         (text["request"], str(text["prompt"]), str(text["tokens"]), *(str(text["by"].count(by)) for by in "dk"))
         for text in texts
@@ -61,7 +61,7 @@ def _requests(texts: list[Data]) -> Listing:
 
 
 def _strip(texts: list[Data], findings: list[Data]) -> dict[str, Any]:
-    """A row for each request, a column for each token."""
+    """A plot with a row for each request and a column for each token."""
     wrong = {(one["request"], one.get("token")): one["diagnosis"] for one in findings}
     texts = sorted(texts, key=lambda text: all(text["request"] != request for request, _ in wrong))[:MOST]
     apart = sum(text["tokens"] for text in texts) <= DETAILED
@@ -71,13 +71,13 @@ def _strip(texts: list[Data], findings: list[Data]) -> dict[str, Any]:
         for _, alike in groupby(each, key=lambda one: one[0] if apart or one[2] else one[1]):
             (token, kind, said), *more = alike
             cells.append([row, token, "found" if said else kind, "", said, token + len(more)])
-    rows = [(text["request"], {"lines": [f"{text['prompt']} tokens of prompt"]}) for text in texts]
+    rows = [(text["request"], {"lines": [f"{text['prompt']} prompt tokens"]}) for text in texts]
     columns = list(map(str, range(max(text["tokens"] for text in texts))))
-    return {**matrix("Tokens that were said", rows, columns, cells), "numbered": "token "}
+    return {**matrix("Generated tokens", rows, columns, cells), "numbered": "token "}
 
 
 def charts_of(audit: Audit) -> dict[str, Any]:
-    """Layers and events, and the timeline, of a recording that has events; tokens and counts stand at their events."""
+    """Layers and events, and the timeline, of a recording with events; tokens and counts are at their events."""
     trace, outcome = audit.trace, audit.replay
     if not trace.events:
         return {}

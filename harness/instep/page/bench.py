@@ -1,6 +1,6 @@
-"""The page of `instep bench`: time beside floor and peers, a round's time by kind of work, what checks of answers said.
+"""The page of `instep bench`: times compared with floor and peers, a round's time by kind of work, checks of answers.
 
-An arm of ours whose answers are wrong has no time: its finding stands in the time's place. Leaves out: measuring.
+An arm of ours with wrong answers has no time: the page shows its finding instead. Leaves out: measuring.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .document import Listing, Page
 from .parts import Data
 
 MOST_LINES = 4  # of a plot of curves, its base line included
-BAD = [["bad", "its answers are wrong: beside its time, or, at the top, instead of it"]]
+BAD = [["bad", "its answers are wrong: a mark at its time, or at the top if it has no time"]]
 
 
 def page(found: Data) -> Page:
@@ -33,8 +33,9 @@ def page(found: Data) -> Page:
             f"this machine copies {rates['copy'] / 1e12:.3g} TB/s, reads {rates['read'] / 1e12:.3g} TB/s, multiplies "
             f"{rates['product'] / 1e12:.3g} TFLOP/s"]  # fmt: skip
     return Page(
-        "Times", Exit(found["exit"]), said, "Every answer is checked before it is timed; the floor is what the machine "
-        "needs to move and multiply what a cell must.", ["\n".join(ours)] * bool(ours), [_kinds(found), _peers(rows)],
+        "Times", Exit(found["exit"]), said, "Every answer is checked before it is timed. The floor is the time that "
+        "this machine needs for the bytes and products of a cell.", ["\n".join(ours)] * bool(ours),
+        [_kinds(found), _peers(rows)],
         {"plots": [*_ratios(rows), *_curves(rows), *_work(rows)], "legend": BAD if wrong else []}, [_table(rows)],
         word={Exit.DIVERGED: "WRONG", Exit.AGREED: "right"}.get(Exit(found["exit"]), ""),
     )  # fmt: skip
@@ -55,7 +56,7 @@ def _kinds(found: Data) -> Listing:
 
 
 def _peers(rows: list[Data]) -> Listing:
-    """What the checks said of other packages' answers, by kernel."""
+    """Whether the answers of other packages are right, by kernel."""
     arms: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         for arm, told in row["arms"].items():
@@ -63,7 +64,7 @@ def _peers(rows: list[Data]) -> Listing:
                 arms.setdefault((told["peer"], arm, row["kind"]), []).append(told["finding"])
     lines = [(*names, f"{sum(not one for one in said)} of {len(said)}", next(filter(None, said), ""))
              for names, said in sorted(arms.items())]  # fmt: skip
-    return Listing(("peer", "arm", "kind", "right in", "first finding"), lines, "What checks said of peers",
+    return Listing(("peer", "arm", "kind", "right in", "first finding"), lines, "Checks of peers",
                    [number for number, line in enumerate(lines) if line[-1]])  # fmt: skip
 
 
@@ -75,7 +76,7 @@ def _table(rows: list[Data]) -> Listing:
             lines.append((row["kind"], key(row["cell"]), arm, told["peer"], *_figures(row, told), _said(told)))
         lines += [(row["kind"], key(row["cell"]), arm, *[""] * 6, why) for arm, why in row["absent"].items()]
     heads = ("kind", "cell", "arm", "package", "us", "quartiles", "mean", "floor", "mean / floor",
-             "how, or what is wrong")  # fmt: skip
+             "how it was timed, or what is wrong")  # fmt: skip
     return Listing(heads, lines, "Every cell", bad, [line[0] for line in lines])
 
 
@@ -87,8 +88,8 @@ def _figures(row: Data, told: Data) -> tuple[str, str, str, str, str]:
 
 
 def _said(told: Data) -> str:
-    beside = f"; {told['above']}" if "above" in told else ""
-    return (f"WRONG: {told['finding']}" if told["finding"] else str(told.get("how", ""))) + beside
+    more = f"; {told['above']}" if "above" in told else ""
+    return (f"WRONG: {told['finding']}" if told["finding"] else str(told.get("how", ""))) + more
 
 
 def _ratios(rows: Sequence[Data]) -> Iterator[dict[str, Any]]:
@@ -113,7 +114,7 @@ def _ratios(rows: Sequence[Data]) -> Iterator[dict[str, Any]]:
 
 
 def _times(row: Data) -> tuple[dict[str, float], dict[str, float]]:
-    """Arm -> its mean: ours, and those of other packages. Arms with wrong answers are left out.
+    """Arm -> its mean: ours, and those of other packages. Arms with wrong answers are skipped.
 
     If a peer's kernel computes norms and gates, too, only our arms that do so are compared with it.
     """
@@ -125,9 +126,9 @@ def _times(row: Data) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _curves(rows: Sequence[Data]) -> Iterator[dict[str, Any]]:
-    """For each kind, against its axis: times of the fastest arms beside the floor; ours as multiples of a peer.
+    """For each kind, against its axis: times of the fastest arms and the floor; ours as multiples of a peer.
 
-    A plot has at most MOST_LINES lines. Arms with wrong answers that are not among the fastest have plots of their own.
+    A plot has at most MOST_LINES lines. Arms with wrong answers that are not among the fastest have separate plots.
     """
     for (name, rest), mine in grouped(rows).items():  # type: ignore[arg-type]
         x, title = kind(name).x, f"{name}, {rest}".strip(", ")
@@ -201,8 +202,8 @@ def _point(row: Data, arm: str) -> dict[str, Any]:
     us, quartiles, mean, floor, of_floor = _figures(row, told)
     numbers = f"{us} us, quartiles {quartiles}, mean {mean}" if "us" in told else "no speed is shown"
     title = ", ".join((f"{arm} ({told['peer']})" if told["peer"] else arm, row["kind"], key(row["cell"])))
-    beside = f"the mean is {of_floor} times the floor of {floor} us" if floor else ""
-    return {"title": title, "lines": [numbers, beside, _said(told)]}
+    of_the_floor = f"the mean is {of_floor} times the floor of {floor} us" if floor else ""
+    return {"title": title, "lines": [numbers, of_the_floor, _said(told)]}
 
 
 def _work(rows: list[Data]) -> Iterator[dict[str, Any]]:

@@ -1,11 +1,11 @@
-"""The heat map's numbers: one cell per event and row, where a row is a layer, a draft step, or what belongs to none.
+"""The heat map as compact arrays: one cell per event and row; a row is a layer, a draft step, or the rest of a stage.
 
-    rows    the bookkeeping, the embedding, each layer of the trunk, what follows the layers, each stage of the draft
-    line    of one cell, all comparisons of one check: how many, and the one that used most of its allowance
-    cells   [events x rows], as the difference of each number from the one before; each has numbers of its lines
+    rows    the bookkeeping, the embedding, each layer of the trunk, the rows after the layers, each stage of the draft
+    line    all comparisons of one check in one cell: their count, and the one that used most of its allowance
+    cells   [events x rows], as differences of successive cell numbers; each cell has the numbers of its lines
 
-Lines that are equal stand once: most comparisons are exact, and an exact one has no numbers of its own.
-Leaves out: what an event computes (`lanes.py`), words and colours.
+Equal lines are stored once: most comparisons are exact, and exact ones carry no numbers.
+Leaves out: the rows that an event computes (`lanes.py`), words and colours.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..report.terminal import EXACT
 from ..report.words import NAMES, drafting
 from ..verdict import Comparison
 
-DETAILED = 200_000  # lines; where there are more, every cell keeps the one that used most of its allowance
-TABLE, HEAD, DRAFT = STAGE_LEVEL - 1, AFTER_LAYERS, 0  # levels of rows that are no layer of the trunk
+DETAILED = 200_000  # lines; with more, every cell keeps only the one that used most of its allowance
+TABLE, HEAD, DRAFT = STAGE_LEVEL - 1, AFTER_LAYERS, 0  # levels of rows other than layers of the trunk
 KINDS = {"gdn": "GDN"}
 
 
 class Row(NamedTuple):
-    """A row of the heat map. stage "trunk": level is a layer, or one of the above; a stage of the draft is one row."""
+    """A row of the heat map. In stage "trunk", level is a layer or one of the above; a draft stage is one row."""
 
     stage: str
     level: int
@@ -39,7 +39,7 @@ class Row(NamedTuple):
         return cls("trunk", TABLE if of_table else place.layer)
 
     def label(self, kinds: Sequence[str]) -> str:
-        """kinds: of the trunk's layers, as the configuration names them."""
+        """The name of the row. kinds: those of the trunk's layers, as in the configuration."""
         if self.stage != "trunk":
             return drafting(self.stage).strip()
         named = {TABLE: "slots, pages, lengths", STAGE_LEVEL: "embedding", HEAD: "final rows, logits"}
@@ -51,13 +51,13 @@ class Row(NamedTuple):
 
 
 def rows_of(layers: int, compared: Iterable[Comparison], due: Iterable[Row]) -> list[Row]:
-    """Every row that the model has, or that something was compared in or computed at, in the order of the data flow."""
+    """All rows of the model, of comparisons and of computations, in the order of the data flow."""
     trunk = [Row("trunk", level) for level in (TABLE, STAGE_LEVEL, *range(layers), HEAD)]
     return sorted({*trunk, *(Row.of(place) for place in {one.place for one in compared}), *due}, key=Row.order)
 
 
 def data(compared: Sequence[Comparison], rows: Sequence[Row], requests: Mapping[str, int]) -> dict[str, Any]:
-    """The cells as compact arrays. requests: the number of each request's name."""
+    """The cells as compact arrays. requests: name -> number."""
     row_of = _rows_of_places(compared, rows)
     grouped: dict[tuple[int, str], list[Comparison]] = {}
     for one in compared:
@@ -82,7 +82,7 @@ def data(compared: Sequence[Comparison], rows: Sequence[Row], requests: Mapping[
 def not_judged(
     due: Mapping[int, Collection[Row]], rows: Sequence[Row], compared: Sequence[Comparison], events: int
 ) -> list[int]:
-    """Cells in which an event that was served computes, and nothing was compared."""
+    """Cells in which a served event computes, but nothing was compared."""
     number = {row: index for index, row in enumerate(rows)}
     row_of = _rows_of_places(compared, rows)
     judged = {one.event * len(rows) + row_of[one.place] for one in compared}
@@ -96,7 +96,7 @@ def _rows_of_places(compared: Iterable[Comparison], rows: Sequence[Row]) -> dict
 
 
 class _Names:
-    """Hands out numbers: equal things have one."""
+    """Numbers for values; equal values share one."""
 
     def __init__(self) -> None:
         self.numbers: dict[Any, int] = {}
@@ -108,7 +108,7 @@ class _Names:
 def _line(
     ones: Sequence[Comparison], checks: _Names, components: _Names, requests: Mapping[str, int]
 ) -> tuple[object, ...]:
-    """check, how many, elements; unless all is exact: component, request, slot, worst, allowed, whether right."""
+    """check, count, elements; then, unless all are exact: component, request, slot, worst, allowed, whether right."""
     worst = max(ones, key=lambda one: (not one.agrees, math.isnan(one.used), one.used))
     counts = (checks.number((worst.check, worst.tier.value)), len(ones), sum(one.elements for one in ones))
     if worst.agrees and (worst.tier in EXACT or not worst.allowed):
@@ -121,5 +121,5 @@ def _line(
 
 
 def short(number: float) -> float | str:
-    """Four digits; what JSON has no number for is text."""
+    """The number with four digits; as text if JSON has no number for it."""
     return float(f"{number:.4g}") if math.isfinite(number) else str(number)

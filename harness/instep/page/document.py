@@ -1,8 +1,8 @@
-"""A page as HTML: everything that must be read without JavaScript as text, the data as JSON, the charts' code.
+"""Write a page as HTML: text that can be read without JavaScript, the data as JSON, and the code of the charts.
 
-No text of a trace or a finding becomes markup: what stands in the body is escaped, in the JSON no character is left
-that could end its element, and a policy in the head lets the browser run the page's own two scripts and nothing else.
-Leaves out: what stands on the page (`replay.py`, `family.py`), and how the charts look (`assets/`).
+No text of a trace or a finding becomes markup: the body is escaped, the JSON has no character that could end its
+element, and the content security policy allows only the two scripts of the page.
+Leaves out: the content (`replay.py`, `family.py`) and the look of the charts (`assets/`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ..report.terminal import VERDICTS
 from ..verdict import Exit
 
 ASSETS = files(__package__) / "assets"
-# In JSON these stand only within strings, where an escape means the same.
+# JSON has these characters only in strings, where an escape means the same.
 ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&"}
-# Section of the page -> the field of the charts' data that it draws, and its script.
+# Section of the page -> the field of the data that it draws, and its script.
 SECTIONS = {"charts": ("runs", "events.js"), "plots": ("plots", "plots.js")}
 
 
 class Listing(NamedTuple):
-    """A table. bad: rows of what is wrong; groups: of each row, for the buttons that show one group."""
+    """A table. bad: rows to mark as wrong; groups: the group of each row, for buttons that show one group."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -39,14 +39,14 @@ class Listing(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """What a page says.
+    """The content of a page.
 
-    word      the verdict, where a command words it otherwise
-    claim     the sentence that is proved; summary: what it came to, in sentences
-    messages  the message of every run that diverged, which ends in its command
-    tables    before the charts;  more: behind them;  terminal: all that the command prints
-    charts    the data of the charts: of events, the timeline and the runs with their findings; `plots`
-    made      the result's head: command, date, commit and machine
+    word      the verdict, if the command has its own word for it
+    claim     the sentence that is proved; summary: the result, in sentences
+    messages  the message of every run that diverged; it ends in its command
+    tables    tables before the charts;  more: tables after them;  terminal: the printed output of the command
+    charts    the data of the charts: timeline, runs and findings of events; `plots`
+    made      the head of the result: command, date, commit and machine
     """
 
     name: str
@@ -63,7 +63,7 @@ class Page:
 
 
 def document(page: Page) -> bytes:
-    """The whole file. A half of a pair that stands alone has no UTF-8: it is written as its number."""
+    """The whole file. A lone surrogate has no UTF-8 and is written as its number."""
     library = (ASSETS / "echarts.js.gz").read_bytes()
     drawn = {section: name for section, (what, name) in SECTIONS.items() if page.charts.get(what)}
     style, script = _asset("page.css"), "".join(_asset(name) for name in ("shared.js", *drawn.values()))
@@ -91,11 +91,11 @@ def document(page: Page) -> bytes:
 {_made(page.made)}
 {"".join(map(_section, page.tables))}
 {"".join(f'<section id="{section}" hidden></section>' for section in drawn)}
-<noscript><p class="quiet">The charts need JavaScript; everything else stands on this page as text.</p></noscript>
+<noscript><p class="quiet">The charts need JavaScript; all the rest of this page is text.</p></noscript>
 {"".join(map(_section, page.more))}
 {_folded(page.terminal)}
 </main>
-<footer>Charts: Apache ECharts, zrender, d3, tslib. Their licences stand in this file, before their code.</footer>
+<footer>Charts: Apache ECharts, zrender, d3, tslib. Their licences are in this file, before their code.</footer>
 <script type="application/json" id="data">{_json(page.charts)}</script>
 <script type="application/gzip" id="library">{base64.b64encode(library).decode()}</script>
 <script>{script}</script>
@@ -110,7 +110,7 @@ def _asset(name: str) -> str:
 
 
 def _made(made: Mapping[str, Any]) -> str:
-    """With what it is made again, and on what it was made."""
+    """The command that makes the result again, and the machine that made it."""
     if not made:
         return ""
     machine = ", ".join(f"{name} {value}" for name, value in (made.get("machine") or {}).items() if value)
@@ -120,7 +120,7 @@ def _made(made: Mapping[str, Any]) -> str:
 
 
 def _folded(terminal: str) -> str:
-    said = f"<details><summary>All that the terminal says</summary><pre>{escape(terminal)}</pre></details>"
+    said = f"<details><summary>Output on the terminal</summary><pre>{escape(terminal)}</pre></details>"
     return said if terminal else ""
 
 
@@ -144,5 +144,5 @@ def _json(data: Any) -> str:
 
 
 def _hashed(code: bytes) -> str:
-    """A script as a policy names it."""
+    """The source expression of a script in a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(code).digest()).decode()}'"

@@ -1,7 +1,7 @@
-"""Results as pages: which page tells which result, and what all of them have in common.
+"""Choose the page for a result, and make it.
 
-A page is made of the result's data, as `--json` writes it, so a file gives the same page. What only the command knows
-comes beside it: the events, of a trace that is at hand. Leaves out: what each page tells (the files named below).
+A page is made from the data that `--json` writes, so a file gives the same page. Only the command adds more: charts of
+events, if it has the trace. Leaves out: the content of each page (the files named below).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from instep_reference.contract.errors import BadInput
 from ..report import result
 from .document import Page, document
 
-# The file beside this one that tells a result -> a field by which such a result is known; of `runs`, one of every run.
+# File in this folder -> the field that identifies its results; after `runs.`, a field that every run has.
 FAMILY: Mapping[str, str] = {
     "audit": "recording", "bench": "rates", "faults": "fired", "fuzz": "campaigns", "gate": "judged", "power": "trials",
     "relations": "runs.relation", "runs": "runs.findings",
@@ -26,7 +26,7 @@ FAMILY: Mapping[str, str] = {
 
 
 def page_of(found: Mapping[str, Any], charts: Mapping[str, Any] | None = None, terminal: str = "") -> bytes:
-    """charts: of the events;  terminal: what the command prints"""
+    """The page of a result's data.  charts: charts of events;  terminal: the printed output of the command"""
     found = _plain(found)
     name = next((name for name, field in FAMILY.items() if _has(found, field)), None)
     if name is None:
@@ -38,14 +38,14 @@ def page_of(found: Mapping[str, Any], charts: Mapping[str, Any] | None = None, t
 
 
 def page_of_file(path: Path) -> bytes:
-    """Of a result file."""
+    """The page of a result file."""
     found = result.read(path)
     try:
         return page_of(found)
     except (ArithmeticError, AttributeError, ImportError, LookupError, RecursionError, TypeError, ValueError) as error:
         said = f"{type(error).__name__}: {error}"
-        raise BadInput(str(path), found=f"a result that no page can be made of ({said})",
-                       expected="one as --json writes it, unchanged") from error
+        raise BadInput(str(path), found=f"a damaged result ({said})",
+                       expected="a file as --json writes it, unchanged") from error
 
 
 def _has(found: Mapping[str, Any], field: str) -> bool:
@@ -56,7 +56,7 @@ def _has(found: Mapping[str, Any], field: str) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """As a file has it: no tuples, and numbers that JSON has none for as text."""
+    """The data as in a file: lists for tuples, and text for numbers that JSON does not have."""
     if isinstance(value, Mapping):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -19,7 +19,7 @@ JUDGED = ("found", "located", "named")
 SAYS = {
     "meant": "sees it, as it should", "also": "sees it, too", "silent": "compared, saw nothing",
     "yes ✓": "yes; named by the check", "yes b": "named by the bank", "yes h": "named by a hypothesis", "yes": "yes",
-    "no": "no", "void": "void: nothing can be said",
+    "no": "no", "void": "void: no verdict",
 }
 
 
@@ -28,7 +28,7 @@ def page(found: Data) -> Page:
     families = list(dict.fromkeys(_family(one) for one in every))
     return Page(
         "Planted faults", Exit(found["exit"]), [said(found)],
-        "Every fault is an edit of the source that engines have had; its control is the same run without it.",
+        "Every fault is an edit of the source, after a bug of a real engine. Its control is the same run without it.",
         found["failures"], [_counts(every, families)], {
             "plots": [_plot(family, [one for one in every if _family(one) == family]) for family in families],
             "says": SAYS, "legend": [[*kind.split(" ")[:1], words, *kind.split(" ")[1:]] for kind, words in SAYS.items()
@@ -51,7 +51,7 @@ def _counts(every: list[Data], families: list[str]) -> Listing:
 
 
 def _table(every: list[Data]) -> Listing:
-    heads = ("fault", "family", *JUDGED, "seen by", "where", "what it does, or why nothing can be said")
+    heads = ("fault", "family", *JUDGED, "seen by", "where", "what it does, or why it is void")
     rows = [(
         one["id"], _family(one), *(_word(one, what) for what in JUDGED), ", ".join(one["seen"]),
         one["first"]["where"] if one["first"] else one.get("error") or "",
@@ -65,7 +65,7 @@ def _word(one: Data, what: str) -> str:
     if one["void"]:
         return "void"
     if what == "named" and not one["expected"].get("says"):
-        return "-"  # an error has a size and a place, and not always a name
+        return "-"  # not every numeric error has a name
     return (one.get("named_by") if what == "named" else "") or ("yes" if one[what] else "NO")
 
 

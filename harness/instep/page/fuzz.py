@@ -1,4 +1,4 @@
-"""The page of `instep fuzz`: what was drawn and met, and the smallest run that parts the sides, event by event.
+"""The page of `instep fuzz`: drawn runs, conditions that occurred, and the smallest failing run, event by event.
 
 Leaves out: drawing (`instep.fuzz`).
 """
@@ -18,10 +18,10 @@ def page(found: Data) -> Page:
             f"{one['events']:,} events; --seed {one['seed']} draws the same runs"
             for name, one in zip(names, campaigns, strict=True)]  # fmt: skip
     said += [f"shrinking was cut short: {one['cut']}" for one in campaigns if one.get("cut")]
-    said += ["found once and not again: something outside the trace decides"] * any(
+    said += ["found once, but not when its trace was replayed: its cause is outside the trace"] * any(
         not one.get("again", True) for one in campaigns)
     return Page(
-        "Drawn runs", Exit(found["exit"]), said, "No sequence of legal events makes the sides part.",
+        "Drawn runs", Exit(found["exit"]), said, "No sequence of legal events makes engine and reference differ.",
         messages(campaigns), [_campaigns(names, campaigns)], more=[findings(campaigns), _met(names, campaigns)],
     )
 
@@ -33,12 +33,12 @@ def _campaigns(names: list[str], campaigns: list[Data]) -> Listing:
         (name, str(one["seed"]), *(f"{one[count]:,}" for count in counts), str(one["seconds"]),
          f"{one['trace']}, {one['shrunk']} events" if "trace" in one else "")
         for name, one in zip(names, campaigns, strict=True)
-    ], "What was drawn", [number for number, one in enumerate(campaigns) if one["exit"] == Exit.DIVERGED])
+    ], "Drawn runs", [number for number, one in enumerate(campaigns) if one["exit"] == Exit.DIVERGED])
 
 
 def _met(names: list[str], campaigns: list[Data]) -> Listing:
-    """How often each condition was met, by op set."""
+    """How often each condition occurred, by op set."""
     conditions = dict.fromkeys(name for one in campaigns for name in one["met"])
     rows = [(name, *(f"{one['met'][name]:,}" if one["met"].get(name) else "never" for one in campaigns))
             for name in conditions]  # fmt: skip
-    return Listing(("condition", *names), rows, "Conditions that were met")
+    return Listing(("condition", *names), rows, "Conditions that occurred")

@@ -1,4 +1,4 @@
-"""The page of `instep gate`: how much slower each case became, beside what chance does and what is allowed.
+"""The page of `instep gate`: how much slower each case became, compared with noise and with the allowed slow-down.
 
 Leaves out: timing (`instep.perf`), and trials of the gate itself (`power.py`).
 """
@@ -31,7 +31,7 @@ def page(found: Data) -> Page:
     word = {Exit.DIVERGED: "SLOWER", Exit.AGREED: "held"}.get(Exit(found["exit"]), "")
     if found["refused"]:
         word = "INCONCLUSIVE" if Exit(found["exit"]) is Exit.INCONCLUSIVE else "REFUSED"
-    refused = [f"{word}  {found['refused']}\n  nothing is timed of what does not pass"] if found["refused"] else []
+    refused = [f"{word}  {found['refused']}\n  only arms that pass the checks are timed"] if found["refused"] else []
     return Page(
         f"{setting['after']} against {setting['before']}", Exit(found["exit"]), said,
         f"No case is slower by more than {setting['allowed']:.0%}, in {judged[0]['change']['pairs'] if judged else 0} "
@@ -57,9 +57,9 @@ def _ratio(one: Data) -> str:
 
 
 def _plot(setting: Data, judged: list[Data]) -> dict[str, Any]:
-    """A row for each case and clock, and one for A/A under it; the band is what is allowed, in both directions.
+    """A row for each case and clock, and one for A/A below it; the band is the allowed change, in both directions.
 
-    Pairs that lie outside of all intervals and of the band stand at the edge.
+    Pairs outside all intervals and the band are drawn at the edge.
     """
     rows = []
     for one in judged:

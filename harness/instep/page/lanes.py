@@ -1,11 +1,11 @@
-"""The timeline, from the trace alone: where every request is, what each event does to it, and the step count.
+"""The timeline, from the trace alone: the slot of every request, the effect of each event on it, and the step count.
 
     stays   [request, slot, from, to]   from the event of its admission or resume; slot -1: preempted
-    marks   [event, request, what, number, of, tree]  number and of: tokens read of those of the prompt, nodes of a
-            window, accepted drafts of those verified; tree: a number in `trees`, -1 for a chain
+    marks   [event, request, what, number, of, tree]  number and of: prompt tokens read of all, nodes of a window,
+            accepted drafts of those verified; tree: a number in `trees`, -1 for a chain
     trees   [parents, accepted nodes]   of a window that branches; no nodes before its commit
 
-Leaves out: what came of the events. Events that the replay did not reach are shown as well: the trace has them.
+Leaves out: the results of events. Events after the end of the replay are in the timeline, because the trace has them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOBODY = -1
 
 @dataclass
 class Lanes:
-    """What the timeline shows; `due`: event -> the rows of the heat map in which it computes."""
+    """The data of the timeline. due: event -> the rows of the heat map in which it computes."""
 
     events: list[str] = field(default_factory=list)
     requests: dict[str, int] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Lanes:
         }
 
     def _lanes(self) -> list[int]:
-        """The lane of each request: the first one that is free from its first event to its last."""
+        """The lane of each request: the first one that is free for all its events."""
         ends: list[int] = []
         lanes = []
         for request in self.requests.values():
@@ -59,7 +59,7 @@ class Lanes:
 
 
 def lanes_of(trace: Trace, kinds: Sequence[str], *, overlap: bool = False) -> Lanes:
-    """Every event of the trace, by the rules. kinds: of the trunk's layers, as the configuration names them."""
+    """Follow the events of a trace by the event rules. kinds: those of the trunk's layers, as in the configuration."""
     found, rules = Lanes(steps=[[0, trace.header.num_steps]]), EventRules(trace.header, overlap=overlap)
     table = rules.table
     open_stays: dict[str, list[int]] = {}
@@ -79,7 +79,7 @@ def lanes_of(trace: Trace, kinds: Sequence[str], *, overlap: bool = False) -> La
 
 
 def _stays(index: int, table: RequestTable, found: Lanes, open_stays: dict[str, list[int]]) -> None:
-    """Stays end and begin where the table has another slot; one that goes on reaches up to this event."""
+    """End and begin stays where the table has another slot, and extend the others to this event."""
     for name, standing in table.live.items():
         slot = NOBODY if standing.slot is None else standing.slot
         stay = open_stays.get(name)
@@ -117,26 +117,26 @@ def _marks(event: e.Event, before: dict[str, Standing], table: RequestTable, fou
     elif isinstance(event, e.Admit):
         yield [number(event.request), "admit", len(event.prompt), len(event.prompt), NOBODY]
     else:
-        for name in named(event) or ("",):  # "": an event of nobody, as idle
+        for name in named(event) or ("",):  # "": an event without a request, as idle
             yield [found.requests.get(name, NOBODY), kind_of(event), 0, 0, NOBODY]
 
 
 def _due(
     event: e.Event, before: dict[str, Standing], table: RequestTable, kinds: Sequence[str], heads: int
 ) -> set[Row]:
-    """The rows in which an event computes numbers, as far as the trace alone says. heads: MTP layers that draft."""
+    """The rows in which an event computes numbers, according to the trace. heads: number of MTP layers that draft."""
     due: set[Row] = set()
     if isinstance(event, e.Forward):
         due |= {Row("trunk", layer) for layer in (STAGE_LEVEL, *range(len(kinds)))}
         chooses = any(row.kind != "prefill" or row.tokens == before[row.request].unread for row in event.rows)
         due |= {Row("trunk", HEAD)} if chooses else set()
-    if isinstance(event, e.Commit):  # the states go to the accepted position
+    if isinstance(event, e.Commit):  # it moves the states to the accepted position
         due |= {Row("trunk", layer) for layer, kind in enumerate(kinds) if kind == "gdn"}
     extends = isinstance(event, e.Commit) or any(row.kind != "verify" for row in getattr(event, "rows", ()))
     if extends and heads:
         due.add(Row(draft_stage(0), 0))
-    if isinstance(event, e.Draft) and heads == 1:  # of several, each has proposed its draft in its extend
+    if isinstance(event, e.Draft) and heads == 1:  # with several, each has proposed its draft in its extend
         nodes = {node for name in event.requests for node in table.live[name].parents if node > 0}
-        grown = table.capacity.topk is not None  # the head then runs once a step, and not once a node
+        grown = table.capacity.topk is not None  # then the head runs once per step, not once per node
         due |= {Row(f"chain.{step}", 0) for step in (range(1, table.num_steps) if grown else nodes)}
     return due

@@ -1,7 +1,7 @@
-"""What a finding is about as small maps: the tensor as found, as expected, and the difference.
+"""The tensor of a finding as small maps: as found, as expected, and the difference.
 
-A large tensor is cut into blocks; each is shown by its number with the largest difference.
-Leaves out: findings of earlier events, whose tensors are gone, and drawing.
+A large tensor is cut into blocks, and the number with the largest difference represents its block.
+Leaves out: findings of earlier events, whose tensors are gone, and the drawing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .cells import short
 
 MOST_ROWS, MOST_COLUMNS = 48, 96
 MEMORY = {"state": ("key row", "value column"), "conv": ("age", "channel"), "keys": ("position", "number"),
-          "values": ("position", "number")}  # component of a request's memory -> what its rows and columns are
+          "values": ("position", "number")}  # component of a request's memory -> the meaning of rows and columns
 
 
 def maps_of(context: EventContext | None, finding: Comparison) -> dict[str, Any] | None:
-    """context: of the last event. None: there is no tensor of one shape on both sides."""
+    """The maps of a finding, or None if the sides have no tensors of one shape.  context: that of the last event"""
     if context is None or context.index != finding.event or finding.request is None or finding.raised is not None:
         return None
     found, right = (tensor_at(context, side, finding) for side in (context.subject, context.truth))
@@ -46,7 +46,7 @@ def maps_of(context: EventContext | None, finding: Comparison) -> dict[str, Any]
 
 
 def pooled(found: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each block the number at the largest difference."""
+    """The number with the largest difference of each block, for both tensors."""
     height, width = (-(-size // most) for size, most in zip(found.shape, (MOST_ROWS, MOST_COLUMNS), strict=True))
     pad = (0, -found.shape[1] % width, 0, -found.shape[0] % height)
     down, across = (found.shape[0] + pad[3]) // height, (found.shape[1] + pad[1]) // width

@@ -1,6 +1,6 @@
-"""What pages of several commands share: findings and totals as tables, cells of a matrix, numbers as words.
+"""Common parts of pages: findings and totals as tables, cells of a matrix, numbers as words.
 
-Leaves out: pages (`family.py` names them).
+Leaves out: the pages (`family.py` lists them).
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from ..verdict import Exit
 from .document import Listing
 
 Data = Mapping[str, Any]
-Row = tuple[str, Mapping[str, Any]]  # of a matrix: its name, and what a click on it tells: `lines`, `message`
-LEVELS = [["ramp", ""], ["exact", "exact"], ["found", "finding"]]  # the legend of cells that `level` makes
+Row = tuple[str, Mapping[str, Any]]  # row of a matrix: its name, and the details for a click: `lines`, `message`
+LEVELS = [["ramp", ""], ["exact", "exact"], ["found", "finding"]]  # legend for the cells of `level`
 
 
 def word(exit: int) -> str:
-    """A verdict, as every command words it."""
+    """The word for a verdict in every command."""
     return VERDICTS[Exit(exit)][0]
 
 
 def used(value: float | str | None) -> str:
-    """The part of an allowance; a file has infinite parts as text."""
+    """The used part of an allowance in words; a file has infinite parts as text."""
     return cell(None if value is None else float(value))
 
 
 def level(value: float | str | None, wrong: bool = False) -> float | str:
-    """The same as a cell of a matrix."""
+    """The used part of an allowance as a cell of a matrix."""
     if value is None or wrong:
         return "found" if wrong else "exact"
     return float(value) if float(value) <= 1 else "found"
@@ -41,7 +41,7 @@ def matrix(title: str, rows: Sequence[Row], columns: Sequence[str], cells: Seque
 
 
 def name_of(run: Data) -> str:
-    """A run of a result, by what tells it from the others."""
+    """The name of a run: the fields that distinguish it from the others."""
     if "relation" in run:
         return str(run["relation"])
     parts = (run.get(field) for field in ("name", "engine", "ops", "strategy", "dtype"))
@@ -49,7 +49,7 @@ def name_of(run: Data) -> str:
 
 
 def findings(runs: Sequence[Data]) -> Listing:
-    """Every finding that is listed, by run."""
+    """The listed findings of all runs."""
     rows = [
         (name_of(run), one["where"], one["diagnosis"] or "differs", f"{one['worst']}, allowed {one['allowed']}",
          f"{one['tier']} {one['check']}") for run in runs for one in run["findings"]
@@ -58,7 +58,7 @@ def findings(runs: Sequence[Data]) -> Listing:
 
 
 def totals(runs: Sequence[Data]) -> Listing:
-    """How much every run compared, tier by tier, or op by op."""
+    """How much every run compared, by tier or by op."""
     rows = [
         (name_of(run), word(run.get("exit", 0)), str(one.get("tier") or one.get("op")), short(one["elements"]),
          f"{short(one['undecided'])} of {short(one['pairs'])}" if one.get("pairs") else "", used(one.get("used")))

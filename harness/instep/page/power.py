@@ -28,8 +28,8 @@ def page(found: Data) -> Page:
         said.append(f"too few to tell: {FEWEST_TRIALS} independent trials are the fewest")
     return Page(
         f"The gate on this machine: {setting.get('source')} [{setting.get('ops')}]", Exit(found["exit"]), said,
-        "A/A is one source against itself: whoever calls it slower is wrong. The slowed arm truly takes longer: who "
-        "calls it held misses it.", refused, [_table(found)], {"plots": list(bars(found))},
+        'A/A compares one source with itself, so "slower" is a false alarm. The slowed arm does take longer, so "held" '
+        "is a miss.", refused, [_table(found)], {"plots": list(bars(found))},
         word="REFUSED" if refused else {Exit.AGREED: "fit for this machine"}.get(Exit(found["exit"]), ""),
     )
 
@@ -48,14 +48,14 @@ def _table(found: Data) -> Listing:
         ratio = found.get("ratio", {}).get(case, {}) if which == "slowed" else {}
         taken = ", ".join(f"{value - 1:.1%} ({clock})" for clock, value in ratio.items())
         rows.append((case, which, *(str(counts.get(say.value, 0)) for say in Say), taken))
-    return Listing(heads, rows, "What the gate said")
+    return Listing(heads, rows, "Verdicts of the gate")
 
 
 def bars(found: Data) -> Iterator[dict[str, Any]]:
-    """How trials ended. found: a calibration, also one that a gate's own result has."""
+    """The verdicts of trials as bars. found: a calibration, from its own file or from the result of a gate."""
     every = sorted(_rows(found))
     if every:
-        yield {"form": "bars", "title": f"What the gate said in {found['trials']} trials each", "x": "trials",
+        yield {"form": "bars", "title": f"Verdicts of the gate in {found['trials']} trials each", "x": "trials",
                "names": [f"{case}, {which}" for case, which, _ in every], "parts": [say.value for say in Say],
                "values": {say.value: [counts.get(say.value, 0) for _, _, counts in every] for say in Say},
                "colors": {Say.HELD.value: "use-1", Say.NOISY.value: "hatch", Say.SLOWER.value: "line-3"}}  # fmt: skip

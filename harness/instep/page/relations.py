@@ -1,6 +1,6 @@
-"""The page of `instep relations`: what held, by relation and layer, and where two runs part.
+"""The page of `instep relations`: which relations hold, by layer, and where two runs differ.
 
-Leaves out: holding them (`instep.relations`).
+Leaves out: the runs and their comparison (`instep.relations`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def page(found: Data) -> Page:
     none = [run["relation"] for run in runs if run.get("lacks")]
     parted = [run["relation"] for run in runs if run["exit"] == Exit.DIVERGED]
     said = [f"{held} of {len(runs)} relations hold: {short(sum(run['elements'] for run in runs))} numbers compared"]
-    said += [f"parted: {', '.join(parted)}"] * bool(parted)
-    said += [f"no meaning here: {', '.join(none)}"] * bool(none)
+    said += [f"differ: {', '.join(parted)}"] * bool(parted)
+    said += [f"do not apply: {', '.join(none)}"] * bool(none)
     setting = " ".join(str(runs[0][field]) for field in ("engine", "ops", "strategy", "dtype") if runs[0].get(field))
     return Page(
         f"Relations of {found.get('trace', 'a trace')} [{setting}]", Exit(found["exit"]), said,
-        "Two runs that must agree are compared with each other: a number says how far apart they are.", messages(runs),
+        "Two runs that must agree are compared. A number is the difference between them.", messages(runs),
         [_table(runs)], {"plots": [_plot(runs)] if any(run.get("places") for run in runs) else [], "legend": LEVELS},
         [findings(runs)],
     )
@@ -34,12 +34,12 @@ def page(found: Data) -> Page:
 def _table(runs: list[Data]) -> Listing:
     heads = ("relation", "verdict", "what must be equal", "tiers", "numbers", "allowance used", "seconds", "why not")
     rows = [(
-        run["relation"], "no meaning" if run["lacks"] else word(run["exit"]), run["says"], " ".join(run["tiers"]),
+        run["relation"], "does not apply" if run["lacks"] else word(run["exit"]), run["says"], " ".join(run["tiers"]),
         short(run["elements"]), used(run["used"]) if run["compared"] else "", f"{run['seconds']:.1f}",
         "; ".join(dict.fromkeys(run["skipped"])),
     ) for run in runs]
     bad = [number for number, run in enumerate(runs) if run["exit"] == Exit.DIVERGED]
-    return Listing(heads, rows, "What held", bad)
+    return Listing(heads, rows, "Relations", bad)
 
 
 def _plot(runs: list[Data]) -> dict[str, Any]:

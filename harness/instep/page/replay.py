@@ -1,6 +1,6 @@
-"""The page of a replay: outcomes of one trace, as what stands on it.
+"""The page of a replay: the content of a page, from the outcomes of one trace.
 
-Leaves out: how a page is written down (`document.py`).
+Leaves out: the HTML (`document.py`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .document import Listing, Page, document
 from .lanes import Lanes, lanes_of
 from .maps import maps_of
 
-WIDE = 160  # columns of what the terminal says, where nothing has to be broken
+WIDE = 160  # columns for printed text, so that no table is broken
 MAPPED = 8  # tensors that are drawn
-EVENT = 10**9  # stands for any event in a command; no trace is so long
+EVENT = 10**9  # placeholder for an event in a command; no trace is that long
 
 
 def page_of(outcomes: Sequence[Outcome], trace: Trace) -> bytes:
@@ -46,14 +46,14 @@ def page_of(outcomes: Sequence[Outcome], trace: Trace) -> bytes:
 
 
 def printed(show: Callable[[Console], object]) -> str:
-    """What a command prints where there is room for it."""
+    """The output of a command on a wide terminal."""
     said = StringIO()
     show(Console(file=said, width=WIDE, color_system=None))
     return said.getvalue()
 
 
 def charts_of(outcomes: Sequence[Outcome], trace: Trace) -> dict[str, Any]:
-    """Layers and events of every run, and the timeline."""
+    """The heat maps of all runs, and the timeline."""
     plan = outcomes[0].plan
     kinds = plan.checkpoint.config.layer_kinds
     lanes = lanes_of(trace, kinds, overlap=plan.setting.overlap)
@@ -61,8 +61,8 @@ def charts_of(outcomes: Sequence[Outcome], trace: Trace) -> dict[str, Any]:
 
 
 def findings_of(charts: Mapping[str, Any]) -> Listing:
-    """Every finding that is listed, with its command."""
-    heads = ("run", "where", "what it is", "measured", "seen again with")
+    """The listed findings, each with its command."""
+    heads = ("run", "where", "what it is", "measured", "command")
     return Listing(heads, [
         (run["name"], found["where"], found["says"], found["measured"], found["command"])
         for run in charts["runs"] for found in run["findings"]
@@ -76,7 +76,7 @@ def _summary(outcome: Outcome) -> str:
 
 
 def _tiers(outcomes: Sequence[Outcome]) -> Listing:
-    """As the terminal has it, without lines that only tell how a run was set up."""
+    """The table of the terminal, without the lines on the setting of a run."""
     heads = ("run", "tier", "compared", "blocks", "elements", "undecided", "allowance used")
     return Listing(heads, [
         (outcome.plan.setting.name, *terminal.cells_of(total)) for outcome in outcomes
@@ -94,7 +94,7 @@ def run_of(
     command: Callable[[cells.Row], list[str]] = lambda row: ["", ""],
     findings: Callable[[Mapping[cells.Row, int]], list[dict[str, Any]]] = lambda rows: [],
 ) -> dict[str, Any]:
-    """command: what stands before and behind the event's number;  findings: by the numbers of rows"""
+    """The data of one run.  command: the text before and after the event's number;  findings: makes them, by row"""
     due = {row for event, rows in lanes.due.items() for row in rows}
     rows = cells.rows_of(len(kinds), verdict.compared, due)
     number = {row: index for index, row in enumerate(rows)}
@@ -111,7 +111,7 @@ def run_of(
 
 
 def listed(outcome: Outcome, rows: Mapping[cells.Row, int]) -> list[dict[str, Any]]:
-    """As the result file lists them; of each tensor one map, at the first finding that is about it."""
+    """The findings of the result file; the first finding on a tensor has its map."""
     drawn, listed = set[tuple[object, ...]](), []
     for found in listed_findings(outcome.verdict.findings):
         about, new = (found.event, found.place, found.request, found.head), len(drawn) < MAPPED

@@ -1,6 +1,6 @@
-"""The page of a file of runs, as replay, op, shapes and streams write it: how much each compared, and its findings.
+"""The page of a file of runs, from replay, op, shapes or streams: how much each compared, and its findings.
 
-Leaves out: the events, which such a file has not: `instep replay --html` draws them.
+Leaves out: events, because such a file has none; `instep replay --html` draws them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def page(found: Data) -> Page:
 
 
 def _plot(runs: Sequence[Data]) -> dict[str, Any]:
-    """A row for each run, a column for each tier, or op: the largest part of an allowance."""
+    """A plot with a row for each run and a column for each tier or op: the largest used part of an allowance."""
     each = [{one.get("tier") or one["op"]: one["used"] for one in (*run.get("tiers", ()), *run.get("by_op", ()))}
             for run in runs]  # fmt: skip
     wrong = [{one["tier"] for one in run["findings"]} if run.get("tiers") else set() for run in runs]

@@ -72,7 +72,7 @@ def of(report: Report, baselines: Path | None = None, commit: str | None = None)
 
 def _refused(report: Report, more: str = "") -> tuple[str, str]:
     word = "INCONCLUSIVE" if report.unjudged else "REFUSED"
-    return f"{word}  {report.refused}", f"  nothing is timed of what does not pass{more}"
+    return f"{word}  {report.refused}", f"  only arms that pass the checks are timed{more}"
 
 
 def _known(question: Question, baselines: Path | None) -> tuple[dict[str, Any] | None, str]:

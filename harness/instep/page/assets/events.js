@@ -1,4 +1,4 @@
-// Draws layers × events and the timeline of requests, and answers a click on them.
+// Draws the heat map of layers and events, and the timeline of requests; a click shows details.
 drawn("charts", (charts) => {
   const GAP = 0.06;            // part of an event's width that stays free between two cells
   const CELLS = 8000;          // cells that are drawn at most: beyond, neighbouring events share one
@@ -41,7 +41,7 @@ drawn("charts", (charts) => {
   const marksAt = new Map();
   data.marks.forEach((mark) => marksAt.set(mark[0], [...(marksAt.get(mark[0]) ?? []), mark]));
 
-  // ---- what is drawn for the events that are seen: one item per cell, or per so many events and row
+  // ---- the marks for the visible events: one per cell, or one per bin of events and row
 
   function seenCells(run, from, to) {
     const rows = run.rows.length, width = Math.max(1, Math.ceil((to - from + 1) * rows / CELLS));
@@ -204,7 +204,7 @@ drawn("charts", (charts) => {
       events: `${state.from}-${state.to}`, run: run().name });
   }
 
-  // ---- what a cell, or an event, says
+  // ---- the details of a cell or an event
 
   function told([, request, what, count, of, tree]) {
     const name = request < 0 ? "" : `${data.requests[request]}: `, nodes = tree < 0 ? "" : ", a tree";
@@ -278,7 +278,7 @@ drawn("charts", (charts) => {
   }
   function describe() {
     const panel = document.getElementById("panel"), { event, row } = state;
-    if (event === null) { panel.replaceChildren(el("p", { class: "quiet" }, "Click a cell or an event: its numbers stand here.")); return; }
+    if (event === null) { panel.replaceChildren(el("p", { class: "quiet" }, "Click a cell or an event to see its numbers here.")); return; }
     const rows = run().rows.length, at = row === null ? -1 : event * rows + row, served = event < run().served;
     const parts = [el("h3", {}, `event ${event} ${WORDS[kindOf(event)] ?? kindOf(event)}${row === null ? "" : `, ${run().rows[row]}`}`)];
     for (const one of run().findings.filter((each) => each.event === event && (row === null || each.row === row))) {
@@ -286,13 +286,13 @@ drawn("charts", (charts) => {
     }
     const lines = (run().cells.get(at) ?? []).map((line) => run().lines[line]);
     if (lines.length) parts.push(lineTable(lines));
-    else if (row !== null) parts.push(el("p", {}, !served ? "The replay did not come to this event." : run().missing.has(at) ? "Not judged: the event computes here, and nothing was compared." : "This event computes nothing here."));
+    else if (row !== null) parts.push(el("p", {}, !served ? "The replay did not reach this event." : run().missing.has(at) ? "Not judged: the event computes here, but nothing was compared." : "This event computes nothing here."));
     for (const [, check, reason, where] of run().notes.filter(([when]) => when === event)) {
       parts.push(el("p", { class: "quiet" }, `${check} did not compare: ${reason}${where ? `, ${where}` : ""}`));
     }
     const own = row === null ? [...run().commands[0]] : [...run().commands[row]];
     if (served && own[0]) parts.push(copied(own.join(String(event))));
-    parts.push(el("h4", {}, `What the event does, with a step count of ${stepCount(event)}`));
+    parts.push(el("h4", {}, `The event, with a step count of ${stepCount(event)}`));
     parts.push(el("div", { class: "marks" }, ...(marksAt.get(event) ?? []).map((one) => el("div", {}, told(one), one[5] < 0 ? null : tree(data.trees[one[5]])))));
     panel.replaceChildren(...parts);
   }

@@ -1,10 +1,10 @@
-// Draws the plots of a page: matrices, curves, bars and intervals. A click tells what is known of a mark, a button shows one group.
+// Draws the plots of a page: matrices, curves, bars and intervals. A click on a mark shows its details, a button shows one group.
 drawn("plots", (section) => {
-  const SIGNS = { yes: "✓", no: "✗", void: "∅" };           // kinds of cells that are a sign
+  const SIGNS = { yes: "✓", no: "✗", void: "∅" };           // kinds of cells that are drawn as a sign
   const INKS = { yes: "good", no: "bad", void: "unsure" };
   const FILLS = { exact: "exact", found: "bad-fill", meant: "good", also: "also", chosen: "use-1", random: "draft", bad: "bad-fill", held: "good", open: "hatch" };
-  const PALETTE = 8, DASHES = ["solid", [7, 3], [2, 3]];     // of lines: colours, and their forms where there are more
-  const NARROW = 560;          // width of a plot below which names of rows stand above them, or are broken into lines
+  const PALETTE = 8, DASHES = ["solid", [7, 3], [2, 3]];     // of lines: number of colours, and line styles if there are more lines
+  const NARROW = 560;          // width of a plot below which names are above their rows, or broken into lines
   const FONT = "12px sans-serif";
   const shown = [];            // [plot, card, host, chart]
   const names = [...new Set(data.plots.flatMap((plot) => (plot.lines ?? []).filter((line) => !line.base).map((line) => line.name)))];
@@ -17,7 +17,7 @@ drawn("plots", (section) => {
   const bare = { axisTick: { show: false }, axisLine: { show: false }, splitLine: { show: false } };
   const text = (said, x, y, more = {}) => ({ type: "text", silent: true, style: { text: said, x, y, font: FONT, fill: color("ink"), verticalAlign: "middle", ...more } });
 
-  // ---- a plot of each form: its height, and what the library draws
+  // ---- one function per form: the height of a plot, and its option for the library
 
   function matrix(plot, width) {
     const narrow = width < NARROW && !plot.numbered;
@@ -65,7 +65,7 @@ drawn("plots", (section) => {
       itemStyle: { color: color(lineColor(line)) },
       data: line.points.map(([x, y, wrong], index) => (y > 0 ? { value: [x, y, index], ...(wrong && { symbol: "diamond", symbolSize: 13, itemStyle: bad() }) } : "-")),
     }));
-    // Without a time a point stands at the top: no line leads to it.
+    // A point without a time is drawn at the top, without a line to it.
     plot.lines.forEach((line, number) => series.push({ type: "line", animation: false, clip: false, symbol: "rect", symbolSize: 15, lineStyle: { width: 0 }, itemStyle: bad(), z: 5,
       data: line.points.flatMap(([x, y], index) => (y > 0 ? [] : [{ value: [x, high, index, number] }])) }));
     return { height: 290, option: {
@@ -117,7 +117,7 @@ drawn("plots", (section) => {
 
   // ---- the page around them
 
-  const panel = el("div", { class: "card", id: "detail", "aria-live": "polite" }, el("p", { class: "quiet" }, "Click a mark: what is known of it stands here."));
+  const panel = el("div", { class: "card", id: "detail", "aria-live": "polite" }, el("p", { class: "quiet" }, "Click a mark to see its details here."));
   function tell(told) {
     if (!told) return;
     panel.replaceChildren(el("h3", {}, told.title), ...(told.lines ?? []).filter(Boolean).map((line) => el("p", {}, line)),

@@ -1,4 +1,4 @@
-// What all charts of a page have in common: elements, colours, numbers, what a click shows, the library.
+// Common parts of the charts: elements, colours, numbers, details of a click, the library.
 "use strict";
 const root = document.documentElement, data = JSON.parse(document.getElementById("data").textContent);
 const FAINT = 1e-3;            // a part of the allowance below which all look alike
