@@ -2,7 +2,7 @@
 
     python flashinfer_slot_4096.py      needs flashinfer-python, torch, a GPU from Hopper on with 10 GB
 
-Run: a window of 2 tokens of a request in slot 4096 of a contiguous fp32 pool. Expected: its read-out. Came: "illegal
+Run: a window of 2 tokens of a request in slot 4096 of a contiguous fp32 pool. Expected: its read-out. Got: "illegal
 memory access". `gated_delta_rule_mtp` multiplies (slot * HV + head) * V * K in int32, which is 2**31 here. One token in
 that slot (`gated_delta_rule_decode_pretranspose`) is right, and so are bf16 states. In a pool whose slots are 24 layers
 apart slot 160 is right and slot 190 is not. Snapshots die at 520 requests of 8 steps, of fp32 and of bf16 states; at

@@ -4,7 +4,7 @@
 
 Run: two requests, windows of 2 tokens, a buffer of 4 steps: its documentation has [B, >= T, HV, V, K], and SGLang
 hands over the allocated buffer. Expected: buffer[1, :2] has the states of request 1, as with a buffer of 2 steps.
-Came: buffer[0, 2:] has them, for request i begins at step i * T of the buffer, not at i * 4. Read by request, what
+Got: buffer[0, 2:] has them, for request i begins at step i * T of the buffer, not at i * 4. Read by request, what
 request 1 commits was there before. States in fp32 and in bf16. 0.7.2.post1 (pull request 4572 is about such views).
 """
 

@@ -2,7 +2,7 @@
 
     python flashqla_empty_sequence.py      needs flash-qla, torch, a GPU from Hopper on
 
-Run: sequences of 5, 0, 3 and 70 tokens. Expected: what they give without the empty one. Came: with `auto_cp` (the
+Run: sequences of 5, 0, 3 and 70 tokens. Expected: what they give without the empty one. Got: with `auto_cp` (the
 default) "invalid sequence lengths"; without it the last state is off by its whole norm. `prepare_chunk_indices` counts
 sequences by their first chunks, so after an empty one every chunk belongs to the sequence before. 0.1.3.
 """

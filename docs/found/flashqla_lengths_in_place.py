@@ -3,7 +3,7 @@
     python flashqla_lengths_in_place.py      needs flash-qla, torch, a GPU from Hopper on
 
 Run: sequences of 65, 5 and 60 tokens, then of 10, 100 and 20, whose bounds are written into the tensor that the first
-launch had: a buffer of fixed address, as engines with CUDA graphs have it. Expected: what a new tensor gives. Came: the
+launch had: a buffer of fixed address, as engines with CUDA graphs have it. Expected: what a new tensor gives. Got: the
 second sequence, which needs a chunk more than before, ends in a state that is off by 1.6 times its norm (by 18 times
 from a random state on). `tensor_cache` knows a tensor by its identity and keeps the chunks made of it. 0.1.3.
 """

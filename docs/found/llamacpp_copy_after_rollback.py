@@ -3,8 +3,8 @@
     python llamacpp_copy_after_rollback.py MODEL.gguf      any qwen35 model; needs xllamacpp, here 2026.10.11549, CPU
 
 Run: 20 tokens, then 8, then `llama_memory_seq_rm` takes back 3, then `llama_memory_seq_cp` from sequence 0 to 1.
-Expected: both have the state after 25 tokens. Came: sequence 0 has; sequence 1 has the state after 28 tokens with the
-KV of 25, off by 1.37 of its largest number.
+Expected: both have the state after 25 tokens. Got: sequence 0 has it; sequence 1 has the state after 28 tokens
+with the KV of 25, off by 1.37 of its largest number.
 """
 # Longer than 30 lines: Python reaches these calls by ctypes alone, so structs, a decode and the state are spelled out.
 

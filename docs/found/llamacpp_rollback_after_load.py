@@ -1,10 +1,10 @@
-"""llama.cpp: a rollback after a state was loaded says true and gives a wrong state.
+"""llama.cpp: a rollback after a state was loaded returns true and leaves a wrong state.
 
     python llamacpp_rollback_after_load.py MODEL.gguf      any qwen35 model; needs xllamacpp, here 2026.10.11549, CPU
 
-Run: 20 tokens, then 8; what `llama_state_seq_get_data` gives of sequence 0 goes into sequence 1 by
-`llama_state_seq_set_data`; then `llama_memory_seq_rm` takes back 3 of sequence 1. Expected: the state after 25 tokens,
-or false, for snapshots are not in the data. Came: true, and a state that is off by 1.00 of its largest number.
+Run: 20 tokens, then 8; `llama_state_seq_set_data` loads into sequence 1 the data that `llama_state_seq_get_data`
+returns for sequence 0; then `llama_memory_seq_rm` takes back 3 of sequence 1. Expected: the state after 25 tokens, or
+false, because snapshots are not in the data. Got: true, and a state that is off by 1.00 of its largest number.
 """
 # Longer than 30 lines: Python reaches these calls by ctypes alone, so structs, a decode and the state are spelled out.
 

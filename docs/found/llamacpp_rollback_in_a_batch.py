@@ -1,11 +1,11 @@
-"""llama.cpp: a rollback within a window is wrong after some batches of several sequences, and nobody says so.
+"""llama.cpp: a rollback within a window is silently wrong after some batches of several sequences.
 
     python llamacpp_rollback_in_a_batch.py MODEL.gguf      any qwen35 model; needs xllamacpp, here 2026.10.11549, CPU
 
-Run: sequences 2, 1 and 0 come in this order; then one batch has 2 tokens of sequence 0, and 1 token of each other; then
-`llama_memory_seq_rm` takes back one of the two tokens. Expected: the state after 6 tokens. Came: true, and a state that
-is off by 1.53 of its largest number. So is it since 2026.8.10229; 2026.6.9713 is right. With four
-sequences that come in random order, windows of equal length show it as well: 7 of 43 random runs.
+Run: sequences 2, 1 and 0 arrive in this order; then one batch has 2 tokens of sequence 0, and 1 token of each other;
+then `llama_memory_seq_rm` takes back one of the two tokens. Expected: the state after 6 tokens. Got: true, and a state
+that is off by 1.53 of its largest number. The same since 2026.8.10229; 2026.6.9713 is right. With four sequences that
+arrive in random order, windows of equal length show it as well: 7 of 43 random runs.
 """
 # Longer than 30 lines: Python reaches these calls by ctypes alone, so structs, a decode and the state are spelled out.
 

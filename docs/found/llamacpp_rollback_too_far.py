@@ -1,9 +1,9 @@
-"""llama.cpp: a rollback as far as the last decode was long, or further, says true and gives a wrong state.
+"""llama.cpp: a rollback as long as the last decode, or longer, returns true and leaves a wrong state.
 
     python llamacpp_rollback_too_far.py MODEL.gguf      any qwen35 model; needs xllamacpp, here 2026.10.11549, CPU
 
 Run: 20 tokens, then T in one batch, then `llama_memory_seq_rm` takes back r; n_rs_seq is 7. Expected: the state after
-20 + T - r tokens, or false. Came: true for every r up to 7; where r >= T the state is off by 0.8 to 1.9 of its largest
+20 + T - r tokens, or false. Got: true for every r up to 7; if r >= T the state is off by 0.8 to 1.9 of its largest
 number.
 """
 # Longer than 30 lines: Python reaches these calls by ctypes alone, so structs, a decode and the state are spelled out.

@@ -1,10 +1,10 @@
-"""llama.cpp: a window that n_ubatch cuts cannot be rolled back over the cut, and nobody says so.
+"""llama.cpp: a rollback over the cut in a window that n_ubatch splits is silently wrong.
 
     python llamacpp_window_cut.py MODEL.gguf      any qwen35 model; needs xllamacpp, here 2026.10.11549 (b11549), CPU
 
 Run: a context with embeddings and n_ubatch 6; 20 tokens, then a window of 8, then `llama_memory_seq_rm` takes back 3 of
-it. Expected: the state after 25 tokens, or false. Came: true, and a state that is off by 1.31 of its largest number.
-So is 2026.6.9713; 2026.8.10229 and 2026.9.11063 abort the process, as this release does without embeddings.
+it. Expected: the state after 25 tokens, or false. Got: true, and a state that is off by 1.31 of its largest number.
+The same in 2026.6.9713; 2026.8.10229 and 2026.9.11063 abort the process, as this release does without embeddings.
 """
 # Longer than 30 lines: Python reaches these calls by ctypes alone, so structs, a decode and the state are spelled out.
 

@@ -3,7 +3,7 @@
     python mlx_norm_weights.py      needs mlx and mlx-lm, here 0.32.4 and 0.32.2; a CPU will do
 
 Run: norm weights as bf16 files have them go through `sanitize`, and are then used in fp32. Expected: 1 + w of the
-stored w, as transformers computes it. Came: 1 + w rounded to 8 bits, off by up to 0.0039. In a small model in fp32 that
+stored w, as transformers computes it. Got: 1 + w rounded to 8 bits, off by up to 0.0039. In a small model in fp32 that
 makes logits wrong by 0.0004 to 0.002 of the largest one.
 """
 

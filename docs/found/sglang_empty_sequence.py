@@ -1,8 +1,8 @@
-"""SGLang and vLLM: after a sequence without tokens, prefill in chunks serves every later one as its neighbour.
+"""SGLang and vLLM: after a sequence without tokens, chunked prefill computes every later one in the place of its neighbour.
 
     python sglang_empty_sequence.py      needs sglang (or vllm), torch, triton; no GPU (nothing but the index is made)
 
-Run: the table of chunks for sequences of 5, 0 and 3 tokens. Expected: sequences 0 and 2 have a chunk each. Came: 0
+Run: the table of chunks for sequences of 5, 0 and 3 tokens. Expected: sequences 0 and 2 have a chunk each. Got: 0
 and 1. So the chunks of sequence 2 are taken from the empty range of sequence 1: its outputs and its state are wrong
 (off by more than their norm), and the kernels read and write out of bounds. `prepare_chunk_indices` counts sequences
 by their first chunks. sglang 0.5.9 to 0.5.23, vllm 0.32.0; fla-core 0.6.0 gives 0 and 2.

@@ -2,9 +2,9 @@
 
     python sglang_slot_4096.py      needs sglang, torch, triton; no GPU (the kernel is interpreted)
 
-Run: one token of a request in slot 4096; slots are int32, as SGLang's are. Expected: its state changes. Came: the
+Run: one token of a request in slot 4096; slots are int32, as SGLang's are. Expected: its state changes. Got: the
 kernel multiplies slot * HV * K * V in int32, which is 2**31 here, and leaves the pool: the process dies, or on a card
-another's memory is written. The snapshot buffer of a verify does so from 512 requests of 8 steps on. 0.5.9 to 0.5.13;
+it writes other memory. The snapshot buffer of a verify does so from 512 requests of 8 steps on. 0.5.9 to 0.5.13;
 right in 0.5.23.
 """
 
@@ -17,7 +17,7 @@ try:
     from sglang.kernels.ops.attention.linear import fused_sigmoid_gating_recurrent as kernels
 except ImportError:
     from sglang.srt.layers.attention.fla import fused_sigmoid_gating_recurrent as kernels
-pool = torch.empty(4097, 32, 128, 128, dtype=torch.float16)  # pages that nobody touches take no memory
+pool = torch.empty(4097, 32, 128, 128, dtype=torch.float16)  # untouched pages take no memory
 pool[4096] = 1
 rows, gate, vector = torch.ones(1, 1, 32, 128).half(), torch.zeros(1, 32), torch.zeros(32)
 print("slot 4096 is written", flush=True)

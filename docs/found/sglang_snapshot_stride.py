@@ -3,8 +3,8 @@
     python sglang_snapshot_stride.py      needs sglang, torch, triton; no GPU (the kernel is interpreted)
 
 Run: two requests, windows of 2 tokens, a buffer that is allocated for 4, `cache_steps` = 2, as --speculative-adaptive
-calls it after it has stepped down. Expected: buffer[1, :2] has the states of request 1. Came: buffer[0, 2:] has them,
-for the row stride is made of `cache_steps`.
+calls it after it has stepped down. Expected: buffer[1, :2] has the states of request 1. Got: buffer[0, 2:] has them,
+because the row stride is computed from `cache_steps`.
 0.5.9 to 0.5.23. Its twin `fused_sigmoid_gating_delta_rule_update` had the same in 0.5.10 to 0.5.12, and takes the
 stride of the buffer since 0.5.13.
 """

@@ -1,8 +1,8 @@
-"""transformers: left padding enters the recurrent state where the first chunk of a batch has a single token.
+"""transformers: left padding enters the recurrent state if the first chunk of a batch has a single token.
 
 Run with torch and transformers, here 5.23.0, on a CPU in fp32, a random model: two prompts of 5 and 4 tokens, the
 second with one token of padding on its left, in chunks of 1 and 4 tokens. Expected: the logits that the second prompt
-has in one chunk of 5. Came: others, off by 0.86 of the largest one.
+has in one chunk of 5. Got: others, off by 0.86 of the largest one.
 """
 
 import sys
