@@ -15,11 +15,7 @@ LIMIT = 0.02  # of sentences with a finding, in each folder
 # Folders that are above the limit, each with the share that it may not exceed. Lower a share, or delete its line, after
 # a rewrite; none is raised.
 HIGHER = {
-    "CHANGELOG.md": 0.219,
     "CONTRIBUTING.md": 0.035,
-    "docs": 0.051,
-    "docs/api": 0.104,
-    "docs/found": 0.043,
     "harness/instep": 0.076,
     "harness/instep/adapters": 0.129,
     "harness/instep/audit": 0.244,

@@ -2,8 +2,8 @@
 
     python sglang_decode_beta.py      needs sglang, torch, triton; no GPU (the kernels are interpreted)
 
-Run: one token, bf16 rows, fp32 state; packed decode, and verify. Expected: the same state up to fp32 rounding, because a
-request changes from one to the other whenever the step count does. Got: 1.6e-3 apart. Packed decode casts sigmoid(b) to
+Run: one token, bf16 rows, fp32 state; packed decode, and verify. Expected: the same state up to fp32 rounding, because
+a request changes from one to the other with the step count. Got: 1.6e-3 apart. Packed decode casts sigmoid(b) to
 the dtype of b; verify keeps it in fp32, and so does vLLM's packed decode. 0.5.10 to 0.5.23.
 """
 

@@ -1,4 +1,4 @@
-"""SGLang and vLLM: after a sequence without tokens, chunked prefill computes every later one in the place of its neighbour.
+"""SGLang and vLLM: after an empty sequence, chunked prefill computes every later one in the place of its neighbour.
 
     python sglang_empty_sequence.py      needs sglang (or vllm), torch, triton; no GPU (nothing but the index is made)
 

@@ -1,8 +1,8 @@
 """transformers: a hybrid as the assistant of assisted decoding keeps refused drafts in its state, and drafts from it.
 
 Run with torch and transformers, here 5.23.0, on a CPU in fp32, a random model: the assistant drafts 4 tokens
-after a prompt of 12; the target refuses all of them and chooses another token; the assistant drafts again. Expected: the
-drafts of an assistant that begins with these 13 tokens. Got: other scores, off by 0.16 of the largest one.
+after a prompt of 12; the target refuses all of them and chooses another token; the assistant drafts again. Expected:
+the drafts of an assistant that begins with these 13 tokens. Got: other scores, off by 0.16 of the largest one.
 """
 
 import sys
