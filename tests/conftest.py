@@ -7,7 +7,7 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread c
 import pytest
 
 import instep_optimized.kernels  # noqa: F401  decides how Triton runs, before transformers imports it natively
-from support.covering import left_to_the_whole
+from support.covering import left_to_the_whole, mark_the_others
 from support.golden import CHANGED, Golden
 from support.warm import warm_copies
 
@@ -33,9 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="also run the tests that `make test` leaves to `make whole`")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
     """Leave out the tests of `make whole`. A command line that names only traces runs all of these traces."""
+    mark_the_others(items)  # before -m chooses by markers
+    yield
     if not config.getoption("whole") and any(isinstance(item, pytest.Function) for item in items):
         left = [item for item in items if left_to_the_whole(item)]
         config.hook.pytest_deselected(items=left)

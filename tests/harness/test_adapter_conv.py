@@ -21,6 +21,7 @@ from instep.verdict import Exit, Tier
 from instep_optimized import load
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import Unsupported
+from support.covering import few
 from support.fake_kernels import Kernels
 from support.ops_agree import agree
 from support.traces import brief, recorded
@@ -84,6 +85,7 @@ def judged(small: Trace, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+@few(2)
 @pytest.mark.parametrize(("ops", "widest", "strategy", "chunks"), [
     (pooled(), 4, "rerun", True), (pooled(strided=True), 4, "snapshot", True),
     (pooled(packed=True), 4, "rerun", True),

@@ -33,7 +33,7 @@ from instep_optimized.layout import StateLayout
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import Unsupported
 from support.command import Runner, complaint
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.few_channels import few_channels
 from support.ops_agree import agree
 from support.traces import brief, recorded
@@ -84,6 +84,7 @@ def run_of(way: str) -> list[str | Path]:
     return [command, few_channels((TOP / trace).resolve(strict=True).stem, 2).path, *words]
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "lines"), [("dense", 30), ("pooled", 40), ("conv", 45)])
 def test_the_files_of_the_page_agree_and_are_short(
@@ -95,6 +96,7 @@ def test_the_files_of_the_page_agree_and_are_short(
     assert ran.code == 0 and "mine:OPS agrees" in ran.out and f"mine:OPS: {op}.window: " in ran.out, ran
 
 
+@few(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "old", "new", "says"), [(way, *edit[:2], edit[2:]) for way, edits in BROKEN.items() for edit in edits]

@@ -23,7 +23,7 @@ from instep.verdict import Exit
 from instep_optimized.memory.budget import must_fill_pitch
 from instep_optimized.memory.pool import Demand
 from instep_reference.contract.errors import Unsupported
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.few_channels import few_channels
 from support.first_rounds import first
 from support.traces import recorded
@@ -76,6 +76,7 @@ def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Trace) -> Any
     return run
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("edits", "setting"), [
     pytest.param((), {}, marks=WHOLE), ((), {"layout": "KV", "strategy": "columns"}), (GATED, {}),

@@ -22,6 +22,7 @@ from instep_optimized.engine import OptimizedEngine
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit
+from support.covering import few
 
 REQUESTS = 4
 UNTIL = REQUESTS + 3 * rounds.CHECKED  # the prompts follow the admissions
@@ -60,6 +61,7 @@ def test_states_are_read_once_after_a_run_of_admissions(
     assert 0 < found.verdict.elements < whole.verdict.elements
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("admissions", [True, False])
 def test_fault_after_admissions_is_found(

@@ -34,7 +34,7 @@ from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product
 from instep_reference.weights import Weights
 from support.checkpoints import write as write_checkpoint
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.few_channels import few_channels
 from support.traces import recorded
 
@@ -51,6 +51,7 @@ EXACT = {
 }  # fmt: skip
 
 
+@few(2)
 @pytest.mark.parametrize(("form", "strategy", "trained"), [
     ("running", "snapshot", False), ("pairwise", "rerun", False), ("split", "columns", False),
     ("chunked", "rerun", True), *(pytest.param(*one, True, marks=WHOLE) for one in (

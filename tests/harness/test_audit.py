@@ -30,7 +30,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.weights import Weights
 from support.checkpoints import write as write_checkpoint
 from support.command import complaint
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.recorded import PROMPTS, TINY, edited, lines, recorded, said, shown, stated, tensors
 
 
@@ -105,6 +105,7 @@ def test_a_plain_file_of_prompts_and_answers_is_audited(spoken, tmp_path, instep
     assert "not judged  logits, final rows" in ran.out and result["not_judged"][0]["what"].startswith("logits")
 
 
+@WHOLE
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "some", "tokens"), [
     ("bfloat16", 12, 8), *(pytest.param(dtype, 100, 16, marks=WHOLE) for dtype in ("float32", "bfloat16"))])
@@ -171,6 +172,7 @@ def test_a_wrong_window_is_named_at_its_commit(copy, accepted, path, check, says
     assert found.exit is Exit.DIVERGED
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("event", "name", "change", "tier", "says"), [
     (9, "logits.a", lambda x, r: x.roll(1, 0), Tier.PROPAGATED, "relative error"),
@@ -207,6 +209,7 @@ def drafted_otherwise(brief: Path, folder: Path, widths: tuple[int, int], accept
     return made
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "exit", "place"), [
     (None, Exit.AGREED, ""), ("drafting", Exit.AGREED, ""), ("slipping", Exit.DIVERGED, "chain.1 pick"),
@@ -338,8 +341,7 @@ def test_a_bad_recording_is_refused_in_one_line(copy, instep, spoil, says):
     ('{"prompt": [], "tokens": [1]}\n', 'request "line 1": prompt: found no token'),
     ('{"prompt": [1], "tokens": [2]}\n{"prompt": [999], "tokens": []}\n', '"line 2": prompt[0]: found token 999'),
     ('{"prompt": [1], "tokens": [256]}\n', 'request "line 1": tokens[0]: found token 256'),
-    ('{"prompt": "hello", "tokens": [1]}\n', "said.jsonl line 1: prompt: found"),
-])
+    ('{"prompt": "hello", "tokens": [1]}\n', "said.jsonl line 1: prompt: found")])
 def test_a_bad_file_is_refused_in_one_line(tmp_path, instep, content, says):
     file = tmp_path / "said.jsonl"
     file.write_text(content)

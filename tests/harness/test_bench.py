@@ -32,6 +32,7 @@ from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput, Unsupported
 from support.command import Runner, complaint
+from support.covering import few
 
 SLOW = pytest.mark.slow
 # Kinds that have a plot on a CPU: two cells in one line.
@@ -132,6 +133,7 @@ def test_wrong_arm_has_no_speed(name: str, op: str, wrong: Callable[..., Any], s
     assert "no speed is shown" in text(found)
 
 
+@few(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [
     pytest.param("strategies", marks=SLOW), "decode", "mixer", "conv", "prefill", "attend", "pick", "products",
@@ -205,6 +207,7 @@ def test_second_arm_makes_its_inputs_in_every_layer_for_peers(name: str, monkeyp
         assert made == [2 * (4 if name == "strategies" else 1)] * within.units
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rounds", "decoding"])
 def test_whole_rounds_and_texts_are_checked_then_timed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -32,6 +32,7 @@ from instep.verdict import Exit
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
 from support.command import Runner
+from support.covering import few
 
 FP32, TO = torch.float32, kind("prefill").bar
 Gdn = Callable[..., torch.Tensor]
@@ -160,6 +161,7 @@ def falls(**given: Any) -> Any:
     raise ValueError("planted")
 
 
+@few(1)
 @pytest.mark.parametrize("state", ["float32", "bfloat16"])
 def test_fp64_activations_are_judged_in_fp64(
     state: str, quick: None, monkeypatch: pytest.MonkeyPatch

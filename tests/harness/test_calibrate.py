@@ -35,7 +35,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
 from support.calibration_tables import of_a_correct_engine, undecided
 from support.command import complaint
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.readme import RESULTS
 
 pytestmark = pytest.mark.slow
@@ -121,6 +121,7 @@ def test_a_scene_owns_what_can_go_wrong():
         ), "a plain step after a commit"
 
 
+@few(1)
 @pytest.mark.parametrize(
     "variant",
     [

@@ -23,7 +23,7 @@ from instep.verdict import Exit, Tier
 from instep_reference.contract.engine import Admit, Commit, Committed, Draft, Forward, Idle
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support import contexts as m
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 
 pytestmark = pytest.mark.slow  # whole runs in several widths
 
@@ -80,6 +80,7 @@ def found(opened, contexts, *, explain=True):
     return verdict.findings
 
 
+@few(1)
 @pytest.mark.parametrize(
     ("activation", "state", "until"),
     [

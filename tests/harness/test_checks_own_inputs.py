@@ -21,6 +21,7 @@ from instep.replay.setting import Setting
 from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival, Policy
 from instep.verdict import Comparison, Exit, Tier
+from support.covering import few
 from support.few_channels import few_channels
 from support.planting import planted_here
 from support.traces import ROOM, recorded
@@ -101,6 +102,7 @@ def must_be(findings: Sequence[Comparison], kind: str, components: Collection[st
     assert "from the op's own inputs: relative error" in findings[0].diagnosis
 
 
+@few(3)
 @pytest.mark.parametrize("slip", SLIPS)
 def test_a_slip_on_one_path_of_a_16_bit_run_is_found_where_it_is_made(slip: str, decodes: Trace) -> None:
     edit, strategy, trace, kind, components = SLIPS[slip]

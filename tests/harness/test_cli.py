@@ -21,6 +21,7 @@ from instep.trace.usual_policy import EXAMPLE, usual
 from instep_reference.contract.event_facts import kind_of
 from support.checkpoints import write
 from support.command import complaint
+from support.covering import few
 from support.golden import COUNTED
 from support.traces import brief, policy, recorded
 
@@ -108,6 +109,7 @@ def test_record_writes_a_trace_that_replays(instep, trace, tmp_path, golden):
     assert instep("replay", out, "--ops", "ledger").code == 0
 
 
+@few(1)
 @pytest.mark.parametrize("layers", [1, 0])
 def test_a_trace_is_recorded_without_a_policy(instep, tmp_path, layers):
     """Everything that the usual policy promises happens; without draft layers nobody drafts."""

@@ -42,6 +42,7 @@ from support.combinations import (
     whole,
     words,
 )
+from support.covering import few
 from support.readme import RESULTS
 
 
@@ -99,6 +100,7 @@ class Looking:
         return ()
 
 
+@few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("row", pairwise(), ids=words)
 def test_what_is_served_agrees(row: Row, trace_of: Callable[[Row], Trace]) -> None:

@@ -19,7 +19,7 @@ from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import RequestState
-from support.covering import each_value
+from support.covering import each_value, few
 from support.traces import brief, recorded
 
 
@@ -28,6 +28,7 @@ def trace(tmp_path_factory) -> Trace:
     return recorded(tmp_path_factory.mktemp("width one"), brief(), linear_conv_kernel_dim=1)
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "conv"), each_value(STRATEGIES, CONV_FORMS))
 def test_every_strategy_agrees_and_the_empty_window_is_not_counted(trace, strategy, conv):
@@ -40,6 +41,7 @@ def test_every_strategy_agrees_and_the_empty_window_is_not_counted(trace, strate
     assert "a conv of width 1 keeps no inputs" in " ".join(skipped.reason for skipped in ran.skipped)
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "conv", "until"), [
     ("ledger", "windows", None), ("ledger", "widened", None), ("triton", "widened", 16),  # kernels: to a commit of two

@@ -23,7 +23,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import Phase
 from instep_reference.contract.sampling import UNIFORM, Sampling
 from instep_reference.sampling import Drawing, drawn, probabilities
-from support.covering import each_value
+from support.covering import each_value, few
 from support.traces import header, policy, recorded
 
 VOCAB, TREE = 50, (-1, 0, 0, 2, 2)
@@ -98,6 +98,7 @@ MISTAKES = {
 }
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", [*MISTAKES, "each node takes the uniform of its depth"])
 def test_known_mistakes_are_named_in_trees(mistake: str) -> None:

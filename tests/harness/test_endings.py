@@ -15,7 +15,7 @@ from contextlib import nullcontext
 import pytest
 
 from instep.atomic_write import ReaderGone, write_atomically
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.process import start
 from support.traces import policy, recorded
 
@@ -37,6 +37,7 @@ def ended(*words: object, stream: str = "stdout", cold: bool = False) -> tuple[i
     return done.returncode, (out or "") + (err or "")
 
 
+@few(2)
 @pytest.mark.parametrize("words", [
     ("replay", "TRACE", "--ops", "support.subjects:LOUDER", "--until", "3"),
     pytest.param(("relations", "TRACE", "unseen", "--until", "3"), marks=WHOLE),

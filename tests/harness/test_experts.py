@@ -35,6 +35,7 @@ from instep_optimized.ops.plain.mlp import _shared, _swiglu
 from instep_reference.contract.config import ModelConfig
 from instep_reference.mlp import route
 from support.checkpoints import config_of, write
+from support.covering import few
 from support.planting import begun
 
 MLP = "instep_optimized/ops/plain/mlp.py"
@@ -117,6 +118,7 @@ def test_a_yardstick_follows_the_truth_and_stays_sharp(trace: Trace, plant: Any)
     assert (first.event, first.place.component, first.check) == (2, "mlp", "derived")
 
 
+@few(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", HERE, ids=lambda fault: fault.id)
 def test_a_fault_of_experts_is_found_located_and_named(fault: Fault, small: Trace, plant: Any) -> None:

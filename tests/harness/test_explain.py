@@ -31,6 +31,7 @@ from instep_reference.contract.engine import Forward
 from instep_reference.contract.place import STAGE_LEVEL, Place
 from instep_reference.norms import gated_norm, rms_norm
 from support import contexts as m
+from support.covering import few
 from support.explaining import Rows, Scenario, with_row
 
 pytestmark = pytest.mark.slow  # a table of many pieces, each run again in many ways
@@ -177,6 +178,7 @@ WRONG: list[tuple[str, int, Callable[[Scenario, Rows, RowSpan], torch.Tensor], s
 ]  # fmt: skip
 
 
+@few(10)
 @pytest.mark.parametrize(("component", "layer", "change", "sentence"), WRONG, ids=[f"{w[0]}: {w[3]}" for w in WRONG])
 def test_what_was_computed_in_one_wrong_way_is_said(scene, component, layer, change, sentence):
     said = scene.at_place(Place("trunk", layer, component), change).diagnosis

@@ -16,6 +16,7 @@ from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace, read
 from instep_reference.contract.place import Place
+from support.covering import few
 from support.few_channels import few_channels
 from support.planting import begun, planted_here
 
@@ -61,6 +62,7 @@ def there(place: Place) -> Place:
     return Place(place.stage, 1, place.component) if second else place
 
 
+@few(6)
 @pytest.mark.parametrize("fault", SAYS)
 def test_a_planted_fault_is_explained_without_a_sentence_of_its_own(fault):
     """Faults of the trunk with the drafts of the trace handed in: no draft head is computed then."""

@@ -29,7 +29,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit, Draft, Forward
 from instep_reference.contract.errors import BadInput
 from support.command import complaint
-from support.covering import BEGUN
+from support.covering import BEGUN, WHOLE, few
 from support.planting import begun
 
 HOME = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "drafters"
@@ -66,6 +66,7 @@ def test_a_recording_with_the_ngram_drafter_is_what_is_committed(handed, tmp_pat
         assert not isinstance(event, Draft) or all(map(len, event.picks))
 
 
+@WHOLE
 @pytest.mark.slow
 def test_command_without_anything_to_judge_is_inconclusive(handed):
     verdict = Replay(handed, Setting("plain")).run(until=BEGUN["handed"] - 1).verdict
@@ -193,6 +194,7 @@ def test_memory_counts_no_draft_kv(instep):
     assert heads / none == pytest.approx(4, rel=0.05)
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAMILIES["drafters"], ids=lambda fault: fault.id)
 def test_a_fault_of_a_drafter_is_found_where_it_is_and_named(fault, plant):

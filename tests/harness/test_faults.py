@@ -27,6 +27,7 @@ from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
 from support.command import Runner
+from support.covering import WHOLE
 from support.few_channels import few_channels
 from support.harmless import HARMLESS, Harmless
 from support.planting import planted_here
@@ -276,6 +277,7 @@ def test_a_fault_whose_text_has_moved_is_refused_before_anything_runs() -> None:
         campaign([moved], TRACES)
 
 
+@WHOLE
 def test_a_copy_is_the_source_that_is_here(tmp_path: Path) -> None:
     assert plant.digests(plant.planted(tmp_path / "control")) == served()
     assert plant.digests(plant.planted(tmp_path / "planted", SAME)) != served()

@@ -24,6 +24,7 @@ from instep.verdict import Exit
 from support import subjects
 from support.checkpoints import write
 from support.command import Runner, complaint
+from support.covering import WHOLE, few
 from support.event_clock import count_events
 from support.planting import planted_here
 
@@ -58,6 +59,7 @@ def divergence(output: str) -> list[str]:
     return lines[begin : begin + 3]
 
 
+@WHOLE
 @pytest.mark.slow
 def test_the_caller_stride_is_found_and_its_trace_shows_it(
     instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -80,6 +82,7 @@ def test_the_caller_stride_is_found_and_its_trace_shows_it(
     assert instep("replay", trace, "--no-ladder").code == Exit.AGREED, "without the fault"
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "examples", "seed"), [("ledger", 2, 12), ("plain", 2, 12)])
 def test_nothing_is_found_without_a_fault(
@@ -160,6 +163,7 @@ def test_a_drawer_that_fails_ends_it_at_once(model: Path, tmp_path: Path, monkey
     assert len(calls) == 1
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("subject", "shrink"), [("LOUDER", 0.0), ("LOUDER", 0.3), ("SLOW", 0.5)])
 def test_a_shrink_that_is_cut_short_reports_the_smallest_so_far(
@@ -241,6 +245,7 @@ REFUSED = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "lifecyc
 
 
 # Each with a seed that finds it within 3 runs; others take up to some hundreds. How small it gets is not looked at.
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("edit", "seed", "most", "shows"), [
     (PAGE_KEPT, 41, 100, "pages are"), (NAME_KEPT, 6, 3, ""), (LATE_CHECK, 15, 3, "refused"),

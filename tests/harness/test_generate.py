@@ -21,6 +21,7 @@ from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.errors import BadInput
 from support.checkpoints import write as write_checkpoint
 from support.command import complaint
+from support.covering import WHOLE
 from support.golden import MEASURED
 from support.planting import planted_here
 
@@ -90,6 +91,7 @@ def test_more_tokens_than_any_model_has_positions_are_refused(instep, words):
     assert ran.code == 2 and "1048576" in ran.err and "Traceback" not in ran.err, ran
 
 
+@WHOLE
 @pytest.mark.slow
 def test_drawn_tokens_are_read_again_by_what_drew_them(instep, tmp_path):
     """An engine that takes another temperature, or draws a rejected draft again, is found; a right one is not."""

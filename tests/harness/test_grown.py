@@ -33,6 +33,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.draft.growing import Growing
 from instep_reference.sampling import most_probable
 from support.checkpoints import write
+from support.covering import few
 from support.few_channels import few_channels
 from support.planting import planted_here
 from support.traces import header, policy, recorded
@@ -126,6 +127,7 @@ NAMED = ["grown-tie", "grown-parent-beside", "grown-parent-alone", "grown-score-
          "grown-nodes-by-score"]  # fmt: skip
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMED)
 def test_a_wrong_tree_of_labels_is_found_exactly_and_named(name: str) -> None:
@@ -156,6 +158,7 @@ def test_fuzzed_runs_grow_trees_and_agree(model: Path, tmp_path: Path, monkeypat
 OWN = [fault for fault in FAMILIES["trees"] if fault.kind == "own-window"]
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", OWN, ids=lambda fault: fault.id)
 def test_fault_in_the_engines_own_tree_is_found(fault: Fault) -> None:

@@ -23,7 +23,7 @@ from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep_reference.contract.errors import BadInput
 from support.command import Runner, complaint
-from support.covering import WHOLE, each_value
+from support.covering import WHOLE, each_value, few
 from support.few_channels import few_channels
 from support.traces import brief, recorded
 
@@ -91,6 +91,7 @@ def test_the_files_of_the_page_agree_in_all_tiers_and_their_op_is_counted(
     assert (run["strategy"], run["events"]) == (OPTIONS[name]["strategy"], run["of"])
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("old", "new", "says"), [edit[:3] for edit in BROKEN], ids=[edit[1][:40] for edit in BROKEN])
 def test_every_break_on_the_page_is_found_where_it_says(
@@ -177,6 +178,7 @@ def test_the_slots_of_an_op_are_looked_at(slots: str, says: str, write: Write) -
 # Names
 
 
+@WHOLE
 @pytest.mark.slow
 def test_every_command_knows_it_by_the_same_name(write: Write, instep: Runner, tmp_path: Path) -> None:
     named = write("mine")
@@ -286,6 +288,7 @@ FALLEN = {
 }
 
 
+@few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "command"), each_value(FALLEN, (
     ("replay", "--no-ladder"), ("relations", "strategies", "unseen"), ("streams", "--level", "op"),
@@ -327,6 +330,7 @@ HELPERS = '''
     def claim'''
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("what", WIDER)
 def test_a_verify_that_writes_more_is_found_at_the_verify(what: str, write: Write, longer: Trace) -> None:

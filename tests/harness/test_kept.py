@@ -29,6 +29,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Evict, Fetch, Offload
 from instep_reference.contract.errors import Unsupported
 from instep_reference.ledger import LedgerEngine
+from support.covering import few
 from support.planting import planted_here
 
 # One of each way to be wrong; `instep faults --family tiers` plants them all.
@@ -42,6 +43,7 @@ def trace() -> Trace:
     return read(TRACES / "tiers.jsonl")
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HERE)
 def test_a_fault_of_tiers_is_found_located_and_named(name: str, trace: Trace) -> None:

@@ -32,6 +32,7 @@ from instep_reference.contract.errors import BadInput, InstepError
 from support import warm
 from support.by_verbs import right as make
 from support.command import Runner, advances, complaint
+from support.covering import few
 from support.kit_ops import FORGETFUL, PLAIN
 
 TOP = Path(__file__).resolve().parents[2]
@@ -90,6 +91,7 @@ WRONG = {
 }
 
 
+@few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "ops", "says"), WRONG.values(), ids=WRONG)
 def test_a_wrong_op_is_found_by_its_cases_and_named(op: str, ops: Any, says: str) -> None:
@@ -131,6 +133,7 @@ def test_what_an_op_that_only_writes_gives_back_is_not_looked_at(then: Any) -> N
     assert kit.replayed(small(), ops, until=2).must_agree()
 
 
+@few(6)
 @pytest.mark.parametrize("op", sorted({case.op for case in CASES}))
 def test_a_right_op_agrees_on_every_case(op: str) -> None:
     """Trees and states in bf16 among them."""

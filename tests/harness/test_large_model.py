@@ -29,6 +29,7 @@ from instep.trace.file import read
 from instep.verdict import Exit, Tier
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
+from support.covering import WHOLE
 from support.narrow import narrow
 
 pytestmark = pytest.mark.slow
@@ -52,6 +53,7 @@ def test_forced_trace_covers_the_failure_conditions_of_a_commit(made):
     assert {event.num_steps for event in trace.events if isinstance(event, e.SetNumSteps)} >= {1, 3}
 
 
+@WHOLE
 def test_every_state_of_every_gdn_layer_is_judged(made):
     checkpoint, trace = made
     found = outcome(trace, checkpoint, SETUP)

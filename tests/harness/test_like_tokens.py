@@ -19,7 +19,7 @@ from instep.trace.file import Trace
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
 from support.checkpoints import write
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.few_channels import few_channels
 from support.traces import ROOM, VOCAB, policy
 
@@ -44,6 +44,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Trace]:
                          folder / f"{period}.jsonl") for period in (1, 3, 5)}  # fmt: skip
 
 
+@few(2)
 @pytest.mark.parametrize(("period", "ops"), [
     (1, "MERGED"), (1, "BF16"), (3, "NEAREST"), (5, "CUT"),
     *(pytest.param(period, "CUT", marks=WHOLE) for period in (1, 3)), pytest.param(1, "NEAREST", marks=WHOLE),

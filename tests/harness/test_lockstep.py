@@ -24,6 +24,7 @@ from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
+from support.covering import few
 from support.traces import brief, recorded
 
 
@@ -38,6 +39,7 @@ def right(trace) -> Callable[[str], Outcome]:
     return cache(lambda ops: Replay(trace, Setting(ops)).run())
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
 def test_a_right_engine_agrees_on_every_event(trace, right, ops):

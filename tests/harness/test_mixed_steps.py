@@ -86,6 +86,7 @@ def test_labels_agree_in_any_order(model: Path, num_steps: int, order: Sequence[
     agrees(Replay(trace(model, crowd(num_steps, order)), Setting("ledger"), checkpoint=model).run())
 
 
+@WHOLE
 @pytest.mark.parametrize(
     ("num_steps", "order", "dtype", "layout"),
     [
@@ -131,6 +132,7 @@ def test_a_chunk_as_wide_as_a_window_agrees_as_the_prefill_that_it_is(
 # ---- where a prompt is split
 
 
+@WHOLE
 @pytest.mark.parametrize(("dtype", "layout"), [
     ("float32", "KV"), pytest.param("bfloat16", "VK", marks=WHOLE),  # which a crowd is served in, above
 ])  # fmt: skip

@@ -25,6 +25,7 @@ from instep.verdict import Tier
 from instep_optimized.commit import OURS
 from instep_optimized.layout import StateLayout
 from instep_optimized.ops import BY_NAME
+from support.covering import few
 
 
 def test_closed_lists_match_what_the_engines_accept() -> None:
@@ -99,6 +100,7 @@ def test_invalid_values_are_refused_before_torch_is_loaded() -> None:
         assert code == 2 and said.startswith(f"instep: {option}: found "), (words, said)
 
 
+@few(2)
 @pytest.mark.parametrize(("typed", "offered"), [
     ("instep re", {"record", "relations", "replay"}), ("instep replay --dty", {"--dtype"}),
     ("instep replay --layout ", {"VK", "KV"}), ("instep fuzz --ops pl", {"plain"}),

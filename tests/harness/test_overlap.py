@@ -23,6 +23,7 @@ from instep_optimized.transfer.to_host import Length
 from instep_reference.contract.engine import Draft
 from instep_reference.contract.errors import BadInput
 from support.checkpoints import write
+from support.covering import few
 from support.traces import PROMPTS, VOCAB, policy, recorded
 
 ROUNDS = policy(
@@ -36,6 +37,7 @@ def trace(tmp_path_factory) -> Trace:
     return recorded(tmp_path_factory.mktemp("overlap"), ROUNDS)
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["snapshot", "columns", "rerun", "lazy_rerun"])
 def test_pages_of_the_worst_case_are_predicted(trace, strategy):

@@ -29,6 +29,7 @@ from instep.verdict import Comparison, Skipped, Tier
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support.browser import Browser
 from support.command import Runner, complaint
+from support.covering import WHOLE
 from support.outcomes import comparison, outcome
 from support.pages import HOSTILE, KINDS, PLAN, Read, round_of, trace_of
 
@@ -224,6 +225,7 @@ def test_a_browser_runs_no_text_of_a_trace(tmp_path: Path, shown: Callable[..., 
     assert "ran" not in drawn and "<img" not in drawn["dom"]
 
 
+@WHOLE
 @pytest.mark.slow
 def test_a_long_trace_is_built_and_drawn_fast(tmp_path: Path, shown: Callable[..., dict[str, str]]) -> None:
     """2,000 events of 64 layers, each cell with a number of its own."""

@@ -49,6 +49,7 @@ from instep_reference.contract.place import Place
 from instep_reference.contract.sampling import Sampling
 from support.browser import Browser
 from support.command import Runner, complaint
+from support.covering import WHOLE
 from support.made_up import held, judged
 from support.outcomes import comparison, outcome
 from support.pages import HOSTILE, PLAN, Read, round_of, trace_of
@@ -358,6 +359,7 @@ def test_intervals_stand_beside_what_is_allowed(opened: Opened, looked: Browser,
     assert ground == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
 
 
+@WHOLE
 def test_what_fuzz_and_audit_found_stands_among_its_events(opened: Opened, looked: Browser) -> None:
     said = opened("fuzz")
     assert said["findings"] == "1" and said["selected"] == "3 layer 3 attention" and int(said["marks"]) == 6

@@ -23,7 +23,7 @@ from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier, Verdict
 from instep_reference.contract.errors import Unsupported
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.fake_kernels import Kernels
 from support.few_channels import FIXTURES, few_channels
 from support.first_rounds import first
@@ -80,6 +80,7 @@ def verdict(trace: Trace, ops: str, strategy: str, until: int | None = None) -> 
     return Replay(trace, Setting(ops, strategy=strategy, drafter="external")).run(until=until).verdict
 
 
+@few(2)
 @pytest.mark.parametrize(("ops", "strategy"), [
     ("sglang:SIGMOID", "snapshot"), ("sglang:DECODE", "snapshot"), ("sglang:RECURRENT", "snapshot"),
     ("sglang:STRIDED", "snapshot"), ("sglang_commit:CONV", "rerun"), ("sglang_commit:SCATTER", "snapshot"),
@@ -156,6 +157,7 @@ def test_vllms_columns_agree_and_other_strategies_are_refused(
         verdict(small, f"peers.kernels.vllm:{ops}", "snapshot")
 
 
+@WHOLE
 @pytest.mark.parametrize("slips", [pytest.param(False, marks=WHOLE), True])  # the right one agrees above, too
 def test_kit_for_another_tree_lists_the_failing_step_counts(
     slips: bool, put: Put, monkeypatch: pytest.MonkeyPatch

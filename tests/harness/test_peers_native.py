@@ -22,6 +22,7 @@ from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier, Verdict
 from instep_reference.contract.errors import Unsupported
+from support.covering import few
 from support.fake_kernels import FlashInfer, FlashQla
 from support.few_channels import few_channels
 from support.first_rounds import first
@@ -65,6 +66,7 @@ def verdict(
         return Replay(trace, setting).run(until=until).verdict
 
 
+@few(2)
 @pytest.mark.parametrize(("kernels", "ops", "name"), [
     (FlashInfer(), "flashinfer:VERIFY", "small"), (FlashInfer(slip=True), "flashinfer:EXACT", "wider"),
     (FlashInfer(), "flashinfer:STRIDED", "small"), (FlashInfer(), "flashinfer:VERIFY --strategy columns", "small"),

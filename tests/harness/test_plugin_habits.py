@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from support.command import Ran
+from support.covering import WHOLE
 
 from .test_plugin import home as home
 from .test_plugin import session
@@ -109,6 +110,7 @@ def test_a_wrong_setting_is_one_usage_error_also_with_workers(
     assert "INTERNALERROR" not in ran.out and "workers" not in ran.out
 
 
+@WHOLE
 def test_workers_send_what_the_end_says(mine: Callable[..., Ran]) -> None:
     words = ("-p", "instep.plugin", "-p", "xdist.plugin", "-n", "1", "--dist=loadgroup", "-q", *TRACES)
     ran = mine(*words, "test_own.py", "-k", "not drawn")

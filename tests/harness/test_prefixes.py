@@ -28,7 +28,7 @@ from instep_reference.contract.engine import Admit, Capacity, Commit, Forward, L
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.event_facts import tracks
 from instep_reference.ledger import LedgerEngine
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.planting import planted_here
 from support.rounds import config
 from support.traces import PROMPTS, ROOM, header, policy, recorded
@@ -68,6 +68,7 @@ def test_policy_interval_tracks_and_shares_the_longest_prefix(trace: Trace) -> N
         list(drive(nobody, PROMPTS, header(capacity=TOLD.capacity), engine))
 
 
+@few(1)
 @pytest.mark.parametrize("how", [
     Setting("ledger", strategy="columns", conv="widened"),
     pytest.param(Setting("ledger", strategy="lazy_rerun", graphs=True), marks=WHOLE),
@@ -83,6 +84,7 @@ MORE_KV = "            memory.units(name, layer).put((at[0][:count], at[1][:coun
 KEPT = "                self._keep(p.row.track, p.request, count, peeked, final[end - 1])\n"
 
 
+@few(2)
 @pytest.mark.parametrize(("edit", "how", "kind", "says"), [
     (Edit(PREFIXES, KEPT, KEPT.replace("end - 1", "end - 2")), Setting("plain"), "forward",
      "is the final row of token 2"),

@@ -45,7 +45,7 @@ from instep_optimized import OptimizedEngine
 from instep_optimized.commit import write_set
 from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.traces import brief, policy, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
@@ -82,6 +82,7 @@ def hold(name: str, trace: Trace, ops: str, **given: Any) -> Held:
 # ---- nothing is wrong
 
 
+@WHOLE
 @pytest.mark.parametrize(("ops", "until"), [
     ("plain", SECOND_COMMIT), pytest.param("plain", None, marks=WHOLE), pytest.param("ledger", None, marks=WHOLE),
 ])  # fmt: skip
@@ -97,6 +98,7 @@ def test_all_relations_agree_for_a_correct_engine(trace: Trace, ops: str, until:
             assert ops == "plain" or not inexact, "labels are exact"
 
 
+@few(2)
 @pytest.mark.parametrize(("plan", "names"), [
     ({"dtype": "bfloat16", "strategy": "columns", "conv": "widened", "layout": "KV"}, ("alone", "rejected_is_plain")),
     ({"strategy": "lazy_rerun"}, ("rejected_is_plain", "decode_is_verify_1")),
@@ -123,6 +125,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("tiny"), told, dtype=torch.bfloat16, **small)
 
 
+@few(2)
 @pytest.mark.parametrize(("ops", "names", "dtype"), [
     ("triton", ("rejected_is_plain", "fused"), "float32"), pytest.param("triton", ("slots",), "float32", marks=WHOLE),
     ("triton", ("fused", "unseen"), "bfloat16"), ("invariant", ("alone",), "float32"),
@@ -137,12 +140,9 @@ def test_relations_agree_for_kernels_on_a_tiny_trace(tiny: Trace, ops: str, name
 # ---- the fault that a relation exists for
 
 FAULTS = [
-    ("poison", "NEVER_FRESH", {}, "mixed"),
-    ("pitch", "OWN_STRIDE", {}, "state"),
-    ("slots", "FEW_SLOTS", {}, "mixed"),
-    ("later_rows", "ONE_SCALE", {}, "mixer"),
-    ("alone", "ONE_SCALE", {}, "conv"),
-    ("split", "ALWAYS_FRESH", {}, "hidden"),
+    ("poison", "NEVER_FRESH", {}, "mixed"), ("pitch", "OWN_STRIDE", {}, "state"),
+    ("slots", "FEW_SLOTS", {}, "mixed"), ("later_rows", "ONE_SCALE", {}, "mixer"),
+    ("alone", "ONE_SCALE", {}, "conv"), ("split", "ALWAYS_FRESH", {}, "hidden"),
     ("split", "ALWAYS_FRESH", {"state_dtype": FP8}, "conv"), ("schedule", "FORGETFUL", {}, "state"),
     ("rejected_is_plain", "NEVER_THE_ROOT", {"strategy": "snapshot"}, "conv"),
     ("decode_is_verify_1", "COARSE_DECODE", {}, "core"),

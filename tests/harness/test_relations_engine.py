@@ -15,6 +15,7 @@ from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.verdict import Exit
 from support.command import complaint
+from support.covering import few
 from support.few_channels import few_channels
 
 RESUMED = 16  # an event after a save, a load and a preemption; later events add nothing new
@@ -25,6 +26,7 @@ def case(name: str, layers: int = 2) -> Case:
     return Case.of(trace, Replay(trace, Setting(engine=f"support.{name}")).plan, until=RESUMED)
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["by_verbs:right", "by_verbs:keeping", "by_verbs:watching"])
 def test_correct_engine_agrees_in_every_relation_that_applies(name):

@@ -19,7 +19,7 @@ from instep.trace.file import Trace
 from instep.verdict import Exit, Tier, Verdict
 from instep_optimized import OptimizedEngine
 from instep_reference.contract.engine import Preempt, Resume, Save
-from support.covering import each_value
+from support.covering import each_value, few
 from support.traces import brief, recorded
 
 pytestmark = pytest.mark.slow  # replays of whole traces
@@ -147,6 +147,7 @@ def test_a_copy_that_is_written_while_it_is_kept_is_found_at_that_event(
     assert kept == "_saved" or where < first(trace, Resume)
 
 
+@few(2)
 @pytest.mark.parametrize(("method", "fault", "kind", "told"), [
     ("resume", lambda self: self._preempted.update(b=(self._requests["b"], self._kept("b")[1])), Resume,
      'the copy that preempt kept of "b" is kept although it is due no longer'),

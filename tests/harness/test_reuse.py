@@ -29,7 +29,7 @@ from instep.verdict import Exit
 from instep_optimized.ops.around import tensors_of
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.rounds import Rounds
-from support.covering import each_value
+from support.covering import each_value, few
 from support.first_rounds import first
 from support.planting import planted_here
 from support.traces import recorded
@@ -179,6 +179,7 @@ def test_a_fault_planted_in_the_reference_reads_nothing(small: Trace) -> None:
     assert same(sides(plan, small.events[:3], None), right)
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_layer_on_the_same_bits_is_computed_once(

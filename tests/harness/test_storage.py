@@ -33,7 +33,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked, Storage, by_chance
 from support.command import Runner, complaint
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.few_channels import few_channels
 from support.first_rounds import first
 from support.planting import begun, planted_here
@@ -119,6 +119,7 @@ def four_rounds(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 ENOUGH = {"one": 12, "mixed": 10}
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("trace", "options"), [
     ("first", {"state_dtype": FP8, "strategy": "snapshot", "snapshot_layout": "KV", **GIVEN}),
@@ -143,6 +144,7 @@ def test_a_right_engine_agrees(small: Trace, four_rounds: Trace, trace: str, opt
         assert {"state", "keys"} & outcome.declared.narrow(torch.float32).keys()
 
 
+@few(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", HERE, ids=lambda fault: fault.id)
 def test_a_fault_that_storage_makes_possible_is_found(fault: Fault) -> None:

@@ -29,7 +29,7 @@ from instep_optimized.commit import STRATEGIES
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from support.command import Runner, advances
-from support.covering import WHOLE, each_value
+from support.covering import WHOLE, each_value, few
 from support.planting import planted_here
 
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces"
@@ -119,6 +119,7 @@ def test_relabelled_trace_is_legal_and_marks_rejected_drafts(adaptive: Trace) ->
     assert rejected > 0
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "level"), each_value(STRATEGIES, LEVELS))
 def test_right_engines_hold_what_they_should(strategy: str, level: str, ragged: Trace) -> None:
@@ -155,6 +156,7 @@ def right(branching: Trace) -> Callable[[str], Verdict]:
         branching, Setting("plain", strategy=strategy), "op", until=UNTIL[strategy]).verdict)
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("file", "old", "new", "strategy", "component"), [one[1:] for one in IN_TREES],
                          ids=[one[0] for one in IN_TREES])  # fmt: skip
@@ -172,6 +174,7 @@ def test_accepted_path_leaves_the_stamps_of_its_nodes(branching, right, file, ol
     assert any("holds position" in one and "a rejected draft" in one for one in said), findings[:4]
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_prompts_in_chunks_preemptions_and_loads_keep_their_stamps(level: str) -> None:

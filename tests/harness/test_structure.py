@@ -29,6 +29,7 @@ from instep.verdict import Comparison, Exit, Verdict
 from instep_optimized import engine
 from instep_optimized.commit import rerun
 from instep_optimized.graphs import Emulator, runner
+from support.covering import few
 from support.traces import ROOM, recorded
 
 BATCH, BUDGET, ENGINE = (f"instep_optimized/{name}.py" for name in ("batch", "memory/budget", "engine"))
@@ -65,6 +66,7 @@ def found(trace: Trace, check: str, ops: str = "ledger", **how: Any) -> list[Com
     return mine
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [
     {"ops": "plain"}, {"ops": "ledger", "graphs": True}, {"ops": "plain", "strategy": "columns", "conv": "widened"},
@@ -98,6 +100,7 @@ def test_external_engine_skips_are_reported(whole):
     assert reasons.keys() >= {"contracts", "hostreads", "poison", "graphs", "leaks"}
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("ops", [
     "support.subjects:right", "support.wide:EMPTY", "support.wide:NO_UNITS", "support.wide:UNDECLARED",

@@ -28,6 +28,7 @@ from instep.verdict import Exit
 from instep_reference.contract.engine import Draft
 from instep_reference.contract.errors import BadInput
 from support.checkpoints import write
+from support.covering import WHOLE, few
 from support.event_clock import count_events
 from support.planting import planted_here
 
@@ -110,6 +111,7 @@ SLIPS = [
 ]  # fmt: skip
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("edits", "strategy", "event", "check", "says"), [slip[1:] for slip in SLIPS],
                          ids=[slip[0] for slip in SLIPS])  # fmt: skip
@@ -120,6 +122,7 @@ def test_tree_fault_is_found_by_its_check(branching, edits, strategy, event, che
     assert mine and mine[0].event == event and says in mine[0].diagnosis, [found.diagnosis for found in findings[:5]]
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "parting"), [(None, set()), ("tree-as-chain-rotary", {"draft_layout", "schedule"})])
 def test_tree_paths_equal_chains_and_decoding(
@@ -133,6 +136,7 @@ def test_tree_paths_equal_chains_and_decoding(
     assert said.keys() == parting, said
 
 
+@WHOLE
 @pytest.mark.slow
 def test_fuzzed_trees_agree_and_a_planted_slip_is_found_in_a_tree(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

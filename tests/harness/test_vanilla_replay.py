@@ -23,7 +23,7 @@ from instep.trace.policy import Arrival, ScheduledAction, Steps
 from instep.verdict import Exit
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support.checkpoints import write
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.traces import PROMPTS, VOCAB, policy
 
 pytestmark = pytest.mark.slow  # whole replays
@@ -47,6 +47,7 @@ def trace(tmp_path_factory) -> Trace:
     return make(model, PROMPTS, POLICY, folder / "vanilla.jsonl", Setting(dtype="float64", drafter="vanilla"))
 
 
+@few(1)
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
 def test_every_mtp_layer_is_compared(trace, ops):
     verdict = Replay(trace, Setting(ops)).run(until=None if ops == "ledger" else 20).verdict

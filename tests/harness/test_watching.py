@@ -19,7 +19,7 @@ from instep.replay.participants import bare, participants_of
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.traces import brief, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
@@ -30,6 +30,7 @@ def trace(tmp_path_factory) -> Trace:
     return recorded(tmp_path_factory.mktemp("watching"), brief())
 
 
+@few(2)
 @pytest.mark.parametrize(("ops", "how"), [
     pytest.param("plain", {}, marks=WHOLE),  # the other rows have each of these values
     ("ledger", {"graphs": True}), ("plain", {"graphs": True, "strategy": "snapshot"}),

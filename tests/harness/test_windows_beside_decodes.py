@@ -28,7 +28,7 @@ from instep_optimized.graphs import Runner
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.sampling import Sampling
 from support.checkpoints import write
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.mixed import CANDIDATES, ROOM, TWO_LAYERS, in_turns
 
 pytestmark = pytest.mark.slow
@@ -64,6 +64,7 @@ def replayed(model: Path, **more: Any) -> Outcome:
     return replay(model, **more).run()
 
 
+@few(2)
 @pytest.mark.parametrize("more", [
     {"strategy": "columns", "conv": "widened"}, {"strategy": "lazy_rerun", "sampling": Sampling(0.8, top_k=9)},
     {"ops": "ledger", "num_steps": 7}, {"drafter": "external", "overlap": True, "strategy": "snapshot"},
@@ -80,6 +81,7 @@ def test_every_check_agrees(model: Path, more: dict[str, Any]) -> None:
     assert outcome.verdict.events == outcome.of
 
 
+@WHOLE
 def test_every_check_agrees_with_several_mtp_layers(tmp_path: Path) -> None:
     """Decodes keep their last rows, too, for a prefix that might be kept."""
     three = write(tmp_path, dtype=torch.bfloat16, mtp_num_hidden_layers=3, **TWO_LAYERS)
@@ -87,6 +89,7 @@ def test_every_check_agrees_with_several_mtp_layers(tmp_path: Path) -> None:
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
 
 
+@WHOLE
 def test_answers_are_the_same_without_observers(model: Path) -> None:
     """Without observers: an observed replay captures other graphs."""
     told = replay(model, order="dbca")
@@ -128,6 +131,7 @@ def test_extra_replay_is_reported(model: Path, monkeypatch: pytest.MonkeyPatch) 
     assert any(one.check == "graphs" and "2 graphs were replayed" in one.diagnosis for one in found), found
 
 
+@WHOLE
 def test_op_wrong_in_mixed_launches_is_not_blamed_on_the_graph(model: Path) -> None:
     """Without graphs the launch is the same."""
     wrong = replay(model, ops="support.wrong_ops:LOUDER_BESIDE")
@@ -170,6 +174,7 @@ def test_decodes_with_uniforms_of_windows_are_reported(model: Path, monkeypatch:
     assert any("with the uniforms of request" in one.diagnosis for one in found), found[:1]
 
 
+@few(1)
 @pytest.mark.parametrize("strategy", ["snapshot", "columns"])
 def test_window_in_the_row_of_another_request_is_reported(
     model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
@@ -191,6 +196,7 @@ def of_groups(monkeypatch: pytest.MonkeyPatch, change: Callable[[Group, Group], 
     monkeypatch.setattr(round, "windows_beside_decodes", other)
 
 
+@few(2)
 @pytest.mark.parametrize(("change", "said"), [
     (lambda windows, decodes: (windows,), ("the 1 row of request", "(decode) are served by nobody")),
     (lambda windows, decodes: (decodes, windows), ()),

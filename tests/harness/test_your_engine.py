@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.command import Runner
+from support.covering import few
 
 pytestmark = [  # imports transformers
     pytest.mark.slow, pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed"),
@@ -49,6 +50,7 @@ def test_the_file_of_the_page_agrees_and_is_short(mine: Callable[..., str], inst
     assert ran.code == 0 and "mine:make agrees" in ran.out and "served 29 of 29 events" in ran.out, ran
 
 
+@few(2)
 @pytest.mark.parametrize("edit", BROKEN, ids=[edit[2] for edit in BROKEN])
 def test_every_break_on_the_page_is_found_where_it_says(
     edit: tuple[str, ...], mine: Callable[..., str], instep: Runner

@@ -22,6 +22,7 @@ from instep_reference.contract.adaptive import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place import Place, unseen
 from support.checkpoints import write
+from support.covering import few
 from support.two_sides import CAPACITY, scenario
 
 HERE = Place("trunk", 0, "mixed")
@@ -47,6 +48,7 @@ def broken(op: str, **given: Any) -> list[str]:
     return found
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ops", "activation", "state"),

@@ -22,6 +22,7 @@ from instep_optimized.kernels.attention import attend as attend_file
 from instep_optimized.kernels.attention.attend import GROUP, PART
 from instep_optimized.layout import Pages
 from instep_optimized.ops.triton import TRITON
+from support.covering import few
 from support.overlapped import same_in_a_graph
 from support.planted_kernels import planted_kernels
 
@@ -117,6 +118,7 @@ def both(
     return found[: len(whole) - 1], whole[: len(whole) - 1]
 
 
+@few(2)
 @pytest.mark.parametrize("few", [0, 9999], ids=["in groups", "in parts"])
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_tree_has_the_same_bits_with_a_separate_launch_for_earlier_parts(
@@ -125,6 +127,7 @@ def test_tree_has_the_same_bits_with_a_separate_launch_for_earlier_parts(
     assert same_bits(*both(given(dtype), few, attend_file.read_alone, monkeypatch))
 
 
+@few(2)
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_what_is_read_alone_is_seen(
@@ -187,8 +190,8 @@ def test_trees_next_to_chains_have_the_bits_of_the_other_layouts(
     same, as_is, all_places = [], attend_file.FEW, attend_file.multiprocessors
     for places in (2, 9999, None):  # programs; in items of two tiles, of one, and as is
         monkeypatch.setattr(attend_file, "multiprocessors", all_places if places is None else lambda _, n=places: n)
-        for few in (0, 9999, as_is):  # in groups, in parts, and as is
-            monkeypatch.setattr(attend_file, "FEW", few)
+        for each in (0, 9999, as_is):  # in groups, in parts, and as is
+            monkeypatch.setattr(attend_file, "FEW", each)
             same.append(same_bits(TRITON.attend(query=query, pages=pages, to=at("attended")), wanted))
     assert launched[-3:] == ["read_parts_staged", "read_alone", "join_parts"]
     assert all(same) is (plant is None), same  # in parts the later launch overwrites what was read too much

@@ -86,6 +86,7 @@ def read(line: Mapping[str, Any]) -> Taken:
     return Taken(line["kernel"], stack, *(line[name] for name in rest))
 
 
+@WHOLE
 def test_missing_record_entry_is_compiled_under_a_separate_key(printed: Printed, tmp_path: Path) -> None:
     held, dragged = printed["clocks"]
     record = tmp_path / "record.json"

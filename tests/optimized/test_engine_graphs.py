@@ -32,7 +32,7 @@ from instep_reference.contract.engine import (
     SetNumSteps,
 )
 from support.checkpoints import write
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.twins import Twins, eagerly, emulated
 from support.two_sides import scenario
 
@@ -67,6 +67,7 @@ def engine(
     return subject
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("forced", "ops", "device"), [
     pytest.param(forced, *one.values, id=f"{name}-{one.id}", marks=(*one.marks, *few))
@@ -82,6 +83,7 @@ def test_a_replay_is_the_eager_run_on_the_same_bucket(
     assert both.compared > 100_000
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "conv"), list(zip(STRATEGIES, [*CONV_FORMS] * 2, strict=True)))
 def test_every_strategy_is_held(checkpoint: Checkpoint, strategy: str, conv: str) -> None:

@@ -38,7 +38,7 @@ from instep_reference.contract.place import unseen
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.ledger import LedgerEngine
 from support.checkpoints import write
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.rounds import begin
 from support.tree_story import assert_same, played
 from support.trees import path
@@ -106,6 +106,7 @@ COVERED = [("snapshot", False), ("columns", True), pytest.param("rerun", False, 
            ("lazy_rerun", True)]  # fmt: skip
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "graphs"), COVERED)
 def test_every_label_of_a_grown_tree_is_the_ledger_s(checkpoint: Checkpoint, strategy: str, graphs: bool) -> None:

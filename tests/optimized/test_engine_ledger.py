@@ -16,7 +16,7 @@ from instep_reference.contract.adaptive import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.ledger import LedgerEngine
 from support.checkpoints import Kind, write
-from support.covering import each_value
+from support.covering import each_value, few
 from support.two_sides import CAPACITY, TwoSides, scenario
 
 STEPS = (3, 1, 7, 0, 3)
@@ -41,6 +41,7 @@ def sides(path: Path, kind: Kind, overrides: dict[str, Any], **options: Any) -> 
     return TwoSides(subject, LedgerEngine(checkpoint.config, num_steps=STEPS[0], adaptive=FILE))
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_every_label_is_where_a_right_engine_has_it(model: str, tmp_path: Path) -> None:

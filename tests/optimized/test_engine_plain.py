@@ -18,7 +18,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Row
 from instep_reference.engine import ReferenceEngine, Weights
 from support.checkpoints import Kind, write
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.two_sides import CAPACITY, TwoSides, scenario
 
 WIDTH = torch.float64
@@ -50,6 +50,7 @@ def sides(path: Path, model: str, **options: Any) -> TwoSides:
     return TwoSides(engine(checkpoint, **options), ReferenceEngine(weights, num_steps=STEPS[0], adaptive=FILE))
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_the_model_is_the_reference_s(model: str, tmp_path: Path) -> None:

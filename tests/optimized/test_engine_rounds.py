@@ -38,6 +38,7 @@ from instep_reference.contract.place import Place, unseen
 from instep_reference.engine import ReferenceEngine
 from instep_reference.weights import Weights
 from support.checkpoints import write
+from support.covering import few
 from support.twins import Twins
 from support.two_sides import TwoSides, snapshot, untouched
 
@@ -116,6 +117,7 @@ def rare() -> Iterator[Event]:
     yield Commit(("e",))
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",

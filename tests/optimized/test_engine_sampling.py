@@ -22,7 +22,7 @@ from instep_reference.engine import ReferenceEngine
 from instep_reference.ledger import LedgerEngine
 from instep_reference.weights import Weights
 from support.checkpoints import write
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.sampled import sampled
 from support.two_sides import CAPACITY, TwoSides, scenario
 
@@ -42,6 +42,7 @@ def sides(path: Path, ops: str, *, watched: bool = True, **options: Any) -> TwoS
     return TwoSides(subject, ReferenceEngine(weights, num_steps=STEPS[0], adaptive=file), watched=watched)
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "forced", "options"), [
     ("ledger", True, {}), ("plain", False, {}), ("ledger", False, {"graphs": True}),

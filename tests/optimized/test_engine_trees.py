@@ -23,7 +23,7 @@ from instep_reference.contract.place import unseen
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.ledger import LedgerEngine
 from support.checkpoints import write
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.rounds import CLOSE, begin, decode, disagreement, play
 from support.tree_story import NODES, ROOM, STEPS, VOCAB, Story, ahead, assert_same, played
 from support.trees import chain, drawn, path
@@ -55,6 +55,7 @@ FEW = [("columns", True), ("lazy_rerun", False)]  # labels of the other two: wit
 COVERED = [("snapshot", False), ("columns", True), ("rerun", False), ("rerun", True), ("lazy_rerun", False)]
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "graphs"), [
     pytest.param(*pair, marks=() if pair in FEW else WHOLE) for pair in COVERED
@@ -69,6 +70,7 @@ def test_every_label_of_a_tree_is_where_a_right_engine_has_it(
     assert both.compared > 10_000
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "keeps", "graphs"), [
     ("snapshot", "update", True), ("rerun", "inputs", False), pytest.param("columns", "update", False, marks=WHOLE),
@@ -104,6 +106,7 @@ def test_every_number_of_a_tree_is_the_reference_s(
     assert both.compared > 10_000
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("activation", "ways"), [
     (torch.float32, WAYS[:2]), (torch.bfloat16, WAYS[2:]),
@@ -134,6 +137,7 @@ def test_a_tree_that_is_a_chain_has_the_bits_of_the_chain(checkpoint: Checkpoint
     assert_same(*(played(engine(checkpoint, ops, strategy="rerun"), events) for events in (said, told)))
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "strategy"), [("ledger", "rerun"), ("ledger", "columns"), ("plain", "lazy_rerun")])
 def test_a_round_over_a_tree_is_the_decoding_of_what_it_accepts(
@@ -155,6 +159,7 @@ def test_a_round_over_a_tree_is_the_decoding_of_what_it_accepts(
             assert disagreement(round_.state("a"), steps.state("a")) <= (0.0 if ops == "ledger" else CLOSE), number
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "strategies"), [
     ("plain", STRATEGIES[::3]), ("ledger", STRATEGIES[1:3]),

@@ -23,7 +23,7 @@ from instep.kit.cases.recurrent import Heads
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
-from support.covering import each_value
+from support.covering import each_value, few
 from support.ring_walk import DEED, WIDEST, Deed, Life, Right, walk
 from support.ring_world import Turn, World, cut, garbage, stream
 
@@ -79,6 +79,7 @@ def kept_one_by_one(ops: Ops, right: Right, heads: Heads, swap: bool, tokens: in
 EVERY = tuple(range(1, WIDEST + 1))
 
 
+@few(4)
 @OPS
 @pytest.mark.parametrize(
     ("heads", "swap", "widths"),

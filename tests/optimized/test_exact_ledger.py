@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from instep.kit.cases.recurrent import Heads
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_optimized.ops.ledger import LEDGER
+from support.covering import few
 from support.label_numbers import block, folded, labels_of, mixed, rows
 from support.ring_walk import DEED, WIDEST, Deed, Life, Right, walk
 from support.ring_world import Turn, World, cut
@@ -49,6 +50,7 @@ TWO = (right(100), right(500))
 OF_INPUTS = replace(LEDGER, name="ledger of inputs", keeps="inputs")
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("ops", [LEDGER, OF_INPUTS], ids=lambda ops: ops.name)
 @given(rounds=ROUNDS, start=st.integers(0, 40), lazy=st.booleans(), room=st.integers(2 * WIDEST, 2 * WIDEST + 9))

@@ -22,6 +22,7 @@ from instep_reference.engine import ReferenceEngine
 from instep_reference.ledger import LedgerEngine
 from instep_reference.weights import Weights
 from support.checkpoints import write
+from support.covering import few
 from support.sampled import sampled
 from support.two_sides import CAPACITY, TwoSides, scenario
 
@@ -48,6 +49,7 @@ def truth(checkpoint: Checkpoint, ops: str = "plain") -> Any:
     return ReferenceEngine(Weights.of(checkpoint, WIDTH, torch.device("cpu")), **asked)
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "options", "draws"), [
     ("ledger", {}, False), ("plain", {"strategy": "snapshot"}, True),

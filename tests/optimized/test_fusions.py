@@ -34,6 +34,7 @@ from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.shapes import misfits
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import unseen
+from support.covering import few
 from support.ops_agree import agree
 from support.planted_kernels import planted_kernels
 
@@ -176,6 +177,7 @@ class Unnamed(tuple[torch.Tensor, ...]):
         return tuple(map(str, range(len(self))))
 
 
+@few(9)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", [*EXACT, *NEAR], ids=str)
 def test_a_fusion_is_its_parts(case: Case, device: str) -> None:

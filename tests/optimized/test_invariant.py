@@ -24,6 +24,7 @@ from instep_optimized.ops.base import ExpertWeights, GdnInputs, Ops
 from instep_optimized.ops.invariant import INVARIANT
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.place import Place
+from support.covering import few
 from support.ops_agree import agree
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -132,6 +133,7 @@ def row_is_its_own(
     return all(same_bits(x[:1], y[place : place + 1]) for x, y in zip(alone, among, strict=True))
 
 
+@few(8)
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of rows that are NaN on purpose
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("name", SUBJECTS)

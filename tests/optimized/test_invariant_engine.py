@@ -25,7 +25,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Event, Forward, RequestState, Row, SetNumSteps
 from instep_reference.contract.place import AFTER_LAYERS, Place
 from support.checkpoints import Kind, write
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.two_sides import CAPACITY
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -193,6 +193,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
     return of
 
 
+@few(2)
 @pytest.mark.parametrize(("strategy", "form"), PAIRS)
 def test_speculation_is_plain_decoding_bit_for_bit_under_every_strategy(
     strategy: str, form: str, given: Given
@@ -208,6 +209,7 @@ def test_speculation_is_plain_decoding_bit_for_bit_under_every_strategy(
 ALL = [(name, dtype, schedule) for name in MODELS for dtype in (FP32, BF16) for schedule in ((1, 3, 0), (2,))]
 
 
+@WHOLE
 @pytest.mark.parametrize(
     ("name", "dtype", "schedule"), ALL if NATIVE else [
         ("dense", BF16, (1, 3, 0)), pytest.param("moe", FP32, (2,), marks=WHOLE),
@@ -264,6 +266,7 @@ TREES = {  # parents of the drafts, and which of them are right, in their order
 }
 
 
+@WHOLE
 @pytest.mark.parametrize("strategy", STRATEGIES if NATIVE else [
     pytest.param("columns", marks=WHOLE), "lazy_rerun",
 ])  # fmt: skip

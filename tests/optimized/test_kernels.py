@@ -15,6 +15,7 @@ from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import AFTER_LAYERS, Place
+from support.covering import few
 from support.ops_agree import agree
 
 DEVICES = [
@@ -36,6 +37,7 @@ def garbage_in_fresh_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+@few(76)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_kernel_agrees_with_its_plain_twin_and_writes_nothing_else(case: Case, device: str) -> None:

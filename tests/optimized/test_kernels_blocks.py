@@ -21,6 +21,7 @@ from instep_optimized.ops.base import GdnInputs
 from instep_reference.chunked import recur_by_products
 from instep_reference.contract.place import Place
 from instep_reference.gdn import recur
+from support.covering import few
 from support.planted_kernels import planted_kernels
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -93,6 +94,7 @@ def errors(inputs: GdnInputs, rows: slice, base: torch.Tensor, core: torch.Tenso
     return [ratio(core[rows], out[0], right.out[0]), ratio(state, left[0], right.state[0])]
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("regime", REGIMES)
 def test_blocks_err_no_more_than_declared_in_a_batch_and_alone(regime: str) -> None:

@@ -27,7 +27,7 @@ from instep_reference.contract.place import Place
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.ledger import LedgerEngine
 from support.checkpoints import write
-from support.covering import WHOLE, each_value
+from support.covering import WHOLE, each_value, few
 from support.mixed import (
     CANDIDATES,
     CONV_WIDTH,
@@ -172,6 +172,7 @@ def own_rows(model: Model, strategy: str, order: tuple[int, ...]) -> dict[str, o
 # ---- a chunk as wide as a window
 
 
+@few(4)
 @pytest.mark.parametrize(
     ("where", "ops", "activation"),
     [
@@ -221,6 +222,7 @@ PREFILLS = [
 ]
 
 
+@few(2)
 @pytest.mark.parametrize(("strategy", "ops", "activation", "layout"), [
     pytest.param(*row, layout, id=f"{layout} {name}", marks=(*marks, *((WHOLE,) if other and not GPU else ())))
     for number, (name, row, marks) in enumerate(PREFILLS)
@@ -277,6 +279,7 @@ def test_numbers_do_not_know_where_a_prompt_was_split(model: Model, layout: Stat
 # ---- step counts change, requests come, and steps are empty
 
 
+@few(2)
 @pytest.mark.parametrize(("strategy", "counts"), [
     ("snapshot", (0, 3, 1)), ("columns", (0, 7, 3)), ("rerun", (0, 3, 1, 7)), ("lazy_rerun", (0, 3, 1, 0, 7)),
 ])  # fmt: skip
@@ -297,6 +300,7 @@ EMPTY: dict[str, Callable[[OptimizedEngine], object]] = {
 }  # fmt: skip
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ops", "strategy"), [*(("ledger", strategy) for strategy in STRATEGIES), ("plain", Options().strategy)]

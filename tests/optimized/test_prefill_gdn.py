@@ -29,7 +29,7 @@ from instep_optimized.ops.invariant import INVARIANT
 from instep_optimized.ops.precise import PRECISE
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import unseen
-from support.covering import each_value
+from support.covering import each_value, few
 from support.ops_agree import agree
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -80,6 +80,7 @@ def trap(**given: Any) -> torch.Tensor:
     raise AssertionError("the parts are to serve")
 
 
+@few(2)
 @pytest.mark.parametrize(
     ("heads", "shape", "dtype"), each_value((DENSE, GROUPED, NO_TILE, REAL), PROMPTS, (BF16, FP16)), ids=str)
 def test_rows_of_16_bits_give_the_bits_of_the_parts(

@@ -35,7 +35,7 @@ from instep_reference.contract.errors import BadInput, OutOfCapacity
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.ledger import LedgerEngine
 from support.checkpoints import write
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.two_sides import CAPACITY, TwoSides
 
 EVERY, STEPS = 4, 5
@@ -92,6 +92,7 @@ def checked(subject: OptimizedEngine, truth: Any, shape: tuple[int, ...], *, wat
         ("forward", 4), ("commit", 8), ("commit", 12), ("commit", 8), ("forward", 8), ("commit", 12)]
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "conv", "nodes", "shape"), [
     *((strategy, conv, None, CHAIN) for strategy, conv in zip(STRATEGIES, [*CONV_FORMS] * 2, strict=True)),
@@ -104,6 +105,7 @@ def test_labels_of_prefixes_and_of_requests_that_load_them_are_right(
     checked(engine(checkpoint, "ledger", nodes, strategy=strategy, conv=conv), truth, shape)
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "options"), [
     ("ledger", {"strategy": "columns", "conv": "widened"}), ("plain", {"overlap": True}),

@@ -39,7 +39,7 @@ from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Storage
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.ledger import LedgerEngine
 from support.checkpoints import write
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.two_sides import CAPACITY, TwoSides, scenario, snapshot, untouched
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
@@ -78,6 +78,7 @@ def engine(
     return OptimizedEngine(checkpoint, served, chosen, CAPACITY, num_steps=STEPS[0], adaptive=FILE)
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("pair", "layout"), [
     pytest.param(pair, layout, marks=() if pair in HALF else WHOLE)
@@ -196,6 +197,7 @@ def same_bits(subject: OptimizedEngine, right: States, events: Sequence[Event]) 
     return compared
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("pair", "activation", "state"), [
     pytest.param(pair, *types, marks=() if (number + at) % 3 == 0 else WHOLE)
@@ -248,6 +250,7 @@ def test_replaced_update_of_another_engine_is_rerun(checkpoint: Checkpoint) -> N
     assert all(torch.equal(x, y) for x, y in zip(correct[1], other[1], strict=True))
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "pair", [("rerun", "widened"), ("lazy_rerun", "windows"), ("columns", "widened")], ids="-".join

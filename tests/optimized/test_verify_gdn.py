@@ -34,6 +34,7 @@ from instep_optimized.ops.precise import PRECISE
 from instep_optimized.ops.shapes import misfits
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import unseen
+from support.covering import few
 from support.ops_agree import agree
 from support.planted_kernels import planted_kernels
 from support.ring_world import Turn, World, stream
@@ -127,6 +128,7 @@ class Verify:
 RAGGED = (4, 1, 2, -1, 4, 3, 4, 2)
 
 
+@few(1)
 @pytest.mark.parametrize("by_column", [False, True])
 @pytest.mark.parametrize("counts", [RAGGED] if INTERPRETED else [(4,), (2, 1, 2), RAGGED, 32 * (4,)], ids=str)
 def test_a_verify_has_the_bits_of_the_parts(
@@ -238,6 +240,7 @@ def wrong(plant: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., to
     return lambda **given: verify.verify_gdn(**given | plant(given))
 
 
+@few(2)
 @pytest.mark.parametrize("plant", [
     lambda g: {"a": g["b"]}, lambda g: {"weight": g["weight"].roll(1, 1)}, lambda g: {"x": g["x"].roll(1, 0)},
     lambda g: {"windows": (replace(g["windows"][0], fresh=~g["windows"][0].fresh),)}, lambda g: {},

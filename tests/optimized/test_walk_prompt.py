@@ -27,7 +27,7 @@ from instep_optimized.layout import Address, Part
 from instep_optimized.ops.fused.prefill_gdn import stored
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.place import Place
-from support.covering import each_value
+from support.covering import each_value, few
 from support.planted_kernels import planted_kernels
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -145,6 +145,7 @@ def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sh
     return found
 
 
+@few(2)
 @pytest.mark.parametrize(("shape", "name", "kind"), each_value(SHAPES, BATCHES, KINDS), indirect=["shape"], ids=str)
 def test_rows_and_windows_have_the_bits_of_the_kernel_before(
     monkeypatch: pytest.MonkeyPatch, shape: Shape, name: str, kind: str
@@ -160,6 +161,7 @@ def test_rows_and_windows_have_the_bits_of_the_kernel_before(
     assert {row for row in range(len(out)) if out[row].any()} == covered and len(covered) < len(out)
 
 
+@few(2)
 @pytest.mark.parametrize(
     ("shape", "name", "kind", "dtypes"),
     each_value(SHAPES, BATCHES, KINDS[:3], (WIDE, stored(torch.bfloat16))), indirect=["shape"], ids=str)  # fmt: skip
@@ -198,6 +200,7 @@ def test_a_narrow_program_gives_the_bits_of_a_wide_one(monkeypatch: pytest.Monke
     assert len(seen) == 1 and all(map(same_bits, found, of_others(monkeypatch, one.conv))) and len(seen) == 1
 
 
+@few(1)
 @pytest.mark.parametrize("several", [False, True])
 def test_parts_of_a_batch_are_served_one_by_one(monkeypatch: pytest.MonkeyPatch, shape: Shape, several: bool) -> None:
     """The rows that neither covers are zero."""
@@ -295,6 +298,7 @@ SOUND: dict[str, Texts] = {
 }
 
 
+@few(4)
 @pytest.mark.parametrize("fault", [*SOUND, *FAULTS])
 def test_a_fault_in_the_kernel_changes_bits(
     fault: str, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -312,6 +316,7 @@ def test_a_fault_in_the_kernel_changes_bits(
     assert all(map(same_bits, right, found)) is (fault in SOUND) and len(seen) == len(runs)
 
 
+@few(2)
 @pytest.mark.parametrize("fault", ["nothing", *RULE_FAULTS])
 def test_a_fault_in_what_the_rule_consumes_changes_bits(
     fault: str, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

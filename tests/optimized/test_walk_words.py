@@ -23,7 +23,7 @@ from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import Place
-from support.covering import each_value
+from support.covering import each_value, few
 
 DEVICES = ["cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.gpu)]
 CHANNELS, REQUESTS, MOST = max(2 * words_file.CHANNELS, words_file.WIDEST), 11, 4
@@ -141,6 +141,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     return seen
 
 
+@few(3)
 @pytest.mark.parametrize("device", DEVICES)
 @rows(SHAPES, "live", "columns", "not stored", "decodes", "wide", "rows kept", "of decodes")
 def test_words_give_the_bits_of_the_walk(monkeypatch: pytest.MonkeyPatch, shape: Shape, device: str, name: str) -> None:
@@ -165,6 +166,7 @@ def test_words_give_the_bits_of_the_walk(monkeypatch: pytest.MonkeyPatch, shape:
         assert {tuple(at) for at in written.nonzero().tolist()} == {(unit, t) for unit, t in asked if unit >= 0}
 
 
+@few(2)
 @pytest.mark.parametrize("device", DEVICES)
 @rows(SHAPES[::-1], "live", "decodes", "wide columns", "rows kept", "of decodes")  # in the other order: other pairs
 def test_inputs_of_the_rule_have_the_bits_of_the_walk(
@@ -184,6 +186,7 @@ def test_inputs_of_the_rule_have_the_bits_of_the_walk(
     assert all(x.isfinite().all() and x.any() for x in found[:5])
 
 
+@few(2)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("words", ["one", "many"])
 def test_the_shortest_heads_and_long_ones_have_the_bits_of_the_walk(

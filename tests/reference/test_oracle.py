@@ -17,7 +17,7 @@ from instep_reference.contract.place import Place
 from instep_reference.norms import L2_EPS
 from instep_reference.weights import GdnWeights, Weights
 from support import parity, parity_table
-from support.covering import WHOLE
+from support.covering import WHOLE, few
 from support.parity import CASES, DTYPES, HEADS, Case
 
 pytestmark = [  # imports transformers
@@ -36,6 +36,7 @@ def stored() -> dict[tuple[str, str], parity_table.Parity]:
     return {(row.configuration, row.width): row for row in parity_table.stored()}
 
 
+@few(5)
 @pytest.mark.parametrize(("name", "width"), [
     pytest.param(name, width, marks=() if width == "fp64" or name in IN_FP32 else WHOLE)
     for name in NAMES for width in DTYPES

@@ -22,6 +22,7 @@ from instep_reference.contract.sampling import UNIFORM, Sampling
 from instep_reference.engine import ReferenceEngine
 from instep_reference.ledger import LedgerEngine
 from instep_reference.sampling import probabilities
+from support.covering import few
 from support.rounds import config, weights
 
 LOGITS = torch.tensor([[2.0, 0.0, 2.0, 1.0, -3.0]], dtype=torch.float64)
@@ -116,6 +117,7 @@ VOCAB, DRAWS = 6, 4000
 CHI_SQUARE = 27.9  # 9 in 10**6 of what has 5 degrees of freedom are above it, 1 in 10**4 of all rules together
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["greedy", "chain", "tree", "block"])
 def test_many_draws_have_the_law_of_the_target(rule: str) -> None:

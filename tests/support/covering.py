@@ -21,7 +21,7 @@ from instep.trace.file import Trace, read
 
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces"
 MAIN = "adaptive"  # `make replay` runs it through `ledger` and `plain`
-WHOLE = pytest.mark.whole
+WHOLE = pytest.mark.whole  # of a test, or of a row, that `make test` leaves out
 THROUGH_PLAIN = ("faults/shared",)
 # Traces that tests replay -> the number of events that they need to cover all conditions. `test_external_replay.py`
 # replays `handed`. Traces of a larger model are recorded again on one with two layers.
@@ -38,6 +38,25 @@ def each_value(*values: Iterable[Any]) -> list[Any]:
         pytest.param(*(factor[at] for factor, at in zip(factors, row, strict=True)), marks=() if row in few else WHOLE)
         for row in rows
     ]
+
+
+def few(rows: int) -> pytest.MarkDecorator:
+    """Let `make test` run this number of evenly spaced rows of a test, and `make whole` the others."""
+    return pytest.mark.few(rows)
+
+
+def mark_the_others(items: Iterable[pytest.Item]) -> None:
+    """Mark the rows `whole` that are not among the few of their test."""
+    tests: dict[tuple[Path, str], list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("few") is not None:
+            tests.setdefault((item.path, item.originalname), []).append(item)
+    for rows in tests.values():
+        (count,) = next(rows[0].iter_markers("few")).args
+        kept = {index * len(rows) // count for index in range(count)}
+        for index, row in enumerate(rows):
+            if index not in kept:
+                row.add_marker(WHOLE)
 
 
 def left_to_the_whole(item: pytest.Item) -> bool:
