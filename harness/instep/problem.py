@@ -1,6 +1,6 @@
-"""What is wrong with a compared thing: a code with fields, and the one function that makes a sentence of them.
+"""The problem of a finding as a code with fields, and the one function that makes its sentence.
 
-Code decides by the code and the fields. The sentence is for readers, and no code reads it back (tests/test_house.py).
+Programs decide by the code and the fields. The sentence is for readers; no program parses it (tests/test_house.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Code = Literal[
 ]
 UNEXPLAINED = "unexplained"
 MOVED = {
-    "back": "comes back otherwise than it was kept",
-    "to host": "goes to the host otherwise than it was kept",
+    "back": "comes back different from what was saved",
+    "to host": "goes to the host different from what was saved",
 }
 Moved = Literal["back", "to host"]
 
@@ -46,10 +46,10 @@ class Mistake:
 class Explained:
     """The mistake that accounts for a finding.
 
-    by     "hypothesis": one known mistake with its own sentence; "bank": a mistake that any op may have
-    says   the mistake, as a sentence without its subject
-    where  the wrong part of the tensor, as the end of that sentence; empty: all of it
-    equal  every known mistake that leaves the same bits, this one included; empty: nobody looked for others
+    by      "hypothesis": one known mistake with its own sentence; "bank": a mistake that any op may have
+    `says`  the mistake, as a sentence without a subject
+    where   the wrong part of the tensor, as the end of that sentence; empty: all of it
+    equal   every known mistake that leaves the same bits, this one included; empty: there was no search for others
     """
 
     by: Literal["hypothesis", "bank"]
@@ -80,16 +80,16 @@ class Unexplained:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a check found, and what `explain/` adds to it.
+    """The result of a check, and the explanation that `explain/` adds.
 
-    clause       what the check measured or saw, as a sentence without its subject; empty: the mistake says it all
+    clause       the measurement or observation of the check, as a sentence without a subject; may be empty
     mistake      the mistake that accounts for it
     nearest      the nearest mistake that the check itself knows, where another one accounts for the finding
-    like         the mistake of the same place in another request, and that request
-    dtypes       the dtype of the tensor that was found, and the declared one, where it is narrower
-    prefix       name of the tracked prefix that the memory belongs to; empty: the memory of a request
-    moved        the move that changed the memory; draft: what the move did with the draft head's KV
-    unexplained  the search for a mistake found none
+    like         another request, and the mistake at the same place of that request
+    dtypes       the dtype that was found and the declared one, if it is too narrow
+    prefix       name of the tracked prefix that owns the memory; empty: a request owns it
+    moved        the move that changed the memory; draft: what the move did to the draft head's KV
+    unexplained  set if the search for a mistake found none
     broken       broken contracts of op calls at the same place; written: a forbidden write to the same memory
     """
 
@@ -115,22 +115,23 @@ class Problem:
 
 
 def sentence(problem: Problem) -> str:
-    """The problem for readers, without its subject."""
+    """Render the problem for readers, without a subject."""
     found = "; ".join(filter(None, (_dtypes(problem), problem.clause)))
     if problem.moved is not None:
         found = f"{MOVED[problem.moved]}: {problem.draft}{found}"
     if problem.nearest is not None:
-        found = "of the wrong states the nearest is: " + "; ".join(filter(None, (problem.nearest.sentence, found)))
+        found = "the nearest known wrong state: " + "; ".join(filter(None, (problem.nearest.sentence, found)))
     mistake = "" if problem.mistake is None else problem.mistake.sentence
     if problem.like is not None:
         request, like = problem.like
         mistake = f'{like.sentence} (seen in request "{request}")'
     broken = "; ".join(map(sentence, problem.broken))
     whole = "; ".join(filter(None, (
-        mistake, found, _unexplained(problem.unexplained), broken and f"its contract is broken there: {broken}",
+        mistake, found, _unexplained(problem.unexplained),
+        broken and f"a contract is broken at the same place: {broken}",
         "" if problem.written is None else sentence(problem.written),
     )))  # fmt: skip
-    return f'of the prefix that is tracked as "{problem.prefix}": {whole}' if problem.prefix else whole
+    return f'tracked prefix "{problem.prefix}": {whole}' if problem.prefix else whole
 
 
 def _dtypes(problem: Problem) -> str:
@@ -141,5 +142,5 @@ def _unexplained(why: Unexplained | None) -> str:
     if why is None:
         return ""
     if why.error:
-        return f"{UNEXPLAINED}: the bank raised {why.error}"
+        return f"{UNEXPLAINED}: the search for an explanation raised {why.error}"
     return UNEXPLAINED + (f": {why.fitting} explanations fit equally well" if why.fitting else "")

@@ -1,6 +1,6 @@
-"""What a check yields and what a run amounts to: Comparison, and the fold over many, Verdict.
+"""The results of checks (`Comparison`, `Skipped`) and of a run (`Verdict`).
 
-Leaves out: how anything is compared. Nothing compared is never a pass; a NaN never passes.
+A run that compared nothing does not pass, and neither does a NaN. Leaves out: how anything is compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Tier(Enum):
 
 
 def tiers_of(words: Iterable[str]) -> frozenset[Tier]:
-    """The tiers that were named: T0,T2d, as often as it was typed. No word at all: every tier."""
+    """The tiers that the words name, such as T0,T2d; every tier where there are no words."""
     return frozenset(map(Tier, tiers_named(words))) or frozenset(Tier)
 
 
@@ -47,18 +47,18 @@ class Exit(IntEnum):
 
     @classmethod
     def worst(cls, verdicts: Iterable[Exit]) -> Exit:
-        """A divergence outranks a run that compared nothing, which outranks agreement; no run is inconclusive."""
+        """The code of several runs: a divergence first, then inconclusive, then agreement; inconclusive for no run."""
         found = set(verdicts)
         return next((code for code in (cls.DIVERGED, cls.INCONCLUSIVE, cls.AGREED) if code in found), cls.INCONCLUSIVE)
 
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception of the subject's.
+    """An exception that the subject raised.
 
-    error, says            its type and its text
-    file, line, function   the innermost frame that is the subject's own, not torch's, a library's or the harness's
-    own                    its traceback, from the first frame that is not the harness's; whole: every frame
+    error, `says`          its type and its message
+    file, line, function   the innermost frame in the subject's code, not in torch, a library or the harness
+    own                    the traceback from the first frame outside the harness; whole: every frame
     """
 
     error: str
@@ -72,7 +72,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class Sides:
-    """What a finding about bits compared, for whoever explains it; wrongs: what a known mistake would leave there."""
+    """The tensors of a finding about bits, for `explain/`. wrongs: the tensors that known mistakes would leave."""
 
     found: torch.Tensor
     right: torch.Tensor
@@ -83,15 +83,15 @@ class Sides:
 class Comparison:
     """One named thing that was compared at one event.
 
-    event      number of the event in the trace, from 0, and its kind ("commit")
+    event      number of the event in the trace, from 0; kind: such as "commit"
     place      stage, layer, component; request, slot, head and columns as far as they are known
-    elements   how many numbers were compared; blocks: in how many blocks they were judged
+    elements   compared numbers; blocks: blocks that were judged one by one
     worst      the largest measured quantity, in the units of `allowed` (an error, a projection, a count of bytes)
-    problem    what is wrong, as a code with fields; None: nothing is
-    undecided  blocks for which the check could not decide, counted and capped by the check itself; pairs: of blocks and
-               wrong states, of which they are so many; 0: they are so many of the blocks
-    raised     what the subject raised, if that is what the finding is about
-    sides      the tensors themselves, until the finding is explained (`explain/`)
+    problem    what is wrong, as a code with fields; None means that it agrees
+    undecided  blocks that the check could not decide, which it counts and caps itself
+    pairs      pairs of a block and a wrong state, if `undecided` counts such pairs; 0: it counts blocks
+    raised     the exception of the subject, if the finding is about one
+    sides      the tensors, until the finding is explained (`explain/`)
     """
 
     check: str
@@ -129,16 +129,16 @@ class Comparison:
 
     @property
     def used(self) -> float:
-        """The part of the allowance that is used: up to 1 agrees. Exact tiers (allowed 0) give 0 or infinity."""
+        """The used part of the allowance; up to 1 agrees. Exact tiers (allowed 0) give 0 or infinity."""
         if self.allowed > 0:
             return self.worst / self.allowed
         return 0.0 if self.worst == 0 else float("inf")
 
     def order(self) -> tuple[int, int, int, int, int]:
-        """First finding first: event, then the data flow within it.
+        """The sort key of findings: the event, then the data flow in it.
 
-        A length says what memory is, whoever looks at it; what a commit accepts is chosen before it writes; and what a
-        draft event writes is scratch of its chain.
+        A length comes first, as it defines what the memory is. A commit chooses what to accept before it writes. KV
+        that a draft event writes is scratch memory of its chain.
         """
         place, kind = self.place, self.kind
         scratch = kind == "draft" and place.component in ("keys", "values")
@@ -166,7 +166,7 @@ def _renamed(found: Comparison, votes: Mapping[tuple[int, str], int]) -> Compari
 
 @dataclass(frozen=True)
 class Skipped:
-    """Something that was not compared, and why; where: the place and the request, if it is about one."""
+    """Something that was not compared, and why. where: the place and the request, if there is one."""
 
     check: str
     event: int
@@ -179,14 +179,13 @@ Cause = Literal["graph", "op", "place", "memory", "unconfirmed"]
 
 @dataclass(frozen=True)
 class Located:
-    """The first finding, confirmed: what had to be otherwise for everything behind it to agree again.
+    """The confirmed cause of the first finding: the change that makes everything after it agree again.
 
-    cause    graph: it vanishes without graphs; op: with another set's op; place: with the reference's tensor there;
-             memory: what was written there is wrong, and all that reads it agrees once it is the reference's;
-             unconfirmed: nothing of this helped
-    op       the op that was swapped, or that hands the place on, as far as one is known
-    says     the sentence that tells it; options: what to add to `instep replay` to see it
-    hints    what else was seen on the way; replays: how often the trace was run for all this
+    cause    graph: without graphs; op: with an op of another set; place: with the reference's tensor there; memory:
+             wrong memory was written, and its readers agree with the reference's memory; unconfirmed: no change helped
+    op       the op that was swapped, or that produces the place, if one is known
+    `says`   the sentence for readers; options: what to add to `instep replay` to see it
+    hints    other observations; replays: how often the trace was run
     """
 
     finding: Comparison
@@ -200,16 +199,16 @@ class Located:
 
 @dataclass
 class Verdict:
-    """The fold over a run's comparisons. Where the subject computed nothing, agreement about slots is no pass."""
+    """All comparisons of a run. If the subject computed nothing, agreement about slots does not pass."""
 
     compared: list[Comparison] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     events: int = 0
-    unserved: int = 0  # events that name nobody but requests that the subject could not go on with
-    served: bool = True  # False: nothing was asked of the subject that it computes
+    unserved: int = 0  # events that name only requests that the subject could not continue
+    served: bool = True  # False: no event made the subject compute anything
 
     def add(self, results: Iterable[Comparison | Skipped]) -> list[Comparison]:
-        """Take results in; give back those that disagree."""
+        """Add results; return those that disagree."""
         bad = []
         for result in results:
             if isinstance(result, Skipped):

@@ -178,7 +178,7 @@ def test_a_wrong_window_is_named_at_its_commit(copy, accepted, path, check, says
     (9, "logits.a", lambda x, r: x.roll(1, 0), Tier.PROPAGATED, "relative error"),
     (9, "final.a", lambda x, r: x * 1.001, Tier.PROPAGATED, "relative error"),
     (10, "state.a.0", lambda x, r: shown(r, 7)["state.a.0"], Tier.DIRECTED, "holds the state from before the step"),
-    (10, "state.b.2", lambda x, r: x.flip(0), Tier.DIRECTED, "unknown: near to none"),
+    (10, "state.b.2", lambda x, r: x.flip(0), Tier.DIRECTED, "unknown: close to none"),
     (10, "conv.b.1", lambda x, r: x.roll(1, 1), Tier.PROPAGATED, "is shifted by one to newer inputs"),
     (2, "conv.a.0", lambda x, r: x * 0, Tier.PROPAGATED, "from before the step; 6 were given [equal bits: is all zero"),
 ], ids=["logits of another row", "rows", "a stale state", "heads", "conv", "equal windows"])  # fmt: skip
@@ -368,8 +368,7 @@ def test_checks_that_compared_nothing_are_listed_by_reason(brief, instep, tmp_pa
     found = [one for one in json.loads(file.read_text())["not_compared"] if one["check"] == "directed"]
     assert len({one["where"] for one in found}) > 3 and len(found) > 20
     first = f"first at event {found[0]['event']}, {found[0]['where']}"
-    why = f"no wrong state can be distinguished from the right one, {first}"
-    assert f"directed did not compare {len(found)} times: {why}" in out
+    assert f"directed did not compare {len(found)} times: {directed.INDISTINCT}, {first}" in out
     assert out.count("directed did not compare") == 1 and "left out: T1" in out and "--tiers" not in out
 
 

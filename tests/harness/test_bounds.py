@@ -89,7 +89,7 @@ def test_scratch_is_listed_and_nothing_else_is_excused(four_rounds, capsys):
     told = data.of([outcome]).found["runs"][0]["scratch"]
     assert [one["units"] for one in told] == [[0]] * len(told) and told[0]["region"] == "state"
     show([outcome], Console(width=200))
-    assert "state, layer 0, unit 0: declared as scratch, not guarded" in capsys.readouterr().out
+    assert "state, layer 0, unit 0: declared as scratch, so not compared" in capsys.readouterr().out
 
 
 def test_scratch_that_the_trace_hands_out_is_a_finding(trace):

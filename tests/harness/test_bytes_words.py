@@ -72,7 +72,7 @@ def committed(contexts: list[Any]) -> tuple[int, RowSpan]:
 def test_altered_saved_state_is_named(contexts, change, place, says, kind):
     finding = found(contexts, *returned(contexts, kind), change)
     assert finding.place == place
-    assert "comes back otherwise than it was kept: " in finding.diagnosis and says in finding.diagnosis
+    assert "comes back different from what was saved: " in finding.diagnosis and says in finding.diagnosis
 
 
 def test_memory_narrower_than_the_rows_that_it_takes_in_is_a_finding(contexts):
@@ -115,7 +115,7 @@ def windows(contexts: list[Any], at: int, span: RowSpan) -> dict[str, torch.Tens
     other = next(name for name in rows if name != span.request)
     mine = before[span.request]
     return {
-        "was begun anew: what came before these tokens is lost":
+        "was started from zero: everything before these tokens is lost":
             shifted(torch.zeros_like(mine), rows[span.request][list(span.nodes)]),
         "is all zero": torch.zeros_like(mine),
         "holds the window from before the step": mine,

@@ -306,7 +306,7 @@ def test_slots_lengths_and_wishes_are_what_the_trace_and_the_other_side_say(open
     longer = m.spoiled(correct, at, lambda mo: m.with_state(mo, name, lambda s: replace(s, length=s.length + 1)))
     assert any(f.diagnosis.startswith("length is") for f in found(opened, longer))
     eager = m.spoiled(correct, at, lambda mo: replace(mo, subject=replace(mo.subject, wanted_num_steps=7)))
-    assert found(opened, eager)[0].diagnosis == "next_num_steps wishes 7; expected 3"
+    assert found(opened, eager)[0].diagnosis == "next_num_steps requests 7; expected 3"
 
 
 def test_a_flipped_choice_is_judged_by_the_margin_of_the_truth(opened, correct):

@@ -121,14 +121,15 @@ def test_a_place_is_at_fault_when_all_that_follows_agrees_with_the_references_th
     plant(in_layer(0, "z.flip(1)"))
     _, found = located(trace, ops=ops)
     assert (found.cause, found.op, found.finding.place) == ("place", "gated_norm", Place("trunk", 0, "gated"))
-    assert found.says.startswith("caused here: ") and found.options == (f"--graft trunk.0.gated@{found.finding.event}",)
+    assert found.says.startswith("cause: this place ")
+    assert found.options == (f"--graft trunk.0.gated@{found.finding.event}",)
 
 
 def test_places_alike_in_several_layers_are_at_fault_together(tmp_path, plant):
     several = recorded(tmp_path, num_hidden_layers=4, full_attention_interval=4)
     plant(in_layer(1, "1.01 * z"))
     _, found = located(several, ops="plain")
-    assert found.cause == "place" and "in 2 places" in found.says
+    assert found.cause == "place" and "cause: 2 places" in found.says
     assert [option.partition("@")[0] for option in found.options] == ["--graft trunk.1.gated", "--graft trunk.2.gated"]
 
 
@@ -142,7 +143,7 @@ def test_what_the_same_op_writes_is_not_behind_the_place(trace, monkeypatch):
     monkeypatch.setattr(plain, "PLAIN", replace(right, gdn=forgetful))
     _, found = located(trace, ops="plain", strategy="snapshot")
     assert (found.cause, found.op, found.finding.place.component) == ("place", "gdn", "core")
-    assert "trunk.0.state" in found.says and "written by the same op" in found.says
+    assert "the same op writes trunk.0.state" in found.says
 
 
 def test_two_places_of_one_layer_stay_unconfirmed(trace, monkeypatch):
@@ -156,7 +157,7 @@ def test_two_places_of_one_layer_stay_unconfirmed(trace, monkeypatch):
     monkeypatch.setattr(gdn.GdnLayer, "__call__", both)
     _, found = located(trace, ops="plain")
     assert found.cause == "unconfirmed"
-    assert "trunk.0.mlp" in found.says and "disagrees still" in found.says
+    assert "trunk.0.mlp" in found.says and "still disagrees" in found.says
 
 
 # -- memory -------------------------------------------------------------------------------------------
@@ -170,8 +171,9 @@ def test_memory_that_a_commit_wrote_wrongly_is_told_from_an_op(rounds, ops, plan
     assert found.cause == "memory" and found.op is None
     assert (found.finding.kind, found.finding.place.component) == ("commit", "state")
     event = found.finding.event
-    assert found.says.startswith(f"caused here, in memory, written by event {event}: with the reference's in its place")
-    assert f", events {event + 1} to {event + 2} agree, and event {event + 3} writes it wrongly again" in found.says
+    assert found.says.startswith(
+        f"cause: event {event} writes wrong memory (with the reference's memory restored, events {event + 1} to "
+        f"{event + 2} agree; event {event + 3} corrupts it again)")  # fmt: skip
     assert any("with --strategy rerun it agrees" in hint for hint in found.hints)
 
 
@@ -181,7 +183,7 @@ def test_memory_that_nobody_reads_later_is_told(rounds, plant):
     first = next(number for number, event in enumerate(rounds.events) if isinstance(event, Commit))
     _, found = located(replace(rounds, events=rounds.events[: first + 1]), ops="plain", strategy="snapshot")
     assert (found.cause, found.options) == ("memory", ())
-    assert found.says == f"memory, written by event {first}; nothing reads it later in this trace"
+    assert found.says == f"event {first} writes wrong memory; nothing reads it later in this trace"
 
 
 def test_memory_that_is_read_wrongly_is_told_from_the_ops_that_read_it(trace, monkeypatch):
@@ -198,7 +200,7 @@ def test_memory_that_is_read_wrongly_is_told_from_the_ops_that_read_it(trace, mo
     monkeypatch.setattr(gdn.GdnLayer, "__call__", anew)
     _, found = located(trace, ops="plain")
     assert found.cause == "memory" and found.finding.place == Place("trunk", 0, "mixed")
-    assert found.says.startswith("caused here, in what is read from memory: with the reference's mixed and core ")
+    assert found.says.startswith("cause: the reads from memory (with the reference's mixed and core")
 
 
 def test_bytes_of_nobody_are_memory_too(trace, plant):
@@ -206,7 +208,7 @@ def test_bytes_of_nobody_are_memory_too(trace, plant):
     plant(Wrap("instep_optimized/engine.py", "OptimizedEngine.idle", scribble))
     outcome, found = located(trace, ops="ledger", strategy="snapshot")
     assert outcome.verdict.findings[0].kind == "idle"
-    assert found.cause == "memory" and "where no request's is" in found.says
+    assert found.cause == "memory" and "writes memory that belongs to no request" in found.says
 
 
 # -- graphs, and what cannot be confirmed -------------------------------------------------------------
@@ -217,7 +219,7 @@ def test_what_vanishes_eagerly_is_a_graph_fault(rounds, monkeypatch):
     monkeypatch.setattr(runner, "_fill", lambda *given: None)
     _, found = located(rounds, ops="ledger", graphs=True)
     assert found.cause == "graph" and found.replays == 1
-    assert found.says.startswith("a graph fault: run eagerly, ")
+    assert found.says.startswith("cause: the CUDA graph (run eagerly, ")
 
 
 def test_what_a_graph_cannot_be_blamed_for_is_looked_for_eagerly(rounds):
@@ -237,7 +239,7 @@ def test_replay_says_where_it_was_made(trace, instep, tmp_path):
     file = tmp_path / "result.json"
     told = instep("replay", trace.path, "--ops", "support.subjects:LOUDER", "--json", file)
     assert told.code == Exit.DIVERGED
-    assert "caused by gated_norm: with that of plain instead, events 0 to 2 agree  (--swap gated" in told.out
+    assert "cause: op `gated_norm` (with the op of `plain`, events 0 to 2 agree)  [--swap gated" in told.out
     kept = json.loads(file.read_text())["runs"][0]["located"]
     assert (kept["cause"], kept["op"], kept["options"]) == ("op", "gated_norm", ["--swap gated_norm=plain"])
 
@@ -245,7 +247,7 @@ def test_replay_says_where_it_was_made(trace, instep, tmp_path):
 def test_without_the_ladder_nothing_is_run_again(trace, instep, tmp_path):
     file = tmp_path / "result.json"
     told = instep("replay", trace.path, "--ops", "support.subjects:LOUDER", "--no-ladder", "--json", file)
-    assert told.code == Exit.DIVERGED and "caused by" not in told.out
+    assert told.code == Exit.DIVERGED and "cause: " not in told.out
     assert json.loads(file.read_text())["runs"][0]["located"] is None
 
 
@@ -262,7 +264,8 @@ def test_by_hand_one_thing_is_otherwise(trace, instep, words, code):
     (("--swap", "gated_norm"), "OP=SET"), (("--swap", "gated=plain"), "one of the ops"),
     (("--graft", "trunk.gated"), "PLACE@EVENT"), (("--graft", "trunk.0.gates@2"), "stage.layer.component"),
     (("--graft", "trunk.9.gated@2"), "trunk.9.gated@2"), (("--drafter", "medusa"), "eagle, vanilla, external, ngram"),
-    (("--graft", "extend.0.state@2"), "one of trunk.0.state"), (("--graft", "trunk.0.core@999"), "no other is run"),
+    (("--graft", "extend.0.state@2"), "one of trunk.0.state"),
+    (("--graft", "trunk.0.core@999"), "no other event is run"),
     (("--swap", "gdn=plain", "--swap", "gdn=plain"), "each op once"),
 ])
 def test_wrong_spelling_is_bad_input(trace, instep, words, says):

@@ -136,7 +136,7 @@ def test_external_engine_that_declares_its_storage_agrees(instep: Runner, tmp_pa
     (run,) = json.loads(file.read_text())["runs"]
     assert run["declared"]["stored"]["hidden"] == "bfloat16" and "state" not in run["declared"]["stored"]
     ran = instep(*words, "--ops", "support.subjects:right")
-    assert ran.code == 1 and "hint: this engine declares no rounding" in ran.out and "declares: no rounding" in ran.out
+    assert ran.code == 1 and "hint: this op set declares no rounding" in ran.out and "declares: no rounding" in ran.out
 
 
 @pytest.mark.slow

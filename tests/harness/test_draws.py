@@ -92,8 +92,8 @@ def test_draw_without_a_mistake_equals_the_correct_draw() -> None:
 
 
 MISTAKES = {
-    "the tokens of the children stay among what is left": {"kept": True},
-    "the children's probabilities are not cumulated": {"restarted": True},
+    "the tokens of the children stay in the remaining distribution": {"kept": True},
+    "the children's probabilities are not accumulated": {"restarted": True},
     "the final draw takes the uniform of its node": {"by_node": True},
 }
 

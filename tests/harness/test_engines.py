@@ -72,7 +72,7 @@ def test_engine_without_refuses_gets_no_illegal_events() -> None:
     ("shifted_window", 6, "commit", "trunk layer 0 conv", "is shifted by one to newer inputs"),
     ("stale_tile", 6, "commit", "trunk layer 0 state", "holds the state from before the step; 2 were accepted, in 1"),
     ("neighbour", 12, "load", "trunk layer 0 state", "4 of 2048 bytes differ"),
-    ("slightly", 5, "forward", "trunk final", "is 1.0001 times what is right"),
+    ("slightly", 5, "forward", "trunk final", "is 1.0001 times the right value"),
     ("hidden_rollback", 8, "forward", "trunk final", "relative error"),
 ])  # fmt: skip
 def test_wrong_engine_is_named_where_it_errs(name, event, kind, place, says):
@@ -150,17 +150,19 @@ def test_op_set_together_with_an_engine_is_refused(instep):
 
 
 @pytest.mark.parametrize(("name", "says"), [
-    ("raising", "the engine, while it was made, raised LookupError (nobody is at home)"),
-    ("kv_raises", "the engine, while it was made, raised LookupError"),
-    ("declares_raises", "the engine, while it was made, raised LookupError"), ("no_pages", "pages are ()"),
+    ("raising", "the engine, while it was built, raised LookupError (nobody is at home)"),
+    ("kv_raises", "the engine, while it was built, raised LookupError"),
+    ("declares_raises", "the engine, while it was built, raised LookupError"), ("no_pages", "pages are ()"),
     ("raises_step", "step raised LookupError (nobody is at home); the event is legal"),
     ("raises_keep", "keep raised LookupError"), ("raises_drop", "drop raised LookupError"),
-    ("raises_state", "asked for state, the engine raised LookupError"),
-    ("gives_none", "step gave None"), ("gives_list", "step gave a list"), ("gives_other_key", "step: keys gave a list"),
-    ("leaves_out", 'step: logits of "b" gave None'), ("forgets", 'step left out "logits", which it has shown before'),
-    ("gives_nan", "numbers are not finite (NaN)"), ("gives_narrow", "the contract asks for a tensor ["),
-    ("gives_flat", "the contract asks for a tensor ["), ("gives_text", "gave a str"), ("gives_bf16", "relative error"),
-    ("state_none", "state gave None"), ("state_some", "the contract asks for the gdn layers [0, 1, 2]"),
+    ("raises_state", "`state` of the engine raised LookupError"),
+    ("gives_none", "step returned None"), ("gives_list", "step returned a list"),
+    ("gives_other_key", "step: keys returned a list"), ("leaves_out", 'step: logits of "b" returned None'),
+    ("forgets", 'step left out "logits", which it has shown before'),
+    ("gives_nan", "numbers are not finite (NaN)"), ("gives_narrow", "the contract expects a tensor ["),
+    ("gives_flat", "the contract expects a tensor ["), ("gives_text", "returned a str"),
+    ("gives_bf16", "relative error"),
+    ("state_none", "state returned None"), ("state_some", "the contract expects the gdn layers [0, 1, 2]"),
 ])  # fmt: skip
 def test_misbehaving_callback_is_the_engines_finding(name, says):
     verdict = replayed(name, layers=4 if name == "state_some" else 2).verdict
@@ -199,7 +201,7 @@ def test_components_that_are_not_shown_are_listed(instep, tmp_path):
 def test_save_that_does_not_copy_is_found():
     first = replayed("aliasing").verdict.findings[0]
     assert (first.event, first.kind, first.tier) == (12, "load", Tier.BITWISE)
-    assert "comes back otherwise than it was kept" in first.diagnosis
+    assert "comes back different from what was saved" in first.diagnosis
 
 
 @pytest.mark.slow

@@ -109,16 +109,16 @@ def read_out(
 
 WRONG: list[tuple[str, int, Callable[[Scenario, Rows, RowSpan], torch.Tensor], str]] = [
     ("z", GDN, lambda s, r, _: torch.zeros_like(r["z"]), "is all zero"),
-    ("z", GDN, lambda s, r, _: 2 * r["z"], "is twice what is right"),
-    ("z", GDN, lambda s, r, _: r["z"] / 2, "is half of what is right"),
-    ("z", GDN, lambda s, r, _: -r["z"], "is the opposite of what is right"),
+    ("z", GDN, lambda s, r, _: 2 * r["z"], "is twice the right value"),
+    ("z", GDN, lambda s, r, _: r["z"] / 2, "is half of the right value"),
+    ("z", GDN, lambda s, r, _: -r["z"], "is the opposite of the right value"),
     ("z", GDN, lambda s, r, _: r["z"].mT.reshape(r["z"].shape), "is transposed"),
     ("z", GDN, lambda s, r, _: r["z"].roll(1, 0), "each row is that of the row before it"),
-    ("z", GDN, lambda s, r, _: r["z"].roll(-1, 0), "each row is that of the row behind it"),
+    ("z", GDN, lambda s, r, _: r["z"].roll(-1, 0), "each row is that of the row after it"),
     ("z", GDN, lambda s, r, _: r["z"].roll(1, 1), "each head is that of the head before it"),
     ("z", GDN, lambda s, r, _: with_row(r["z"], 2, r["z"][0]), "row 2 is that of row 0"),
     ("z", GDN, lambda s, r, _: r["z"] * torch.where(torch.arange(16) < 8, 1.001, 1.0),
-     "times what is right, in columns"),
+     "times the right value, in columns"),
     ("b", GDN, lambda s, r, _: r["b"].roll(1, 1), "each head is that of the head before it"),
     ("gated", GDN, lambda s, r, _: gated(s, r, z=r["z"].roll(1, 0)), "is computed with the z of the row before"),
     ("gated", GDN, lambda s, r, _: gated(s, r, z=r["z"].roll(1, 1)), "is computed with the z of another head"),
@@ -126,7 +126,7 @@ WRONG: list[tuple[str, int, Callable[[Scenario, Rows, RowSpan], torch.Tensor], s
     ("gated", GDN, lambda s, r, _: gated(s, r, eps=3e-4), "is normed with an eps of 0.0003; it is 1e-06"),
     ("gated", GDN, lambda s, r, _: gated(s, r, weight=1 + mixer(s).norm), "is scaled with 1 + w, not with w"),
     ("gated", GDN, lambda s, r, _: gated(s, r, gate="sigmoid"), "is gated by a sigmoid of z, not by silu"),
-    ("gated", GDN, lambda s, r, _: gated(s, r) / F.silu(r["z"]), "is not gated: z plays no part"),
+    ("gated", GDN, lambda s, r, _: gated(s, r) / F.silu(r["z"]), "is not gated by z"),
     ("gated", GDN, lambda s, r, _: gated(s, r, core=r["core"].bfloat16().double()), "with core rounded to bfloat16"),
     ("normed", GDN, lambda s, r, _: rms_norm(r["before"], s.weights.layers[0].input_norm - 1, s.config.eps),
      "is scaled with w, not with 1 + w"),
@@ -138,7 +138,7 @@ WRONG: list[tuple[str, int, Callable[[Scenario, Rows, RowSpan], torch.Tensor], s
      "is made with a sigmoid, not with a softplus"),
     ("log_decay", GDN, lambda s, r, _: -mixer(s).A_log.exp() * F.softplus(r["a"]), "is made without dt_bias"),
     ("beta", GDN, lambda s, r, _: F.softplus(r["b"]), "is made with a softplus, not with a sigmoid"),
-    ("beta", GDN, lambda s, r, _: r["beta"].square(), "is the square of what is right"),
+    ("beta", GDN, lambda s, r, _: r["beta"].square(), "is the square of the right value"),
     ("mixed", GDN, lambda s, r, _: r["mixed"].roll(1, 0), "each row is that of the row before it"),
     ("core", GDN, lambda s, r, span: core(s, r, span, beta=torch.ones_like(r["beta"])), "with beta of 1"),
     ("core", GDN, lambda s, r, span: core(s, r, span, log_decay=0 * r["log_decay"]), "is computed with no decay"),
@@ -149,26 +149,26 @@ WRONG: list[tuple[str, int, Callable[[Scenario, Rows, RowSpan], torch.Tensor], s
      "value head h reads key head h % 2, not h // 2"),
     ("core", GDN, lambda s, r, span: core(s, r, span, beta=r["beta"].bfloat16().double()),
      "is computed with beta rounded to bfloat16"),
-    ("core", GDN, lambda s, r, span: core(s, r, span, state=torch.zeros_like), "was begun anew"),
+    ("core", GDN, lambda s, r, span: core(s, r, span, state=torch.zeros_like), "was started from zero"),
     ("core", GDN, lambda s, r, span: core(s, r, span, state=lambda x: x.bfloat16().double()),
      "reads the state rounded to bfloat16"),
     ("query", ATTENTION, lambda s, r, span: rotate(r["query"], torch.ones(span.count), s.config),
-     "stands 1 position too late"),
+     "is placed 1 position too late"),
     ("attended", ATTENTION, lambda s, r, span: attended(s, r, span, cut=1), "does not see the last position before"),
     ("attended", ATTENTION, lambda s, r, span: attended(s, r, span, query=lambda q: q * 1.44 / 1.4426950408889634),
-     "its scores are 0.99813 times what is right, as with 1.44 for log2(e)"),
+     "its scores are 0.99813 times the right ones, as with 1.44 for log2(e)"),
     ("attended", ATTENTION, lambda s, r, span: attended(s, r, span, query=by_turns)[:, [0, 2, 1, 3]],
      "query head h reads KV head h % 2, not h // 2"),
     ("core", GDN, lambda s, r, span: core(s, r, span, log_decay=with_row(r["log_decay"], slice(-tail(span), None), 0)),
      "lacks the decay of the last"),
     ("core", GDN, lambda s, r, span: read_out(s, r, span, lambda before, after: before),
-     "is read before its own token is folded in"),
+     "is read before its own token is added"),
     ("core", GDN, lambda s, r, span: read_out(s, r, span, lambda before, after: after.bfloat16().double()),
      "is read out of the state rounded to bfloat16"),
     ("core", GDN, lambda s, r, span: read_out(s, r, span, forgets_every=4),
-     "forgets at the end of every block of 4 tokens what stood there before the block"),
+     "drops the state from before the block at the end of every block of 4 tokens"),
     ("gated", GDN, lambda s, r, _: gated(s, r) * size_of(r["core"]) / size_of(r["core"].roll(-1, 1)),
-     "is normed with the root mean square of the head behind it"),
+     "is normed with the root mean square of the head after it"),
     ("key", ATTENTION, lambda s, r, span: rotate(
         rms_norm(r["key_raw"], mixer(s, ATTENTION).key_norm - 1, s.config.eps),
         span.start + torch.arange(span.count), s.config), "is scaled with w, not with 1 + w"),
@@ -213,7 +213,8 @@ def test_a_bank_that_raises_loses_no_finding(scene, monkeypatch):
 
     monkeypatch.setattr("instep.explain.bank.explanation_of", raises)
     said = scene.at_place(Place("trunk", GDN, "z"), noise).diagnosis
-    assert said.startswith("relative error") and said.endswith("; unexplained: the bank raised ValueError: no such row")
+    raised = "; unexplained: the search for an explanation raised ValueError: no such row"
+    assert said.startswith("relative error") and said.endswith(raised)
 
 
 def test_another_requests_row_is_named_by_what_is_right_there(scene):
@@ -289,7 +290,7 @@ def test_a_contract_that_is_broken_there_is_quoted(scene):
                         problem=Problem("broken_contract", "op gated_norm: z is torch.bfloat16"))  # fmt: skip
     both = explained([broken, replace(found, problem=Problem("differs", "far off"))], context, None, Older())
     assert both[0] == broken
-    assert both[1].diagnosis.endswith(f"; its contract is broken there: {broken.diagnosis}")
+    assert both[1].diagnosis.endswith(f"; a contract is broken at the same place: {broken.diagnosis}")
 
 
 def test_what_follows_from_a_wrong_input_is_said_to_follow(scene):
@@ -307,7 +308,7 @@ def test_what_follows_from_a_wrong_input_is_said_to_follow(scene):
     first, *others = scene.said(changed)
     assert first.diagnosis.startswith("each row is that of the row before it")
     follows = next(found for found in others if found.place.component == "gated")
-    assert follows.diagnosis.startswith("follows from what stands before it")
+    assert follows.diagnosis.startswith("follows from an earlier error")
 
 
 def test_a_run_that_agrees_is_explained_by_nobody(scene, monkeypatch):
@@ -322,7 +323,7 @@ def test_findings_beyond_the_first_places_are_left_as_they_are(scene):
     for name in ("qkv", "z", "b", "a", "mixed", "q"):
         wrong = m.with_rows(wrong, Place("trunk", GDN, name), lambda x: 2 * x)
     said = {found.place.component: found.diagnosis for found in scene.said(wrong)}
-    assert said["qkv"].startswith("is twice what is right") and said["a"].startswith("is twice what is right")
+    assert said["qkv"].startswith("is twice the right value") and said["a"].startswith("is twice the right value")
     assert said["q"].startswith("relative error") and UNEXPLAINED not in said["q"]
 
 

@@ -126,7 +126,7 @@ def test_a_state_that_was_made_of_something_else_is_explained(scene, change, sen
 
 
 @pytest.mark.parametrize(("change", "ends"), [
-    (STATES[3][0], "; of the wrong states the nearest is: holds the state from before the step"),
+    (STATES[3][0], "; the nearest known wrong state: holds the state from before the step"),
     (lambda mine, other, state: mine.base, "holds the state from before the step"),
     (lambda mine, other, state: state + 0.1 * torch.sin(torch.arange(state.numel())).reshape(state.shape),
      "holds the state from before the step"),

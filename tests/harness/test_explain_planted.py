@@ -29,11 +29,11 @@ SAYS = {
     "norm-one-plus-weight": "is scaled with 1 + w, not with w",
     "norm-cast-before-the-weight": "is rounded to bfloat16 before its weight",
     "product-narrow-tile": "is multiplied with both operands rounded to bfloat16, and so is the result, in head 3",
-    "product-loud-tile-fused": "times what is right, in columns 8 to 15",
+    "product-loud-tile-fused": "times the right value, in columns 8 to 15",
     "attention-short-log2e": "as with 1.443 for log2(e)",
-    "attention-default-theta": "is turned by a theta of 10000; it is",
-    "attention-narrow-chances": "its shares are rounded to bfloat16",
-    "draft-chain-position": "stands 1 position too late",
+    "attention-default-theta": "is rotated with a theta of 10000; it is",
+    "attention-narrow-chances": "its attention weights are rounded to bfloat16",
+    "draft-chain-position": "is placed 1 position too late",
     "mtp-hidden-stale": "is the head's row of the round before",
     "update-of-another-row": 'is that of request "a"',
 }
@@ -89,7 +89,7 @@ def test_a_run_whose_explanations_are_not_asked_for_has_none():
 OTHERS = [
     # Slots stand as far apart as the widest window; at a narrower one they are looked for nearer together.
     (by_id()["mtp-hidden-row-stride"].edits, "short", Setting(guarded=False), "post_normed",
-     "reads the verified rows by another stride: slot r, step t stands where r * 2 + t is"),
+     "reads the verified rows with a wrong stride: it takes slot r, step t from row r * 2 + t"),
     # The snapshots of another row at its own column: inside the other request's window.
     ((Edit("instep_optimized/round.py", "inputs.rows, inputs.slots, acceptance.last_correct_step_indices,",
            "inputs.rows.flip(0), inputs.slots, acceptance.last_correct_step_indices,"),),

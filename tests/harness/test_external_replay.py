@@ -74,7 +74,7 @@ def test_command_without_anything_to_judge_is_inconclusive(handed):
     stages = {one.place.stage for one in verdict.compared if one.check == "derived"}
     assert stages == {"trunk"}, "no head is computed again"
     reasons = {one.reason for one in verdict.skipped if one.check == "derived"}
-    assert "no draft head is in use: drafts are handed in" in reasons
+    assert "no draft head is in use, as drafts come from outside" in reasons
 
 
 RUNS = (Edit("instep_optimized/build.py", "in_use(checkpoint.config, options.drafter)", "checkpoint.config"),

@@ -207,7 +207,7 @@ SAID = {"by": "bank", "says": "holds the state after 2 tokens"}
         (diverged(finding()), "check"),
         (diverged(finding(explained=SAID)), "bank"),
         (diverged(finding(explained=SAID | {"by": "hypothesis"})), "hypothesis"),
-        (diverged(finding(explained=SAID | {"says": "is twice what is right"})), "check"),
+        (diverged(finding(explained=SAID | {"says": "is twice the right value"})), "check"),
         (diverged(finding(diagnosis="differs"), finding()), ""),
         (replace(diverged(finding(diagnosis="differs")), message="holds the state after 2"), ""),
     ],

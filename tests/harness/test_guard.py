@@ -38,7 +38,7 @@ def test_exception_of_the_engine_is_its_finding_in_every_call(trace, method):
     outcome = replayed(trace, f"RAISING_{method}")
     assert outcome.verdict.exit is Exit.DIVERGED
     first = outcome.verdict.findings[0]
-    assert first.check == "interface" and f"asked for {method}, the engine raised LookupError (nobody is at home)" in (
+    assert first.check == "interface" and f"`{method}` of the engine raised LookupError (nobody is at home)" in (
         first.diagnosis
     )
     assert first.raised is not None and first.raised.function == "_raises"
@@ -66,15 +66,15 @@ def test_engine_may_write_memory_made_for_an_answer(trace, monkeypatch):
 
 
 @pytest.mark.parametrize(("method", "says"), [
-    ("may_change", "may_change gave a list (['slot 1']); the contract asks for region names with the units"),
-    ("regions", "regions gave None; the contract asks for a list of `Region`"),
-    ("slots", "slots gave None; the contract asks for requests with their slots"),
-    ("pages", "pages gave a dict ({'a': 3}); the contract asks for requests with the list of their pages"),
-    ("state", "state gave None; the contract asks for a `RequestState`"),
-    ("next_num_steps", "next_num_steps gave a str ('three'); the contract asks for a whole number"),
-    ("draft", "draft gave None; the contract asks for a `Drafted`"),
-    ("forward", "forward gave a int (7); the contract asks for a `Forwarded`"),
-    ("commit", "commit gave a tuple (()); the contract asks for a `Committed`"),
+    ("may_change", "may_change returned a list (['slot 1']); the contract expects region names with the units"),
+    ("regions", "regions returned None; the contract expects a list of `Region`"),
+    ("slots", "slots returned None; the contract expects requests with their slots"),
+    ("pages", "pages returned a dict ({'a': 3}); the contract expects requests with the list of their pages"),
+    ("state", "state returned None; the contract expects a `RequestState`"),
+    ("next_num_steps", "next_num_steps returned a str ('three'); the contract expects a whole number"),
+    ("draft", "draft returned None; the contract expects a `Drafted`"),
+    ("forward", "forward returned a int (7); the contract expects a `Forwarded`"),
+    ("commit", "commit returned a tuple (()); the contract expects a `Committed`"),
 ])  # fmt: skip
 def test_answer_of_a_wrong_type_is_a_finding(trace, method, says):
     first = replayed(trace, f"GARBAGE_{method}").verdict.findings[0]
@@ -83,11 +83,11 @@ def test_answer_of_a_wrong_type_is_a_finding(trace, method, says):
 
 
 @pytest.mark.parametrize(("name", "says"), [
-    ("BY_PAIR", "regions: 'state': by gave a str ('pair'); the contract asks for one of slot, row, page"),
-    ("ANOTHER_AXIS", "regions: 'state': means gave a Meaning"),
-    ("NO_COMPONENT", "regions: 'state': means gave a Meaning"),
-    ("SCRATCH_NONE", "regions: 'state': scratch gave None; the contract asks for a set of units"),
-    ("SCRATCH_BEYOND", "regions: 'state': scratch gave a frozenset (frozenset({1000000})); the contract asks"),
+    ("BY_PAIR", "regions: 'state': by returned a str ('pair'); the contract expects one of slot, row, page"),
+    ("ANOTHER_AXIS", "regions: 'state': means returned a Meaning"),
+    ("NO_COMPONENT", "regions: 'state': means returned a Meaning"),
+    ("SCRATCH_NONE", "regions: 'state': scratch returned None; the contract expects a set of units"),
+    ("SCRATCH_BEYOND", "regions: 'state': scratch returned a frozenset (frozenset({1000000})); the contract expects"),
 ])  # fmt: skip
 def test_invalid_region_is_a_finding(trace, name, says):
     first = Replay(trace, Setting(f"support.wide:{name}")).run().verdict.findings[0]
@@ -106,25 +106,25 @@ def test_region_that_becomes_invalid_is_a_finding(trace, monkeypatch):
 
     monkeypatch.setattr(OptimizedEngine, "commit", then)
     first = Replay(trace, Setting("ledger")).run().verdict.findings[0]
-    assert (first.check, first.kind) == ("interface", "commit") and "by gave a str ('pair')" in first.diagnosis
+    assert (first.check, first.kind) == ("interface", "commit") and "by returned a str ('pair')" in first.diagnosis
 
 
 @pytest.mark.parametrize(("name", "says"), [
-    ("SHOWS_meta", "see: trunk layer 0 normed gave a meta Tensor"),
-    ("SHOWS_sparse", "see: trunk layer 0 residual gave a sparse Tensor"),
-    ("SHOWS_whole", "see: trunk layer 0 k gave a Tensor (8, 2, 8) of int64; the contract asks for a dense tensor of "),
-    ("SHOWS_scalar", "see: trunk layer 0 mixed gave a Tensor () of float32; the contract asks for rows"),
-    ("SHOWS_complex", "pick gave a Tensor (1,) of complex64; the contract asks for a dense tensor of int32 or int64"),
-    ("SHOWS_none", "see: trunk layer 0 gated gave None"),
+    ("SHOWS_meta", "see: trunk layer 0 normed returned a meta Tensor"),
+    ("SHOWS_sparse", "see: trunk layer 0 residual returned a sparse Tensor"),
+    ("SHOWS_whole", "see: trunk layer 0 k returned a Tensor (8, 2, 8) of int64; the contract expects a dense tensor"),
+    ("SHOWS_scalar", "see: trunk layer 0 mixed returned a Tensor () of float32; the contract expects rows"),
+    ("SHOWS_complex", "pick returned a Tensor (1,) of complex64; the contract expects a dense tensor of int32 or int"),
+    ("SHOWS_none", "see: trunk layer 0 gated returned None"),
     ("SHOWS_turned", "as it showed before"),
-    ("HOLDS_meta", "state: values of layer 1 gave a meta Tensor"),
-    ("HOLDS_whole", "state: state of layer 0 gave a Tensor (4, 8, 16) of int64"),
-    ("HOLDS_sparse", "state: keys of layer 1 gave a sparse Tensor"),
-    ("HOLDS_flat", "state: conv of layer 0 gave a Tensor (288,) of float32; the contract asks for 2 axes"),
+    ("HOLDS_meta", "state: values of layer 1 returned a meta Tensor"),
+    ("HOLDS_whole", "state: state of layer 0 returned a Tensor (4, 8, 16) of int64"),
+    ("HOLDS_sparse", "state: keys of layer 1 returned a sparse Tensor"),
+    ("HOLDS_flat", "state: conv of layer 0 returned a Tensor (288,) of float32; the contract expects 2 axes"),
     ("HOLDS_heads", "(7, 4, 16); expected (7, 2, 16)"),
     ("HOLDS_channels", "has (95, 3); expected ("),
     ("HOLDS_double", "is torch.float64; expected torch.float32"),
-    ("HOLDS_complex", "state: conv of layer 0 gave a Tensor (96, 3) of complex64"),
+    ("HOLDS_complex", "state: conv of layer 0 returned a Tensor (96, 3) of complex64"),
 ])  # fmt: skip
 def test_tensor_that_cannot_be_compared_is_a_finding(trace, name, says):
     found = replayed(trace, name).verdict
@@ -143,13 +143,13 @@ def test_region_that_disappears_is_a_finding(trace):
     found = replayed(trace, "HIDING", "wide").verdict
     first = found.findings[0]
     assert found.exit is Exit.DIVERGED and (first.check, first.kind) == ("interface", "commit")
-    assert first.diagnosis == "regions left out what it showed before: state (layer 0)"
+    assert first.diagnosis == "`regions` omits regions that it showed before: state (layer 0)"
 
 
 @pytest.mark.parametrize(("name", "says"), [
     ("silent", "raised Silent (no message); the event is legal"),
     ("panicking", "raised Panic (no message); the event is legal"),
-    ("panic", "asked for state, the engine raised Panic (no message)"),
+    ("panic", "`state` of the engine raised Panic (no message)"),
 ])  # fmt: skip
 def test_exceptions_without_a_message_are_findings(trace, name, says):
     outcome = replayed(trace, f"ODD_{name}")
@@ -160,9 +160,9 @@ def test_exceptions_without_a_message_are_findings(trace, name, says):
 
 
 @pytest.mark.parametrize(("maker", "says"), [
-    ("raises", "the engine, while it was made, raised AssertionError (no such card)"),
-    ("none", "its maker gave None, which has no admit, draft,"),
-    ("exits", "the engine, while it was made, raised SystemExit (0)"),
+    ("raises", "the engine, while it was built, raised AssertionError (no such card)"),
+    ("none", "`make` returned None, which has no admit, draft,"),
+    ("exits", "the engine, while it was built, raised SystemExit (0)"),
 ])  # fmt: skip
 def test_a_maker_that_makes_nothing_is_a_finding_of_the_first_event(trace, maker, says):
     outcome = replayed(trace, f"MAKER_{maker}")
@@ -224,5 +224,5 @@ def test_a_maker_that_raises_is_no_failure_of_the_harness_in_relations(trace, mo
         main()
     assert left.value.code == 1
     told = capsys.readouterr().out
-    assert "DIVERGED  the engine, while it was made, raised AssertionError (no such card)" in told
+    assert "DIVERGED  the engine, while it was built, raised AssertionError (no such card)" in told
     assert "support/fallen.py line" in told

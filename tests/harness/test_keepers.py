@@ -110,7 +110,7 @@ def test_page_lists_five_breaks_with_their_messages(write: Write, instep: Runner
     words = typed({**write("mine", BROKEN[0][:2]), "conv": "windows"})
     ran = instep("replay", few_channels(RAGGED, 2).path, *words)
     said = re.search(r"With `--conv windows`.*?`(holds [^`]+)`", PAGE, re.DOTALL)[1]
-    assert said in ran.out and re.search(r"`(caused here, in memory[^`]+)`", PAGE)[1] in ran.out, ran.out
+    assert said in ran.out and re.search(r"`(cause: event [^`]+)`", PAGE)[1] in ran.out, ran.out
 
 
 # All of it, in an engine and in labels
@@ -157,7 +157,7 @@ def test_an_op_of_a_strategy_is_swapped_and_named_as_the_cause(write: Write, ins
     last = TEXTS["mine"].splitlines()[-1]
     words = (few_channels(RAGGED, 2).path, *typed(write("mine", (last, last + OTHER))))
     ran = instep("replay", *words)
-    said = re.search(r"`(caused by scatter: [^`]+)`", PAGE)[1]
+    said = re.search(r"``(cause: op `scatter` .+?)``", PAGE)[1]
     assert ran.code == 1 and said in ran.out and "--swap scatter=plain" in ran.out, ran.out
     assert instep("replay", *words, "--swap", "scatter=plain").code == 0
     assert "which has no such op" in complaint(instep("replay", *words, "--swap", "scatter=triton"))
@@ -365,4 +365,4 @@ def test_commit_may_clear_rows_that_its_table_names(write: Write, small: Trace) 
 def test_message_names_the_op_that_wrote_the_pool(write: Write) -> None:
     replay = Replay(few_channels(RAGGED, 2), Setting(**write("mine", BROKEN[-2][:2])))
     located = locate(replay, replay.run())
-    assert located.cause == "memory" and located.op == "scatter" and "(scatter)" in located.says
+    assert located.cause == "memory" and located.op == "scatter" and "(op scatter)" in located.says

@@ -90,7 +90,7 @@ def test_lost_tokens_of_the_previous_step_are_named(run, two_commits, some):
     state = folded(folded(earlier.folding.base, earlier, some), piece, piece.folding.count)
     tokens = "1 token" if some == 1 else f"{some} tokens"
     assert directed(run, at, name, state).startswith(
-        f"was carried on from the state after {tokens} of the previous step; {earlier.folding.count} were accepted")
+        f"was continued from the state after {tokens} of the previous step; {earlier.folding.count} were accepted")
 
 
 def run_again(piece, updates):
@@ -161,7 +161,7 @@ def test_layer_restarted_from_zero_is_named_in_its_places(run):
     verdict = m.judge([*contexts[: context.index], wrong], [Derived(oracle_of(opened))])
     said = {found.place.component: found.diagnosis for found in verdict.findings}
     for component in ("mixed", "core"):
-        assert said[component].startswith("was begun anew: what came before these tokens is lost; relative error")
+        assert said[component].startswith("was started from zero: everything before these tokens is lost; relative ")
 
 
 def judged(run, change):

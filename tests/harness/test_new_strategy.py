@@ -36,8 +36,8 @@ def test_it_agrees_and_its_positions_are_looked_at(trace):
 @pytest.mark.slow
 def test_column_after_a_window_is_named(trace):
     said = [one.diagnosis for one in found(trace, "support.wrong_ops:ONE_COLUMN_MORE") if one.check == "tails"]
-    assert said[0] == ("put_by row 0 changed at position 2, where this event does not write (there it writes positions "
-                       "0 to 1)")  # fmt: skip
+    assert said[0] == ("put_by row 0 changed at position 2; this event writes only positions 0 to 1 "
+                       "there")  # fmt: skip
 
 
 def test_a_pool_that_is_too_narrow_is_named_with_its_place(trace, monkeypatch):

@@ -100,7 +100,7 @@ def test_wrong_chunked_form_does_not_widen_the_allowance(run, monkeypatch, form)
     monkeypatch.setattr(second_form, "recur_in_chunks", lambda *given: wrong(right, *given))
     forget()
     oracle = oracle_of(run[0])
-    with pytest.raises(second_form.AnotherRule, match=rf"forms of the delta rule part: in chunks of 16 .*({where})"):
+    with pytest.raises(second_form.AnotherRule, match=rf"forms of the delta rule differ: in chunks of 16 .*({where})"):
         for context in run[1]:
             oracle.at(context)
 
@@ -200,8 +200,8 @@ def test_state_of_another_tree_node_is_named(branched):
             assert wrong.sentence in said, (wrong.sentence, said)
     # Rows in order are listed twice: folded in, and rerun with the updates that they made.
     assert list(dict.fromkeys(wrong.sentence for wrong in branches(states[0].folding, (0, 2, 4)))) == [
-        "holds the state after node 1, a node beside the path; node 4 is the last accepted one",
-        "holds the state after node 3, a node beside the path; node 4 is the last accepted one",
+        "holds the state after node 1, a node off the path; node 4 is the last accepted one",
+        "holds the state after node 3, a node off the path; node 4 is the last accepted one",
         "takes the tree for a chain: holds rows 0 to 4 in their order, up to the last accepted node",
         "takes the tree for a chain: holds rows 0 to 2 in their order, as many as are accepted",
     ]

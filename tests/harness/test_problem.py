@@ -21,19 +21,19 @@ ZERO, OLDER = Explained("bank", "is all zero"), Explained("hypothesis", "holds t
     ({"mistake": ZERO}, "is all zero; 3 of 8 bytes differ"),
     ({"mistake": ZERO, "clause": ""}, "is all zero"),
     ({"mistake": ZERO, "nearest": OLDER, "clause": ""},
-     "is all zero; of the wrong states the nearest is: holds the state from before the step"),
+     "is all zero; the nearest known wrong state: holds the state from before the step"),
     ({"like": ("a", ZERO)}, 'is all zero (seen in request "a"); 3 of 8 bytes differ'),
     ({"dtypes": ("bf16", "fp32")}, "is bf16, fp32 is declared; 3 of 8 bytes differ"),
     ({"moved": "back", "draft": "without the draft KV: "},
-     "comes back otherwise than it was kept: without the draft KV: 3 of 8 bytes differ"),
+     "comes back different from what was saved: without the draft KV: 3 of 8 bytes differ"),
     ({"prefix": "p", "mistake": ZERO},
-     'of the prefix that is tracked as "p": is all zero; 3 of 8 bytes differ'),
+     'tracked prefix "p": is all zero; 3 of 8 bytes differ'),
     ({"unexplained": Unexplained()}, "3 of 8 bytes differ; unexplained"),
     ({"unexplained": Unexplained(2)}, "3 of 8 bytes differ; unexplained: 2 explanations fit equally well"),
     ({"unexplained": Unexplained(error="KeyError: 3")},
-     "3 of 8 bytes differ; unexplained: the bank raised KeyError: 3"),
+     "3 of 8 bytes differ; unexplained: the search for an explanation raised KeyError: 3"),
     ({"broken": (Problem("broken_contract", "z is fp16"),), "written": Problem("forbidden_write", "8 bytes changed")},
-     "3 of 8 bytes differ; its contract is broken there: z is fp16; 8 bytes changed"),
+     "3 of 8 bytes differ; a contract is broken at the same place: z is fp16; 8 bytes changed"),
 ])  # fmt: skip
 def test_a_sentence_has_every_field_once(changes: dict[str, object], text: str) -> None:
     assert sentence(replace(DIFFERS, **changes)) == text  # type: ignore[arg-type]
@@ -41,7 +41,7 @@ def test_a_sentence_has_every_field_once(changes: dict[str, object], text: str) 
 
 def test_an_explanation_does_not_depend_on_the_sentence() -> None:
     """Whatever a check words, its code decides whether the bank looks further."""
-    for clause in ("unknown: near to none of 9 wrong states", "resembles no known mistake", ""):
+    for clause in ("unknown: close to none of 9 wrong states", "resembles no known mistake", ""):
         assert _unknown(comparison(problem=Problem("unidentified", clause)))
         assert not _unknown(comparison(problem=Problem("identified", clause)))
     assert {"unidentified", "differs", "poison"} == set(UNRECOGNISED)

@@ -128,9 +128,9 @@ def test_the_numbers_are_the_constants() -> None:
 def test_page_quotes_the_ladders_sentences() -> None:
     source = Path(confirm.__file__).read_text()
     for words in (
-        "a graph fault: run eagerly, ", "seen in the call itself", "caused by ", "caused here",
-        ": with the reference's ", " instead, all that follows in the event agrees", ", in what is read from memory",
-        "writes it wrongly again", "not confirmed: ",
+        "cause: the CUDA graph (run eagerly, ", "cause: the call itself", "(with the ", "this place", " places",
+        "(with the reference's ", ", the rest of the event agrees", "the reads from memory", " writes wrong memory",
+        "corrupts it again", "not confirmed: ",
     ):
         assert words in PAGE and words in source, words
 

@@ -80,9 +80,9 @@ def test_table_lists_compared_components_and_replaced_events(instep, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "code", "says"), [
-    ("raising", 1, "the engine, while it was made, raised LookupError (nobody is at home)"),
+    ("raising", 1, "the engine, while it was built, raised LookupError (nobody is at home)"),
     ("raises_step", 1, "the trace: step raised LookupError (nobody is at home); the event is legal"),
-    ("raises_state", 1, "asked for state, the engine raised LookupError"),
+    ("raises_state", 1, "`state` of the engine raised LookupError"),
 ])  # fmt: skip
 def test_exception_in_a_callback_is_the_engines_finding(name, code, says, instep):
     ran = instep("relations", few_channels("kept", 2).path, "later-rows", "--engine", f"support.by_verbs:{name}")

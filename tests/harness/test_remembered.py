@@ -80,7 +80,7 @@ def test_an_answer_that_is_written_rounds_later_is_found(
     commits = [index for index, event in enumerate(longer.events) if type(event).__name__ == "Commit"]
     event, told = said(longer, "aliasing")
     assert (event, told) == (
-        commits[rounds], f"what was answered before changed while this event ran: bonus of event {commits[0]} commit"
+        commits[rounds], f"earlier answers changed while this event ran: bonus of event {commits[0]} commit"
     )
 
 
@@ -113,11 +113,11 @@ def test_every_answer_is_compared_in_subquadratic_time() -> None:
         given += answers.changed()
         assert len(answers._held) < 2100
     assert {one.partition(" (")[0] for one in given} == {"answer 300", "answer 0"}
-    assert all("at some event behind" in one for one in given)
+    assert all("at some event after" in one for one in given)
     answers.add([])
     answers.add([])
     numbers[5].add_(1)
-    assert answers.changed(all_of_them=True)[0].startswith("answer 5 (at some event behind")
+    assert answers.changed(all_of_them=True)[0].startswith("answer 5 (at some event after")
 
 
 # ---- copies
@@ -150,10 +150,10 @@ def test_a_copy_that_is_written_while_it_is_kept_is_found_at_that_event(
 @few(2)
 @pytest.mark.parametrize(("method", "fault", "kind", "told"), [
     ("resume", lambda self: self._preempted.update(b=(self._requests["b"], self._kept("b")[1])), Resume,
-     'the copy that preempt kept of "b" is kept although it is due no longer'),
+     'the copy that preempt kept of "b" is kept although it was dropped'),
     ("preempt", lambda self: hoard.append(self._preempted["b"][1].keys), Resume,
      'the copy that preempt kept of "b" is gone, but its memory is still held'),
-    ("save", lambda self: self._saved.clear(), Save, 'the copy that save kept as "start" is not there'),
+    ("save", lambda self: self._saved.clear(), Save, 'the copy that save kept as "start" is missing'),
 ])  # fmt: skip
 def test_a_copy_that_is_freed_late_or_early_is_found(
     trace: Trace, monkeypatch: pytest.MonkeyPatch, method: str, fault: Any, kind: type, told: str
@@ -185,7 +185,7 @@ def test_an_engine_need_not_show_its_copies(trace: Trace, monkeypatch: pytest.Mo
 
 def test_copies_of_a_wrong_type_are_a_finding(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OptimizedEngine, "copies", lambda self: {"b": torch.zeros(1)})
-    assert said(trace, "interface")[1].startswith('copies gave a dict')
+    assert said(trace, "interface")[1].startswith('copies returned a dict')
 
 
 def test_a_copy_whose_memory_serves_others_need_not_be_freed() -> None:

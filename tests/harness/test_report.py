@@ -34,7 +34,7 @@ def test_what_a_user_reads(golden: Golden) -> None:
     )
     derived = {"worst": 1.0, "tier": Tier.DERIVED}
     hidden, conv = (comparison(place=Place("trunk", 3, name), **derived) for name in ("hidden", "qkv"))
-    says = "caused here, in memory, written by event 41: with the reference's in its place, events 42 to 60 agree"
+    says = "cause: event 41 writes wrong memory (with the reference's memory restored, events 42 to 60 agree)"
     located = Located(found, "memory", None, says, ("--graft trunk.3.state@41",), ("matches if transposed",), 3)
     raised = Raised("LookupError", "nobody is at home", "/engine.py", 7, "commit", "its own frames", "all frames")
     skipped = outcome(comparison(), scratch={("conv", layer): frozenset({0, 1}) for layer in (0, 2)})

@@ -147,13 +147,13 @@ def test_a_copy_of_a_pool_is_no_pool(trace, plant):
         "    result = replace(result, store=replace(result.store, pool=self.slots.pool.clone()))",
     ))
     said = [finding.diagnosis for finding in found(trace, "contracts", strategy="snapshot")]
-    assert said[0] == "op conv (trunk.0.mixed): store is no pool of this engine: what is written there is lost"
+    assert said[0] == "op conv (trunk.0.mixed): store is not a pool of this engine, so writes to it are lost"
 
 
 @pytest.mark.parametrize(("view", "sentence"), [
     ("pool.as_strided(pool.shape, (pool.shape[1:].numel(), *pool.stride()[1:]))", "the pitch of state is"),
     ("pool.as_strided(pool.shape, (*pool.stride()[:-2], *pool.stride()[:-3:-1]))", "inner strides"),
-    ("pool[1:]", "behind its first slot"),
+    ("pool[1:]", "after its first slot"),
 ], ids=["pitch", "layout", "offset"])  # fmt: skip
 def test_a_view_with_other_strides_is_named(trace, plant, view, sentence):
     plant(Wrap(
@@ -185,7 +185,7 @@ def test_findings_of_a_check_are_kept_when_it_raises(trace, monkeypatch):
     lockstep = Lockstep(trace, participants)
     broken = next(context.log.broken for context in (lockstep.step() for _ in trace.events) if context.log.broken)
     assert [one.clause for one in broken[:2]] == [
-        "a clause that was broken", "was called so that it cannot be judged (row 3 of 2)",
+        "a clause that was broken", "was called in a way that cannot be judged (row 3 of 2)",
     ]
 
 
@@ -212,7 +212,7 @@ def test_a_pool_for_the_step_count_at_the_start_is_named(trace, plant):
 def test_one_slot_too_few_is_named(trace, plant):
     plant(Wrap(BUDGET, "units", result="result = replace(result, units=3)"))
     said = [finding.diagnosis for finding in found(trace, "capacity", strategy="snapshot")]
-    assert said[0].startswith("conv has 3 units; 4 are needed, one per slot that is handed out and slot 0")
+    assert said[0].startswith("conv has 3 units; 4 are needed, one per slot that the trace assigns and slot 0")
 
 
 # Aliasing
@@ -240,7 +240,7 @@ def test_two_layers_on_one_memory_are_named(trace, plant):
 def test_an_answer_on_a_pool_is_named(trace, monkeypatch):
     monkeypatch.setattr(engine.OptimizedEngine, "draft", _on_the_slot_table)
     said = [finding.diagnosis for finding in found(trace, "aliasing")]
-    assert said[0].startswith("the answer is a view on window")
+    assert said[0].startswith("the answer is a view of window")
 
 
 def _on_the_slot_table(self: Any, requests: Any, picks: Any = None, parents: Any = None) -> Any:
@@ -261,7 +261,7 @@ def test_an_answer_that_the_next_replay_overwrites_is_named(trace, monkeypatch):
 
     monkeypatch.setattr(runner, "_copied", kept)
     said = [finding.diagnosis for finding in found(trace, "aliasing", graphs=True)]
-    assert said[0].startswith("what was answered before changed while this event ran: ")
+    assert said[0].startswith("earlier answers changed while this event ran: ")
 
 
 # Graphs
@@ -276,14 +276,14 @@ def test_a_padding_row_that_is_not_refreshed_is_named(tmp_path, plant):
     )
     plant(*by_id()["stale-pad-row"].edits)
     said = [finding.diagnosis for finding in found(recorded(tmp_path, told), "graphs", graphs=True)]
-    assert "of padding row" in said[0] and "an idle row says" in said[0]
+    assert "of padding row" in said[0] and "an idle row has" in said[0]
 
 
 @pytest.mark.slow
 def test_an_input_that_is_not_copied_is_named(trace, plant):
     plant(*by_id()["frozen-capture-forced"].edits)
     said = found(trace, "graphs", graphs=True)[0].diagnosis
-    assert said.startswith("forced of row 0 is") and "this event says" in said
+    assert said.startswith("forced of row 0 is") and "this event has" in said
 
 
 @pytest.mark.slow
@@ -338,8 +338,8 @@ def test_host_read_inside_a_capturable_op_is_named(trace):
 @pytest.mark.slow
 def test_column_after_a_narrow_window_is_named(trace):
     first = found(trace, "tails", "support.wrong_ops:ONE_COLUMN_MORE", strategy="snapshot")[0]
-    assert first.diagnosis == ("snapshot_state row 0 changed at position 2, where this event does not write (there it "
-                               "writes positions 0 to 1)")  # fmt: skip
+    assert first.diagnosis == ("snapshot_state row 0 changed at position 2; this event writes only positions 0 "
+                               "to 1 there")  # fmt: skip
 
 
 # Poison and leaks
@@ -367,7 +367,7 @@ def test_a_slot_that_is_given_back_as_it_was_is_named(trace, plant):
         "    self['conv'].units(layer)[slot] = window",
     ))
     first = found(trace, "leaks")[0]
-    assert first.diagnosis == f'conv slot {first.slot} still hold what request "{first.request}" left there'
+    assert first.diagnosis == f'data of request "{first.request}" is still in conv slot {first.slot}'
     assert first.place.component == "conv"
 
 
@@ -381,4 +381,4 @@ def test_pages_that_stay_owned_are_named(trace, plant):
 def test_engine_without_observed_op_calls_does_not_pass(trace, monkeypatch):
     """Without the wrapper no call is judged, and the verdict reports that."""
     monkeypatch.setattr(calls.Calls, "wrapper", lambda self, name, op: op)
-    assert found(trace, "contracts")[0].diagnosis == "no op was called, nor a graph replayed"
+    assert found(trace, "contracts")[0].diagnosis == "no op was called and no graph was replayed"

@@ -100,7 +100,7 @@ SLIPS = [
     ("a parent", (Edit(BATCH, NODES_OF, NODES_OF.replace("plan.before", "(plan.before - (plan.before > 0).long())")),),
      "rerun", 11, "contracts", "continues node"),
     ("a move elsewhere", (Edit(INDEX, "place = before[:, None] + node", "place = before[:, None] + node + 1"),),
-     "rerun", 6, "tails", "where this event does not write"),
+     "rerun", 6, "tails", "; this event writes "),
     ("another node", (Edit(ROUND, "acceptance.last_correct_step_indices, acceptance.accept_lens,",
                            "(acceptance.last_correct_step_indices - 1).clamp(min=0), acceptance.accept_lens,"),),
      "snapshot", 6, "labels", ""),

@@ -140,7 +140,7 @@ def test_place_that_the_event_lacks_is_bad_input(trace):
 
 
 @pytest.mark.parametrize(("typed", "says"), [
-    ("trunk.0.core@7", "an event from 0 to 6; no other is run"), ("trunk.0.state@6", "an event before 6"),
+    ("trunk.0.core@7", "an event from 0 to 6; no other event is run"), ("trunk.0.state@6", "an event before 6"),
     ("trunk.99.state@3", "one of trunk.0.state"), ("trunk.1.state@3", "one of trunk.0.state"),
     ("trunk.0.keys@3", "one of trunk.1.keys, extend.0.keys"), ("extend.0.state@3", "one of trunk.0.state"),
     ("chain.1.0.conv@3", "one of trunk.0.conv"), ("chain.1.0.keys@3", "one of trunk.1.keys"),

@@ -198,7 +198,7 @@ def of_groups(monkeypatch: pytest.MonkeyPatch, change: Callable[[Group, Group], 
 
 @few(2)
 @pytest.mark.parametrize(("change", "said"), [
-    (lambda windows, decodes: (windows,), ("the 1 row of request", "(decode) are served by nobody")),
+    (lambda windows, decodes: (windows,), ("no call serves the 1 row of request",)),
     (lambda windows, decodes: (decodes, windows), ()),
     (lambda windows, decodes: (windows, replace(decodes, begin=decodes.rows)), ("is all zero",)),
 ], ids=["without decodes", "in the other order", "as if each had one row"])  # fmt: skip

@@ -33,7 +33,7 @@ PROMPTS = ("faults/arriving", "faults/mixed", "peers/lengths")
 WIDE = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "vocab_size": 512, "num_hidden_layers": 2,
         "full_attention_interval": 2}  # fmt: skip
 SHAPES = "qwen3.5-9b qwen3.5-27b --layers 1 --vocab 8192"  # 32 and 48 value heads
-WIDTH = "snapshot_state row; changed at position; where this event does not write; T1"
+WIDTH = "snapshot_state row; changed at position; this event writes only; T1"
 FLASHINFER = {"package": "flashinfer-python", "version": "0.7.2.post1", "modules": ["flashinfer", "cutlass"]}
 FLASHQLA = {"package": "flash-qla", "version": "0.1.3", "modules": ["flash_qla", "tilelang"]}
 

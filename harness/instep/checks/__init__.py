@@ -35,17 +35,17 @@ __all__ = ["Check", "for_free_runs", "for_labels", "for_numbers", "structure"]
 
 
 def structure() -> tuple[Check, ...]:
-    """What is asked of every subject, whatever it computes."""
+    """The checks of every subject, whether it computes or moves labels."""
     return (Bounds(), Contracts(), Capacity(), Aliasing(), Graphs(), HostReads(), Tails(), Poison(), Leaks(), Copies())
 
 
 def for_labels() -> tuple[Check, ...]:
-    """The subject moves labels (`ledger`): everything is exact."""
+    """The checks of a subject that moves labels (`ledger`), where everything is exact."""
     return (Identity(), Grown(), Labels(), Bytes(), *structure())
 
 
 def for_numbers(oracle: Oracle) -> tuple[Check, ...]:
-    """The subject computes. In this order the directed diagnosis of a state comes before its bare size."""
+    """The checks of a subject that computes. The directed diagnosis of a state comes before its error."""
     experts = Experts(oracle)
     arithmetic = Directed(oracle), Derived(oracle), OwnInputs(oracle), Draws(), experts
     free = Propagated(others=experts.parted), Decisions(experts.parted)
@@ -53,6 +53,6 @@ def for_numbers(oracle: Oracle) -> tuple[Check, ...]:
 
 
 def for_free_runs(oracle: FreeOracle, *, memory: bool) -> tuple[Check, ...]:
-    """The subject computes, and shows no rows between its layers. memory: whether it shows its pools."""
+    """The checks of a subject that shows no rows between its layers. memory: whether it shows its pools."""
     arithmetic = Directed(oracle), Draws(), Propagated(oracle.stored), Decisions()
     return (Played(), Identity(), Bytes(oracle), *(structure() if memory else ()), *arithmetic)

@@ -1,8 +1,8 @@
-"""T0: nobody shares what is his: configurations, pools, answers.
+"""T0: no two owners share memory: configurations, pools, answers.
 
-Leaves out: results of ops that share memory, which a contract forbids (`contracts.py`), and buffers of graphs
-(`graphs.py`). A draft head that writes into the target's configuration changes the reference, too: so configurations
-are compared around every constructor, and no side is asked.
+A draft head that writes into the target's configuration changes the reference, too. So configurations are compared
+around every constructor, not between sides. Leaves out: results of ops that share memory, which a contract forbids
+(`contracts.py`), and buffers of graphs (`graphs.py`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ..observe.pools import Pools
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, said_of
 
-LONGEST = 100  # characters of a value that are told
+LONGEST = 100  # characters of a value that are printed
 
 
 class Aliasing:
-    """Configurations are what they were, no two pools share a byte, answers are nobody's memory."""
+    """Configurations do not change, no two pools share a byte, and answers share memory with nothing."""
 
     name = "aliasing"
     tier = Tier.IDENTITY
@@ -35,22 +35,22 @@ class Aliasing:
         yield from self._pools(context)
         answered = context.log.answered
         if answered is not None and answered.tensors:
-            said = [f"the answer is a view on {region}: the next event writes into it" for region in answered.pooled]
+            said = [f"the answer is a view of {region}, which the next event overwrites" for region in answered.pooled]
             yield said_of(self, context, NOWHERE, answered.tensors, said)
         if answered is not None and answered.changed:
             names = ", ".join(answered.changed)
-            said = [f"what was answered before changed while this event ran: {names}"]
+            said = [f"earlier answers changed while this event ran: {names}"]
             yield said_of(self, context, NOWHERE, 1, said)
         if answered is not None and answered.let_go and not self.let_go:
             self.let_go = True
-            yield Skipped(self.name, context.index, "answers hold back so much memory that the oldest are let go: "
-                          "whether these change later is not known")  # fmt: skip
+            yield Skipped(self.name, context.index, "kept answers take so much memory that the oldest are dropped, so "
+                          "later changes of these are not seen")  # fmt: skip
 
     def _pools(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         regions = [region for region in context.regions() if region.units.numel()]
         if not regions and self.known is None:
             self.known = ()
-            yield Skipped(self.name, context.index, "this engine shows no memory: whether pools overlap is not known")
+            yield Skipped(self.name, context.index, "this engine shows no memory, so overlapping pools cannot be found")
         addresses = tuple((region.units.data_ptr(), region.units.shape, region.units.stride()) for region in regions)
         if regions and addresses != self.known:
             self.known = addresses

@@ -1,6 +1,6 @@
-"""What a check is: it looks at one context and says what it compared.
+"""The interface of checks, and helpers to make their comparisons. A check reads one event context.
 
-Leaves out: relations, which vary a whole run, and the fold over results (`verdict.py`).
+Leaves out: relations, which vary a whole run, and the result of a run (`verdict.py`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ..observe.memory import pattern
 from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 
-# Where findings stand that belong to no layer: owners, slots and pages, configurations, graphs, host reads.
+# The place of findings that belong to no layer: owners, slots and pages, configurations, graphs, host reads.
 NOWHERE = Place("trunk", STAGE_LEVEL, "length")
 LISTED = 8  # numbers of units that are written out
 
 
 class Check(Protocol):
-    """Yields one `Comparison` per named thing, and `Skipped` with a reason for what it left out.
+    """Yields one `Comparison` per named thing, and one `Skipped` with a reason per thing that it did not compare.
 
-    What it needs of earlier events stands in the context (`context.earlier`). It keeps at most counters of its own,
-    such as what it has said already; so one value serves one run, and sees every event context of it, in order.
+    A check is made for one run and sees every event context of the run in order. Facts about earlier events are in the
+    context (`context.earlier`); the check itself keeps only counters, such as which reasons it has reported.
     """
 
     @property
@@ -43,10 +43,10 @@ def exact(
     check: Check, context: EventContext, place: Place, found: object, right: object, says: str,
     request: str | None = None,
 ) -> Comparison:
-    """Two plain values that must be equal; `says` is the sentence about the found one ("length is {}")."""
+    """Compare two plain values. `says` is the sentence about the found one ("length is {}")."""
     wrong, poison = found != right, context.log.poison
     if poison is not None and isinstance(found, int) and found == pattern(poison, torch.int64):
-        found = "poison, as in memory that nobody wrote"
+        found = "poison, the pattern of memory that was never written"
     return Comparison(
         check.name, check.tier, context.index, context.kind, place,
         elements=max(len(right), 1) if isinstance(right, Sized) else 1, worst=float(wrong), allowed=0.0,
@@ -59,9 +59,9 @@ def in_batch(
     check: Check, context: EventContext, place: Place, found: Mapping[str, Any], right: Mapping[str, Any], says: str,
     before: Mapping[str, int] | None = None,
 ) -> Iterator[Comparison]:
-    """The same of every request of a batch. What is right in another order of the batch is called so.
+    """Compare a value per request of a batch, and recognise a batch in another order.
 
-    before: lengths before the event; then it is by how much they grew that may be in another order
+    before: lengths before the event; then their growth is what may be in another order
     """
     wrong = [name for name in right if found.get(name) != right[name]]
     grown = [
@@ -75,8 +75,8 @@ def in_batch(
         result = exact(check, context, place, found.get(name), right[name], says, name)
         if result.problem is not None and exchanged:
             whose = f'request "{owners[ours[name]]}"'
-            told = f"it grew by what {whose} was to take" if before else f"it is that of {whose}"
-            clause = f"{result.problem.clause}: {told}, as in a batch of another order"
+            mistake = f"it grew by the tokens of {whose}" if before else f"it is the one of {whose}"
+            clause = f"{result.problem.clause}: {mistake}, so the requests of the batch are in another order"
             result = replace(result, problem=Problem("identified", clause))
         yield result
 
@@ -84,7 +84,7 @@ def in_batch(
 def said_of(
     check: Check, context: EventContext, place: Place, elements: int, said: Sequence[str], request: str | None = None
 ) -> Comparison:
-    """Sentences about what is wrong in `elements` things that were looked at; none: all of them are right."""
+    """A comparison of `elements` things with a sentence for each that is wrong."""
     return Comparison(
         check.name, check.tier, context.index, context.kind, place, elements=elements, worst=float(len(said)),
         allowed=0.0, request=request, slot=slot_of(context, request), problem=Problem.of("; ".join(said)),
@@ -117,7 +117,7 @@ def held(what: str, count: int, right: int, verb: str) -> str:
 
 
 def slot_of(context: EventContext, request: str | None) -> int | None:
-    """The slot that the trace gives a request, after the event or, when it has left, before."""
+    """The slot of a request in the trace after the event, or before the event if the request has left."""
     expected = context.expected
     return None if request is None else expected.slots_after.get(request, expected.slots_before.get(request))
 

@@ -1,6 +1,6 @@
-"""T0: the engine's own table of what it may change is no wider than the event rules, and what is scratch is nobody's.
+"""T0: the engine's table of allowed writes is no wider than the event rules, and no request owns scratch memory.
 
-Leaves out: the bytes (`bytes.py`), which are guarded wherever table and event rules do not both allow a write.
+Leaves out: the bytes (`bytes.py`), which may change only where the table and the event rules both allow a write.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ..verdict import Comparison, Skipped, Tier
 from .base import listed, said_of
 
 RULES = {
-    "slot": "of the requests that it names", "page": "on which the positions stand that it writes",
+    "slot": "of the requests that it names", "page": "with the positions that it writes",
     "row": "of its batch",
 }  # fmt: skip
 
 
 class Bounds:
-    """Every region's entry in the table; and every unit that is declared as scratch."""
+    """Compare every region's entry in the table, and every unit that is declared as scratch memory."""
 
     name = "bounds"
     tier = Tier.IDENTITY
@@ -33,7 +33,7 @@ class Bounds:
         changes = context.changes
         if not changes.regions:
             if not self.said:
-                yield Skipped(self.name, context.index, "this engine shows no memory: its table is about nothing")
+                yield Skipped(self.name, context.index, "this engine shows no memory to compare its table with")
             self.said = True
             return
         for wider in changes.wider:
@@ -57,6 +57,6 @@ def _sentence(kind: str, wider: Wider) -> str:
 
 
 def _handed_out(room: Room, by: str) -> set[int]:
-    """Units that some request has at some time. Rows are taken from the first on, one per request."""
+    """Units that some request owns at some time. Rows are used from the first on, one per request."""
     slots, pages = room.capacity.slots, room.capacity.pages
     return {"slot": set(slots), "page": set(pages), "row": set(range(len(slots)))}[by]

@@ -1,6 +1,6 @@
-"""What a state would be if a commit had taken another node of a tree, or had taken the tree for a chain.
+"""Wrong states of trees: the commit takes another node, or treats the tree as a chain.
 
-Leaves out: the comparison (`directed.py`), and mistakes that a chain knows as well (`hypotheses.py`).
+Leaves out: the comparison (`directed.py`), and mistakes that are possible with chains, too (`hypotheses.py`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .scene import Wrong
 
 
 def branches(folding: Folding, path: Sequence[int]) -> list[Wrong]:
-    """The state after every node beside the path, and after rows in their order; path: accepted nodes, root first.
+    """The states after every node off the path, and after rows in order. path: accepted nodes, root first.
 
-    The state after an earlier node of the path, as its parent or the root, is that of a smaller count of tokens.
+    The state after an earlier node of the path is the state of a smaller count of tokens (`hypotheses.py`).
     """
     assert folding.parents is not None, "asked of trees alone"
     found = [Wrong(says, fold(folding.tokens, folding.base, nodes)[0]) for says, nodes in
              beside("state", folding.parents, path)]  # fmt: skip
-    # An engine that keeps updates runs rows again with those that their own parents' states made.
+    # An engine that keeps updates replays rows with updates that were computed from the states of their parents.
     _, k, _, log_decay, _, _ = rule_inputs(folding.tokens)
     updates, base = folding.tokens.of("update")[None], folding.base.to(k)[None]
     for says, nodes in _as_chains(path, len(folding.parents)):
@@ -33,7 +33,7 @@ def branches(folding: Folding, path: Sequence[int]) -> list[Wrong]:
 
 
 def beside(what: str, parents: Sequence[int], path: Sequence[int]) -> Iterator[tuple[str, Sequence[int]]]:
-    """What a memory (`what`: its name) would be after the nodes of another path: a sentence, and these nodes."""
+    """Sentences about other paths, and the nodes of each. what: the name of the memory."""
     last = path[-1]
     for node, line in enumerate(lines(parents)):
         if node not in path:
@@ -43,7 +43,7 @@ def beside(what: str, parents: Sequence[int], path: Sequence[int]) -> Iterator[t
 
 
 def kin(parents: Sequence[int], path: Sequence[int], node: int) -> str:
-    """What a node beside the path is to it. Only one is said, the nearest relation first."""
+    """The relation of a node to the path; the closest one if there are several."""
     last = path[-1]
     if parents[node] == last:
         return f"a child of node {last}"
@@ -51,11 +51,11 @@ def kin(parents: Sequence[int], path: Sequence[int], node: int) -> str:
         return f"a sibling of node {last}"
     if node == len(path) - 1:
         return "whose number is the depth of the path"
-    return "the last node of the window" if node == len(parents) - 1 else "a node beside the path"
+    return "the last node of the window" if node == len(parents) - 1 else "a node off the path"
 
 
 def _as_chains(path: Sequence[int], width: int) -> Iterator[tuple[str, Sequence[int]]]:
-    """The rows that a mistake takes that knows no parents."""
+    """The rows that a commit takes if it ignores parents."""
     means = {width: "all of them", path[-1] + 1: "up to the last accepted node", len(path): "as many as are accepted"}
     for rows, said in means.items():
         if list(path) != list(range(rows)):

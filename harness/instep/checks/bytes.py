@@ -1,7 +1,7 @@
-"""T1: what is moved or left alone keeps its bits: pools, red zones, conv windows, KV entries, idle requests.
+"""T1: memory that is moved or not written keeps its bits: pools, red zones, conv windows, KV entries, idle requests.
 
-Leaves out: what is computed (T2). Rows that are moved are the subject's own, from its recorded activations; which rows,
-slots and positions they are comes from the trace.
+Moved rows are taken from the subject's own recorded activations; the trace determines their rows, slots and positions.
+Leaves out: computed values (T2).
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ CACHES = (
 )
 
 
-# What a round begins with: draft 1, the head's row behind it, and the root.
+# Values that a round starts with: draft 1, the draft head's row after it, and the root.
 PROPOSAL, PROPOSED = Place("extend", AFTER_LAYERS, "pick"), Place("extend", AFTER_LAYERS, "final")
 ROOT = Place("trunk", AFTER_LAYERS, "root")
 TAIL = Place("trunk", AFTER_LAYERS, "tail")
 
 
 class Bytes:
-    """No byte changes that may not, and every moved byte arrives."""
+    """No byte changes without permission, and every moved byte arrives."""
 
     name = "bytes"
     tier = Tier.BITWISE
 
     def __init__(self, oracle: Oracle | None = None) -> None:
-        """oracle: who knows in which dtype a component is declared to be stored; else in that of its rows."""
+        """oracle: knows the declared storage dtypes; None: memory is stored in the dtype of its rows."""
         self.oracle = oracle
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
@@ -97,7 +97,7 @@ class Bytes:
     def _trespass(self, context: EventContext, trespass: Trespass) -> Comparison:
         region, unit = trespass.region, trespass.unit
         place, request, slot = stands(region, unit, context.expected.slots_after)
-        where = "the red zone beside " if trespass.gap else ""
+        where = "the red zone next to " if trespass.gap else ""
         return Comparison(
             self.name, self.tier, context.index, context.kind, place, elements=trespass.bytes,
             worst=float(trespass.bytes), allowed=0.0, request=request, slot=slot,
@@ -112,7 +112,7 @@ class Bytes:
             yield from self._taken_in(context, span, forward, list(range(span.count)))
 
     def _in_flight(self, context: EventContext, span: RowSpan, before: RequestState) -> Iterator[Comparison]:
-        """A verified window, not committed: all but conv windows and states is untouched up to the length."""
+        """A verified window before its commit: only conv windows and states may have changed up to the length."""
         after = context.subject.after[span.request]
         found = dict(after.parts())
         for place, kept in before.parts() if context.shown.memory(span.request) else ():
@@ -122,7 +122,7 @@ class Bytes:
     def _taken_in(
         self, context: EventContext, span: RowSpan, forward: LastForward, nodes: list[int]
     ) -> Iterator[Comparison | Skipped]:
-        """The rows at `nodes` of its forward, and no others, stand behind what was there before."""
+        """The memory is that of before, followed by exactly the rows at `nodes` of the forward."""
         side, ran = forward.subject, forward.spans[span.request]
         before, after = side.before[span.request], context.subject.after[span.request]
         for layer, window in before.conv.items():
@@ -141,7 +141,7 @@ class Bytes:
                 drafted = None if extend is None else rows(context.subject, place, extend)
                 row = drafted if stage == "extend" else _picked(rows(side, place, ran), nodes)
                 if row is not None:
-                    fits = row.shape[1:] == cache.shape[1:]  # if not, what was found is shaped as neither
+                    fits = row.shape[1:] == cache.shape[1:]  # if not, the found tensor has neither shape
                     entered = self._entries(source, row.to(cache.dtype))
                     right = torch.cat((cache[: span.start], entered)) if fits else row
                     found = getattr(after, field).get(layer)
@@ -155,7 +155,7 @@ class Bytes:
             yield from self._proposed(context, extend, after)
 
     def _proposed(self, context: EventContext, extend: RowSpan, after: RequestState) -> Iterator[Comparison]:
-        """What the next round begins with: draft 1, and the head's row behind it, as the draft extend gave them."""
+        """Draft 1 of the next round and the draft head's row after it are those that the draft extend returned."""
         y, pick = (rows(context.subject, place, extend) for place in (PROPOSED, PROPOSAL))
         if extend.logit_rows and context.expected.roots_after[extend.request] is not None:
             if y is not None and len(y) == extend.count:
@@ -164,12 +164,12 @@ class Bytes:
                 yield exact(self, context, PROPOSAL, after.proposal, int(pick[0]), "draft 1 is {}", extend.request)
 
     def _tracked(self, context: EventContext) -> Iterator[Comparison]:
-        """A prefix: what is moved into it. Its state, where it ends inside a path, is judged by T2d."""
+        """Memory that is moved into a prefix. If the prefix ends inside a path, T2d judges its state."""
         forward, due = last_forward(context), context.expected.prefixes
         for name, under in tracks(context.event).items():
             prefix, after = context.subject.tracked.get(under), context.subject.after[name]
             if under not in due or prefix is None or forward is None or prefix.length != due[under]:
-                continue  # T0 has said so
+                continue  # T0 reports it
             span, begin = forward.spans[name], forward.subject.before[name].length
             nodes = [row.nodes for row in row_spans(context, "extend") if row.request == name]
             taken = list(nodes[0] if span.kind == "verify" else range(span.count))[: prefix.length - begin]
@@ -209,7 +209,7 @@ class Bytes:
     def _line(
         self, context: EventContext, request: str, line: torch.Tensor, most: int, found: torch.Tensor | None
     ) -> Comparison:
-        """The target's rows of the last `most` tokens, of rows line [n, D]; those of older tokens are named."""
+        """The target's rows of the last `most` tokens of line [n, D]; rows of older tokens are recognised."""
         result, older = self._same(context, TAIL, request, found, line[-most:]), partial(older_rows, line, most)
         return replace(result, sides=result.sides and replace(result.sides, wrongs=older))
 
@@ -217,7 +217,7 @@ class Bytes:
         self, context: EventContext, span: RowSpan, layer: int, before: torch.Tensor, fed: torch.Tensor,
         nodes: list[int], forward: LastForward, prefix: RequestState | None = None,
     ) -> Comparison:
-        """A conv window [C, W-1] after the rows `nodes` of fed [n, C] came in; a wrong count of rows is named."""
+        """A conv window [C, W-1] after the rows `nodes` of fed [n, C]; a wrong count of rows is recognised."""
         fits = fed.dim() == before.dim() and fed.shape[1] == before.shape[0]
         right = shifted(before, fed[nodes]) if fits else fed[nodes]
         found = (prefix or context.subject.after[span.request]).conv.get(layer)
@@ -232,11 +232,11 @@ class Bytes:
             result, sides=replace(result.sides, wrongs=partial(wrong_windows, before, fed, nodes, verb, others, tree)))
 
     def _entries(self, source: str, row: torch.Tensor) -> torch.Tensor:
-        """Rows as memory that is stored in tiles keeps them; another memory keeps their bits."""
+        """Rows as the memory stores them: rounded if it is stored in tiles, unchanged otherwise."""
         return row if self.oracle is None else entries(source, row, self.oracle.rounds)
 
     def _as_declared(self, result: Comparison, found: torch.Tensor | None, rows: torch.dtype) -> Comparison:
-        """Rows are cast to the dtype of the memory that takes them in; that one may be no narrower than declared."""
+        """Fail a comparison if the memory has a dtype narrower than declared; rows are cast to that dtype."""
         declared = rows if self.oracle is None else read_as(self.oracle.rounds.get(result.place.component, rows))
         if found is None or not narrower(found.dtype, declared):
             return result
@@ -244,14 +244,14 @@ class Bytes:
         return replace(result, worst=max(result.worst, 1.0), problem=problem)
 
     def _came_back(self, context: EventContext, event: Load | Resume) -> Iterator[Comparison]:
-        """What was preempted or saved comes back bit by bit."""
+        """Memory that was preempted or saved comes back bit by bit."""
         kept, name = kept_of(context, event), event.request
         bits = kept is not None and name not in context.shown.rebuilt and context.shown.memory(name)
         for result in self._unchanged(context, name, self._extended(context, kept.state)) if bits and kept else ():
             yield came_back(context, result)
 
     def _moved_whole(self, context: EventContext, event: Offload | Fetch) -> Iterator[Comparison]:
-        """A prefix is on the host what it was on the device, and back on the device what it was on the host."""
+        """A prefix keeps its bits on the way to the host and back."""
         kept, found = context.earlier.saved.get(event.name), context.subject.tracked.get(event.name)
         if event.name not in context.expected.prefixes or kept is None:
             return
@@ -268,7 +268,7 @@ class Bytes:
                 yield of_prefix(event.name, result)
 
     def _extended(self, context: EventContext, kept: RequestState) -> RequestState:
-        """What a copy becomes when it is loaded: of a prefix the draft head takes in the last rows, at this event."""
+        """A copy after its load. For a prefix, the draft head computes the last rows at this event."""
         spans = row_spans(context, "extend") if kept.final is not None else []
         if not spans:
             return kept
@@ -320,7 +320,7 @@ class Bytes:
 
 
 def kept_of(context: EventContext, event: Load | Resume) -> KeptCopy | None:
-    """What the event is to bring back."""
+    """The copy that the event must bring back."""
     copies = context.earlier.saved if isinstance(event, Load) else context.earlier.preempted
     return copies.get(event.name if isinstance(event, Load) else event.request)
 
@@ -334,14 +334,16 @@ def came_back(context: EventContext, result: Comparison) -> Comparison:
 
 
 def draft_alone(context: EventContext, place: Place) -> str:
-    """What is said first where a load or a resume brought back the target's memory, and the draft head's KV did not
-    come with it, or not as far: the draft's memory has a range of validity of its own. Empty elsewhere."""
+    """A clause for a load or resume that brought back the target's memory but not all of the draft head's KV.
+
+    The draft head's memory has its own valid range. Empty in all other cases.
+    """
     event = context.event
     kept = kept_of(context, event) if isinstance(event, Load | Resume) else None
     after = context.subject.after.get(event.request) if isinstance(event, Load | Resume) else None
     if kept is None or after is None or place.stage == "trunk" or place.component not in ("keys", "values"):
         return ""
-    if kept.state.final is not None:  # a prefix, whose last row of the draft head was made just now
+    if kept.state.final is not None:  # a prefix, whose last row of the draft head is computed at this event
         return ""
     found, right = (dict(state.parts()) for state in (after, kept.state))
     if not all(one.stage != "trunk" or torch.equal(bits(found[one]), bits(its)) for one, its in right.items()
@@ -351,7 +353,7 @@ def draft_alone(context: EventContext, place: Place) -> str:
     valid = 0
     if mine is not None and mine.shape == due.shape and len(due):
         valid = int((bits(mine) == bits(due)).flatten(1).all(1).cumprod(0).sum())
-    far = f"is valid for its first {valid} of {len(due)} positions alone" if valid else "did not"
+    far = f"is valid only for its first {valid} of {len(due)} positions" if valid else "did not"
     return f"the target's memory came back, the draft KV {far}: "
 
 
@@ -360,7 +362,7 @@ def _as_if(trespass: Trespass) -> str:
         return ""
     by, pitch = trespass.region.by, trespass.region.units.stride(0)
     strides = " or ".join(map(str, trespass.strides))
-    return f": as if {by}s stood {strides} elements apart, where they stand {pitch} apart"
+    return f": as if {by}s were {strides} elements apart; they are {pitch} apart"
 
 
 def _stage(family: str, layer: int) -> str:
@@ -368,7 +370,7 @@ def _stage(family: str, layer: int) -> str:
 
 
 def _others(forward: LastForward, request: str, layer: int) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """The others in a forward: whose conv window, the window before it, and the rows that it was given."""
+    """The other requests of a forward: name, conv window before it, and rows that the conv read."""
     for name, span in forward.spans.items():
         before, fed = forward.subject.before[name], rows(forward.subject, Place("trunk", layer, "qkv"), span)
         window = before.conv.get(layer)

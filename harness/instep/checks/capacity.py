@@ -1,7 +1,7 @@
-"""T0: every pool is as large as the largest candidate of the trace needs it, and guarded pools have their red zones.
+"""T0: every pool is large enough for the largest step count of the trace, and guarded pools have red zones.
 
-Leaves out: what stands in a pool. A pool that was sized for the step count at the start serves until a wider one comes
-into force; then it writes into its neighbour. So this is asked when the run begins, and when pools are made anew.
+A pool that is sized for the first step count overflows into its neighbour once a larger one is in force. So sizes are
+compared when the run begins and whenever pools are rebuilt. Leaves out: the content of pools.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..observe.pools import stands
 from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 
-ALIGNED = 16  # elements of a pitch, bytes of a base: what kernels may rely on (2-semantics, Invariance)
+ALIGNED = 16  # elements of a pitch and bytes of a base that kernels may assume (2-semantics, Invariance)
 
 
 class Capacity:
@@ -46,15 +46,17 @@ class Capacity:
         blocks = {tuple(block.shape) for state in context.subject.after.values() for block in state.state.values()}
         yield from judged(regions, context.log, context.index, context.kind, windows, blocks)
         if not context.log.guarded:
-            yield Skipped(self.name, context.index, "pools are packed: there are no red zones to look for")
+            yield Skipped(self.name, context.index, "pools are packed, so there are no red zones to check")
 
 
 def judged(
     regions: Sequence[Region], log: EventLog, event: int, kind: str, windows: Sequence[int] = (),
     blocks: Collection[tuple[int, ...]] = (),
 ) -> Iterator[Comparison]:
-    """Every pool by itself; also of an event that the subject did not survive. windows: W-1, if something tells it;
-    blocks: shapes of states, likewise."""
+    """Compare every pool, also after an event that made the subject raise.
+
+    windows: values of W-1 that conv windows show. blocks: shapes of states.
+    """
     assert log.room is not None
     for region in regions:
         if region.red:
@@ -69,16 +71,16 @@ def judged(
         )  # fmt: skip
 
 
-Need = tuple[str, int, int, str]  # what, how many there are, how many are needed, why
+Need = tuple[str, int, int, str]  # name, count that exists, count that is needed, reason
 
 
 def _needs(region: Region, room: Room, window: int) -> Iterator[Need]:
-    """window: W-1, where some request's conv window tells it."""
+    """The needs of a region. window: W-1, or 0 if no request has a conv window."""
     units, capacity = region.units, room.capacity
     if region.by == "slot":
-        yield "units", units.shape[0], max(capacity.slots) + 1, ", one per slot that is handed out and slot 0"
+        yield "units", units.shape[0], max(capacity.slots) + 1, ", one per slot that the trace assigns and slot 0"
     elif region.by == "page":
-        yield "units", units.shape[0], max(capacity.pages) + 1, ", one per page that is handed out and page 0"
+        yield "units", units.shape[0], max(capacity.pages) + 1, ", one per page that the trace assigns and page 0"
     else:
         yield "rows", units.shape[0], len(capacity.slots), ", one per request of the widest batch"
     if region.means is not None and region.means.positions is not None:
@@ -91,11 +93,11 @@ def _layout(region: Region, room: Room, blocks: Collection[tuple[int, ...]]) -> 
     if room.layouts is None or tuple(units.shape[-3:]) not in blocks or min(units.shape[-2:]) == 1:
         return
     due, lies = room.layouts[region.by == "row"], "KV" if units.stride(-1) == 1 else "VK"
-    yield f"blocks that lie as {due}", units.shape[0] * (lies == due), units.shape[0], ", the declared layout"
+    yield f"blocks in the order {due}", units.shape[0] * (lies == due), units.shape[0], ", the declared layout"
 
 
 def _positions(along: Positions, units: torch.Tensor, room: Room, window: int) -> Iterator[Need]:
-    """How many positions a unit has, and how many it needs, by what a position is."""
+    """The positions that a unit has and needs, by the meaning of a position."""
     has, widest = units.shape[along.axis], room.widest
     why = f" for the widest window, of {widest} tokens"
     match along.what:
@@ -114,10 +116,10 @@ def _positions(along: Positions, units: torch.Tensor, room: Room, window: int) -
 
 
 def _guards(region: Region) -> Iterator[Need]:
-    """A pitch that is not the packed size, and on which kernels may rely."""
+    """The needs of red zones: a pitch larger than the packed size, and aligned as kernels assume."""
     size, gap = region.units[0].numel(), 0 if region.gaps is None else region.gaps.shape[1]
-    pitch = region.units.stride(0) if len(region.units) > 1 else size + gap  # torch gives a single unit any stride
-    yield "elements of red zone", gap, 1, " behind each unit"
+    pitch = region.units.stride(0) if len(region.units) > 1 else size + gap  # the stride of a single unit is arbitrary
+    yield "red-zone elements", gap, 1, " after each unit"
     yield "elements from unit to unit", pitch, size + gap, ""
     aligned = pitch % ALIGNED == 0 and region.units.data_ptr() % ALIGNED == 0
     yield "aligned pitches", int(aligned), 1, f": a multiple of {ALIGNED} elements, from a base of {ALIGNED} bytes"

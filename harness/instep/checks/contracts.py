@@ -1,7 +1,7 @@
-"""T0: every op call keeps its contract, and every row of a forward is served once, by the path that is meant for it.
+"""T0: every op call keeps its contract, and every row of a forward is served once, by the right form of its op.
 
-Leaves out: how calls are judged (`observe/calls.py`). Which rows there are, whose, and where their memory stands comes
-from the trace. Calls inside a CUDA graph cannot be judged while it is replayed: that is said.
+The trace determines the rows, their requests and their memory. Calls inside a CUDA graph cannot be judged during its
+replay, which is reported. Leaves out: how calls are judged (`observe/calls.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, counted, op_at, slot_of
 
-RECURRENT = {"mixed": "conv", "core": "gdn"}  # component of the result -> the op that makes it
+RECURRENT = {"mixed": "conv", "core": "gdn"}  # component of the result -> the op that returns it
 
 
 class Contracts:
@@ -39,27 +39,27 @@ class Contracts:
         log = context.log
         if not log.ops:
             if not self.said:
-                yield Skipped(self.name, context.index, "nobody sees the op calls of somebody else's engine")
+                yield Skipped(self.name, context.index, "instep does not see the op calls of this engine")
             self.said = True
             return
         runs = bool(facts(context.event).batch)
         if not log.calls:
             if runs and log.replays:
-                yield Skipped(self.name, context.index, "op calls inside a CUDA graph are not judged; without --graphs "
-                              "they are")  # fmt: skip
+                yield Skipped(self.name, context.index, "op calls inside a CUDA graph are not judged; run without "
+                              "--graphs to judge them")  # fmt: skip
             elif runs:
-                yield self._comparison(context, NOWHERE, 0, "no op was called, nor a graph replayed", None)
+                yield self._comparison(context, NOWHERE, 0, "no op was called and no graph was replayed", None)
             return
         yield from broken(log, context.index, context.kind)
         if not log.broken:
             yield self._comparison(context, NOWHERE, log.tensors, "", None, log.calls)
-        if not log.captured:  # the calls before a capture are of nobody's rows
+        if not log.captured:  # calls before a capture serve no real rows
             yield from self._served(context)
         elif runs:
-            yield Skipped(self.name, context.index, "a graph was captured here: who served which row is not judged")
+            yield Skipped(self.name, context.index, "a graph was captured here, so rows of its calls are not judged")
 
     def _served(self, context: EventContext) -> Iterator[Comparison]:
-        """Rows by op and place, against the rows that the trace has there."""
+        """Compare the served rows per op and place with the rows of the trace."""
         found: dict[tuple[str, Place], list[Served]] = {}
         for served in context.log.served:
             found.setdefault((served.op, served.place), []).append(served)
@@ -87,7 +87,7 @@ class Contracts:
                 said = _mismatch(span, served, rows[number] if number < len(rows) else None)
                 yield self._comparison(context, place, total, f"{op_at(op, place)}: {said}", span.request)
                 return
-        more = f"rows are served that the trace does not have: {rows[len(due)].count} of unit {rows[len(due)].units}"
+        more = f"a call serves {rows[len(due)].count} rows of unit {rows[len(due)].units} that the trace does not have"
         yield self._comparison(context, place, total, f"{op_at(op, place)}: {more}", None)
 
     def _comparison(
@@ -101,7 +101,7 @@ class Contracts:
 
 
 def broken(log: EventLog, event: int, kind: str) -> list[Comparison]:
-    """Every clause that was broken, once; also of an event that the subject did not survive."""
+    """One comparison per broken clause, also after an event that made the subject raise."""
     found = []
     for clause in dict.fromkeys(log.broken):
         times = log.broken.count(clause)
@@ -115,7 +115,7 @@ def broken(log: EventLog, event: int, kind: str) -> list[Comparison]:
 
 
 def _due(context: EventContext, place: Place) -> list[tuple[RowSpan, Served]]:
-    """What the trace says about the rows of a place: whose they are, and how they are to be served."""
+    """The rows of a place in the trace: their requests, and how they must be served."""
     found = []
     stage, _, step = place.stage.partition(".")
     for span in _launched(row_spans(context, place.stage)):
@@ -129,7 +129,7 @@ def _due(context: EventContext, place: Place) -> list[tuple[RowSpan, Served]]:
                 continue
             tree = grown.parents
         if place.component == "attended":
-            # The head's row of a token stands one place before the token, so that of the root is committed already.
+            # The draft head's row of a token has the position before the token, so the root's row is committed already.
             nodes = span.nodes if span.kind == "draft" and span.nodes else (int(step or 0),)
             begin, steps = (span.start - 1, nodes) if stage == "chain" else (span.start, range(span.count))
             before = span.start + nodes[0] - 1 if stage == "chain" else span.start
@@ -145,7 +145,7 @@ def _due(context: EventContext, place: Place) -> list[tuple[RowSpan, Served]]:
 
 
 def _launched(spans: Sequence[RowSpan]) -> list[RowSpan]:
-    """The spans of a stage; those of one request's beams, which are rows of one launch, as one."""
+    """The spans of a stage; the beams of one request, which are rows of one launch, form one span."""
     found = list[RowSpan]()
     for span in spans:
         if span.kind == "draft" and found and found[-1].request == span.request:
@@ -156,24 +156,24 @@ def _launched(spans: Sequence[RowSpan]) -> list[RowSpan]:
 
 
 def _mismatch(span: RowSpan, right: Served, found: Served | None) -> str:
-    """The first thing that is otherwise, in words."""
+    """The first difference, as a sentence."""
     whose = f'the {counted(span.count, "row")} of request "{span.request}" ({span.kind})'
     if found is None:
-        return f"{whose} are served by nobody"
+        return f"no call serves {whose}"
     if found.form != right.form:
         return f"{whose} are served as a {found.form}; {span.kind} rows are a {right.form}"
     if found.units != right.units:
         what = "pages" if right.form == "pages" else "slot"
         return f"{whose} are served with {what} {_units(found)}; the trace has them in {what} {_units(right)}"
     if found.count != right.count:
-        return f"{whose} are {found.count} where they are served"
+        return f"{whose} are served as {found.count} rows"
     if found.before == right.before:
         row = next((n for n in range(right.count) if found.branches[n : n + 1] != right.branches[n : n + 1]), 0)
         what = "sees positions" if right.form == "pages" else "continues node"
         said = [f"{', '.join(map(str, one.branches[row]))}" if one.branches else "those of a chain"
                 for one in (found, right)]  # fmt: skip
         return f"{whose}: row {row} {what} {said[0]}; the trace has {said[1]}"
-    return f"{whose} stand behind {counted(found.before, 'position')}; the trace has {right.before} before them"
+    return f"{whose} follow {counted(found.before, 'position')}; in the trace they follow {right.before}"
 
 
 def _units(served: Served) -> str:

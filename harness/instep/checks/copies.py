@@ -1,9 +1,8 @@
-"""T1: what is kept of a request is there while it is due, where it is due; nobody writes into it, and it is freed.
+"""T1: a kept copy of a request exists as long as it should, does not change, and is freed.
 
-By `save` and `preempt`, and what an offload brought to the host: its bytes are then those that were on the device.
-
-Leaves out: whether a copy is right (`bytes.py` and `labels.py`, when it comes back), and copies of an engine that does
-not show them: of these a preempted request's logical state alone is compared.
+Copies are made by `save`, `preempt` and `offload`; an offload must keep the bytes. Leaves out: whether a copy is right
+(`bytes.py` and `labels.py`, when it comes back). If an engine does not show its copies, only the logical state of a
+preempted request is compared.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ..observe.context import EventContext
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, said_of
 
-MOVED = Place("extend", AFTER_LAYERS, "pick")  # behind every part that a check of its own may name
+MOVED = Place("extend", AFTER_LAYERS, "pick")  # sorts after every part of a copy that another check may name
 
 
 class Copies:
@@ -37,8 +36,8 @@ class Copies:
                 self.said = True
                 yield Skipped(self.name, context.index, "this engine does not show the copies that it keeps")
             return
-        said = [f"{_named(copy)} is not there" for copy in sorted(due - seen.shown)]
-        said += [f"{_named(copy)} is kept although it is due no longer" for copy in sorted(seen.shown - due)]
+        said = [f"{_named(copy)} is missing" for copy in sorted(due - seen.shown)]
+        said += [f"{_named(copy)} is kept although it was dropped" for copy in sorted(seen.shown - due)]
         parts = dict[Copy, list[str]]()
         for copy, part in seen.changed:
             parts.setdefault(copy, []).append(part)
@@ -46,10 +45,10 @@ class Copies:
         came = parts.pop(moved, []) if isinstance(context.event, Offload | Fetch) else []
         said += [f"{_named(copy)} changed while this event ran: {', '.join(names)}" for copy, names in parts.items()]
         said += [f"{_named(copy)} is gone, but its memory is still held" for copy in sorted(seen.held)]
-        said += [f"{_named(copy)} does not stand in host memory" for copy in sorted(seen.stayed)]
+        said += [f"{_named(copy)} is not in host memory" for copy in sorted(seen.stayed)]
         yield said_of(self, context, NOWHERE, max(seen.elements, 1), said)
         if came:
-            said = [f'what is kept as "{moved[1]}" is not what it was before it moved: {", ".join(came)}']
+            said = [f'the copy "{moved[1]}" changed when it moved: {", ".join(came)}']
             yield said_of(self, context, MOVED, 1, said)
 
 

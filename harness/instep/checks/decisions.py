@@ -1,4 +1,4 @@
-"""T4: what each side chooses by itself: picks, accepted drafts, bonus; equal unless the truth itself hardly chose.
+"""T4: the own choices of a side (picks, accepted drafts, bonus) are the truth's, except in near ties.
 
 Leaves out: forced choices, which are given (T0 compares them).
 """
@@ -31,7 +31,7 @@ def drawn_choices(
     drawn_from: Sequence[Row], right: torch.Tensor, own: torch.Tensor, noise: float, stored: torch.dtype,
     rounded: torch.Tensor | None = None,
 ) -> Chosen:
-    """T4 of drawn tokens: another one only where logits that are off as T3 grants would draw it (`reach.py`).
+    """T4 of drawn tokens: a token may differ only if logits within T3's allowance could draw it (`reach.py`).
 
     rounded: the logits of the rounded run
     """
@@ -44,7 +44,7 @@ def drawn_choices(
 
 
 def apart(row: Row, rounded: torch.Tensor) -> float:
-    """How much of the uniforms draws another token from the rounded run's logits: what no two equal parts share."""
+    """The part of all uniforms that draws another token from the rounded run's logits."""
     first = row.children
     others = torch.ones(len(row.logits), dtype=torch.bool)
     others[first] = False
@@ -65,7 +65,7 @@ class Decisions:
     def __init__(self, others: Collection[str] = ()) -> None:
         """others: requests whose rows went to other experts (`experts.py`)."""
         self.ties, self.others = Ties(), others
-        self.noise: Mapping[tuple[str, bool], float] = {}  # what the rounded run is off by in this event
+        self.noise: Mapping[tuple[str, bool], float] = {}  # errors of the rounded run in this event
         self.tied: set[str] = set()  # requests with a tie within the window in flight
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
@@ -92,7 +92,7 @@ class Decisions:
                 yield self._chosen(context, place, span)
 
     def _chosen(self, context: EventContext, place: Place, span: RowSpan) -> Comparison:
-        """Margins in units of what the logits may be off by; 1 is the limit."""
+        """Compare choices by their margins, in units of the allowed error of the logits; 1 is the limit."""
         own, right = rows(context.subject, place, span), rows(context.truth, place, span)
         logits = rows(context.truth, place._replace(component="logits"), span)
         seen = rows(context.subject, place._replace(component="logits"), span)
@@ -102,7 +102,7 @@ class Decisions:
         own, largest, noise = own.to(right.device), seen.to(right.device).argmax(-1), self.noise[family(place, span)]
         drawing = drawing_of(context, span) if place == PICK else None
         beside = None if context.rounded is None else rows(context.rounded, place._replace(component="logits"), span)
-        if drawing is not None:  # whether it follows from its own logits was asked before (`draws.py`)
+        if drawing is not None:  # `draws.py` judges whether it follows from its own logits
             choices = drawn_choices(Row.every(logits, drawing), right, own, noise, seen.dtype, beside)
         elif torch.equal(own, largest):
             choices = chosen(logits, right, own, noise, seen.dtype, rounded=beside)
@@ -121,7 +121,7 @@ class Decisions:
         )  # fmt: skip
 
     def _drafts(self, context: EventContext, event: Draft) -> Iterator[Comparison]:
-        """Own drafts of a subject that shows no rows of its draft head: by the truth's logits of the same step."""
+        """Own drafts of a subject that shows no rows of its draft head, judged by the truth's logits of the step."""
         ours, right = context.subject.answer, context.truth.answer
         assert isinstance(ours, Drafted) and isinstance(right, Drafted)
         for step in range(1, right.own.shape[1]):
@@ -152,7 +152,7 @@ class Decisions:
             if name in context.shown.gone:
                 continue
             if name in self.tied or name in self.others:
-                why = "of an own acceptance a choice in the window was a tie" if name in self.tied else OTHER_EXPERTS
+                why = "a choice in the window was a tie" if name in self.tied else OTHER_EXPERTS
                 yield Skipped(self.name, context.index, why, f"{place} of {name}")
                 continue
             found, expected = (

@@ -1,7 +1,7 @@
-"""T2: every place, and every state, against the reference's own piece run in fp64 on the subject's bits.
+"""T2: every place and every state, compared with the reference's recomputation in fp64 from the subject's own bits.
 
-Leaves out: how the pieces are run (`observe/oracle.py`), which wrong state an error points to (`directed.py`), and what
-explains an error (`explain/`).
+Leaves out: the recomputation (`observe/oracle.py`), which wrong state an error points to (`directed.py`), and
+explanations (`explain/`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Derived:
                 yield from self._piece(context, piece)
 
     def _piece(self, context: EventContext, piece: Recomputation, but: Run | None = None) -> Iterator[Comparison]:
-        """but: a truth that was judged already; what is the same bits there is left out."""
+        """Compare one recomputation. but: a truth that was judged already; equal bits are not compared twice."""
         for place, truth in piece.truth.places.items():
             if not due(context, place, piece.span) or (but is not None and torch.equal(truth, but.places[place])):
                 continue
@@ -70,7 +70,7 @@ class Derived:
         return result
 
     def stored(self, component: str, found: torch.Tensor, sampled: torch.Tensor) -> torch.dtype:
-        """Whose rounding is granted: that of the dtype which was found, but none that is narrower than declared."""
+        """The dtype whose rounding is granted: the found one, but none narrower than declared."""
         declared = read_as(self.oracle.rounds.get(component, sampled.dtype))
         return declared if narrower(found.dtype, declared) else found.dtype
 
@@ -80,7 +80,7 @@ class Derived:
             found, stored = piece.left(context.subject).state.get(piece.layer), self.oracle.rounds.get("state")
             x, grants = found, None if stored is None else read_as(stored)
             fits, state = found is not None and found.shape == truth.shape, state_of(piece)
-            if isinstance(stored, Blocked):  # of what is rounded once, what it was before (`allowance.py`)
+            if isinstance(stored, Blocked):  # rounded once: compare the value before rounding (`allowance.py`)
                 grants = sampled.dtype
                 if found is not None and fits:
                     x = before_rounding(found, truth, stored, state)
@@ -105,19 +105,19 @@ class Derived:
 
 
 def state_of(piece: Recomputation) -> State:
-    """Which state a piece ends in."""
+    """The state in which a recomputation ends."""
     return State(piece.layer, piece.span.start + piece.span.count)
 
 
 def fell(
     piece: Recomputation, layers: Sequence[object], seed: int, slot: int | None
 ) -> Iterator[tuple[str, State | None]]:
-    """By what else the numbers of a state may have fallen, where chance is declared; None: to nearest."""
-    right, of = state_of(piece), "is rounded by the chances of"
-    yield "is rounded to nearest, not by chance", None
-    yield "is cut off, not rounded by chance", right._replace(order=CUT)
+    """Mistakes of stochastic rounding: a sentence, and the state whose random bits it uses (None: to nearest)."""
+    right, of = state_of(piece), "is rounded with the random bits of"
+    yield "is rounded to nearest, not stochastically", None
+    yield "is truncated, not rounded stochastically", right._replace(order=CUT)
     yield f"{of} its first head in every head", right._replace(order=HEADS)
-    yield f"{of} a state that lies the other way round", right._replace(order=TURNED)
+    yield f"{of} a transposed state", right._replace(order=TURNED)
     yield f"{of} the seed {seed & WORD}, the lower word of {seed}", right._replace(seed=seed & WORD)
     for tokens in range(right.tokens + piece.span.count + 8):
         if tokens != right.tokens:
@@ -130,7 +130,7 @@ def fell(
 
 
 def scale_of(piece: Recomputation, place: Place) -> torch.Tensor | None:
-    """An update beta (v - S'k) is a difference, and next to nothing for a token that S knows: beta (|v| + |S'k|)."""
+    """The scale of an update beta (v - S'k), a difference that nearly vanishes for known tokens: beta (|v| + |S'k|)."""
     if place.component != UPDATE:
         return None
     written = piece.truth.of("beta")[..., None] * piece.truth.of("v")

@@ -1,8 +1,7 @@
-"""T2d: whether a state leans towards a wrong one, and which; per head and group of 8 columns of V.
+"""T2d: whether the error of a state points to a known wrong state, per head and group of 8 columns of V.
 
-Leaves out: the wrong states (`hypotheses.py`) and the size of an error that leans nowhere (`derived.py`).
-A norm over a head hides one stale tile; a norm that grants what bf16 storage needs hides an off-by-one. The
-direction of the error hides neither.
+A norm over a head hides one stale tile, and a norm that allows for bf16 storage hides an off-by-one. The direction of
+the error hides neither. Leaves out: the wrong states (`hypotheses.py`), and the size of other errors (`derived.py`).
 """
 
 from __future__ import annotations
@@ -26,18 +25,19 @@ from .hypotheses import wrong_states
 from .prefixes import of_prefix
 from .scene import Scene, Wrong
 
+INDISTINCT = "no known wrong state can be distinguished from the right one"
 WINDOWS = ("verify", "commit")  # kinds of rows whose updates may be kept
 
 
 class Directed:
-    """After every event that writes a state: decode, prefill chunk, commit."""
+    """Judge the states after every event that writes them: decode, prefill chunk, commit."""
 
     name = "directed"
     tier = Tier.DIRECTED
 
     def __init__(self, oracle: Oracle) -> None:
         self.oracle = oracle
-        self.pairs = 0  # of a block and a wrong state, so far
+        self.pairs = 0  # pairs of a block and a wrong state so far
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         pieces = [piece for piece in self.oracle.at(context) if isinstance(piece, Recomputation) and piece.writes_state]
@@ -55,7 +55,7 @@ class Directed:
                 yield of_prefix(piece.prefix, self._comparison(context, piece, found, looked))
             else:
                 where = f"{piece.place('state')} of {piece.request}"
-                yield Skipped(self.name, context.index, "no wrong state can be distinguished from the right one", where)
+                yield Skipped(self.name, context.index, INDISTINCT, where)
         if undecided > UNDECIDED_CAP * pairs:
             yield Comparison(
                 "undecidable", self.tier, context.index, context.kind, pieces[-1].place("state"), elements=pairs,
@@ -79,10 +79,12 @@ class Directed:
 
 @dataclass(frozen=True)
 class Looked:
-    """The block that leans most, or the first of those that lean too far; undecided of so many pairs with wrong states.
+    """The result of `look`.
 
-    worst: the projection on the wrong state that is named, or the largest when none is. blocks: those in which some
-    wrong state could be decided; in the others nothing was compared.
+    worst        the projection on the recognised wrong state, or the largest one if none is recognised
+    head, group  the block with the largest projection, or the first block over the limit
+    blocks       blocks in which some wrong state could be decided; the others were not compared
+    pairs        pairs of a block and a wrong state; undecided: pairs that could not be decided
     """
 
     worst: float
@@ -98,7 +100,7 @@ class Looked:
         return "" if self.problem is None else sentence(self.problem)
 
 
-Draw = Callable[[int], torch.Tensor]  # so many further correct states [draws, HV, K, V], or as many as there are left
+Draw = Callable[[int], torch.Tensor]  # that many further correct states [draws, HV, K, V], or all that are left
 
 
 def look(
@@ -109,11 +111,11 @@ def look(
 
         alpha_h = <x - o, o_h - o> / |o_h - o|^2         0: right; 1: wrong in the way of h
 
-    Its standard error is that of an error of the yardstick's size in no particular direction, or, when larger, the
-    root mean square of correct projections: those of the yardsticks, or, where they share their roundings (`narrow`),
-    of draws that do not. Before anything is called wrong, more are drawn.
-    leaning: those of the yardsticks whose operands are cut off. Their error has a mean, which is no standard error: the
-    limit must stand LEANING times that mean further away.
+    The standard error of alpha is the larger of two: that of an error of the yardstick's size in a random direction,
+    and the root mean square of correct projections. Correct projections are those of the yardsticks, or of further
+    draws if yardsticks share their roundings (`narrow`). More draws are made before anything is called wrong.
+    leaning: the yardsticks with truncated operands. Their error has a mean, which no standard error covers, so the
+    limit must be LEANING times that mean further away.
     Shapes:  found x [HV, K, V]   yardsticks, leaning [draws, HV, K, V]
     """
     right = scene.right
@@ -132,7 +134,7 @@ def look(
     while True:
         decides = differs & (torch.maximum(sampled, (squares / draws).sqrt()) <= most)
         largest = torch.where(decides, alpha, -torch.inf).amax(0)  # [HV, groups]
-        largest = torch.where(error.isfinite().all(-1), largest, torch.nan)  # wrong whatever can be decided
+        largest = torch.where(error.isfinite().all(-1), largest, torch.nan)  # always wrong
         leans = ~(largest <= PROJECTION_LIMIT)
         if again is None or draws >= MORE_DRAWS or not leans.any():
             break
@@ -161,7 +163,7 @@ def grouped(state: torch.Tensor) -> torch.Tensor:
 
 
 def scene_of(piece: Recomputation, pieces: Sequence[Recomputation]) -> Scene:
-    """What may have gone wrong here: this request's tokens, and what the others hold in the same layer."""
+    """The scene of a state: the tokens of this request, and the states of other requests in the same layer."""
     folding = piece.folding
     assert folding is not None
     others, theirs = list(folding.others), list[tuple[str, torch.Tensor]]()
@@ -209,7 +211,7 @@ def _leaning(correct: torch.Tensor, towards: torch.Tensor) -> torch.Tensor:
 
 
 def _spread(correct: torch.Tensor, right: torch.Tensor, eps: float) -> torch.Tensor:
-    """One standard deviation of a correct engine's error along any one direction, per block [HV, groups]."""
+    """The standard deviation of a correct engine's error along one direction, per block [HV, groups]."""
     noise: torch.Tensor = torch.linalg.vector_norm(grouped(correct), dim=-1).amax(0)
     grain: torch.Tensor = torch.linalg.vector_norm(grouped(right), dim=-1) * (eps / 2)
     columns = (right.shape[-1] - COLUMNS * torch.arange(noise.shape[-1], device=noise.device)).clamp(max=COLUMNS)
@@ -238,7 +240,7 @@ def _nearest(
     nearest = int(distance.argmin())
     direction = towards[nearest]
     if distance[nearest] > NEAR * torch.linalg.vector_norm(direction):
-        return Problem("unidentified", f"unknown: near to none of {len(wrong)} wrong states{where}"), None
+        return Problem("unidentified", f"unknown: close to none of {len(wrong)} wrong states{where}"), None
     equal = (Mistake(w.sentence) for w, t in zip(wrong, towards, strict=True) if torch.equal(t, direction))
     problem = Problem("identified", mistake=Explained.one_of(equal, where))
     return problem, float((error * direction).sum() / direction.square().sum())

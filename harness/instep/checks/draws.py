@@ -1,6 +1,6 @@
 """T2 of drawn choices: each token is the one that the subject's own logits and the event's uniforms draw.
 
-Leaves out: whether these logits are right (T2, T3), and whether the truth draws the same (`decisions.py`).
+Leaves out: whether these logits are right (T2, T3), and whether the truth draws the same tokens (`decisions.py`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .reach import Row, part
 
 PICK = Place("trunk", AFTER_LAYERS, "pick")
 LOGITS = PICK._replace(component="logits")
-TOLD = 3  # of mistakes that fit equally well
-SINGLE = torch.float32  # the narrowest in which weights are computed, whatever logits are stored in
+TOLD = 3  # mistakes that are printed if several fit equally well
+SINGLE = torch.float32  # the narrowest dtype in which probabilities are computed, also for narrower logits
 
 
 class Said(NamedTuple):
-    """What the subject drew for a request, and what from; width: that of its logits."""
+    """The tokens that the subject drew for a request, and their logits. width: the dtype of the logits."""
 
     span: RowSpan
     drawing: Drawing
@@ -43,7 +43,7 @@ class Said(NamedTuple):
 
 
 class Draws:
-    """A token may be another one only where a uniform, or a cut, lies nearer to a sum than its rounding."""
+    """A token may differ only if a uniform or a cut is closer to a cumulative sum than the rounding of the sum."""
 
     name = "draws"
     tier = Tier.DERIVED
@@ -80,7 +80,7 @@ class Draws:
 
 
 def drawing_of(context: EventContext, span: RowSpan) -> Drawing | None:
-    """What the choices of a request's rows are drawn with at this event; None: it takes the argmax."""
+    """The sampling and uniforms of a request's rows at this event; None if it takes the argmax."""
     event, expected = context.event, context.expected
     sampling = expected.sampling.get(span.request)
     if sampling is None or not isinstance(event, Forward) or not span.logit_rows:
@@ -94,9 +94,9 @@ def drawing_of(context: EventContext, span: RowSpan) -> Drawing | None:
 def against(
     drawn_from: Sequence[Row], right: Sequence[int], own: Sequence[int], errors: Sequence[float], width: torch.dtype,
 ) -> list[float]:
-    """Per row how near its own token is to what its logits draw, if it is another one; 1 is the limit.
+    """The distance of each row's token from the draw of its logits, 0 if they are equal; 1 is the limit.
 
-    errors: what each row's logits may be off by;  width: of the subject's logits
+    errors: the allowed error of each row's logits.  width: the dtype of the subject's logits
     """
     width = torch.float64 if width is torch.float64 else SINGLE
     return [
@@ -108,13 +108,13 @@ def against(
 # -- known mistakes ------------------------------------------------------------------------------------
 
 
-Beside = Mapping[str, Drawing | None]  # the requests of the event, and what each draws with
+Beside = Mapping[str, Drawing | None]  # request of the event -> its sampling and uniforms
 
 
 def wrong_way(one: Said, said: Sequence[Said], beside: Beside) -> str | None:
-    """The known mistakes that draw exactly the tokens of this request, and of most others that drew wrongly beside it.
+    """The known mistakes that draw exactly the tokens of this request and of most other wrong requests of the event.
 
-    Few tokens cannot tell some of them from each other: then the first ones are said.
+    A few tokens may fit several mistakes; then the first ones are returned.
     """
     fitting = [_fitting(other, beside) for other in said if other.own != drawn(other.logits, other.drawing)]
     shared = Counter(what for mistakes in fitting for what in {mistake.what for mistake in mistakes})
@@ -124,7 +124,7 @@ def wrong_way(one: Said, said: Sequence[Said], beside: Beside) -> str | None:
 
 
 class Mistake(NamedTuple):
-    """A mistake in drawing. request: the other request whose values it takes, if it takes another one's."""
+    """A mistake in sampling. request: the other request whose values it uses, if it uses those of another."""
 
     what: str
     request: str | None = None
@@ -142,8 +142,8 @@ def _mistakes(one: Said, beside: Beside) -> Iterator[tuple[Mistake, list[int]]]:
     sampling, uniforms = drawing.sampling, drawing.uniforms
     right = probabilities(x, sampling)
     for sentence, how in (
-        ("the tokens of the children stay among what is left", {"kept": True}),
-        ("the children's probabilities are not cumulated", {"restarted": True}),
+        ("the tokens of the children stay in the remaining distribution", {"kept": True}),
+        ("the children's probabilities are not accumulated", {"restarted": True}),
         ("the final draw takes the uniform of its node", {"by_node": True}),
     ):
         yield Mistake(sentence), choices(right, drawing, **how)
@@ -162,9 +162,9 @@ def _mistakes(one: Said, beside: Beside) -> Iterator[tuple[Mistake, list[int]]]:
     ) if len(own) > 1 else ():
         yield Mistake(sentence), drawn(x, replace(drawing, uniforms=turned))
     for sentence, changed in (
-        ("temperature is left out", Sampling(1.0, sampling.top_k, sampling.top_p)),
-        ("top-k is left out", Sampling(sampling.temperature, None, sampling.top_p)),
-        ("top-p is left out", Sampling(sampling.temperature, sampling.top_k)),
+        ("the temperature is not applied", Sampling(1.0, sampling.top_k, sampling.top_p)),
+        ("top-k is not applied", Sampling(sampling.temperature, None, sampling.top_p)),
+        ("top-p is not applied", Sampling(sampling.temperature, sampling.top_k)),
         ("the logits are multiplied by the temperature",
          Sampling(1 / sampling.temperature, sampling.top_k, sampling.top_p)),
     ):
@@ -179,7 +179,7 @@ def _mistakes(one: Said, beside: Beside) -> Iterator[tuple[Mistake, list[int]]]:
 def choices(
     probs: torch.Tensor, drawing: Drawing, *, kept: bool = False, restarted: bool = False, by_node: bool = False
 ) -> list[int]:
-    """The draw once more, in the words of its mistakes: children kept in the rest, sums begun anew, another uniform."""
+    """Draw once more with a mistake: children stay in the rest, sums restart, or the node's uniform is used."""
     said = []
     for node, row in enumerate(probs):
         left, passed, chosen = row.clone(), 0.0, -1
@@ -197,7 +197,7 @@ def choices(
 
 
 def _laid_out(drawing: Drawing | None, nodes: int) -> tuple[float, ...]:
-    """Uniforms as a launch has them for so many nodes: zeros where there are none, the final one last."""
+    """The uniforms of a launch with that many nodes: zeros where there are none, the final one last."""
     if drawing is None:
         return (0.0,) * (nodes + 1)
     return *(*drawing.uniforms[:-1], *(0.0,) * nodes)[:nodes], drawing.final

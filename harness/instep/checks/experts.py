@@ -1,9 +1,9 @@
-"""T4 of routers: the experts that rows go to; others than the truth's only where its router hardly chose.
+"""T4 of routers: rows go to the truth's experts, except in near ties of the router.
 
-What a row of the subject chooses follows from its own rows in front of the router (T2 holds what it makes of them).
-Behind such a tie the two runs compute different things: T3 and T4 leave the request out until it is admitted again, and
-whoever goes on from what was kept of it.
-Leaves out: rows that hardly choose from the subject's own rows, where T2 follows the subject (`observe/routes.py`).
+The subject's choice follows from its own rows before the router; T2 judges the result of these. After such a tie the
+two runs compute different things, so T3 and T4 skip the request until it is admitted again, and every request that
+continues from a copy of it. Leaves out: near ties on the subject's own rows, where T2 follows the subject
+(`observe/routes.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .propagated import carried, family
 
 
 class Experts:
-    """Per request and layer: the truth's margin between the experts that were taken and those that were left out."""
+    """Per request and layer: the truth's margin between the experts that were taken and the others."""
 
     name = "experts"
     tier = Tier.DECISIONS
@@ -37,7 +37,7 @@ class Experts:
     def __init__(self, oracle: Oracle) -> None:
         self.oracle = oracle
         self.ties = Ties("choices of experts so far")
-        self.parted, self.kept = set[str](), set[str]()  # requests; names under which copies and prefixes of them are
+        self.parted, self.kept = set[str](), set[str]()  # requests; names of their copies and prefixes
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         match context.event:
@@ -93,7 +93,7 @@ class Experts:
 
 
 def _keeps(event: Event) -> list[tuple[str, str]]:
-    """Whose memory an event keeps, and under which name."""
+    """The requests whose memory an event keeps, and the names of the copies."""
     match event:
         case Save(request=request, name=name):
             return [(request, name)]

@@ -1,7 +1,7 @@
-"""T0: a graph is replayed when one should be, on buffers that say what this event says, and nothing has moved.
+"""T0: the right CUDA graph is replayed, its buffers have the inputs of this event, and no address has changed.
 
-Leaves out: what a replay computes, which every other check sees. Requests, step count and slots come from the trace:
-which bucket and which key are right follows from them. Without graphs only addresses are compared.
+The right bucket and key follow from the requests, step count and slots of the trace. Without graphs only addresses are
+compared. Leaves out: the results of a replay, which all other checks see.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Graphs:
         yield from self._pools(context)
         if not context.log.graphs:
             if not (context.log.ops or self.said):
-                yield Skipped(self.name, context.index, "nobody sees whether somebody else's engine is held in graphs")
+                yield Skipped(self.name, context.index, "instep does not see the CUDA graphs of this engine")
             self.said = True
             return
         key, requests = due(context.event, context.expected.num_steps, context.expected.topk)
@@ -52,7 +52,7 @@ class Graphs:
             ] if moved else [])  # fmt: skip
 
     def _pools(self, context: EventContext) -> Iterator[Comparison]:
-        """What a graph or a view holds on to is where it was."""
+        """The memory that graphs and views point to has not moved."""
         now = {(region.name, region.layer): region.units.data_ptr() for region in context.regions()}
         moved = [f"{name} (layer {layer}) moved" for (name, layer), address in now.items()
                  if self.pools.get((name, layer), address) != address]  # fmt: skip
@@ -64,25 +64,25 @@ class Graphs:
 def due(
     event: Event, num_steps: int, topk: int | None = None
 ) -> tuple[tuple[str, int] | None, tuple[str, ...]]:
-    """The key of the graph that serves an event, and its requests in batch order; None where none does."""
+    """The key of the graph that serves an event, and its requests in batch order; None if no graph does."""
     if not facts(event).batch:
         return None, ()
     kinds = {row.kind for row in event.rows} if isinstance(event, Forward) else {kind_of(event)}
-    # No graph holds a prompt, or what runs beside one.
+    # No graph contains a prompt, or rows that run in one batch with a prompt.
     kind = " and ".join(KINDS) if kinds == set(KINDS) else kinds.pop() if len(kinds) == 1 else "prefill"
     held = kind != "prefill" and bool(named(event)) and (num_steps > 0 or kind != "draft")
     if isinstance(event, Forward) and any(row.uniforms for row in event.rows):
-        kind = f"sampled {kind}"  # a graph of its own: all other batches run no op more
+        kind = f"sampled {kind}"  # a separate graph, so that other batches run no extra op
     shapes = set(event.parents or ()) if isinstance(event, Draft) and topk is None else set()
     if shapes - {tuple(range(num_steps))}:
-        kind = "draft of trees"  # chains alone have their own
+        kind = "draft of trees"  # chains have separate graphs
     return (kind, num_steps) if held else None, named(event)
 
 
 def _which(key: tuple[str, int] | None, requests: tuple[str, ...], replays: tuple[GraphReplay, ...]) -> Iterator[str]:
     if key is None:
         for replay in replays:
-            yield f"the graph {replay.key} was replayed; nothing of this event is held in one"
+            yield f"the graph {replay.key} was replayed; this event replays none"
         return
     if len(replays) != 1:
         yield f"{len(replays)} graphs were replayed; the event is one replay of {key}"
@@ -97,16 +97,16 @@ def _which(key: tuple[str, int] | None, requests: tuple[str, ...], replays: tupl
 
 
 def _inputs(replay: GraphReplay) -> Iterator[str]:
-    """Every row of a graph's own buffers says what the host said, or that it is idle."""
+    """Compare every row of the graph's buffers with the host's inputs, or with an idle row."""
     for name, (given, own, idle) in replay.inputs.items():
         stale = [row for row in range(len(given)) if own[row] != given[row]]
         if stale:
             row = stale[0]
-            yield f"{name} of row {row} is {own[row]} in the graph's buffer; this event says {given[row]}"
+            yield f"{name} of row {row} is {own[row]} in the graph's buffer; this event has {given[row]}"
         padding = [row for row in range(len(given), len(own)) if not _idle(own[row], idle)]
         if padding:
             row = padding[0]
-            yield f"{name} of padding row {row} is {own[row]}; an idle row says {idle}"
+            yield f"{name} of padding row {row} is {own[row]}; an idle row has {idle}"
 
 
 def _idle(value: Any, idle: Any) -> bool:
@@ -114,7 +114,7 @@ def _idle(value: Any, idle: Any) -> bool:
 
 
 def _slots(context: EventContext, replay: GraphReplay, requests: tuple[str, ...]) -> Iterator[str]:
-    """The slots of the batch are those that the trace gives its requests."""
+    """Compare the slots of the batch with the slots in the trace."""
     if "slots" not in replay.inputs:
         return
     found = replay.inputs["slots"][1][: len(requests)]
@@ -125,7 +125,7 @@ def _slots(context: EventContext, replay: GraphReplay, requests: tuple[str, ...]
 
 
 def _kinds(context: EventContext, replay: GraphReplay) -> Iterator[str]:
-    """Where windows stand beside decodes, each request is served as the trace has it, and not as the other kind too."""
+    """In a batch of windows and decodes, each request is served as its kind in the trace, and not as both kinds."""
     found, event = replay.inputs.get("kinds", ([], [], -1))[1], context.event
     if not isinstance(event, Forward) or not any(found):
         return

@@ -1,8 +1,8 @@
-"""The trees that a drafter grew: each follows from its own logits, and is the truth's but where the truth hardly chose.
+"""Trees that a drafter grew: each follows from its own logits, and is the truth's except in near ties.
 
-A tree of labels is exact. Of numbers an order of scores may be another one than the truth's where it is closer than the
-derived error (`tree_scores.py`). That is a tie, as of picks, and no divergence: the trace goes on with the recorded
-tree. Leaves out: the logits themselves (T2, T3), and how a wrong tree came about (`tree_mistakes.py`).
+Trees of labels are exact. With numbers the order of scores may differ from the truth's if scores are closer than the
+derived error (`tree_scores.py`). That is a tie, as with picks, and no divergence; the trace continues with the recorded
+tree. Leaves out: the logits (T2, T3), and the mistake that made a wrong tree (`tree_mistakes.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Grown:
             mine = ours.growing.tree(context.expected.grown)
             yield self._follows(context, name, trees, mine, _own_part(context, ours, told) if told != mine else 0.0)
             if context.rounded is None:
-                at = Place(f"chain.{len(ours.logits) - 1}", *PLACE[1:])  # its logits are wrong: they come first
+                at = Place(f"chain.{len(ours.logits) - 1}", *PLACE[1:])  # the finding of its logits sorts first
                 yield exact(self, context, at, told, due, "the grown tree is {}", name)
             elif told == mine:
                 yield self._chosen(context, name, ours, truth, noise.get((name, False), 0.0))
@@ -65,7 +65,7 @@ class Grown:
     def _follows(
         self, context: EventContext, name: str, trees: Mapping[str, Tree], due: Tree, part: float
     ) -> Comparison:
-        """The tree of an answer is the one that follows from the side's own logits; `part` of what may round away."""
+        """Compare an answer's tree with the one from the side's own logits. part: error in units of the allowance."""
         told = trees[name]
         differs = told != due
         worst = (part or math.inf) if differs else 0.0
@@ -78,7 +78,7 @@ class Grown:
         )  # fmt: skip
 
     def _chosen(self, context: EventContext, name: str, ours: Growth, truth: Growth, noise: float) -> Comparison:
-        """Beams step by step, then the window: a difference may lie where the truth's scores are close enough."""
+        """Compare the beams of each step, then the window; they may differ where the truth's scores are close."""
         scores = Scores(truth, noise, _stored(context, ours))
         worst, said, differs, at = 0.0, "", False, len(ours.logits) - 1
         for step, (mine, right) in enumerate(zip(ours.growing.beams[1:-1], truth.growing.beams[1:-1], strict=True), 1):
@@ -106,21 +106,21 @@ class Grown:
 
 
 def _trees(event: Draft, answer: Drafted) -> dict[str, Tree]:
-    """request -> its grown tree, by an answer."""
+    """request -> its grown tree in an answer."""
     assert answer.own_parents is not None
     pairs = zip(answer.own.tolist(), answer.own_parents.tolist(), strict=True)
     return dict(zip(event.requests, pairs, strict=True))
 
 
 def _wrong(context: EventContext, trees: Mapping[str, Tree]) -> dict[str, Tree]:
-    """Those that do not follow from the subject's own logits."""
+    """The trees that do not follow from the subject's own logits."""
     growths = {name: grown_of(context, context.subject, name) for name in trees}
     return {name: told for name, told in trees.items()
             if (ours := growths[name]) is None or ours.growing.tree(context.expected.grown) != told}  # fmt: skip
 
 
 def _own_part(context: EventContext, ours: Growth, told: Tree) -> float:
-    """How far its own scores are from a tree that it tells, in units of what their sums may round to."""
+    """The distance of a side's own scores from the tree in its answer, in units of the rounding of their sums."""
     paths = _told_paths(told)
     if paths is None:
         return math.inf

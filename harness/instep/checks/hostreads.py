@@ -1,7 +1,7 @@
-"""T0: while an event runs the host reads nothing from the device, but for what a list allows by kind of event.
+"""T0: during an event the host reads nothing from the device, except the reads in a list by kind of event.
 
-Leaves out: how reads are caught (`observe/reads.py`). Inside the ops of a set that does not declare `captures` a
-read is expected; between ops, and inside the launchers of an op set that captures, it stalls a round.
+A read is expected inside the ops of a set that does not declare `captures`. Between ops, and inside the launchers of an
+op set that declares it, a read stalls the round. Leaves out: how reads are caught (`observe/reads.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from ..observe.context import EventContext
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, counted, said_of
 
-# Not the subject's: the harness itself, and what a watched engine cuts off for its watcher.
+# Modules that read for the harness, not for the subject.
 WATCHING = ("instep.", "instep_optimized.ops.padding_aware")
-# The one transfer that a round declares: accepted counts on their way to the host.
+# The only transfer that a round declares: accepted counts to the host.
 DECLARED = "instep_optimized.transfer.to_host"
-# Kind of event -> module -> how often it may read. What is kept aside is read out, and its places are sent: there the
-# host may wait.
+# Kind of event -> module -> how often it may read. The host may wait when a copy is made or restored.
 ASIDE = {DECLARED: 1, "instep_optimized.commit.": 4, "instep_optimized.memory.saved": 2}
 ALLOWED: Mapping[str, Mapping[str, int]] = {
     "draft": {DECLARED: 1}, "forward": {DECLARED: 1}, "commit": {DECLARED: 1}, "set_num_steps": {DECLARED: 1},
@@ -30,7 +29,7 @@ ALLOWED: Mapping[str, Mapping[str, int]] = {
 
 
 def allowed_at(event: Event) -> Counter[str]:
-    """Module -> how often it may read. Every prefix that the event tracks is read out, as a state that is saved."""
+    """Module -> how often it may read. A prefix that the event tracks is copied like a state that is saved."""
     allowed = Counter(ALLOWED.get(kind_of(event), {}))
     for _ in tracks(event):
         allowed.update(ASIDE)
@@ -38,7 +37,7 @@ def allowed_at(event: Event) -> Counter[str]:
 
 
 class HostReads:
-    """Every host read of an event against the list."""
+    """Compare the host reads of an event with the list."""
 
     name = "hostreads"
     tier = Tier.IDENTITY
@@ -50,7 +49,7 @@ class HostReads:
         log = context.log
         if not (log.trapped and log.ops):
             if not self.said:
-                yield Skipped(self.name, context.index, "what somebody else's engine reads on the host is not watched")
+                yield Skipped(self.name, context.index, "host reads of this engine are not watched")
             self.said = True
             return
         allowed = allowed_at(context.event)

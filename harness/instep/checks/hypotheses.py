@@ -1,7 +1,7 @@
-"""The bank of wrong states: what a state would be if a known mistake had been made. One small function each.
+"""The bank of wrong states: one small function per known mistake returns the state that the mistake leaves.
 
-Leaves out: the comparison with them (`directed.py`), and mistakes in running kept updates again (`run_again.py`). The
-table at the end is the bank.
+The table at the end is the bank. Leaves out: the comparison with these states (`directed.py`), and mistakes in the
+replay of kept updates (`run_again.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def one_less(scene: Scene) -> list[Wrong]:
 
 
 def one_more(scene: Scene) -> list[Wrong]:
-    """One draft too many; where all tokens were taken, the last of them twice."""
+    """One draft too many; or the last token twice, if all tokens were taken."""
     if scene.count < scene.k.shape[0]:
         return _count(scene, scene.count + 1)
     t = scene.count - 1
@@ -67,14 +67,14 @@ def previous_step(scene: Scene) -> list[Wrong]:
 
 
 def previous_step_lost(scene: Scene) -> list[Wrong]:
-    """The tokens of the step before were not run again, or not from the right state."""
+    """The tokens of the previous step were not replayed, or not from the right state."""
     if scene.previous is None:
         return []
     return [Wrong("lacks the tokens of the previous step", state) for state in scene.carried(scene.previous)]
 
 
 def previous_step_miscounted(scene: Scene) -> list[Wrong]:
-    """The tokens of the step before were run again twice, or some of them not at all."""
+    """The tokens of the previous step were replayed twice, or some of them not at all."""
     return [Wrong(sentence, state) for sentence, left in scene.handed for state in scene.carried(left)]
 
 
@@ -83,8 +83,8 @@ def zero(scene: Scene) -> list[Wrong]:
 
 
 def began_at_zero(scene: Scene) -> list[Wrong]:
-    """The state before was dropped (at a chunk's boundary, after a resume)."""
-    sentence = "was begun anew: what came before these tokens is lost"
+    """The previous state was dropped (at a chunk's boundary, after a resume)."""
+    sentence = "was started from zero: everything before these tokens is lost"
     return [Wrong(sentence, state) for state in scene.carried(torch.zeros_like(scene.base))]
 
 
@@ -94,9 +94,9 @@ def transposed(scene: Scene) -> list[Wrong]:
 
 
 def began_transposed(scene: Scene) -> list[Wrong]:
-    """Read in the other layout, then carried on."""
+    """Read in the other layout, then continued."""
     return [
-        Wrong("was carried on from a transposed state", state)
+        Wrong("was continued from a transposed state", state)
         for turned in (_other_layout, _other_layout_back) for state in scene.carried(turned(scene.base))
     ]
 
@@ -108,7 +108,7 @@ def last_decay_dropped(scene: Scene) -> list[Wrong]:
 
 
 def block_decay_dropped(scene: Scene) -> list[Wrong]:
-    """The last block of a chunk, perhaps not a full one, is read with its decay and stored without."""
+    """The last block of a chunk, possibly incomplete, is read with its decay but stored without it."""
     begins = sorted({block(scene.count, size) for size in BLOCKS} - {scene.count - 1})
     return [
         Wrong(f"lacks the decay of the last {counted(scene.count - begin)}", scene.undecayed(begin)) for begin in begins
@@ -128,7 +128,7 @@ def stale_gate(scene: Scene) -> list[Wrong]:
         return []
     t = scene.count - 2
     state = scene.last(log_decay=scene.log_decay[t], beta=scene.beta[t])
-    return [Wrong("took the last token with the gates of the token before", state)]
+    return [Wrong("takes the last token with the gates of the token before", state)]
 
 
 def stale_k(scene: Scene) -> list[Wrong]:
@@ -138,7 +138,7 @@ def stale_k(scene: Scene) -> list[Wrong]:
     states = [scene.last(k=scene.k[t - 1])]
     if scene.kept:
         states.append(scene.again(scene.after(t), k=scene.k.roll(1, 0), begin=t))
-    return [Wrong("took the last token with the key of the token before", state) for state in states]
+    return [Wrong("takes the last token with the key of the token before", state) for state in states]
 
 
 def _other_layout(state: torch.Tensor) -> torch.Tensor:
@@ -158,7 +158,7 @@ BANK: tuple[Callable[[Scene], list[Wrong]], ...] = (
 
 
 def wrong_states(scene: Scene) -> list[Wrong]:
-    """Everything in the bank; one sentence is said once for each state that it can mean."""
+    """All wrong states of the bank, without duplicates."""
     found: list[Wrong] = []
     for make in BANK:
         for wrong in make(scene):

@@ -1,6 +1,6 @@
-"""T0: who owns what, how long everything is, which words say the same thing. Exact, and against the trace alone.
+"""T0: owners, lengths, roots, rows and answers are exactly those of the trace.
 
-Leaves out: contents of memory (`bytes.py`) and of places (`labels.py` where they are exact, T2 and T3 elsewhere).
+Leaves out: contents of memory (`bytes.py`) and of places (`labels.py` for labels, T2 and T3 for numbers).
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ LENGTH = Place("trunk", AFTER_LAYERS, "length")
 ROOT = Place("trunk", AFTER_LAYERS, "root")
 PICK = Place("trunk", AFTER_LAYERS, "pick")
 Pages = Mapping[str, Sequence[int]]
-DRAFT_PICK = Place("extend", AFTER_LAYERS, "pick")  # of draft 1; the others stand at their steps
+DRAFT_PICK = Place("extend", AFTER_LAYERS, "pick")  # of draft 1; other drafts have places of their steps
 
 
 class Identity:
-    """Slots, pages, lengths, roots, rows, answers and wishes are what the trace, or the other side, says."""
+    """Compare slots, pages, lengths, roots, rows, answers and requested step counts with trace and reference."""
 
     name = "identity"
     tier = Tier.IDENTITY
 
     def __init__(self) -> None:
-        self.known: dict[str, tuple[int, ...]] = {}  # pages by request, of an engine that orders them itself
+        self.known: dict[str, tuple[int, ...]] = {}  # pages by request, for an engine that orders them itself
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         yield from self._rooms(context)
         yield from self._row_counts(context)
         if not context.shown.whole:
-            return  # the harness would compare what it made up itself
+            return  # the harness made these values itself
         subject, truth = context.subject, context.truth
         yield exact(
-            self, context, LENGTH, subject.wanted_num_steps, truth.wanted_num_steps, "next_num_steps wishes {}"
+            self, context, LENGTH, subject.wanted_num_steps, truth.wanted_num_steps, "next_num_steps requests {}"
         )
         yield from self._standings(context)
         yield from self._tracked(context)
@@ -81,7 +81,7 @@ class Identity:
             yield exact(self, context, NOWHERE, pages, right, "pages are {}", name)
 
     def _moved(self, context: EventContext) -> Iterator[Comparison]:
-        """Of an engine that orders pages itself: a live request has the pages that it had, and further ones."""
+        """For an engine that orders pages itself: a live request keeps its pages and only gains further ones."""
         known, self.known = self.known, {}
         for name, pages in context.subject_pages.items():
             if _in_it(context, name):
@@ -103,7 +103,7 @@ class Identity:
         yield from in_batch(self, context, ROOT, found, roots, "root is {}")
 
     def _tracked(self, context: EventContext) -> Iterator[Comparison]:
-        """Under which count a prefix was tracked: as it is answered, and as it is kept."""
+        """Compare the token count of a tracked prefix, in the answer and in the copy."""
         due, answered = context.expected.prefixes, getattr(context.subject.answer, "tracked", {})
         for name, under in tracks(context.event).items():
             kept = context.subject.tracked.get(under)
@@ -114,7 +114,7 @@ class Identity:
             yield exact(self, context, LENGTH, kept.length, due.get(under), f'"{under}" is a prefix of {{}} tokens')
 
     def _row_counts(self, context: EventContext) -> Iterator[Comparison]:
-        """Every place that the truth has, the subject has too, with the rows that the trace gives it."""
+        """Compare the row count of every place that the truth has."""
         for place, tensor in context.truth.places.items():
             if not (tensor.shape[0] and context.shown.place(place)):
                 continue
@@ -129,13 +129,13 @@ class Identity:
         assert isinstance(answer, Drafted)
         drafts, own = answer.drafts.tolist(), answer.own.tolist()
         if context.subject.instead:
-            yield Skipped(self.name, context.index, "the recorded drafts are the window: its own were others")
+            yield Skipped(self.name, context.index, "the window has the recorded drafts, as its own drafts differ")
         headless = isinstance(context.truth.answer, Drafted) and bool((context.truth.answer.own < 0).all())
         for row, name in enumerate(event.requests):
             right = own[row] if event.picks is None else list(event.picks[row])
             right = right + [-1] * (len(drafts[row]) - len(right))  # a smaller tree than others of the batch
             yield exact(self, context, DRAFT_PICK, drafts[row], right, "drafts are {}", name)
-            if headless:  # drafts are handed in: nobody has an own one
+            if headless:  # drafts come from outside, so no side has its own
                 yield exact(self, context, DRAFT_PICK, own[row], [-1] * len(own[row]), "own drafts are {}", name)
             if context.expected.topk is not None:
                 continue  # `grown.py`
@@ -143,9 +143,9 @@ class Identity:
                 yield exact(self, context, place, own[row][number], said, f"own draft {number + 1} is {{}}", name)
 
     def _heads(self, context: EventContext, row: int, name: str, drafts: int) -> Iterator[tuple[int, Place, int]]:
-        """What this side's head said for each draft, counted from 0, and where; nothing for a model without a head.
+        """The draft head's picks: number of the draft from 0, place, token. Empty for a model without a draft head.
 
-        A head says a draft in the step of the draft's parent, which in a chain is the step before.
+        The head picks a draft in the step of the draft's parent, which in a chain is the previous step.
         """
         before = context.subject.before.get(name)
         if before is None or before.proposal is None or not drafts:
@@ -197,20 +197,20 @@ class Identity:
 
 
 def _in_it(context: EventContext, name: str) -> bool:
-    """Whether the engine itself must have the request: it heard of it, and still serves it."""
+    """Whether the engine itself must have the request: it has heard of the request and still serves it."""
     shown = context.shown
     return shown.memory(name) or (name in context.expected.flying and name not in shown.gone)
 
 
 def _renamed(slots: Mapping[str, int], predicted: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Both up to a one-to-one map: each owner by the first request, in order of names, that has the same slot."""
+    """Both maps up to renaming: each slot becomes the number of its first owner in the order of names."""
     first: dict[int, int] = {}
     found = {name: first.setdefault(slots[name], number) for number, name in enumerate(sorted(slots))}
     return found, {name: number for number, name in enumerate(sorted(predicted))}
 
 
 def _shared(pages: Pages, predicted: Pages) -> tuple[Pages, Pages]:
-    """Pages that more than one request has, or one request twice; by the trace there are none."""
+    """Pages with more than one owner, or twice in one request; in the trace there are none."""
     owners = Counter(page for mine in pages.values() for page in mine)
     shared: Pages = {name: [page for page in mine if owners[page] > 1 or name not in predicted]
                      for name, mine in pages.items()}  # fmt: skip
@@ -219,7 +219,7 @@ def _shared(pages: Pages, predicted: Pages) -> tuple[Pages, Pages]:
 
 
 def _own(forward: LastForward | None, name: str) -> tuple[int, int] | None:
-    """(accepted drafts, bonus) of a window in flight by the subject's own picks."""
+    """(accepted drafts, bonus) of a window in flight, from the subject's own picks."""
     answer = None if forward is None else forward.subject.answer
     if forward is None or not isinstance(answer, Forwarded) or name not in forward.windows:
         return None
@@ -229,7 +229,7 @@ def _own(forward: LastForward | None, name: str) -> tuple[int, int] | None:
 
 
 def greedy(tokens: Sequence[int], parents: Sequence[int], picks: Sequence[int]) -> tuple[int, int]:
-    """(accepted drafts, bonus) that follow from the picks: go down while a child is what the target picked."""
+    """(accepted drafts, bonus) from the picks: descend while a child is the token that the target picked."""
     at = accepted = 0
     while True:
         agreeing = [node for node, parent in enumerate(parents) if parent == at and tokens[node] == picks[at]]

@@ -1,6 +1,6 @@
-"""T0 for a subject that moves labels: every place and every element of memory is exactly what a right engine holds.
+"""T0 for a subject that moves labels: every place and every element of memory has exactly the right label.
 
-Leaves out: who owns what (`identity.py`) and bytes that belong to nobody (`bytes.py`).
+Leaves out: owners (`identity.py`) and unowned bytes (`bytes.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .prefixes import FINAL, of_prefix
 
 
 class Labels:
-    """The labels of all places and memories are those of the `ledger` run of the same trace."""
+    """Compare all labels with those of the `ledger` run of the same trace."""
 
     name = "labels"
     tier = Tier.IDENTITY
@@ -82,7 +82,7 @@ class Labels:
         self, context: EventContext, name: str, place: Place, found: torch.Tensor | None, right: torch.Tensor,
         wrong: torch.Tensor,
     ) -> Problem:
-        """What stands there instead, as far as labels say it."""
+        """The problem of a memory, with the content that its labels reveal."""
         if found is None or found.shape != right.shape:
             has = "nothing" if found is None else tuple(found.shape)
             return Problem("missing", f"has {has}; expected {tuple(right.shape)}")
@@ -102,15 +102,15 @@ class Labels:
         for other, state in context.truth.after.items():
             its = dict(state.parts()).get(place)
             if its is not None and place.component in ("keys", "values"):
-                its = its[: len(found)]  # of a prefix: so many rows
+                its = its[: len(found)]  # a prefix has that many rows
             if other != name and its is not None and its.shape == found.shape and torch.equal(its, found.cpu()):
                 return Problem("identified", f'holds what belongs to request "{other}"')
         poison = context.log.poison
         if poison is not None and bool((found == pattern(poison, found.dtype)).all()):
-            return Problem("poison", "is poison, as memory that nobody wrote")
+            return Problem("poison", "is poison: memory that was never written")
         if not found.any():
             return Problem("identified", "is empty")
-        return Problem("unidentified", "holds labels that nobody should hold here")
+        return Problem("unidentified", "holds labels that do not belong here")
 
     def _comparison(
         self, context: EventContext, place: Place, elements: int, wrong: int, request: str | None,
@@ -123,7 +123,7 @@ class Labels:
 
 
 def _came_back(context: EventContext, name: str, place: Place, found: torch.Tensor | None) -> bool:
-    """Whether this very event brings the request back, and otherwise than it was kept."""
+    """Whether this event brings the request back with other bits than its copy has."""
     event = context.event
     if not isinstance(event, Load | Resume) or event.request != name:
         return False
@@ -133,15 +133,15 @@ def _came_back(context: EventContext, name: str, place: Place, found: torch.Tens
 
 
 def folded(layer: int, chain: int, k: int, v: int, log_decay: int, beta: int) -> int:
-    """The chain of a trunk layer with one token more: with its update, which hangs on the chain before it."""
+    """The chain of a trunk layer with one more token and its update, which depends on the chain before it."""
     own = crc32(f"trunk.{layer}.update".encode("ascii"))
     return mix(chain, mix(mix(k, log_decay), reduce(mix, (chain, k, v, log_decay, beta, own))))
 
 
 def _chain(context: EventContext, name: str, layer: int) -> list[int]:
-    """What the truth's state is before a request's window in flight and after each of its nodes, to name a wrong one.
+    """The truth's states before a request's window in flight and after each of its nodes, to recognise a wrong one.
 
-    In a chain that is the state after 0, 1, .. tokens.
+    In a chain these are the states after 0, 1, .. tokens.
     """
     forward = last_forward(context)
     span = None if forward is None else forward.spans.get(name)
@@ -155,14 +155,14 @@ def _chain(context: EventContext, name: str, layer: int) -> list[int]:
 
 
 def _differing(found: torch.Tensor | None, right: torch.Tensor) -> torch.Tensor:
-    """Elementwise; everything differs from nothing."""
+    """Whether each element differs; all of them do if there is no tensor of that shape."""
     if found is None or found.shape != right.shape:
         return torch.ones_like(right, dtype=torch.bool)
     return found.to(right.device) != right
 
 
 def _row_sentence(found: torch.Tensor, truth: torch.Tensor, row: int) -> str:
-    """Where the row is wrong, and whether another row's label stands there."""
+    """How much of the row is wrong, and whether it has the label of another row."""
     wrong = int(_differing(found[row], truth[row]).sum())
     equal = [other for other in range(len(truth)) if torch.equal(found[row].cpu(), truth[other])]
     stands = f": it holds row {equal[0]}" if equal and equal[0] != row else ""

@@ -1,7 +1,7 @@
-"""T1: whoever leaves takes nothing along and leaves nothing behind: slot and pages are free, unowned and poison.
+"""T1: a request that leaves frees its memory: slot and pages are free, unowned and poison.
 
-Leaves out: units that were free before (`poison.py`). Asked after every finish, abort and preempt for that request,
-and after the last request for everything.
+The check runs for the request after every finish, abort and preempt, and for everything after the last request. Leaves
+out: units that were free before (`poison.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .base import NOWHERE, counted, said_of
 
 
 class Leaks:
-    """What a request had, after it has gone."""
+    """Compare the former memory of a request after it has left."""
 
     name = "leaks"
     tier = Tier.BITWISE
@@ -28,8 +28,8 @@ class Leaks:
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         if context.log.poison is None and not self.said:
-            yield Skipped(self.name, context.index, "this engine does not poison what is given back: who owns it is "
-                          "compared, not what stands there")  # fmt: skip
+            yield Skipped(self.name, context.index, "this engine does not poison released memory, so only its "
+                          "owner is compared")  # fmt: skip
         self.said = True
         slots = context.expected.slots_before
         for name in named(context.event) if facts(context.event).pages == "all" else ():
@@ -58,11 +58,11 @@ class Leaks:
             left = int(looked.spoiled()[unit].sum()) if unit < len(looked.after) else positions
             if left:
                 where = f"{counted(left, 'position')} of {region.name}" if positions > 1 else region.name
-                said.append(f'{where} {region.by} {unit} still hold what request "{name}" left there')
+                said.append(f'data of request "{name}" is still in {where} {region.by} {unit}')
         yield said_of(self, context, stands(region).place, len(units) * positions, said, name)
 
     def _last(self, context: EventContext) -> Comparison:
-        """The trace has nobody any more."""
+        """Compare all slots and pages once no request is left."""
         slots = [f'slot {slot} is owned by "{name}"' for name, slot in context.subject_slots.items()]
         pages = [f'pages {pages} are owned by "{name}"' for name, pages in context.subject_pages.items() if pages]
         return said_of(self, context, NOWHERE, 1, slots + pages)

@@ -1,6 +1,6 @@
-"""How far a tensor is from the truth, block by block, and how far the yardsticks are: the measurement of T2 and T3.
+"""The measurement of T2 and T3: errors of a tensor and of yardsticks against the truth, block by block.
 
-Leaves out: where the three tensors come from, and the constants (`allowance.py`).
+Leaves out: the constants (`allowance.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..problem import Problem
 from ..verdict import Comparison, Tier
 from .allowance import SCALE_FLOOR, SMALLEST_BLOCK, YARDSTICK_FACTOR, allowed
 
-# Components whose heads are blocks of their own, and the axis on which the heads stand.
+# Components whose heads are separate blocks, and the axis of the heads.
 HEAD_AXIS = {
     "z": 1, "q": 1, "k": 1, "v": 1, "core": 1, "update": 1, "gated": 1,
     "projected": 1, "key_raw": 1, "query": 1, "key": 1, "value": 1, "attended": 1, "opened": 1,
@@ -28,7 +28,7 @@ HEAD_AXIS = {
 
 @dataclass(frozen=True)
 class Spot:
-    """Where a tensor stands, for the report: everything of a `Comparison` that is known before measuring."""
+    """The fields of a `Comparison` that are known before the measurement."""
 
     check: str
     tier: Tier
@@ -44,26 +44,26 @@ def measured(
     noise_floor: float = 0.0, stored: torch.dtype | None = None, factor: float = 1.0,
     scale: torch.Tensor | None = None,
 ) -> Comparison:
-    """One comparison over the blocks of a tensor, reporting the block that stands nearest to its limit or beyond.
+    """Compare a tensor block by block; the result has the block closest to its limit or farthest beyond it.
 
         e_x = |x - o| / max(|o|, floor)  <=  3 e_r + 4 ulp      for the norm, and for the largest element
 
     Shapes:  subject x, truth o and every yardstick r alike; blocks are heads where the component has them.
-    yardsticks: one after another, or stacked.
+    yardsticks: a sequence, or one stacked tensor.
     noise_floor: e_r is at least this.
-    stored: the declared dtype, whose ulp is granted; None: the subject's own. factor: how many allowances are granted.
-    scale: like the truth; errors are relative to it where the truth is smaller, as of a difference of large numbers.
+    stored: the declared dtype, whose ulp is granted; None means the subject's own. factor: how many allowances.
+    scale: shaped like the truth; errors are relative to it where it is larger, as for a difference of large numbers.
     """
     wrong = unlike(spot, subject, truth)
     if wrong is not None:
         return wrong
     assert subject is not None
     sampled = yardsticks if isinstance(yardsticks, torch.Tensor) else torch.stack(list(yardsticks))
-    # All at once, as most tensors are small: [1 + draws + 1, blocks, elements], the truth last.
+    # All in one operation, as most tensors are small: [1 + draws + 1, blocks, elements], the truth last.
     rows = torch.cat([one.to("cpu", torch.float64) for one in (subject[None], sampled, truth[None])])
     rows = blocks(spot.place.component, rows, many=True)
     rows[:-1].sub_(rows[-1])
-    off = sizes(rows).numpy()  # [2, 1 + draws + 1, blocks]; these are so few that numpy takes a third of the time
+    off = sizes(rows).numpy()  # [2, 1 + draws + 1, blocks]; for few numbers numpy takes a third of the time
     most = off[:, -1:]
     if scale is not None:
         most = np.maximum(most, sizes(blocks(spot.place.component, scale)).numpy()[:, None])
@@ -85,9 +85,9 @@ def measured(
 
 
 def blocks(component: str, tensor: torch.Tensor, *, many: bool = False) -> torch.Tensor:
-    """[blocks, elements] in fp64: one block per head, or one in all where a head has too few numbers to judge.
+    """[blocks, elements] in fp64: one block per head, or one block if a head has too few numbers to judge.
 
-    many: the tensor has a further axis in front, and the answer too.
+    many: the tensor has a further first axis, and so has the result.
     """
     axis, lead = HEAD_AXIS.get(component), int(many)
     tensor = tensor.to("cpu", torch.float64)
@@ -113,7 +113,7 @@ def sizes(x: torch.Tensor) -> torch.Tensor:
 
 
 def unlike(spot: Spot, subject: torch.Tensor | None, truth: torch.Tensor) -> Comparison | None:
-    """The comparison that failed before it began: nothing there, or another shape."""
+    """A failed comparison if there is no tensor or it has another shape, or else None."""
     if subject is not None and subject.shape == truth.shape and truth.numel():
         return None
     found = "nothing" if subject is None else f"shape {tuple(subject.shape)}"
@@ -125,7 +125,7 @@ def unlike(spot: Spot, subject: torch.Tensor | None, truth: torch.Tensor) -> Com
 
 
 def not_finite(tensor: torch.Tensor) -> str:
-    """How many numbers of a tensor are not finite, and where the first stands; empty: all are."""
+    """A clause that counts numbers that are not finite and places the first; empty if all are finite."""
     lost = ~tensor.isfinite()
     if not lost.any():
         return ""

@@ -1,9 +1,9 @@
-"""T2 once more, op by op: every place, and every state, against the reference's op on the subject's own inputs of it.
+"""T2 op by op: every place and every state, compared with the reference's op on the subject's own inputs.
 
-From the layer's boundary (`derived.py`) nothing is believed that the subject computed on its way, so what it rounds on
-its way is granted: in a run of 16 bits some 1e-2. Here an op is granted its own arithmetic alone. What a 16-bit run
-keeps in fp32 (q, k, v, gates, updates, states) is then judged at fp32, wherever the slip is made.
-Leaves out: how the pieces are run (`observe/own_inputs.py`), and ops whose inputs are a boundary, judged already.
+`derived.py` recomputes a layer from its boundary, so it must allow for all rounding inside the layer: some 1e-2 in a
+16-bit run. This check allows only for the arithmetic of one op. Values that a 16-bit run keeps in fp32 (q, k, v, gates,
+updates, states) are then judged at fp32. Leaves out: the recomputation (`observe/own_inputs.py`), and ops whose inputs
+are a boundary, which `derived.py` judges.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OwnInputs(Derived):
     name = "own_inputs"
 
     def __init__(self, oracle: Oracle, *, once: bool = True) -> None:
-        """once: what is wrong from the boundary, too, is left to `derived`."""
+        """once: leave findings to `derived` that it has, too."""
         super().__init__(oracle)
         self.once = once
 
@@ -48,13 +48,13 @@ class OwnInputs(Derived):
         self, spot: Spot, found: torch.Tensor | None, truth: torch.Tensor, sampled: torch.Tensor,
         scale: torch.Tensor | None,
     ) -> Comparison:
-        """What is rounded once is held to the arithmetic before that: a rounding is half a unit, and no more."""
+        """Compare a value that is rounded once by its arithmetic before that, plus half a unit for the rounding."""
         if found is None or found.shape != truth.shape or not self.rounded_once(spot.place.component, found, sampled):
             return super()._measured(spot, found, truth, sampled, scale)
         return measured(spot, before_rounding(found, truth), truth, sampled, stored=sampled.dtype, scale=scale)
 
     def rounded_once(self, component: str, found: torch.Tensor, sampled: torch.Tensor) -> bool:
-        """Whether what was found is rounded once, from the width that the yardsticks are summed in."""
+        """Whether the found tensor is rounded once, from the width of the yardsticks' sums."""
         width = sampled.dtype
         wide = not narrower(self.oracle.rounds.get("state", width), width)
         return component in ROUNDED_ONCE and wide and narrower(found.dtype, width)

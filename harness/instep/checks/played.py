@@ -1,6 +1,6 @@
-"""Compares nothing: tells what an engine was served otherwise or not at all, and which requests have left the run.
+"""Compares nothing. Reports events that an engine did not serve as recorded, and requests that were dropped.
 
-Leaves out: what is not shown at all, which stands in one table (`observe/shown.py`).
+Leaves out: memory and results that an engine does not show, which `observe/shown.py` lists.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from instep_reference.contract.engine import Refused
 from ..observe.context import EventContext
 from ..verdict import Skipped, Tier
 
-NOT_OFFERED = "this illegal event was not offered: the engine has no true attribute `refuses`"
+NOT_OFFERED = "this illegal event was not played: the engine does not set `refuses = True`"
 
 
 class Played:
-    """One `Skipped` for each sentence."""
+    """Yields one `Skipped` per sentence."""
 
     name = "played"
     tier = Tier.IDENTITY

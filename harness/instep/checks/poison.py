@@ -1,7 +1,7 @@
-"""T1: memory that nobody owns is poison, and nothing that somebody reads is.
+"""T1: unowned memory holds poison, and no value that is read does.
 
-Leaves out: that outputs do not depend on which poison it is (a relation), and units that this very event gave back
-(`leaks.py`). Who owns what comes from the trace. Poison that is read shows as itself: a NaN, or the declared number.
+The trace determines the owners. Poison that is read shows as a NaN or as the declared number. Leaves out: the relation
+that outputs do not depend on the poison, and units that this event released (`leaks.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..verdict import Comparison, Skipped, Tier
 from .base import counted, slot_of
 
 SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-IN_FLIGHT = ("conv", "state")  # they belong to nobody between a verify and its commit
+IN_FLIGHT = ("conv", "state")  # undefined between a verify and its commit
 
 
 class Poison:
@@ -39,7 +39,7 @@ class Poison:
         poison = context.log.poison
         if poison is None:
             if not self.begun:
-                yield Skipped(self.name, context.index, "this engine does not poison what nobody owns")
+                yield Skipped(self.name, context.index, "this engine does not poison unowned memory")
             self.begun = True
             return
         if not self.begun:
@@ -53,9 +53,9 @@ class Poison:
         yield from self._visible(context, poison)
 
     def _untouched(self, context: EventContext, looked: Looked) -> Iterator[Comparison]:
-        """Before the first event: new units are poison, and all red zones are one pattern."""
+        """Compare pools before the first event: new units are poison, and all red zones have one pattern."""
         if looked.gap:
-            said = "the red zones are not alike: somebody wrote there while the engine was made"
+            said = "the red zones differ from each other: something wrote there while the engine was built"
             yield self._comparison(context, looked, (looked.before != looked.before[0, 0]), said)
         elif looked.poison is not None:
             yield self._comparison(context, looked, looked.spoiled(looked.before), "is new and not poison")
@@ -85,7 +85,7 @@ class Poison:
         )  # fmt: skip
 
     def _visible(self, context: EventContext, poison: float) -> Iterator[Comparison]:
-        """What the subject shows of live requests, and what its ops gave."""
+        """Look for poison in the memory of live requests and in the results of ops."""
         for name, state in context.subject.after.items():
             for place, tensor in state.parts():
                 if name not in context.expected.flying or place.component not in IN_FLIGHT:
@@ -105,7 +105,7 @@ class Poison:
             count = int(wrong.sum())
             first = int(wrong.flatten(1).any(1).nonzero()[0]) if wrong.dim() > 1 else int(wrong.nonzero()[0])
             request = request or whose(context, place, first)
-            what = f"poison ({poison:g})" if wrong is own else "not a number, and not the poison's own bits"
+            what = f"poison ({poison:g})" if wrong is own else "NaN, but not with the bits of the poison"
             said = f"{count} of {tensor.numel()} elements are {what}, the first in row {first}"
         yield Comparison(
             self.name, self.tier, context.index, context.kind, place, elements=tensor.numel(), worst=float(count),
@@ -114,23 +114,23 @@ class Poison:
 
 
 def _clean(tensor: torch.Tensor, poison: float) -> bool:
-    """Whether there is surely no NaN, where these alone are suspect. With one the sum is one; it takes less time."""
+    """Whether a sum, which is fast, proves that there is no NaN; only for a NaN as poison."""
     return math.isnan(poison) and tensor.dtype in SUMMED and not math.isnan(float(tensor.sum()))
 
 
 def _suspect(tensor: torch.Tensor, poison: float) -> torch.Tensor:
-    """Elements of which none may be there: where the poison is a NaN, every NaN."""
+    """The forbidden elements: every NaN if the poison is a NaN, or else the poison."""
     return tensor.isnan() if math.isnan(poison) and tensor.is_floating_point() else poisoned(tensor, poison)
 
 
 def poisoned(tensor: torch.Tensor, poison: float) -> torch.Tensor:
-    """Which elements are it, bit for bit. A NaN that arithmetic makes has other bits, but in 16 bits the same."""
+    """Whether each element has the bits of the poison. A NaN from arithmetic has other bits, except in 16 bits."""
     own = torch.tensor([pattern(poison, tensor.dtype)], dtype=tensor.dtype)
     return bits(tensor) == bits(own)
 
 
 def owned(context: EventContext) -> dict[str, set[int]]:
-    """What a unit is counted by -> the units that the trace gives somebody before the event or after it."""
+    """"slot" and "page" -> the units that some request owns before or after the event, by the trace."""
     expected = context.expected
     slots = {*expected.slots_before.values(), *expected.slots_after.values()}
     return {"slot": slots, "page": {*chain(*expected.pages_before.values(), *expected.pages_after.values())}}

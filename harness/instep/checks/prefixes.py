@@ -1,6 +1,6 @@
-"""How a finding in a tracked prefix is told: its name beside the place and the request, and what stands there instead.
+"""Findings in tracked prefixes: the name of the prefix, and known wrong contents.
 
-Leaves out: the comparisons, which the checks make as they do for a request's own memory.
+Leaves out: the comparisons, which the checks make as for a request's own memory.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..problem import Problem
 from ..verdict import Comparison
 from .base import counted
 
-FINAL = Place("trunk", AFTER_LAYERS, "final")  # of the last token of a prefix: the draft head takes it in at a load
+FINAL = Place("trunk", AFTER_LAYERS, "final")  # row of the last token of a prefix, which the draft head reads at a load
 
 
 def of_prefix(under: str, result: Comparison) -> Comparison:
-    """The comparison as one of the prefix that is tracked under this name; none: of the request's own memory."""
+    """The comparison with the name of its prefix; unchanged for a request's own memory, whose name is empty."""
     if not under or result.problem is None:
         return result
     return replace(result, problem=replace(result.problem, prefix=under))
@@ -38,13 +38,13 @@ def other_rows(mine: torch.Tensor, forward: LastForward, request: str) -> Iterat
 
 
 def older_rows(line: torch.Tensor, count: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """What stands in the place of the last `count` rows of a line, if it was not moved on as far."""
+    """The rows that a line has instead of its last `count` rows if it was not advanced far enough."""
     for late in range(1, 1 + len(line) - count):
         yield f"holds the rows of {counted(late, 'token')} earlier", line[-late - count : -late]
 
 
 def of_others(context: EventContext, request: str, place: Place, count: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a prefix holds that was read out of another request."""
+    """The content of a prefix that was copied from another request."""
     for name, state in context.subject.after.items():
         held = dict(state.parts()).get(place)
         if name != request and held is not None:
@@ -54,7 +54,7 @@ def of_others(context: EventContext, request: str, place: Place, count: int) -> 
 def others_kept(
     context: EventContext, name: str, place: Place, due: torch.Tensor, count: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """What stands in the place of a part of a prefix, if a move mixed up whose it is, or of when."""
+    """The content of a part of a prefix if a move took it from another request, prefix or time."""
     yield "is all zero", torch.zeros_like(due)
     for request, state in context.subject.after.items():
         held = dict(state.parts()).get(place)
@@ -68,13 +68,13 @@ def others_kept(
 
 
 def with_last(result: Comparison, found: torch.Tensor | None, due: int) -> Comparison:
-    """A prefix that keeps rows of an MTP layer that hang on a token behind it, or lacks others, is called so."""
+    """Recognise a prefix that keeps rows of an MTP layer that depend on later tokens, or that lacks rows."""
     more, layer = 0 if found is None or found.dim() < 3 else len(found) - due, result.place.layer
     if not more or result.problem is None or result.place.stage == "trunk":
         return result
     which = f"{counted(abs(more), 'row')} of MTP layer {layer}" if layer else "the draft head's last row"
     if more < 0:
-        clause = f"lacks {which}, though no token behind the prefix is in it"
+        clause = f"lacks {which}, which depends on no token after the prefix"
         return replace(result, problem=Problem("identified", clause))
-    made = "which was made of the token" if more == 1 else "which were made of tokens"
-    return replace(result, problem=Problem("identified", f"keeps {which}, {made} behind the prefix"))
+    made = "which depends on the token" if more == 1 else "which depend on tokens"
+    return replace(result, problem=Problem("identified", f"keeps {which}, {made} after the prefix"))

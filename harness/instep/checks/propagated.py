@@ -1,14 +1,14 @@
-"""T3: what has come of all errors so far: hidden rows, final rows, logits, of the free-running subject.
+"""T3: accumulated errors of the free-running subject in hidden rows, final rows and logits.
 
-What a subject holds that shows no rows between its layers (`Shown.whole`) is judged here, too: conv windows, states and
-KV entries after every event that wrote them, in units of the largest error of the rounded run at the same component.
-Leaves out: where an error was made (T2 says it). The yardstick is the rounded reference, run end to end with sums in
-another order (`observe/reorder.py`): one run, so one draw. At one place its error may be small by luck; so what counts
-is the largest that it makes anywhere in this event for this request, in the target or in its head. Nothing is carried
-over from earlier events: the allowance of a late event is as tight as that of an early one. Where all that a request
-carries hangs on one number, one draw is still luck (the largest of 8388 errors of correct engines on small random
-models used up 0.79 of its allowance); so before anything is called wrong, the rounded run is drawn again, up to REDRAWS
-times, with declared roundings that fall by chance (`replay/participants.py`): else draws in 16 bits would be equal.
+For a subject that shows no rows between its layers (`Shown.whole`), memory is judged here, too: conv windows, states
+and KV entries after every event that wrote them, relative to the largest error of the rounded run in that component.
+The yardstick is the rounded reference, run end to end with sums in another order (`observe/reorder.py`): one run is one
+draw. Its error at one place may be small by luck, so the limit uses its largest error in this event for this request,
+in the target or in the draft head. No allowance is carried over from earlier events, so late events have the same limit
+as early ones. If everything depends on one number, one draw can still be luck (the largest of 8388 errors of correct
+engines on small random models used 0.79 of its allowance). So before anything is called wrong, the rounded run is drawn
+again up to REDRAWS times, with stochastic rounding (`replay/participants.py`), as draws in 16 bits would be equal.
+Leaves out: where an error was made, which T2 reports.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from .measure import Spot, blocks, relative_error
 from .windows import named_windows
 
 WINDOW = "conv"
-OTHER_EXPERTS = "its rows went to other experts, where the truth hardly chose"
-FEEDS = {"conv": "state", "state": "state", "keys": "kv", "values": "kv"}  # component of memory -> what shows it
-Stored = Callable[[str, torch.Tensor], torch.dtype]  # of a component, and what was found there
+OTHER_EXPERTS = "its rows went to other experts in a near tie"
+FEEDS = {"conv": "state", "state": "state", "keys": "kv", "values": "kv"}  # component -> the feed that shows it
+Stored = Callable[[str, torch.Tensor], torch.dtype]  # (component, found tensor) -> dtype whose rounding is granted
 
 
 class Propagated:
-    """Per request and layer, at every stage; a draft chain as long as both sides run on the same tokens."""
+    """Per request and layer, at every stage; a draft chain only while both sides run on the same tokens."""
 
     name = "propagated"
     tier = Tier.PROPAGATED
 
     def __init__(self, stored: Stored | None = None, others: Collection[str] = ()) -> None:
-        """stored: whose rounding is granted to a tensor; None: that of its own dtype, which T2 holds to what is
-        declared. others: requests whose rows went to other experts (`experts.py`)."""
+        """stored: the dtype whose rounding is granted; None means the tensor's own dtype, which T2 compares with the
+        declaration. others: requests whose rows went to other experts (`experts.py`)."""
         self._resampled: list[EventContext] = []
-        self._carried: list[Mapping[tuple[str, bool], float]] = []  # by these draws, as far as it was asked for
+        self._carried: list[Mapping[tuple[str, bool], float]] = []  # errors of the draws so far
         self._stored, self._others = stored, others
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
@@ -82,7 +82,7 @@ class Propagated:
         self, context: EventContext, place: Place, request: str, truth: torch.Tensor, draws: Iterator[Draw],
         found: torch.Tensor | None,
     ) -> Comparison:
-        """By one draw of the rounded run; by more of them before it is called wrong."""
+        """Judge by one draw of the rounded run, and by more before it is called wrong."""
         spot = Spot(self.name, self.tier, context.index, context.kind, place, request, slot_of(context, request))
         stored = None if self._stored is None or found is None else self._stored(place.component, found)
         return judge(spot, truth, draws, found, stored=stored)
@@ -98,7 +98,7 @@ class Propagated:
             yield rounded, self._carried[number][family(place, span)]
 
     def _memory(self, context: EventContext, place: Place, request: str, truth: torch.Tensor) -> Comparison:
-        """What it holds in one layer; a conv window that is another known one is named."""
+        """Judge a request's memory of one layer, and recognise known wrong conv windows."""
         draws = (
             (dict(_rounded_of(sampled).after[request].parts())[place], kept(sampled, request)[place.component])
             for sampled in self._draws(context)
@@ -113,7 +113,7 @@ class Propagated:
         return replace(result, problem=replace(result.problem, code="identified", mistake=Explained.one_of(equal)))
 
     def _draws(self, context: EventContext) -> Iterator[EventContext]:
-        """The context with one draw after another; those that were made are kept while the event lasts."""
+        """The context with one draw after another; draws are kept for the rest of the event."""
         if not self._resampled or self._resampled[0] is not context:
             self._resampled, self._carried = [context], []
         yield context
@@ -139,14 +139,14 @@ def carried(context: EventContext) -> Mapping[tuple[str, bool], float]:
 
 
 def wrote(context: EventContext) -> list[str]:
-    """The requests whose memory this event wrote, and that is shown now."""
+    """The requests whose memory this event wrote and the engine shows now."""
     busy = [span.request for stage in ("trunk", "extend") for span in row_spans(context, stage)
             if span.kind in ("prefill", "decode", "commit")]  # fmt: skip
     return [name for name in dict.fromkeys((*busy, *sorted(context.shown.rebuilt))) if context.shown.memory(name)]
 
 
 def kept(context: EventContext, request: str) -> Mapping[str, float]:
-    """The largest error of the rounded run in what a request holds now, by component."""
+    """The largest error of the rounded run in the memory of a request, by component."""
     found: dict[str, float] = {}
     rounded = dict(_rounded_of(context).after[request].parts())
     for place, truth in context.truth.after[request].parts():
@@ -158,7 +158,7 @@ def kept(context: EventContext, request: str) -> Mapping[str, float]:
 
 
 def family(place: Place, span: RowSpan) -> tuple[str, bool]:
-    """Whose error it is: the request's, in the target (True) or in the draft head."""
+    """The group that shares an error: the request, in the target (True) or in the draft head (False)."""
     return span.request, place.stage == "trunk"
 
 

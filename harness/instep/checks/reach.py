@@ -1,11 +1,11 @@
-"""Whether a drawn token can come of logits that are off by some error: bounds of every sum that is cumulated.
+"""Whether logits within some error can draw a token: bounds of all cumulative sums.
 
-Let each logit be off by at most e. Then a score x / temperature is off by d = e / temperature, a weight exp(score) by a
-factor within exp(-d) .. exp(d), and whatever part F of a total some tokens hold lies between the parts that they hold
-if their weights are the smallest and all others the largest, and the other way round. A uniform decides otherwise than
-the truth only where it lies between these two. Tokens at a cut of top-k or top-p, whose logits are nearer to each other
-than 2e, may stand on either side: their smallest weight is 0.
-Leaves out: which errors there are (`allowance.py`), and what is made of a token that cannot come (`draws.py`).
+Let each logit have an error of at most e. Then a score x / temperature has an error of d = e / temperature, and a
+weight exp(score) a factor within exp(-d) .. exp(d). The part F of some tokens in the total is smallest if their weights
+are the smallest and all others the largest, and largest in the opposite case. A uniform can draw another token than the
+truth only between these two. Tokens at a cut of top-k or top-p whose logits are closer than 2e may be on either side of
+the cut, so their smallest weight is 0.
+Leaves out: the allowed errors (`allowance.py`), and the judgement of a token that cannot be drawn (`draws.py`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from instep_reference.sampling import Drawing, fp32, probabilities
 
 from .allowance import SCORE_ULPS, sums_error
 
-FARTHEST = 2.0**20  # times what is allowed: beyond it a token is called impossible
+FARTHEST = 2.0**20  # multiple of the allowance beyond which a token counts as impossible
 HALVINGS = 10
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a drawing: its logits [vocab] in fp64, and what is drawn with; children: each token once."""
+    """One row of a draw: its logits [vocab] in fp64, its sampling and uniforms. children: each token once."""
 
     logits: torch.Tensor
     drawing: Drawing
@@ -34,12 +34,12 @@ class Row:
 
     @classmethod
     def every(cls, logits: torch.Tensor, drawing: Drawing) -> list[Row]:
-        """The rows of a window, whose logits [T, vocab] are given."""
+        """The rows of a window with logits [T, vocab]."""
         return [cls(row, drawing, node) for node, row in enumerate(logits)]
 
     @property
     def drawn(self) -> int:
-        """The token that these logits draw. It depends on no other row's."""
+        """The token that these logits draw, which depends on no other row."""
         probs, how = probabilities(self.logits[None], self.drawing.sampling), self.drawing
         uniforms = self.logits.new_tensor([*how.at_nodes, how.final])
         return draws(how.tokens, how.parents, probs.expand(len(how.tokens), -1), uniforms[:-1], uniforms[-1])[self.node]
@@ -51,9 +51,9 @@ class Row:
 
 
 def part(row: Row, token: int, error: float, width: torch.dtype) -> float:
-    """The smallest multiple of what is allowed with which the token can be drawn; 1 is the limit.
+    """The smallest multiple of the allowance with which the token can be drawn; 1 is the limit.
 
-    error: of one logit;  width: in which weights and sums are computed
+    error: the error of one logit.  width: the dtype of weights and sums
     """
     if not (0 <= token < len(row.logits) and reachable(row, token, error, width, FARTHEST)):
         return math.inf
@@ -68,7 +68,7 @@ def part(row: Row, token: int, error: float, width: torch.dtype) -> float:
 
 
 def reachable(row: Row, token: int, error: float, width: torch.dtype, factor: float = 1.0) -> bool:
-    """Whether the token can be drawn where all errors are at most `factor` times what is allowed."""
+    """Whether the token can be drawn if all errors are at most `factor` times the allowance."""
     error, eps = error * factor, torch.finfo(width).eps * factor
     weights, heat = _Weights.of(row, error, eps), float(fp32(row.drawing.sampling.temperature, row.logits))
     assert heat > 0, "it is drawn"
@@ -89,7 +89,7 @@ def reachable(row: Row, token: int, error: float, width: torch.dtype, factor: fl
 
 
 def sure(row: Row, error: float, width: torch.dtype) -> bool:
-    """Whether one token alone can be drawn where all errors are at most what is allowed."""
+    """Whether only one token can be drawn within the allowance."""
     eps = torch.finfo(width).eps
     weights, slack = _Weights.of(row, error, eps), sums_error(len(row.logits), eps)
     children = row.children
@@ -97,7 +97,7 @@ def sure(row: Row, error: float, width: torch.dtype) -> bool:
     if can < 2 and weights.share(children)[0] * (1 - slack) <= row.drawing.at_nodes[row.node]:
         rest, last = weights.without(children), row.drawing.final
         low, high = (torch.cat([part.new_zeros(1), part.cumsum(0)]) for part in (rest.low, rest.high))
-        # Of the tokens up to each: the smallest part that they may hold, and the largest.
+        # The smallest and the largest part of all tokens up to each one.
         least = low / (low + high[-1] - high).clamp(min=torch.finfo(low.dtype).tiny)
         most = high / (high + low[-1] - low).clamp(min=torch.finfo(low.dtype).tiny)
         there = (rest.high > 0) & (least[:-1] * (1 - slack) <= last) & (last < most[1:] * (1 + slack))
@@ -107,7 +107,7 @@ def sure(row: Row, error: float, width: torch.dtype) -> bool:
 
 @dataclass(frozen=True)
 class _Weights:
-    """The smallest and the largest that each weight may be, [vocab] each."""
+    """The smallest and the largest value of each weight, [vocab] each."""
 
     low: torch.Tensor
     high: torch.Tensor
@@ -129,7 +129,7 @@ class _Weights:
             sure, may = _before(falling, error)
             edge, slack = float(fp32(sampling.top_p, x)), sums_error(len(x), eps)
             some, most = (torch.cat([weight.new_zeros(1), weight[order].cumsum(0)]) for weight in (low, high))
-            # The part of those in front of a token: at least, and at most; it belongs to the rest itself.
+            # The least and the largest part of all tokens before a token, which itself belongs to the rest.
             least = some[sure] / (some[sure] + most[-1] - most[sure]).clamp(min=torch.finfo(x.dtype).tiny)
             others = (some[-1] - some[(may + 1).clamp(max=len(x))]).clamp(min=0) + low[order]
             largest = most[may] / (most[may] + others).clamp(min=torch.finfo(x.dtype).tiny)
@@ -138,7 +138,7 @@ class _Weights:
         return cls(low, high)
 
     def share(self, tokens: list[int] | slice) -> tuple[float, float]:
-        """The least and the largest part of the total that these tokens may hold."""
+        """The smallest and the largest part of these tokens in the total."""
         low, high = float(self.low[tokens].sum()), float(self.high[tokens].sum())
         over, under = float(self.high.sum()) - high, float(self.low.sum()) - low
         return low / (low + over) if low else 0.0, high / (high + max(under, 0.0)) if high else 0.0
@@ -150,7 +150,7 @@ class _Weights:
 
 
 def _before(falling: torch.Tensor, error: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """In order of falling logit: how many tokens stand in front of each for sure, and how many may."""
+    """In the order of falling logits: how many tokens are certainly before each one, and how many may be."""
     if not error:
         rank = torch.arange(len(falling), device=falling.device)
         return rank, rank

@@ -1,8 +1,8 @@
-"""The bank of wrong states where an engine keeps updates: what running them again would leave after a known mistake.
+"""Wrong states of engines that keep updates and replay them.
 
-An engine that keeps a token's key k, decay and update u runs it again as S <- decay S + k u^T. Each of the three may be
-another token's, and the update may have been made from another state. Leaves out: mistakes that need no kept update
-(`hypotheses.py`, which holds the whole bank).
+Such an engine keeps a token's key k, decay and update u, and replays it as S <- decay S + k u^T. Each of the three may
+be that of another token, and the update may have been computed from another state. Leaves out: mistakes that need no
+kept update, and the table of all wrong states (`hypotheses.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def update_of_the_token_before(scene: Scene) -> list[Wrong]:
 
 
 def update_of_the_previous_step(scene: Scene) -> list[Wrong]:
-    """What stood in the entries a round ago: in all of them, or in the last one."""
+    """Entries have the content of the previous round: all of them, or only the last one."""
     if not scene.kept or scene.older is None:
         return []
     wrong = [_as_many(scene, "adds the updates of the previous step along the keys of this one", scene.older)]
@@ -40,7 +40,7 @@ def update_of_the_previous_step(scene: Scene) -> list[Wrong]:
 
 
 def update_of_another_request(scene: Scene) -> list[Wrong]:
-    """Kept by batch row, or read there."""
+    """Updates are kept or read by batch row instead of slot."""
     if not scene.kept:
         return []
     return [_as_many(scene, f"adds the updates {whose}", theirs) for whose, theirs in scene.theirs]
@@ -72,7 +72,7 @@ def update_before_the_decay(scene: Scene) -> list[Wrong]:
 
 def run_again_without_decay(scene: Scene) -> list[Wrong]:
     if not scene.kept or scene.count < 2:
-        return []  # of one token: the last decay dropped
+        return []  # for one token the same as `last_decay_dropped`
     return [Wrong("was run again without decay", scene.again(scene.base, log_decay=torch.zeros_like(scene.log_decay)))]
 
 
@@ -83,13 +83,13 @@ def run_again_decayed_twice(scene: Scene) -> list[Wrong]:
 
 
 def run_again_with_other_decays(scene: Scene) -> list[Wrong]:
-    """Those of the tokens behind, or before: the first and the last change places round the window."""
+    """Decays are shifted by one token, cyclically in the window."""
     if not scene.kept:
         return []
     return [
         Wrong(f"was run again with the decays of the tokens {where}",
               scene.again(scene.base, log_decay=scene.log_decay.roll(by, 0)))
-        for where, by in (("behind", -1), ("before", 1))
+        for where, by in (("after", -1), ("before", 1))
     ]  # fmt: skip
 
 
@@ -98,22 +98,22 @@ def run_again_along_other_keys(scene: Scene) -> list[Wrong]:
         return []
     return [
         Wrong(f"was run again along the keys of the tokens {where}", scene.again(scene.base, k=scene.k.roll(by, 0)))
-        for where, by in (("behind", -1), ("before", 1))
+        for where, by in (("after", -1), ("before", 1))
     ]
 
 
 def run_again_with_other_updates(scene: Scene) -> list[Wrong]:
     if not scene.kept or scene.count < 2:
-        return []  # of one token: the update of a rejected token
+        return []  # for one token the same as the update of a rejected token
     return [
         Wrong(f"was run again with the updates of the tokens {where}",
               scene.again(scene.base, updates=scene.updates.roll(by, 0)))
-        for where, by in (("behind", -1), ("before", 1))
+        for where, by in (("after", -1), ("before", 1))
     ]  # fmt: skip
 
 
 def run_again_written_first(scene: Scene) -> list[Wrong]:
-    """Each token is added and decays with the state, not after it has decayed."""
+    """Each token is added before the decay, not after it."""
     if not scene.kept:
         return []
     state = scene.base
@@ -124,7 +124,7 @@ def run_again_written_first(scene: Scene) -> list[Wrong]:
 
 
 def run_again_from_the_second(scene: Scene) -> list[Wrong]:
-    """One entry too far: without the first accepted token, with the first rejected one."""
+    """The replay starts one entry too late: without the first accepted token, with the first rejected one."""
     if not scene.kept or scene.count == len(scene.updates):
         return []
     k, log_decay, updates = (x.roll(-1, 0) for x in (scene.k, scene.log_decay, scene.updates))
@@ -133,7 +133,7 @@ def run_again_from_the_second(scene: Scene) -> list[Wrong]:
 
 
 def wrong_updates(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:
-    """Updates [T, HV, V] of a window as a known mistake would keep them, and the sentence that says so of them."""
+    """Sentences of known mistakes, and the updates [T, HV, V] of a window that each keeps."""
     tokens = range(len(scene.updates))
     none = torch.zeros_like(scene.log_decay[0])
     yield "was made before the state decayed", torch.stack(
@@ -143,7 +143,7 @@ def wrong_updates(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:
         yield "was made from the state before the window", torch.stack([_made(scene, t, scene.base) for t in tokens])
         behind = [_made(scene, t, scene.after(max(t - 1, 0))) for t in tokens]
         yield "was made from the state before the token before", torch.stack(behind)
-        yield "is that of the token behind", scene.updates.roll(-1, 0)
+        yield "is that of the token after", scene.updates.roll(-1, 0)
         yield "is that of the token before", scene.updates.roll(1, 0)
     for whose, theirs in scene.theirs:
         if theirs.shape == scene.updates.shape:
@@ -153,19 +153,19 @@ def wrong_updates(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _made(scene: Scene, t: int, state: torch.Tensor) -> torch.Tensor:
-    """The update of token t, made from another state."""
+    """The update of token t, computed from another state."""
     return update(state, scene.k[t], scene.v[t], scene.log_decay[t], scene.beta[t])
 
 
 def _last(scene: Scene, sentence: str, last: torch.Tensor) -> Wrong:
-    """With another update of the last accepted token."""
+    """The state with another update of the last accepted token."""
     updates, t = scene.updates.clone(), scene.count - 1
     updates[t] = last
     return Wrong(sentence, scene.again(scene.after(t), updates=updates, begin=t))
 
 
 def _as_many(scene: Scene, sentence: str, others: torch.Tensor) -> Wrong:
-    """With other updates of the first tokens, as many as there are."""
+    """The state with other updates of the first tokens, for as many as there are."""
     updates, many = scene.updates.clone(), min(scene.count, len(others))
     updates[:many] = others[:many]
     return Wrong(sentence, scene.again(scene.base, updates=updates))

@@ -1,4 +1,4 @@
-"""One request's state over one step, in fp64, and what the tokens of the step do to it: what wrong states are made of.
+"""One request's state and tokens over one step in fp64, from which wrong states are computed.
 
 Leaves out: the mistakes (`hypotheses.py`, `run_again.py`).
 """
@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import torch
 
-EVERY_COUNT_UP_TO = 16  # windows up to this long are tried after each of their tokens; longer ones are prompts
+EVERY_COUNT_UP_TO = 16  # windows up to this length are tried after each of their tokens; longer ones are prompts
 
-BLOCKS = (16, 64)  # tokens that kernels of a chunk take at once
+BLOCKS = (16, 64)  # block sizes of chunked kernels, in tokens
 
 
 class Wrong(NamedTuple):
-    """What the subject would hold, [HV, K, V], and the sentence that says so."""
+    """A wrong state [HV, K, V], and the sentence of the mistake that leaves it."""
 
     sentence: str
     state: torch.Tensor
@@ -28,16 +28,15 @@ class Wrong(NamedTuple):
 class Scene:
     """One request's GDN layer over one step, in fp64, from the subject's own bits.
 
-    base      [HV, K, V] the state before; k [T, HV, K], v [T, HV, V], log_decay, beta [T, HV]: what each token of
-              the window, or of the prompt's chunk, folds in (k as the value head reads it)
-    count     tokens of these that are committed, the first ones; verb: "accepted", "given"
-    previous  the state before the step before this one, if there was one
-    others    what the others hold: whose it is ("of request ..."), and [HV, K, V]
-    handed    what a miscounted step before this one would have left instead of `base`: a sentence, and [HV, K, V]
-    theirs    updates [T', HV, V] that others make in the same event: whose they are ("of request ...")
-    older     updates [T', HV, V] that the step before this one made; pending: k, log_decay and updates of its tokens
-    branches  of a window that is a tree: what the state would be at other nodes. k, v, log_decay and beta are then
-              those of the accepted path alone
+    base      [HV, K, V] the state before; k [T, HV, K], v [T, HV, V], log_decay, beta [T, HV]: the inputs of each token
+              of the window or of the prompt's chunk (k as the value head reads it)
+    count     number of committed tokens, which are the first ones; verb: "accepted", "given"
+    previous  the state before the previous step, if there was one
+    others    states of other requests: whose ("of request ..."), and [HV, K, V]
+    handed    states that a miscounted previous step would have left instead of `base`: a sentence, and [HV, K, V]
+    theirs    updates [T', HV, V] of other requests in the same event: whose ("of request ...")
+    older     updates [T', HV, V] of the previous step; pending: k, log_decay and updates of its tokens
+    branches  for a tree: the states at other nodes. k, v, log_decay and beta are then those of the accepted path
     """
 
     base: torch.Tensor
@@ -69,19 +68,19 @@ class Scene:
         return (count for count in self._kept if count != self.count and count in tried)
 
     def fold(self, state: torch.Tensor, begin: int = 0) -> torch.Tensor:
-        """The committed tokens from `begin` on, folded into another state."""
+        """Another state after the committed tokens from `begin` on."""
         for t in range(begin, self.count):
             state = step(state, self.k[t], self.v[t], self.log_decay[t], self.beta[t])
         return state
 
     @property
     def kept(self) -> bool:
-        """Whether the tokens are a window's, whose updates an engine may keep and run again; a prompt's are not."""
+        """Whether the tokens form a window, whose updates an engine may keep and replay, and not a prompt."""
         return self.verb == "accepted" and self.k.shape[0] <= EVERY_COUNT_UP_TO
 
     @cached_property
     def updates(self) -> torch.Tensor:
-        """[T, HV, V]: what every token of a window adds along its key."""
+        """[T, HV, V]: the update that every token of a window adds along its key."""
         before = [self.after(t) for t in range(self.k.shape[0])]
         return torch.stack([
             update(state, self.k[t], self.v[t], self.log_decay[t], self.beta[t]) for t, state in enumerate(before)
@@ -91,7 +90,7 @@ class Scene:
         self, state: torch.Tensor, *, k: torch.Tensor | None = None, log_decay: torch.Tensor | None = None,
         updates: torch.Tensor | None = None, begin: int = 0,
     ) -> torch.Tensor:
-        """The committed tokens from `begin` on, run again on a state from their keys, decays and updates, or others."""
+        """A state after a replay of the committed tokens from `begin` on, with their own or other updates."""
         given = (self.k if k is None else k, self.log_decay if log_decay is None else log_decay,
                  self.updates if updates is None else updates)  # fmt: skip
         for t in range(begin, self.count):
@@ -99,17 +98,17 @@ class Scene:
         return state
 
     def carried(self, state: torch.Tensor) -> list[torch.Tensor]:
-        """The committed tokens on another state: folded in, or where updates are kept run again as they were made."""
+        """Another state after the committed tokens: computed, and also replayed if updates are kept."""
         return [self.fold(state), *((self.again(state),) if self.kept else ())]
 
     def undecayed(self, begin: int) -> torch.Tensor:
-        """The right state, but the tokens from `begin` on did not make it forget what was there before them."""
+        """The right state without the decays of the tokens from `begin` on on the state before them."""
         decay = self.log_decay[begin : self.count].sum(0).exp()
         return self.right + (1 - decay)[:, None, None] * self.after(begin)
 
     def last(self, *, k: torch.Tensor | None = None, log_decay: torch.Tensor | None = None,
              beta: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
-        """The right state but for something of its last token."""
+        """The right state with another key, decay or gate of its last token."""
         t = self.count - 1
         return step(
             self.after(t), self.k[t] if k is None else k, self.v[t],
@@ -129,14 +128,14 @@ class Scene:
 
 
 def block(count: int, size: int) -> int:
-    """Where the last of so many tokens' blocks begins."""
+    """The first token of the last block."""
     return (count - 1) // size * size
 
 
 def step(
     state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor
 ) -> torch.Tensor:
-    """One token into the state: forget, then write only what k does not already recall.
+    """Add one token to the state: forget, then write only what k does not already recall.
 
     Shapes:  state [HV, K, V]   k [HV, K]   v [HV, V]   log_decay, beta [HV]  ->  [HV, K, V]
     """
@@ -147,12 +146,12 @@ def step(
 def update(
     state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor
 ) -> torch.Tensor:
-    """What `step` adds along the key, [HV, V]."""
+    """The update [HV, V] that `step` adds along the key."""
     return _written(_faded(state, log_decay), k, v, beta)
 
 
 def add(state: torch.Tensor, k: torch.Tensor, log_decay: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
-    """A token whose update is known, into the state."""
+    """Add a token with a known update to the state."""
     return _added(_faded(state, log_decay), k, update)
 
 

@@ -1,8 +1,8 @@
-"""T1: within a unit that may be written, only the positions that the event names change their bytes.
+"""T1: inside a unit that may be written, only the positions that the event writes change their bytes.
 
-Leaves out: units that may not be written at all (`bytes.py`). Columns beyond a narrow window, entries of a ring that
-are not this window's, the tail of a page, the places of a slot table behind a window: what nobody names keeps its
-bytes, or its poison. Positions come from the trace; what a position is, the engine declares with its pools.
+All other positions keep their bytes or their poison: columns beyond a narrow window, ring entries of other windows, the
+tail of a page, places of a slot table after a window. The trace determines the positions; the engine declares with its
+pools what a position is. Leaves out: units that may not be written at all (`bytes.py`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..observe.rows import row_spans
 from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 
-Writes = dict[int, set[int] | None]  # unit -> positions; None: one of them, and the engine knows which
+Writes = dict[int, set[int] | None]  # unit -> positions; None means any one position, which the engine chooses
 
 
 class Tails:
-    """Every position of every unit that has positions."""
+    """Compare every position of every unit that has positions."""
 
     name = "tails"
     tier = Tier.BITWISE
@@ -50,8 +50,8 @@ class Tails:
         if not regions:
             yield Skipped(self.name, context.index, "this engine shows no memory")
         elif unknown:
-            yield Skipped(self.name, context.index, f"{', '.join(unknown)}: the engine does not declare what stands in "
-                          "there (`Region.means`); every unit is looked at as a whole")  # fmt: skip
+            yield Skipped(self.name, context.index, f"{', '.join(unknown)}: the engine does not declare the content "
+                          "(`Region.means`), so every unit is compared as a whole")  # fmt: skip
 
     def _judged(self, context: EventContext, looked: Looked, along: Positions) -> Comparison:
         region, changed = looked.region, looked.changed()
@@ -63,9 +63,9 @@ class Tails:
             strays = positions - allowed if allowed is not None else positions if len(positions) > 1 else set()
             if strays and unit not in region.scratch:
                 first = unit if first is None else first
-                right = "one position" if allowed is None else _spelled(allowed) if allowed else "nothing"
-                said.append(f"{region.name} {region.by} {unit} changed at {_spelled(strays)}, where this event does "
-                            f"not write (there it writes {right})")  # fmt: skip
+                some = "one position" if allowed is None else _spelled(allowed) if allowed else ""
+                said.append(f"{region.name} {region.by} {unit} changed at {_spelled(strays)}; this event writes "
+                            f"{f'only {some}' if some else 'nothing'} there")  # fmt: skip
         place, request, slot = stands(region, first, context.expected.slots_after)
         return Comparison(
             self.name, self.tier, context.index, context.kind, place, elements=changed.numel(), blocks=len(changed),
@@ -75,7 +75,7 @@ class Tails:
 
 
 def _writes(context: EventContext, region: Region, along: Positions) -> Writes:
-    """The positions of a region that the event writes, by what a position is."""
+    """The positions of a region that the event writes, by the meaning of a position."""
     count = region.units.shape[1]
     trunk = list(enumerate(row_spans(context, "trunk")))
     verified = [(number, span) for number, span in trunk if span.kind == "verify"]
@@ -105,7 +105,7 @@ def _writes(context: EventContext, region: Region, along: Positions) -> Writes:
 
 
 def _chosen(context: EventContext) -> Writes:
-    """Roots in position 0, drafts behind them."""
+    """Positions of choices: roots in position 0, drafts after it."""
     slots = context.expected.slots_after
     if isinstance(context.event, Draft):
         return {slots[name]: set(range(1, len(context.expected.windows[name]))) for name in context.event.requests}
@@ -113,7 +113,7 @@ def _chosen(context: EventContext) -> Writes:
 
 
 def _mapped(context: EventContext) -> Writes:
-    """Pages that a request has now and had not before."""
+    """Positions of pages that a request gained at this event."""
     before, slots = context.expected.pages_before, context.expected.slots_after
     return {
         slots[name]: set(range(len(before.get(name, ())), len(pages)))
@@ -122,7 +122,7 @@ def _mapped(context: EventContext) -> Writes:
 
 
 def _chain(context: EventContext) -> list[str]:
-    """The steps of a draft: at most one per node behind the root."""
+    """The stages of a draft: at most one per node after the root."""
     if context.expected.topk is not None:
         return [f"chain.{step}" for step in range(1, context.expected.num_steps)]
     nodes = max(map(len, context.expected.windows.values()), default=0)
@@ -130,7 +130,7 @@ def _chain(context: EventContext) -> list[str]:
 
 
 def _paged(context: EventContext, stages: Iterable[str], size: int) -> Writes:
-    """Rows of these stages stand at consecutive positions of their requests' pages; every node has its own."""
+    """Positions on pages of the rows of these stages, which are consecutive; every node has its own."""
     rows: list[tuple[str, Iterable[int]]] = []
     for stage in stages:
         name, _, step = stage.partition(".")
@@ -142,12 +142,12 @@ def _paged(context: EventContext, stages: Iterable[str], size: int) -> Writes:
 
 
 def _moved(span: RowSpan) -> list[int]:
-    """Positions to which a commit copies a node, because it stands elsewhere: in a chain there are none."""
+    """Positions to which a commit moves a node; a chain has none."""
     return [span.start + order for order, node in enumerate(span.nodes) if node != order]
 
 
 def _on_pages(context: EventContext, rows: Iterable[tuple[str, Iterable[int]]], size: int) -> Writes:
-    """Positions of requests, on their pages."""
+    """Positions of requests as positions on their pages."""
     found: dict[int, set[int]] = {}
     for request, positions in rows:
         pages = context.expected.pages_after.get(request, ())
@@ -158,7 +158,7 @@ def _on_pages(context: EventContext, rows: Iterable[tuple[str, Iterable[int]]], 
 
 
 def _by_unit(context: EventContext, region: Region, parts: Iterable[tuple[int, RowSpan, Iterable[int]]]) -> Writes:
-    """Batch rows with their positions, as rows or as the slots of their requests."""
+    """Positions by batch row, or by the slot of the row's request."""
     slots = context.expected.slots_after
     return {
         number if region.by == "row" else slots[span.request]: set(positions)

@@ -1,4 +1,4 @@
-"""Known mistakes of a drafter that grows a tree: the definition once more, with one thing done otherwise.
+"""Known mistakes of a drafter that grows a tree: the definition with one thing changed.
 
 Leaves out: whether the tree is wrong (`grown.py`).
 """
@@ -17,12 +17,12 @@ from ..observe.context import EventContext
 from ..observe.growth import Said, grown_of
 
 Tree = tuple[list[int], list[int]]  # tokens and parents of drafts
-TOLD = 3  # of mistakes that fit equally well
+TOLD = 3  # mistakes that are printed if several fit equally well
 
 
 class _Wrong(Growing):
     def tree(self, drafts: int) -> Tree:
-        """Where a parent is not chosen, its child stands behind the root."""
+        """The tree of the chosen candidates; a child whose parent is not chosen follows the root."""
         chosen = self.chosen(drafts)
         node = {number: at for at, number in enumerate(chosen, start=1)}
         taken = [self.candidates[number] for number in chosen]
@@ -80,22 +80,22 @@ class _ByScore(_Wrong):
 
 
 MISTAKES: tuple[tuple[str, type[Growing]], ...] = (
-    ("of equal scores the higher number comes first", _HigherTie),
+    ("equal scores are ordered by the higher number first", _HigherTie),
     ("the score of the parent is not added", _Unadded),
     ("probabilities are added, not their logarithms", _Chances),
-    ("a parent is the beam after the one that it should be", _NextBeam),
-    ("a parent is the beam before the one that it should be", _BeamBefore),
+    ("a parent is one beam too high", _NextBeam),
+    ("a parent is one beam too low", _BeamBefore),
     ("a parent is the beam before the one whose score was added", _ParentAlone),
     ("only candidates of the last step are taken", _LastStep),
     ("the first candidates are taken, not the best", _FirstComes),
-    ("nodes are numbered by score, not as they came", _ByScore),
+    ("nodes are numbered by score, not in the order of their creation", _ByScore),
 )
 
 
 def mistake(context: EventContext, name: str, wrong: Mapping[str, Tree]) -> str | None:
-    """The known mistakes that make exactly this tree of what the head said, and most others that are wrong beside it.
+    """The known mistakes that give exactly this tree and most other wrong trees of the event.
 
-    Small trees cannot tell some of them from each other: then the first ones are said. wrong: by request
+    A small tree may fit several mistakes; then the first ones are returned. wrong: wrong trees by request
     """
     shared = Counter(sentence for other, told in wrong.items() for sentence in _fitting(context, other, told))
     mine = _fitting(context, name, wrong[name]) if name in wrong else []

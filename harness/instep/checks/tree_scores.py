@@ -1,9 +1,9 @@
-"""Scores of paths by the logits that a side shows, and how far an order of them may be from another one.
+"""Scores of paths from the logits of a side, and the allowed error of their order.
 
-Let each logit of row r be off by at most e_r. Then two candidates of one row change their difference by at most 2 e_r
-(the logarithm of the sum is the same for both), and below the node where two paths part each row changes a sum by at
-most 2 e_r: its logit, and its logarithm. Rows that both paths have in common change nothing. To that come the roundings
-of both sums (`log_prob_error`). Leaves out: what is made of an order that is closer than this (`grown.py`).
+Let each logit of row r have an error of at most e_r. Then the difference of two candidates of one row changes by at
+most 2 e_r, as the logarithm of the sum is the same for both. Below the node where two paths diverge each row changes a
+score by at most 2 e_r, for its logit and its logarithm. Rows that both paths share change nothing. The roundings of
+both sums are added (`log_prob_error`). Leaves out: the judgement of an order (`grown.py`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Path = tuple[int, ...]  # tokens from the root's child on
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of paths by a side's logits, and what their differences may be off by.
+    """Scores of paths from a side's logits, and the allowed error of their differences.
 
-    noise  the relative error that T3 grants these logits; None: none, they are the engine's own
+    noise  the relative error that T3 allows these logits; None means no error, for the engine's own logits
     """
 
     growth: Growth
@@ -33,7 +33,7 @@ class Scores:
     stored: torch.dtype
 
     def disorder(self, kept: Sequence[Path], among: Sequence[Path], *, ordered: bool) -> float:
-        """How far the scores are from giving what was kept, in units of what is allowed; ordered: in this order."""
+        """The distance of the scores from the kept paths in units of the allowance. ordered: the order counts, too."""
         others = [path for path in among if path not in kept]
         pairs = [(one, other) for one in kept for other in others]
         if ordered:
@@ -48,7 +48,7 @@ class Scores:
         return short / most if most else math.inf
 
     def _score(self, path: Path) -> float:
-        """From the root on; a path of which a row is unknown is impossible."""
+        """The score of a path from the root on; minus infinity if a row of it is unknown."""
         total = 0.0
         for at, token in enumerate(path):
             row = self._row(path[:at])
@@ -58,7 +58,7 @@ class Scores:
         return total
 
     def _row(self, path: Path) -> torch.Tensor | None:
-        """The logits behind a path: it is empty, or a beam."""
+        """The logits after a path, which is empty or a beam."""
         if not path:
             return self.growth.logits[0][0]
         if len(path) >= len(self.growth.logits):
@@ -82,7 +82,7 @@ class Scores:
         return float(granted(row.abs().amax(), torch.tensor(self.noise), self.stored))
 
     def _rounding(self, path: Path) -> float:
-        """Of one log-probability, and of adding it."""
+        """The rounding of the log-probabilities of a path and of their sum."""
         row, eps = self._row(path), torch.finfo(_width(self.stored)).eps
         if row is None:
             return 0.0
@@ -94,5 +94,5 @@ def paths_of(growth: Growth, numbers: Sequence[int]) -> list[Path]:
 
 
 def _width(stored: torch.dtype) -> torch.dtype:
-    """In which scores are computed, whatever logits are stored in."""
+    """The dtype in which scores are computed, also for narrower logits."""
     return torch.float64 if stored is torch.float64 else torch.float32

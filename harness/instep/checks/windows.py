@@ -1,4 +1,4 @@
-"""Wrong conv windows that known mistakes leave, and which of them a window of rounded rows is.
+"""Wrong conv windows that known mistakes leave, and the recognition of one from rounded rows.
 
 Leaves out: windows of rows that the subject shows, which `bytes.py` compares bit by bit with the same wrong windows.
 """
@@ -62,9 +62,9 @@ def wrong_windows(
     before: torch.Tensor, fed: torch.Tensor, nodes: Sequence[int], verb: str,
     others: Iterable[tuple[str, torch.Tensor, torch.Tensor]], parents: Sequence[int] | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a conv window [C, W-1] would be if a known mistake had been made, and the sentence that says so.
+    """Sentences of known mistakes, and the conv window [C, W-1] that each leaves.
 
-    nodes: the rows of fed [n, C] that came in; parents: of all of them, where they are a tree
+    nodes: the right rows of fed [n, C]. parents: the parents of all rows, if they are a tree.
     """
     line = fed if parents is None else fed[list(nodes)]
     for count in range(len(line) + 1):
@@ -72,7 +72,7 @@ def wrong_windows(
     for says, rows_taken in () if parents is None else beside("window", parents, nodes):
         yield says, shifted(before, fed[list(rows_taken)])
     begun = shifted(torch.zeros_like(before), fed[list(nodes)])
-    yield "was begun anew: what came before these tokens is lost", begun
+    yield "was started from zero: everything before these tokens is lost", begun
     yield "is all zero", torch.zeros_like(before)
     for name, window, theirs in others:
         for count in range(len(theirs) + 1):

@@ -1,6 +1,6 @@
-"""Why a finding is there: the bank of explanations, for numbers and for bits, and who may say one.
+"""Explanations of findings, for numbers and for bits.
 
-Leaves out: finding anything (`checks/`), and states that follow from a wrong step, which T2d names (`hypotheses.py`).
+Leaves out: finding anything (`checks/`), and wrong states that T2d recognises (`checks/hypotheses.py`).
 """
 
 from .bank import explained

@@ -1,8 +1,8 @@
-"""Rows of the last verify that were found by another stride: made from the window in force, not from the allocation.
+"""Rows of the last verify that were read with a wrong stride, from the current window and not from the allocation.
 
-The draft head takes in the target's rows of the accepted tokens. They stand row by row in a buffer, `width` steps to a
-row; who takes another width finds row r, step t where r * width + t is. Where the engine shows the buffer, what stands
-there is looked up, poison too. Leaves out: rows of the same event (`rows.py`).
+The draft head reads the target's rows of the accepted tokens from a buffer with `width` steps per row. With another
+width, row r, step t is read from row r * width + t. If the engine shows the buffer, its content is looked up, poison
+included. Leaves out: rows of the same event (`rows.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .rows import SHOWN, distance
 
 
 def addresses(case: Case) -> Iterator[Explanation]:
-    """The head's normed hidden rows of a commit: by another stride, or each beside all final rows of the forward."""
+    """The draft head's normed hidden rows of a commit, read with another stride or from another final row."""
     forward, place = case.older.forward, case.finding.place
     if not isinstance(case.context.event, Commit) or (place.layer, place.component) != (STAGE_LEVEL, "post_normed"):
         return
@@ -51,7 +51,7 @@ def addresses(case: Case) -> Iterator[Explanation]:
 
 
 def _by_stride(case: Case, weight: torch.Tensor, nodes: tuple[int, ...]) -> Iterator[Explanation]:
-    """Every buffer of such rows [slots, steps, D] that is shown, as if its slots stood another count of rows apart."""
+    """Every visible buffer of such rows [slots, steps, D], read as if its slots had another distance."""
     slot = case.context.expected.slots_after.get(case.finding.request or "", 0)
     for region in case.context.regions() if slot else ():
         units = region.units
@@ -64,8 +64,8 @@ def _by_stride(case: Case, weight: torch.Tensor, nodes: tuple[int, ...]) -> Iter
                 continue
             taken = units.as_strided((max(nodes) + 1, units.shape[2]), (step, 1), at)[list(nodes)]
             yield Explanation(
-                f"reads the verified rows by another stride: slot r, step t stands where r * {width} + t is, and the "
-                f"slots of {region.name} stand {pitch / step:g} rows apart",
+                f"reads the verified rows with a wrong stride: it takes slot r, step t from row r * {width} + t, but "
+                f"slots of {region.name} are {pitch / step:g} rows apart",
                 rms_norm(taken.to("cpu", torch.float64), weight, case.weights.config.drafter().eps))  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def _sentence(taken: list[int], due: list[int], mine: RowSpan, spans: list[RowSp
     row = spans.index(mine)
     strides = {(other - node) / row for other, node in zip(taken, nodes, strict=True)} if row else set[float]()
     if len(strides) == 1 and (stride := strides.pop()) == int(stride) and stride >= 0:
-        return f"reads the verified rows by another stride: row r, step t stands where r * {int(stride)} + t is"
+        return f"reads the verified rows with a wrong stride: it takes row r, step t from row r * {int(stride)} + t"
     told = [f"row {number} reads {_whose(other, spans)}, not {_whose(right, spans)}"
             for number, (other, right) in enumerate(zip(taken, due, strict=True)) if other != right]  # fmt: skip
     return ", ".join(told[:SHOWN])

@@ -1,6 +1,6 @@
-"""What a tensor looks like beside the right one: zero, twice, half, opposite, transposed, rounded to 16 bits.
+"""How a tensor looks compared with the right one: zero, twice, half, opposite, transposed, rounded to 16 bits.
 
-These say what stands there, whatever put it there. Leaves out: everything that names a mechanism.
+These describe the content and not how it came about. Leaves out: everything that names a mechanism.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def appearance(case: Case) -> Iterator[Explanation]:
     poison = case.context.log.poison
     if poison is not None and case.granted is None:
         nobodys = torch.full_like(right, pattern(poison, right.dtype))
-        yield Explanation("is poison, as memory that nobody wrote", nobodys)
+        yield Explanation("is poison: memory that was never written", nobodys)
     if right.is_floating_point():
         for factor, said in ((2.0, "is twice"), (0.5, "is half of"), (-1.0, "is the opposite of")):
-            yield Explanation(f"{said} what is right", factor * right)
+            yield Explanation(f"{said} the right value", factor * right)
         yield from _narrowed(case)
     if right.dim() == 3 or case.component == "conv":
         turned = right.transpose(-1, -2).reshape(right.shape)
@@ -37,9 +37,9 @@ def appearance(case: Case) -> Iterator[Explanation]:
 def _narrowed(case: Case) -> Iterator[Explanation]:
     """Rounded to a narrower dtype.
 
-    Numbers of a narrower dtype alone prove nothing: zeros are such numbers, and so is a copy of a row that is stored in
-    that dtype. So the right numbers may not be such numbers, and what was found must stand within a unit of that dtype
-    from them, beside the error that is granted.
+    That all numbers exist in a narrower dtype proves nothing: so do zeros, and copies of rows in that dtype. So the
+    right numbers must not exist in it, and the found ones must be within a unit of that dtype of them, plus the
+    allowed error.
     """
     if case.granted is None:
         return
@@ -60,7 +60,7 @@ def _narrowed(case: Case) -> Iterator[Explanation]:
 
 
 def _cells_hold(case: Case, narrow: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
-    """Cells in which every number is one of that dtype."""
+    """Whether all numbers of each cell exist in that dtype."""
     same = tensor.to(narrow).to(tensor.dtype) == tensor
     held: torch.Tensor = cells(case.component, same.double()).amin(-1) > 0
     return held

@@ -1,7 +1,7 @@
-"""The bank: every family of explanations in one table, and the findings that they are tried on.
+"""The bank: all families of explanations in one table, and the choice of findings to explain.
 
-Explanations cost time, so they are made for the first findings of an event that diverged, and never for a clean run.
-Leaves out: the explanations themselves, and which of them explains (`judge.py`).
+Explanations cost time, so only the first findings of an event that diverged are explained. Leaves out: the explanations
+themselves, and whether one fits (`judge.py`).
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from .trees import trees
 from .windows import known_windows, windows
 from .wishes import wrong_rule
 
-FOLLOWS = Explained("bank", "follows from what stands before it: it is right for what it was computed from")
-CLAUSES = 2  # of broken contracts that are quoted
+FOLLOWS = Explained("bank", "follows from an earlier error: it is correct for its own inputs")
+CLAUSES = 2  # broken contracts that are quoted at most
 READ_BY = dict.fromkeys(("keys", "values"), ("attend",))  # component of memory -> ops that read it and do not write it
-PLACES, OF_A_PLACE = 4, 2  # places that are looked at, the first ones, and requests at each of them
+PLACES, OF_A_PLACE = 4, 2  # how many of the first places are explained, and how many requests at each
 
-# In this order, and the next only where none of the one before explains it: what whoever made the right tensor knows of
-# wrong ones; where the right one went; what the tensor looks like, whatever put it there; mechanisms, which compete
-# with each other; and a number that is fitted to the finding.
+# Groups of families in the order of trial; a group is tried only if none of the groups before explains the finding:
+# wrong tensors that the maker of the right one knows; where the right tensor went; how the tensor looks; mechanisms,
+# which compete with each other; and a number that is fitted to the finding.
 Family = Callable[[Case], Iterable[Explanation]]
 BANK: tuple[tuple[Family, ...], ...] = (
     (known_rows, known_states, known_windows),
@@ -68,17 +68,17 @@ BANK: tuple[tuple[Family, ...], ...] = (
     ),
     (fitted, other_experts),
 )
-NOT_FINITE: tuple[Family, ...] = (recurrence, addresses)  # what would not be finite at the same places
+NOT_FINITE: tuple[Family, ...] = (recurrence, addresses)  # families that give infinite numbers at the same places
 
 
 def explained(
     findings: Sequence[Comparison], context: EventContext | None, oracle: Oracle | None, older: Older
 ) -> list[Comparison]:
-    """Comparisons in the order given; of the context's event, the first that disagree with what explains them."""
+    """The comparisons in their order; the first findings of the context's event with their explanations."""
     said = dict[int, Comparison]()
     if context is not None:
         here = [found for found in findings if found.event == context.index and not found.agrees]
-        at: dict[object, Explained | Unexplained | None] = {}  # every measurement of one tensor has one explanation
+        at: dict[object, Explained | Unexplained | None] = {}  # one explanation for all measurements of a tensor
         with torch.inference_mode():
             chosen = list(_first(here))
             for finding in chosen:
@@ -86,7 +86,7 @@ def explained(
                 if what not in at:
                     try:
                         at[what] = _said(finding, context, oracle, older)
-                    except Exception as error:  # a divergence that was found is told, whatever its data do to the bank
+                    except Exception as error:  # a finding is reported even if its data break the bank
                         at[what] = Unexplained(error=f"{type(error).__name__}: {error}")
             for finding in chosen:
                 one = at[finding.place, finding.request, finding.tier in NUMERIC]
@@ -103,7 +103,7 @@ def explained(
 
 
 def explanation_of(case: Case) -> tuple[Explained | None, int]:
-    """What explains it, if one thing does, and how many do equally well; known mistakes have sentences of their own."""
+    """The explanation of a case, if exactly one fits best, and how many fit equally well."""
     if case.granted is not None and case.finding.check != OwnInputs.name and agrees(case):
         return FOLLOWS, 1
     finite = case.granted is None or bool(case.found.isfinite().all())
@@ -118,7 +118,7 @@ def explanation_of(case: Case) -> tuple[Explained | None, int]:
 def _said(
     finding: Comparison, context: EventContext, oracle: Oracle | None, older: Older
 ) -> Explained | Unexplained | None:
-    """What explains it; None: nothing does, and the finding's own clause says what is there."""
+    """The explanation of a finding; None if the finding's own clause must do."""
     wish = (finding.check, finding.place, finding.request) == (Identity.name, LENGTH, None)
     if wish and older.candidates is not None:
         rule = wrong_rule(older.candidates, older.told, context.subject.wanted_num_steps)
@@ -129,12 +129,12 @@ def _said(
     if finding.explained is not None:
         return _nearer(case)
     one, count = explanation_of(case)
-    said = case.granted is None or not case.found.isfinite().all()  # which bytes, which labels, that it is not finite
+    said = case.granted is None or not case.found.isfinite().all()  # the clause has bytes, labels or infinite numbers
     return one if one is not None or said else Unexplained(count)
 
 
 def _nearer(case: Case) -> Explained | None:
-    """What explains a state to within the allowance, where no wrong state of T2d does: that one is only the nearest."""
+    """The explanation of a state within the allowance, if no wrong state of T2d fits that well."""
     if not case.found.isfinite().all() or best(case, (one for family in BANK[0] for one in family(case)))[1]:
         return None
     for families in BANK[1:]:
@@ -147,7 +147,7 @@ def _nearer(case: Case) -> Explained | None:
 def _like(
     finding: Comparison, at: Mapping[Any, Explained | Unexplained | None]
 ) -> tuple[str, Explained] | None:
-    """For poison, which is the same whatever wrote it: the mistake at the same place of another request."""
+    """For poison, which does not reveal a mistake: the mistake at the same place of another request."""
     for (place, request, _), one in at.items():
         if place == finding.place and request != finding.request and isinstance(one, Explained) and one is not FOLLOWS:
             return request, one
@@ -155,7 +155,7 @@ def _like(
 
 
 def _first(findings: Sequence[Comparison]) -> Iterator[Comparison]:
-    """The first findings at the first places; none at a place that another finding explains, or looks at closer."""
+    """The first findings at the first places, without places that another finding explains or measures better."""
     kept: dict[object, list[str | None]] = {}
     named = {(f.place, f.request): f for f in findings if f.tier is Tier.DIRECTED and not _unknown(f)}
     yield from list(named.values())[:PLACES]
@@ -164,7 +164,7 @@ def _first(findings: Sequence[Comparison]) -> Iterator[Comparison]:
         at = (finding.place, finding.request)
         if at in named or (finding.tier is Tier.PROPAGATED and at in closer):
             continue
-        if finding.check == Draws.name:  # has said what mistake draws such tokens, or that none does
+        if finding.check == Draws.name:  # has tried all its mistakes already
             continue
         exact = finding.tier in (Tier.IDENTITY, Tier.DECISIONS) and finding.check != "labels"
         if finding.sides is None and exact and finding.place != LENGTH:
@@ -183,7 +183,7 @@ def _unknown(finding: Comparison) -> bool:
 
 
 def _contracts(problem: Problem, finding: Comparison, findings: Iterable[Comparison]) -> Problem:
-    """With the contracts that an op call broke there or in the whole event, and a forbidden write to that memory."""
+    """The problem with the broken contracts at its place or in the whole event, and a forbidden write to its memory."""
     where, broken, written = finding.place, list[Problem](), problem.written
     ops = {*ops_of(where), *READ_BY.get(where.component, ())}
     for other in findings:

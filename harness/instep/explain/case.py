@@ -1,6 +1,6 @@
-"""One finding with all that an explanation of it may need, and what an explanation is.
+"""A finding with all data that explanations need (`Case`), and the type of an explanation.
 
-Leaves out: the explanations (one file per family), and which of them explains (`judge.py`).
+Leaves out: the explanations (one file per family), and whether one fits (`judge.py`).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ NUMERIC = (Tier.DERIVED, Tier.DIRECTED, Tier.PROPAGATED)
 
 
 class Explanation(NamedTuple):
-    """A sentence without its subject, and the tensor that would then stand there, shaped as what was found.
+    """A sentence without a subject, and the tensor that the mistake would leave, with the shape of the found one.
 
-    tries  how many tensors were tried for it, where the best of several was taken
+    tries  how many tensors were tried for it, if it is the best of several
     """
 
     sentence: str
@@ -48,11 +48,16 @@ class Explanation(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """found: the subject's tensor; right: what its own op should have made of the subject's own inputs, in fp64.
+    """A finding with its tensors.
 
-    granted  [2, blocks]: the relative error that is allowed there, by the norm and by the largest element; None: what
-             is found is exact, because it is moved or is a label
-    piece    the reference's piece that `right` is from; older: what requests held before
+    found    the subject's tensor
+    right    the result of the op in fp64 from the subject's own inputs
+    granted  [2, blocks]: the allowed relative error, by the norm and by the largest element; None for an exact
+             comparison, because the tensor is moved or has labels
+    piece    the recomputation that `right` is from
+    older    memory of earlier rounds
+    scale    shaped like `right`: errors are relative to it where it is larger
+    once     `found` was rounded once, and is compared with the value before that
     """
 
     finding: Comparison
@@ -63,15 +68,15 @@ class Case:
     older: Older
     oracle: Oracle | None = None
     piece: Recomputation | None = None
-    scale: torch.Tensor | None = None  # like `right`: errors are relative to it where it is larger
-    once: bool = False  # what was found was rounded once, and is held to what it was before that
+    scale: torch.Tensor | None = None
+    once: bool = False
 
     @property
     def component(self) -> str:
         return self.finding.place.component
 
     def off(self, other: torch.Tensor) -> torch.Tensor:
-        """How far what was found is from another tensor, in fp64; without the rounding that is no error."""
+        """The difference of the found tensor from another one in fp64, without the granted rounding."""
         found, other = (x.to("cpu", torch.float64) for x in (self.found, other))
         return (before_rounding(self.found.cpu(), other) if self.once else found) - other
 
@@ -82,14 +87,16 @@ class Case:
 
     @cached_property
     def pieces(self) -> list[Recomputation]:
-        """Of all requests of the event."""
+        """The recomputations of all requests of the event."""
         if self.oracle is None:
             return []
         return [piece for piece in self.oracle.at(self.context) if isinstance(piece, Recomputation)]
 
     def own(self, component: str) -> torch.Tensor | None:
-        """The subject's rows of another place of the same piece, in fp64; of what stays inside an op of its own, what
-        should have come of the subject's rows there."""
+        """The subject's rows of another place of the same recomputation, in fp64.
+
+        Rows inside a fused op are not visible; then they are computed from the subject's rows.
+        """
         if self.piece is None:
             return None
         at, near = self.piece.place(component), self.piece.from_own_inputs or self.piece
@@ -99,14 +106,14 @@ class Case:
     def again(
         self, changes: Mapping[str, torch.Tensor] | None = None, weights: Weights | None = None, **work: Any
     ) -> torch.Tensor | None:
-        """What would stand there with other rows, other weights, or another `start`, `memory` or `hidden`."""
+        """The result with other rows, other weights, or another `start`, `memory` or `hidden`."""
         assert self.piece is not None
         piece = replace(self.piece, work=replace(self.piece.work, **work)) if work else self.piece  # type: ignore[type-var]
         run = rerun(piece, self.weights if weights is None else weights, changes)
         return run.state if self.component == "state" else run.places.get(self.finding.place)
 
     def rights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What is right at the like place of other requests. Not what stands there: that has the same fault."""
+        """The right tensors at the same place of other requests. Their found tensors may have the same fault."""
         place = self.finding.place
         if self.piece is None:
             for span in row_spans(self.context, place.stage):
@@ -119,21 +126,21 @@ class Case:
                 yield f'of request "{other.request}"', rerun(other, self.weights).places[place]
 
     def everybody(self, place: Place) -> Iterator[tuple[str, torch.Tensor]]:
-        """The subject's rows of a place: the request, and its rows."""
+        """The subject's rows of a place, per request."""
         for span in row_spans(self.context, place.stage):
             theirs = rows(self.context.subject, place, span)
             if theirs is not None and len(theirs):
                 yield span.request, theirs
 
     def others(self, component: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """The subject's rows of the like place that belong to other requests: whose, and the rows."""
+        """The subject's rows of other requests at the same place: whose, and the rows."""
         for name, theirs in self.everybody(self.finding.place._replace(component=component)):
             if name != self.finding.request:
                 yield f'of request "{name}"', theirs.to("cpu", torch.float64)
 
 
 def case_of(finding: Comparison, context: EventContext, oracle: Oracle | None, older: Older) -> Case | None:
-    """None: there is nothing to explain, as no tensor of this shape was due there."""
+    """The case of a finding; None if there is nothing to explain, as no tensor of this shape was due."""
     if finding.sides is not None:
         found, right = finding.sides.found, finding.sides.right
         return Case(finding, context, found, right, None, older, oracle)
@@ -167,7 +174,7 @@ def _of_piece(
         right, sampled = near.truth.state, near.yardsticks.state
         stored = None if oracle is None else oracle.rounds.get("state")
         if found is not None and stored is not None and found.dtype != stored:
-            return None  # the finding says so
+            return None  # the finding reports it
     else:
         found, scale = rows(context.subject, finding.place, piece.span), scale_of(near, finding.place)
         right, sampled = near.truth.places[finding.place], near.yardsticks.places[finding.place]
@@ -177,13 +184,13 @@ def _of_piece(
     once = judge is not None and judge.rounded_once(finding.place.component, found, sampled)
     kept = found.dtype if judge is None else judge.stored(finding.place.component, found, sampled)
     if kept != found.dtype:
-        return None  # the finding says so
+        return None  # the finding reports it
     granted = _granted(finding.place, sampled.dtype if once else kept, right, sampled, scale)
     return Case(finding, context, found, right.cpu(), granted, older, oracle, piece, scale, once)
 
 
 def _free_running(finding: Comparison, context: EventContext, older: Older) -> Case | None:
-    """Where no piece was computed again: beside the truth of the whole run."""
+    """The case of a place without recomputation, compared with the truth of the whole run."""
     span = next((s for s in row_spans(context, finding.place.stage) if s.request == finding.request), None)
     if span is None or context.rounded is None:
         return None

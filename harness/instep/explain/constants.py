@@ -1,7 +1,7 @@
-"""A formula that is almost the right one: another eps, 1 + w read as w, a scale or a gate left out or applied twice.
+"""Formulas that are almost right: another eps, w instead of 1 + w, a scale or gate missing or applied twice.
 
-Most of these change the right result by a factor that follows from the op's inputs; the rest are other weights or
-another configuration in the reference's own op. Leaves out: changed inputs (`inputs.py`), positions (`positions.py`).
+Most of these change the right result by a factor that follows from the op's inputs; the others are other weights or
+another configuration in the reference's op. Leaves out: changed inputs (`inputs.py`), positions (`positions.py`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _beta(case: Case) -> Iterator[Explanation]:
     yield Explanation("is made with a softplus, not with a sigmoid", F.softplus(b))
     yield Explanation("is b itself, without its sigmoid", b)
     yield Explanation("is 1 for all tokens", torch.ones_like(b))
-    yield Explanation("is the square of what is right", case.right.square())
+    yield Explanation("is the square of the right value", case.right.square())
     yield Explanation("is 1 - beta", 1 - case.right)
 
 
@@ -69,7 +69,7 @@ def _mixed(case: Case) -> Iterator[Explanation]:
     conv = layer.mixer.conv
     yield from with_mixer(case, "is convolved with the taps in the opposite order", layer, conv=conv.flip(1))
     yield from with_mixer(case, "is convolved with the taps of the channel before", layer, conv=conv.roll(1, 0))
-    yield from with_mixer(case, "is convolved with the taps of the channel behind", layer, conv=conv.roll(-1, 0))
+    yield from with_mixer(case, "is convolved with the taps of the channel after", layer, conv=conv.roll(-1, 0))
     for tap in range(conv.shape[1]):
         without = conv.clone()
         without[:, tap] = 0
@@ -83,7 +83,7 @@ def _gated(case: Case) -> Iterator[Explanation]:
     opening = F.silu(z) if silu else torch.sigmoid(z)
     bare = torch.where(opening == 0, 0.0, case.right / opening)
     other = torch.sigmoid(z) if silu else F.silu(z)
-    yield Explanation("is not gated: z plays no part", bare)
+    yield Explanation("is not gated by z", bare)
     yield Explanation(f"is gated by {'a sigmoid' if silu else 'silu'} of z, not by "
                       f"{'silu' if silu else 'a sigmoid'}", bare * other)  # fmt: skip
     yield Explanation("is gated by z itself", bare * z)

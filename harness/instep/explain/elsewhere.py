@@ -1,6 +1,6 @@
-"""What belongs in one place of a pool and stands, whole, in another place of the same pool.
+"""Entries that were written to another place of the right pool.
 
-Leaves out: what stands in its place instead (`memory.py`, `windows.py`).
+Leaves out: the content that is in their place (`memory.py`, `windows.py`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ..checks.base import counted
 from ..observe.memory import bits
 from .case import Case, Explanation
 
-COUNTED_IN = (32, 16)  # bits of a number that wraps
-MOST = 64  # rows that are looked for
+COUNTED_IN = (32, 16)  # bits of an index that wraps around
+MOST = 64  # missing rows that are searched at most
 
 
 def elsewhere(case: Case) -> Iterator[Explanation]:
-    """KV entries, position by position: where each of those that are missing was written."""
+    """Search each missing KV entry in the whole pool."""
     place, request = case.finding.place, case.finding.request or ""
     if case.granted is not None or place.component not in ("keys", "values") or not len(case.right):
         return
@@ -35,9 +35,9 @@ def elsewhere(case: Case) -> Iterator[Explanation]:
     pool, moved = bits(region.units.flatten(0, 1).cpu()).flatten(1), list[tuple[int, int]]()
     for position in missing:
         stands = (pool == right[position].flatten()).all(1).nonzero()[:, 0].tolist()
-        stands = [at for at in stands if twins.get(at) != position]  # rightly there: another's entry with the same bits
+        stands = [at for at in stands if twins.get(at) != position]  # not an equal entry that belongs there
         if len(stands) != 1:
-            return  # nowhere, or nobody can say which of them it is
+            return  # it is nowhere, or in several places
         moved.append((pages[position // size] * size + position % size, stands[0]))
     if moved:
         yield Explanation(_sentence(moved, size, region), case.found)
@@ -50,15 +50,15 @@ def _is_of(region: Region, case: Case) -> bool:
 
 
 def _sentence(moved: list[tuple[int, int]], size: int, region: Region) -> str:
-    """Due and found, by one rule where there is one."""
+    """The right and the found places, as one rule if there is one."""
     (due, found), apart = moved[0], {due - found for due, found in moved}
     where = (f"page {found // size}, position {found % size} of {region.name}, "
              f"not to page {due // size}, position {due % size}")  # fmt: skip
     if len(apart) > 1:
         return f"was written to {where}"
     off, whole = apart.pop(), len(region.units) * size
-    wraps = [f", as places that are counted in {width} bits{says}" for width in COUNTED_IN
-             for says, by in (("", off), (", where a negative one counts from the pool's end", off + whole))
+    wraps = [f", as if indices had {width} bits{says}" for width in COUNTED_IN
+             for says, by in (("", off), (" and negative ones counted from the end of the pool", off + whole))
              if by % (1 << width) == 0]  # fmt: skip
     too = f"{counted(abs(off), 'position')} too {'early' if off > 0 else 'late'}"
     return f"was written {too}, to {where}{wraps[0] if wraps else ''}"

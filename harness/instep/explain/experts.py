@@ -1,4 +1,4 @@
-"""A mixture of experts that is mixed otherwise: other experts, other shares, one that is left out, a gate that is not.
+"""Mistakes in mixtures of experts: other experts, other routing weights, a missing expert, a missing gate.
 
 All of them are sums of the same experts' rows, computed once. Leaves out: rows and heads of the result (`rows.py`).
 """
@@ -20,15 +20,15 @@ from .case import Case, Explanation
 from .weights import layer_of
 
 NARROW = (torch.bfloat16, torch.float16)
-MOST = 4  # experts to a row of which every subset is tried
-SHOWN = 4  # rows that are written out
-ANY = 1 << 12  # choices of a row's experts of which every one is tried; where there are more, one expert is another
-ROOM = 1 << 26  # numbers that all experts may make together; beyond that a finding stays unexplained
+MOST = 4  # experts per row up to which every subset is tried
+SHOWN = 4  # rows that are printed
+ANY = 1 << 12  # choices of a row's experts that are tried at most; for more, only one expert is replaced
+ROOM = 1 << 26  # numbers that all experts may compute together; beyond that a finding remains unexplained
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """A layer's experts on rows x [T, D]. scores [T, E] of the router; ranking [T, E]: those that serve a row first."""
+    """A layer's experts on rows x [T, D]. scores [T, E]: the router's; ranking [T, E]: chosen experts first."""
 
     config: ModelConfig
     mlp: MoeWeights
@@ -41,7 +41,7 @@ class Mixture:
         return self.config.experts_per_token
 
     def made(self, experts: tuple[MlpWeights, ...]) -> torch.Tensor:
-        """[E, T, D]: what each of them makes of every row."""
+        """[E, T, D]: the result of each expert for every row."""
         return torch.stack([swiglu(expert, self.x) for expert in experts])
 
     def shared(self, opened: torch.Tensor | float | None = None) -> torch.Tensor:
@@ -49,7 +49,7 @@ class Mixture:
         return gate * swiglu(self.mlp.shared, self.x)
 
     def shares(self, top: int, normed: bool, scores: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, top], by rank; with other scores of the ranking that follows from them."""
+        """Routing weights [T, top] by rank; for other scores, in the ranking of these."""
         chances, ranking = self.scores.softmax(-1), self.ranking
         if scores is not None:
             chances = scores.softmax(-1)
@@ -58,7 +58,7 @@ class Mixture:
         return share / share.sum(-1, keepdim=True) if normed else share
 
     def weighed(self, share: torch.Tensor, ranking: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, E]: the shares where the ranking has their experts."""
+        """Routing weights [T, E] by expert."""
         at = (self.ranking if ranking is None else ranking)[:, : share.shape[1]]
         return torch.zeros_like(self.scores).scatter(-1, at, share)
 
@@ -102,48 +102,48 @@ def _sum(weights: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
 
 
 def _weights(mix: Mixture) -> Iterator[tuple[str, torch.Tensor]]:
-    """Other shares, of the same experts or of others."""
+    """Wrong routing weights, of the same experts or of others."""
     config, top = mix.config, mix.top
     share = mix.shares(top, config.norm_topk)
     for other, says in ((top - 1, "too few"), (top + 1, "too many")):
         if 0 < other <= config.experts:
             yield f"takes one expert {says}", mix.weighed(mix.shares(other, config.norm_topk))
-    says = "are not renormalised" if config.norm_topk else "are renormalised, and should not be"
-    yield f"the shares of its experts {says}", mix.weighed(mix.shares(top, not config.norm_topk))
-    yield "each of its experts has the same share", mix.weighed(torch.full_like(share, 1 / top))
-    yield "its experts have each other's shares", mix.weighed(share.flip(-1))
-    for step, word in ((1, "before"), (-1, "behind")):
+    says = "are not renormalised" if config.norm_topk else "are renormalised, but must not be"
+    yield f"the routing weights of its experts {says}", mix.weighed(mix.shares(top, not config.norm_topk))
+    yield "all its experts have the same routing weight", mix.weighed(torch.full_like(share, 1 / top))
+    yield "the routing weights of its experts are swapped", mix.weighed(share.flip(-1))
+    for step, word in ((1, "before"), (-1, "after")):
         ranking = mix.ranking.roll(step, 0)
-        yield f"goes to the experts of the row {word}, with shares of its own", mix.weighed(share, ranking)
-        yield f"goes to the experts of the row {word}, with the shares of that row", mix.weighed(
+        yield f"goes to the experts of the row {word}, with its own routing weights", mix.weighed(share, ranking)
+        yield f"goes to the experts of the row {word}, with the routing weights of that row", mix.weighed(
             share.roll(step, 0), ranking)  # fmt: skip
-        yield f"has the shares of the row {word}", mix.weighed(share.roll(step, 0))
+        yield f"has the routing weights of the row {word}", mix.weighed(share.roll(step, 0))
     for dtype in NARROW:
         name, (x, router) = str(dtype).removeprefix("torch."), (y.to(dtype).double() for y in (mix.x, mix.mlp.router))
         scores = (x @ router.T).to(dtype).double()
         ranking = scores.softmax(-1).sort(dim=-1, descending=True, stable=True).indices
         yield f"the router's scores are rounded to {name}", mix.weighed(
             mix.shares(top, config.norm_topk, scores), ranking)  # fmt: skip
-        yield f"the shares of its experts are rounded to {name}", mix.weighed(share.to(dtype).double())
+        yield f"the routing weights of its experts are rounded to {name}", mix.weighed(share.to(dtype).double())
 
 
 def _experts(right: tuple[MlpWeights, ...]) -> Iterator[tuple[str, tuple[MlpWeights, ...]]]:
-    """Experts with weights of another, or with weights that have changed places."""
-    for step, word in ((1, "before"), (-1, "behind")):
+    """Experts with the weights of another expert, or with swapped weights."""
+    for step, word in ((1, "before"), (-1, "after")):
         at = [(number - step) % len(right) for number in range(len(right))]
         yield f"each expert has the weights of the expert {word} it", tuple(right[number] for number in at)
         yield f"each expert takes gate and up from the expert {word} it", tuple(
             MlpWeights(right[number].gate, right[number].up, own.down) for number, own in zip(at, right, strict=True))
     swapped = tuple(MlpWeights(one.up, one.gate, one.down) for one in right)
-    yield "gate and up of its experts have changed places", swapped
+    yield "gate and up of its experts are swapped", swapped
     for number, one in enumerate(swapped):
-        yield f"gate and up of expert {number} have changed places", (*right[:number], one, *right[number + 1 :])
+        yield f"gate and up of expert {number} are swapped", (*right[:number], one, *right[number + 1 :])
 
 
 def _left_out(
     case: Case, mix: Mixture, right: torch.Tensor, made: torch.Tensor, shared: torch.Tensor
 ) -> Iterator[Explanation]:
-    """Of each row the experts without which it is nearest to what was found, where it is much nearer."""
+    """For each row, the missing experts that bring it closest to the found row, if it gets much closer."""
     if mix.top > MOST:
         return
     keeps = torch.tensor([kept for kept in product((1.0, 0.0), repeat=mix.top)], dtype=right.dtype)  # [subsets, top]
@@ -169,7 +169,7 @@ def _left_out(
 
 
 def _grouped(case: Case) -> Iterator[Explanation]:
-    """Mistakes of rows that are grouped by expert: pairs of a row and an expert, by expert, then by row.
+    """Mistakes in grouping rows by expert: pairs of a row and an expert, sorted by expert, then by row.
 
     The rows are those of all requests of the launch.
     """
@@ -183,7 +183,7 @@ def _grouped(case: Case) -> Iterator[Explanation]:
     mix, begin = Mixture(parts[0].config, parts[0].mlp, x, scores, ranking), own.span.begin - pieces[0].span.begin
     mine, (made, share, chosen) = slice(begin, begin + len(case.found)), _pairs(mix)
     order = chosen.flatten().argsort(stable=True)
-    yield Explanation("has shares in the order of experts, not of rows",
+    yield Explanation("has routing weights in the order of experts, not of rows",
                       _mixed(made, share.flatten()[order].view_as(share), chosen)[mine])  # fmt: skip
     before = chosen.flatten()[order].roll(1)
     before[0] = before[1]
@@ -192,7 +192,7 @@ def _grouped(case: Case) -> Iterator[Explanation]:
 
 
 def other_experts(case: Case) -> Iterator[Explanation]:
-    """Of each row other experts in the place of its own, with the same shares, where that is much nearer."""
+    """For each row, other experts with the same routing weights, if these bring it much closer."""
     mix = _mixture(case)
     if mix is None:
         return
@@ -213,21 +213,21 @@ def other_experts(case: Case) -> Iterator[Explanation]:
         if off.min() < (right[row] - found[row]).norm() / 4:
             wrong[row] = best
             there, lost = (sorted({int(n) for n in one[best != own]}) for one in (best, own))
-            told.append(f"row {row} goes to {_named(there, count)} in the place of {_named(lost, count)}")
+            told.append(f"row {row} goes to {_named(there, count)} instead of {_named(lost, count)}")
     if told:
         more = f", and {len(told) - SHOWN} more go elsewhere" if len(told) > SHOWN else ""
         yield Explanation(", ".join(told[:SHOWN]) + more, _mixed(made, share, wrong), float(tries) ** len(told))
 
 
 def _pairs(mix: Mixture) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """made [E + 1, T, D]; share, chosen [T, top + 1]: the shared expert is every row's last, its share is its gate."""
+    """made [E + 1, T, D]; share, chosen [T, top + 1]; the shared expert is the last of a row, weighted by its gate."""
     made, opened = mix.made((*mix.mlp.experts, mix.mlp.shared)), torch.sigmoid(mix.x @ mix.mlp.shared_gate.T)
     chosen = torch.cat([mix.ranking[:, : mix.top], torch.full_like(mix.ranking[:, :1], len(made) - 1)], 1)
     return made, torch.cat([mix.shares(mix.top, mix.config.norm_topk), opened], 1), chosen
 
 
 def _mixed(made: torch.Tensor, share: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """made [E, T, D] of every row; its experts chosen [T, n], with these shares -> [T, D]"""
+    """Results made [E, T, D], chosen experts [T, n] and their routing weights -> [T, D]"""
     return torch.einsum("tn,tnd->td", share, made[chosen, torch.arange(len(chosen))[:, None]])
 
 

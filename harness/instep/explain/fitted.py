@@ -1,7 +1,7 @@
-"""One number that the finding itself tells: the eps of a norm, a factor on the scores, or one on all that is wrong.
+"""Numbers that are fitted to the finding: the eps of a norm, a factor on the scores or on all wrong numbers.
 
-These are tried last, where no mistake that is known explains it, and count as many tries.
-Leaves out: numbers that a known mistake has (`constants.py`).
+These are tried last, after all known mistakes, and count as many tries. Leaves out: numbers of known mistakes
+(`constants.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .constants import LOG2E
 from .judge import cells
 from .norms import norm_input
 
-TRIES = 1e6  # that a fitted number counts as
-STEPS, NUDGE = 4, 1e-6  # of Newton's method, and the part of a factor by which its slope is measured
+TRIES = 1e6  # tries that a fitted number counts as
+STEPS, NUDGE = 4, 1e-6  # steps of Newton's method, and the relative change that measures the slope
 
 
 def fitted(case: Case) -> Iterator[Explanation]:
@@ -33,7 +33,7 @@ def fitted(case: Case) -> Iterator[Explanation]:
 
 
 def _eps(case: Case, x: torch.Tensor) -> Iterator[Explanation]:
-    """The smaller a row, the more of its eps is seen: so small rows have more weight."""
+    """Fit the eps of a norm; small rows have more weight, as eps changes them more."""
     l2 = case.component in ("q", "k")
     squares, eps = (x.square().sum(-1) if l2 else x.square().mean(-1)), L2_EPS if l2 else case.weights.config.eps
     found, right = (y.to("cpu", torch.float64).reshape(*squares.shape, -1) for y in (case.found, case.right))
@@ -47,18 +47,18 @@ def _eps(case: Case, x: torch.Tensor) -> Iterator[Explanation]:
 
 
 def _scores(case: Case, query: torch.Tensor) -> Iterator[Explanation]:
-    """The scale of a softmax, or the log2(e) by which one in powers of 2 multiplies its scores."""
+    """Fit the scale of a softmax, or the log2(e) of a softmax in powers of 2."""
     found, factor = case.found.to("cpu", torch.float64), 1.0
     for _ in range(STEPS):
         here, beside = (case.again({"query": by * query}) for by in (factor, factor + NUDGE))
         assert here is not None and beside is not None, "the finding is about this place"
         slope = (beside - here) / NUDGE
         if not slope.square().sum() > 0:
-            return  # a single key: no score matters
+            return  # with a single key scores do not matter
         factor += float(((found - here) * slope).sum() / slope.square().sum())
     wrong = case.again({"query": factor * query})
     if wrong is not None and math.isfinite(factor):
-        says = f"its scores are {factor:.5g} times what is right, as with {factor * LOG2E:.5g} for log2(e)"
+        says = f"its scores are {factor:.5g} times the right ones, as with {factor * LOG2E:.5g} for log2(e)"
         yield Explanation(says, wrong, TRIES)
 
 
@@ -69,4 +69,4 @@ def _factor(case: Case) -> Iterator[Explanation]:
     whole = right[off].square().sum()
     if off.any() and whole > 0:
         factor = float((found[off] * right[off]).sum() / whole)
-        yield Explanation(f"is {factor:.8g} times what is right", factor * case.right, TRIES)
+        yield Explanation(f"is {factor:.8g} times the right value", factor * case.right, TRIES)

@@ -1,8 +1,7 @@
-"""An op that read something else: its input of another row, head or request, another tensor, or one that was rounded.
+"""Wrong inputs of an op: another row, head, request or tensor, or a rounded one.
 
-The op is run again in fp64 on the subject's own inputs with one of them changed.
-Leaves out: ops of one input (a row of it is a row of the result: `rows.py`), weights and formulas (`constants.py`),
-and memory (`memory.py`).
+The op is run again in fp64 on the subject's own inputs with one of them changed. Leaves out: ops of one input, whose
+rows are rows of the result (`rows.py`), weights and formulas (`constants.py`), and memory (`memory.py`).
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import torch
 from ..checks.measure import HEAD_AXIS
 from .case import Case, Explanation
 
-# Component -> the components of the same piece that its op reads, where there are several, or memory besides.
+# Component -> the components that its op reads, if there are several, or if it reads memory, too.
 READS: dict[str, tuple[str, ...]] = {
     "mixed": ("qkv",), "core": ("q", "k", "v", "log_decay", "beta"), "update": ("k", "v", "log_decay", "beta"),
     "state": ("k", "v", "log_decay", "beta", "update"), "gated": ("core", "z"),
     "attended": ("query", "key", "value"), "opened": ("attended", "projected"),
     "residual": ("mixer",), "hidden": ("residual", "mlp"), "joined": ("normed", "post_normed"),
 }  # fmt: skip
-# Ops of one input: where it may have been rounded, or replaced as a whole.
+# Ops of one input, which may have been rounded, or replaced as a whole.
 READS_ONE: dict[str, tuple[str, ...]] = {
     "qkv": ("normed",), "z": ("normed",), "b": ("normed",), "a": ("normed",), "q": ("mixed",), "k": ("mixed",),
     "v": ("mixed",), "log_decay": ("a",), "beta": ("b",), "mixer": ("gated", "opened"), "projected": ("normed",),
@@ -29,7 +28,7 @@ READS_ONE: dict[str, tuple[str, ...]] = {
     "post_normed": ("residual",), "mlp": ("post_normed",), "fused": ("joined",),
 }  # fmt: skip
 GATES = ("log_decay", "beta")
-FAR = 4  # rows that an input may be off by
+FAR = 4  # rows that an input may be shifted by
 
 
 def inputs(case: Case) -> Iterator[Explanation]:
@@ -50,11 +49,11 @@ def inputs(case: Case) -> Iterator[Explanation]:
 
 
 def _moved(case: Case, name: str, own: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The rows of an input at other rows, its heads at other heads, and those of other requests."""
+    """The rows of an input shifted, its heads rotated, and the rows of other requests."""
     rows = len(own)
     for step in [s for by in range(1, min(rows, FAR + 1)) for s in (by, -by) if s > 0 or by * 2 != rows]:
-        where = "the row before" if step == 1 else "the row behind" if step == -1 else (
-            f"the row {abs(step)} {'before' if step > 0 else 'behind'}")
+        where = "the row before" if step == 1 else "the row after" if step == -1 else (
+            f"the row {abs(step)} {'before' if step > 0 else 'after'}")
         yield f"the {name} of {where}", own.roll(step, 0)
     axis = HEAD_AXIS.get(name, 1 if name in GATES else None)
     axis = axis if axis is not None and own.dim() > axis else 0
@@ -72,9 +71,9 @@ def _replaced(name: str, own: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]
         yield "no decay", torch.zeros_like(own)
         yield "every decay twice", 2 * own
         yield "half of every log decay", own / 2
-        yield "the decay itself where its logarithm belongs", own.exp()
+        yield "the decay itself instead of its logarithm", own.exp()
         return
-    yield f"no {name}: zeros stand for it", torch.zeros_like(own)
+    yield f"no {name}, but zeros", torch.zeros_like(own)
     yield f"{name} twice as large", 2 * own
     yield f"half of {name}", own / 2
     yield f"{name} of the opposite sign", -own
@@ -84,7 +83,7 @@ def _replaced(name: str, own: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]
 
 
 def _rounded(name: str, own: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Rounded to 16 bits, where it is not made of such numbers anyhow."""
+    """The input rounded to 16 bits, if that changes it."""
     for narrow in (torch.bfloat16, torch.float16):
         rounded = own.to(narrow).to(own)
         if rounded.isfinite().all() and not torch.equal(rounded, own):

@@ -1,9 +1,8 @@
-"""Whether an explanation explains: what is left of the finding falls under the allowance of its place.
+"""Whether an explanation fits: the rest of the error must be within the allowance of the place.
 
-A fault may touch some rows, heads or columns only. So the tensor is cut into cells; a cell is taken from the
-explanation where it stands nearer than the right one, and the whole must then be within the allowance. What is near by
-chance explains nothing: every number that was matched is counted against the tensors that were tried.
-Leaves out: the explanations.
+A fault may touch only some rows, heads or columns. So the tensor is divided into cells. A cell is taken from the
+explanation if that is closer than the right cell, and the whole must then be within the allowance. To exclude random
+matches, the matched numbers are counted against the tensors that were tried. Leaves out: the explanations.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from ..checks.measure import HEAD_AXIS, blocks
 from ..observe.memory import bits
 from .case import Case, Explanation
 
-CHANCE = 1e-3  # that a tensor which has nothing to do with the finding explains it
-# Two explanations are told apart by what they leave, as parts of the allowance, if one leaves this many times as much.
-# Under the floor both leave what a correct engine's own rounding is.
+CHANCE = 1e-3  # largest probability that an unrelated tensor explains the finding
+# Two explanations differ if the remaining error of one, as a part of the allowance, is this many times the other's.
+# Below the floor both leave no more than the rounding of a correct engine.
 APART, FLOOR = 2.0, 0.25
-PER_HEAD = ("b", "a", "log_decay", "beta")  # a number to a row and head
+PER_HEAD = ("b", "a", "log_decay", "beta")  # one number per row and head
 
 
 @dataclass(frozen=True)
 class Fit:
-    """left: what is left as a part of the allowance; part: whether some cells only were taken from it."""
+    """left: the remaining error as a part of the allowance; part: whether only some cells were taken from it."""
 
     sentence: str
     left: float
@@ -38,9 +37,9 @@ class Fit:
 
 
 def best(case: Case, explanations: Iterable[Explanation]) -> tuple[str | None, int]:
-    """The sentence of the one explanation that explains it best, and how many explain it equally well.
+    """The sentence of the explanation that fits best, and how many fit equally well.
 
-    Explanations of one tensor are one: what they say beside the first stands in brackets.
+    Explanations with the same tensor count as one; the further sentences follow in brackets.
     """
     tried = list(explanations)
     fits = [found for one in tried if (found := fit(case, one, max(len(tried), 1))) is not None]
@@ -57,12 +56,12 @@ def best(case: Case, explanations: Iterable[Explanation]) -> tuple[str | None, i
 
 
 def agrees(case: Case) -> bool:
-    """Whether what was found is right for what it was computed from."""
+    """Whether the found tensor is right for its own inputs."""
     return _left(case, case.right) <= 1
 
 
 def fit(case: Case, one: Explanation, tried: float = 1.0) -> Fit | None:
-    """None: it does not explain it."""
+    """How well an explanation fits; None if it does not."""
     if one.wrong.shape != case.found.shape:
         return None
     if (granted := case.granted) is None:
@@ -71,7 +70,7 @@ def fit(case: Case, one: Explanation, tried: float = 1.0) -> Fit | None:
     lost = ~found.isfinite()
     if not torch.equal(lost, ~wrong.isfinite()):
         return None
-    if lost.any():  # the same numbers are: whether the others are explained, too, is the question
+    if lost.any():  # equal in both; now compare the other numbers
         found, wrong = (torch.where(lost, right, x) for x in (found, wrong))
         case = replace(case, found=found.to(case.found))
     off = case.off(wrong), case.off(right), wrong - right
@@ -80,7 +79,7 @@ def fit(case: Case, one: Explanation, tried: float = 1.0) -> Fit | None:
     matters, nearer = apart > grain, near < far
     taken = matters & nearer
     if not taken.any():
-        begins = cells(case.component, lost.double()).shape[:-1].numel()  # of as many cells, these are the right ones
+        begins = cells(case.component, lost.double()).shape[:-1].numel()  # places where the lost numbers could begin
         alone = lost.any() and not lost.all() and tried * one.tries <= CHANCE * begins and agrees(case)
         return Fit(one.sentence, 0.0, False, one.wrong) if alone else None
     stands = torch.where(_spread(case.component, nearer, found), wrong, right)
@@ -95,7 +94,7 @@ def fit(case: Case, one: Explanation, tried: float = 1.0) -> Fit | None:
 
 
 def _exactly(case: Case, one: Explanation) -> Fit | None:
-    """What is moved: every element that is wrong is the explanation's, bit by bit."""
+    """The fit of moved data: every wrong element must be the explanation's, bit by bit."""
     found, right = bits(case.found), bits(case.right)
     wrong = bits(one.wrong.to(case.found.dtype))
     off, matters = found != right, wrong != right
@@ -106,7 +105,7 @@ def _exactly(case: Case, one: Explanation) -> Fit | None:
 
 
 def _left(case: Case, stands: torch.Tensor) -> float:
-    """The worst error of what was found beside this tensor, as a part of what is allowed."""
+    """The worst error of the found tensor compared with this one, as a part of the allowance."""
     assert case.granted is not None
     if not case.found.isfinite().all():
         return math.inf
@@ -121,7 +120,7 @@ def _left(case: Case, stands: torch.Tensor) -> float:
 
 
 def cells(component: str, tensor: torch.Tensor) -> torch.Tensor:
-    """[..., elements]: what may be wrong by itself. A row, in it a head, in it 8 columns; of a state a head's tiles."""
+    """[..., elements]: units that may be wrong separately: 8 columns of a head of a row; for states a head's tiles."""
     if component == "state":
         tensor = tensor.movedim(1, -1)  # [HV, V, K]
         size = COLUMNS if tensor.shape[1] % COLUMNS == 0 else tensor.shape[1]
@@ -133,7 +132,7 @@ def cells(component: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _spread(component: str, taken: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Cells back to elements."""
+    """Expand values per cell to elements."""
     if component == "state":
         return taken.repeat_interleave(like.shape[2] // taken.shape[1], 1)[:, None, :].expand(like.shape)
     if component in PER_HEAD:
@@ -142,7 +141,7 @@ def _spread(component: str, taken: torch.Tensor, like: torch.Tensor) -> torch.Te
 
 
 def where(component: str, taken: torch.Tensor, matters: torch.Tensor) -> str:
-    """", in rows 2, 5, in head 1": as far as it is not everywhere that it would be seen."""
+    """The wrong rows, heads and columns, as ", in rows 2, 5, in head 1"; empty if all that could be wrong are."""
     last = taken.dim() - 1
     names = {axis: "" for axis in range(taken.dim())}
     names[last] = "column"

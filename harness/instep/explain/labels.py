@@ -1,7 +1,7 @@
-"""Labels that were mixed of something else: another token, another window, another chain of tokens before.
+"""Labels that were computed from something else: another token, window or chain of tokens.
 
-The rules stand in `contract/labels.py`. Labels are exact, so what is found either is such a label or is none.
-Leaves out: rows and heads that stand in the wrong place (`rows.py`).
+`contract/labels.py` has the rules. Labels are exact, so a found label is either such a label or not. Leaves out: rows
+and heads in the wrong place (`rows.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..observe.rows import row_spans, rows
 from .case import Case, Explanation
 
 Family = Callable[[Case, RowSpan], Iterator[Explanation]]
-GATES = ("k", "v", "log_decay", "beta")  # what a token folds into a chain
+GATES = ("k", "v", "log_decay", "beta")  # components of a token that enter a chain
 
 
 def labels(case: Case) -> Iterator[Explanation]:
@@ -61,7 +61,7 @@ def _signed(label: int) -> int:
 
 
 def _mixed(case: Case, span: RowSpan) -> Iterator[Explanation]:
-    """A conv's rows behind another window."""
+    """A conv's rows after another window."""
     layer, own = case.finding.place.layer, code(case.finding.place)
     fed = rows(case.context.truth, case.finding.place._replace(component="qkv"), span)
     now = case.context.truth.before[span.request].conv.get(layer)
@@ -74,13 +74,13 @@ def _mixed(case: Case, span: RowSpan) -> Iterator[Explanation]:
         return _expanded([reduce(mix, taps[t : t + width], own) for t in range(len(fed))], case.right)
 
     if span.start:
-        yield Explanation("was begun anew: what came before these tokens is lost", behind([0] * (width - 1)))
+        yield Explanation("was started from zero: everything before these tokens is lost", behind([0] * (width - 1)))
     for says, state in _states(case, span):
         yield Explanation(f"reads the window {says}", behind(heads(state.conv[layer].T)))
 
 
 def _of_chain(make: Callable[[int, Sequence[int], int], int], what: str) -> Family:
-    """Rows that hang on all tokens before them, behind another chain."""
+    """Rows that depend on all earlier tokens, after another chain."""
 
     def family(case: Case, span: RowSpan) -> Iterator[Explanation]:
         place, own = case.finding.place, code(case.finding.place)
@@ -98,9 +98,9 @@ def _of_chain(make: Callable[[int, Sequence[int], int], int], what: str) -> Fami
             return _expanded(made, case.right)
 
         if span.start:
-            yield Explanation("was begun anew: what came before these tokens is lost", behind(0))
+            yield Explanation("was started from zero: everything before these tokens is lost", behind(0))
         for says, state in _states(case, span):
-            yield Explanation(f"hangs on the state {says}", behind(heads(state.state[place.layer][None])[0]))
+            yield Explanation(f"depends on the state {says}", behind(heads(state.state[place.layer][None])[0]))
 
     return family
 

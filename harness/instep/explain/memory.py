@@ -1,4 +1,4 @@
-"""Memory that was not the request's own, or not of this round: as it stands, and as an op read it.
+"""Memory of another request or another round: the memory itself, and ops that read it.
 
 Leaves out: states that follow from a wrong step (`states.py`), windows and caches that moved wrongly (`windows.py`).
 """
@@ -18,12 +18,12 @@ from ..checks.allowance import NEAR
 from ..observe.layer_work import LayerWork
 from .case import STANDS, Case, Explanation
 
-# Component -> the field of memory that its op reads, where it may be another one's.
+# Component -> the field of memory that its op reads, which may be that of another request.
 READ_FROM = {"mixed": "conv", "core": "state", "update": "state"}
 
 
 def known_rows(case: Case) -> Iterator[Explanation]:
-    """Mistakes that the oracle knows of where it made the piece: other rows that it reads, another state before."""
+    """Mistakes that the recomputation knows: other rows that it could have read, other states before it."""
     place = case.finding.place
     for sentence, work in () if case.piece is None else case.piece.wrongs:
         assert case.piece is not None and case.oracle is not None, "there is a piece"
@@ -45,7 +45,7 @@ def memory(case: Case) -> Iterator[Explanation]:
 
 
 def _standing(case: Case) -> Iterator[Explanation]:
-    """Another request's, and its own of another round."""
+    """Memory of another request, and the request's own memory of another round."""
     for says, state in _remembered(case):
         if (held := _part(case, state)) is not None:
             yield Explanation(f"holds what {says}", held)
@@ -60,8 +60,10 @@ def _standing(case: Case) -> Iterator[Explanation]:
 
 
 def _is_theirs(case: Case, other: str, held: torch.Tensor) -> bool:
-    """Whether it is what the other is to hold, and this request is to hold something else: else whose it is, or whether
-    both have the same fault, cannot be said."""
+    """Whether the other request must hold this and this one must not.
+
+    Otherwise both may have the same fault, and the owner is unknown.
+    """
     mine, theirs = (None if state is None else _part(case, state) for state in (
         case.context.truth.after.get(name) for name in (case.finding.request or "", other)))  # fmt: skip
     if mine is None or theirs is None or torch.allclose(mine.double(), theirs.double(), rtol=1e-3, atol=1e-6):
@@ -80,7 +82,7 @@ def _remembered(case: Case) -> Iterator[tuple[str, RequestState]]:
 
 
 def _part(case: Case, state: RequestState) -> torch.Tensor | None:
-    """What stands there in another state, as long as what was found: of a cache its first positions."""
+    """The same part of another state, cut to the length of the found one: for a cache its first positions."""
     held = dict(state.parts()).get(case.finding.place)
     if held is None or held.dim() != case.found.dim():
         return None
@@ -90,7 +92,7 @@ def _part(case: Case, state: RequestState) -> torch.Tensor | None:
 
 
 def _read(case: Case, work: LayerWork, kept: GdnMemory) -> Iterator[Explanation]:
-    """An op that carries on from another window or state."""
+    """An op that continues from another window or state."""
     field = READ_FROM[case.component]
     mine = kept.window if field == "conv" else kept.state
     what = "the window" if field == "conv" else "the state"
@@ -120,7 +122,7 @@ def _read(case: Case, work: LayerWork, kept: GdnMemory) -> Iterator[Explanation]
             yield from reading(f"of another head: head h that of head (h - {step}) mod {heads}", mine.roll(step, 0))
     else:
         yield from reading("with the newest input first", mine.flip(1))
-        for step, says in ((1, "before"), (-1, "behind")):
+        for step, says in ((1, "before"), (-1, "after")):
             yield from reading(f"of the channel {says}", mine.roll(step, 0))
             yield from reading(f"one column {'too late' if step > 0 else 'too early'}", mine.roll(step, 1))
 

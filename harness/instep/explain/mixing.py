@@ -1,6 +1,6 @@
-"""Which head reads which: value head h with key head h % H, where it is h // r; the same of grouped attention.
+"""Wrong head maps: value head h reads key head h % H instead of h // r; likewise in grouped attention.
 
-Leaves out: heads that are rolled or exchanged as a whole (`inputs.py`, `rows.py`).
+Leaves out: heads that are rotated or swapped as a whole (`inputs.py`, `rows.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .case import Case, Explanation
 
 
 def mixing(case: Case) -> Iterator[Explanation]:
-    """The value heads change places so that h reads group h % H, and what comes of it changes them back."""
+    """Permute the value heads so that h reads group h % H, and permute the result back."""
     work, config = case.piece and case.piece.work, None if case.oracle is None else case.weights.config
     if not isinstance(work, LayerWork) or config is None:
         return
@@ -48,7 +48,7 @@ def _of_rule(case: Case, work: LayerWork, groups: int, heads: int) -> Iterator[E
 
 
 def _places(heads: int, groups: int) -> torch.Tensor:
-    """Behind place p, which is of group p // r, the head h with h % groups = p // r."""
+    """The permutation: place p, of group p // r, takes a head h with h % groups = p // r."""
     return torch.tensor([i * groups + g for g in range(groups) for i in range(heads // groups)])
 
 

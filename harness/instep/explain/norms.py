@@ -1,4 +1,4 @@
-"""Norms: what is found differs from what is right by a factor for each row, or by the weight.
+"""Mistakes in norms: the found rows differ from the right ones by a factor per row, or by the weight.
 
 Leaves out: an eps that is fitted to the finding (`fitted.py`).
 """
@@ -18,7 +18,7 @@ from ..observe.rows import row_spans
 from .case import Case, Explanation
 from .weights import layer_of, with_mixer
 
-# Component -> the one component that its norm reads as it stands, of all rows of the batch.
+# Component -> the only component that its norm reads, unchanged, for all rows of the batch.
 PACKED = {"gated": "core", "post_normed": "residual", "key": "key_raw"}
 
 
@@ -68,24 +68,24 @@ def norms(case: Case) -> Iterator[Explanation]:
 def _neighbours(
     case: Case, x: torch.Tensor, right: torch.Tensor, eps: float
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The size of another row of the packed batch, or of another head, where those of the batch are known."""
+    """The norms of another row of the packed batch or of another head, if the rows of the batch are known."""
     packed = PACKED.get(case.component)
     spans = [] if packed is None else row_spans(case.context, case.finding.place.stage)
     mine = next((span for span in spans if span.request == case.finding.request), None)
     rows = case.context.subject.places.get(case.finding.place._replace(component=packed or ""))
     if mine is not None and rows is not None and len(rows) >= mine.begin + mine.count == mine.begin + len(x):
         sizes = (rows.to("cpu", torch.float64).square().mean(-1) + eps).sqrt()
-        for step, says in ((1, "the row before it"), (-1, "the row behind it")):
+        for step, says in ((1, "the row before it"), (-1, "the row after it")):
             yield says, sizes.roll(step, 0)[mine.begin : mine.begin + mine.count]
     if len(x) > 1:
         yield "the first row", right[:1].expand(right.shape)
     if right.dim() > 1:
-        for step, says in ((1, "the head before it"), (-1, "the head behind it")):
+        for step, says in ((1, "the head before it"), (-1, "the head after it")):
             yield says, right.roll(step, 1)
 
 
 def _before_turning(case: Case) -> Iterator[Explanation]:
-    """Queries and keys are turned after their norm: their weights are changed where they are applied, as 1 + w."""
+    """Wrong weights of the norms of queries and keys, which are rotated after the norm."""
     layer, name = layer_of(case), f"{case.component}_norm"
     if layer is not None and isinstance(layer.mixer, AttentionWeights):
         weight = getattr(layer.mixer, name)
@@ -99,7 +99,7 @@ def _reweighted(case: Case, says: str, other: torch.Tensor, used: torch.Tensor) 
 
 
 def norm_input(case: Case) -> torch.Tensor | None:
-    """What the norm that ends in this place reads: [rows, .., normed axis]."""
+    """The input [rows, .., normed axis] of the norm whose result is at this place."""
     config, work, place = case.weights.config, case.piece and case.piece.work, case.finding.place
     if case.component in ("q", "k"):
         mixed = case.own("mixed")

@@ -1,7 +1,6 @@
-"""What every request held after the last few events that wrote it, so that memory of an older round has a name;
-and what every event told the controller of step counts.
+"""Recent memory of every request, to recognise memory of earlier rounds, and the inputs of the step controller.
 
-Leaves out: what is made of it (`memory.py`). Nothing is copied: an engine's state is a copy already.
+Nothing is copied, as an engine's state is a copy already. Leaves out: explanations from it (`memory.py`, `wishes.py`).
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from ..observe.context import EventContext
 from ..verdict import Comparison, Skipped, Tier
 from .wishes import Told, told
 
-KEPT = 4  # events that wrote a request's memory
+KEPT = 4  # states that are kept per request
 
 
 class Older:
-    """Compares nothing: an observer in the place of a check."""
+    """An observer with the interface of a check; compares nothing."""
 
     name, tier = "older", Tier.IDENTITY
 
     def __init__(self, adaptive: AdaptiveFile | None = None, num_steps: int = 0) -> None:
-        """By what rules step counts are wished for, and the first of them; None: by none."""
+        """adaptive: the rules of the step controller; None: there is none. num_steps: the first step count."""
         self.candidates = None if adaptive is None else resolve(adaptive, num_steps)
         self.told: list[Told] = []
         self._states: dict[str, deque[tuple[int, RequestState]]] = {}
-        self.forward: EventContext | None = None  # the last one, this event's too
+        self.forward: EventContext | None = None  # the last one, which may be this event
 
     def __call__(self, context: EventContext) -> Iterable[Comparison | Skipped]:
         event = context.event
@@ -52,9 +51,9 @@ class Older:
         return ()
 
     def of(self, request: str, before: int) -> Iterator[tuple[str, RequestState]]:
-        """What a request held after each event that wrote it, the latest first: a sentence, and the state.
+        """Earlier states of a request, the latest first: a sentence, and the state.
 
-        The latest of them, before this event, is what the request holds rightly, and is left out.
+        The state right before this event is not among them, as the request holds it rightly.
         """
         past = [(event, state) for event, state in self._states.get(request, ()) if event < before]
         for event, state in reversed(past[:-1]):

@@ -1,6 +1,6 @@
-"""A query or key at another position, by another theta, or not turned; attention that sees too much or too little.
+"""Queries and keys with wrong rotary embeddings, and attention that sees too much or too little.
 
-Leaves out: rows of other rows (`rows.py`).
+Leaves out: swapped rows (`rows.py`).
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ def _turned(case: Case, work: LayerWork) -> Iterator[Explanation]:
         return Explanation(says, rotate(case.right.to("cpu", torch.float64), by, config))
 
     for by in OFF:
-        yield moved(f"stands {counted(abs(by), 'position')} too {'late' if by > 0 else 'early'}",
+        yield moved(f"is placed {counted(abs(by), 'position')} too {'late' if by > 0 else 'early'}",
                     torch.full((rows,), by))  # fmt: skip
-    yield moved("is not turned: all stand at position 0", -at)
+    yield moved("is not rotated: every row is at position 0", -at)
     if rows > 1:
-        yield moved("all rows stand at the position of the first", -torch.arange(rows))
+        yield moved("all rows are at the position of the first", -torch.arange(rows))
     if work.start:
         yield moved("positions begin at 0 again", torch.full((rows,), -work.start))
-    yield moved("is turned backwards", -2 * at)
+    yield moved("is rotated backwards", -2 * at)
     for theta in THETAS:
         if theta != config.rope_theta:
             wrong = case.again(weights=replace(case.weights, config=replace(config, rope_theta=theta)))
             if wrong is not None:
-                yield Explanation(f"is turned by a theta of {theta:g}; it is {config.rope_theta:g}", wrong)
-    for width, says in ((config.head_dim, "all channels are turned"), (config.rotary_dim // 2, "half are turned")):
+                yield Explanation(f"is rotated with a theta of {theta:g}; it is {config.rope_theta:g}", wrong)
+    for width in (config.head_dim, config.rotary_dim // 2):
         if width != config.rotary_dim and width % 2 == 0:
             wrong = case.again(weights=replace(case.weights, config=replace(config, rotary_dim=width)))
             if wrong is not None:
-                yield Explanation(f"{says}, where {config.rotary_dim} are to be", wrong)
+                yield Explanation(f"rotates {width} channels, not {config.rotary_dim}", wrong)
 
 
 def _seen(case: Case, work: LayerWork) -> Iterator[Explanation]:
-    """Other keys and values before the rows of this event."""
+    """Attention with other keys and values before the rows of this event."""
     memory = work.memory
     if not isinstance(memory, AttentionMemory) or not len(memory.keys):
         return
@@ -69,7 +69,7 @@ def _seen(case: Case, work: LayerWork) -> Iterator[Explanation]:
             yield Explanation(says, wrong)
 
     keys, values = memory.keys, memory.values
-    yield from with_memory("sees nothing of what came before these rows", keys[:0], values[:0])
+    yield from with_memory("sees nothing from before these rows", keys[:0], values[:0])
     for few in dict.fromkeys(n for n in (1, 2) if n < length):
         last, first = (at_end(few, "position", end) for end in ("last", "first"))
         yield from with_memory(f"does not see the {last} before these rows", keys[:-few], values[:-few])
@@ -87,5 +87,5 @@ def _seen(case: Case, work: LayerWork) -> Iterator[Explanation]:
             k, v = (torch.cat((x[:length], own[len(x):])) for x, own in zip(theirs, (keys, values), strict=True))
             yield from with_memory(f'reads the keys and values of request "{other}"', k, v)
             yield from with_memory(f'reads the values of request "{other}" under its own keys', keys, v)
-    yield from with_memory("reads keys and values one position too far on", keys.roll(-1, 0), values.roll(-1, 0))
-    yield from with_memory("reads values one position too far on, beside the right keys", keys, values.roll(-1, 0))
+    yield from with_memory("reads keys and values one position too late", keys.roll(-1, 0), values.roll(-1, 0))
+    yield from with_memory("reads values one position too late, with the right keys", keys, values.roll(-1, 0))

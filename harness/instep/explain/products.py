@@ -1,4 +1,4 @@
-"""Products whose operands or results are rounded to 16 bits, as the units of a device multiply them.
+"""Products whose operands or results are rounded to 16 bits, as tensor cores multiply them.
 
 Leaves out: rounded inputs of other ops (`inputs.py`).
 """
@@ -16,7 +16,7 @@ from instep_reference.weights import Weights
 from .case import Case, Explanation
 from .weights import in_place, layer_of
 
-# Component -> what is multiplied
+# Component -> the rows that are multiplied
 PRODUCTS = {
     **dict.fromkeys(("qkv", "z", "b", "a", "projected", "key_raw", "value"), ("normed",)),
     "mixer": ("gated", "opened"), "mlp": ("post_normed",), "fused": ("joined",),
@@ -24,7 +24,7 @@ PRODUCTS = {
 
 
 def products(case: Case) -> Iterator[Explanation]:
-    """Weights rounded, alone and with the rows: what units of 16 bits multiply; and its result in 16 bits too."""
+    """Rounded weights, alone and with rounded rows, and a rounded result."""
     for name in PRODUCTS.get(case.component, ()) if case.piece is not None else ():
         rows = case.own(name)
         for narrow in (torch.bfloat16, torch.float16) if rows is not None else ():
@@ -39,7 +39,7 @@ def products(case: Case) -> Iterator[Explanation]:
 
 
 def _narrowed(weights: Weights, case: Case, narrow: torch.dtype) -> Weights:
-    """The weights of this place's layer, or of the head, each rounded."""
+    """All weights, with those of the place's layer or head rounded."""
 
     def rounded(part: Any) -> Any:
         if isinstance(part, torch.Tensor):

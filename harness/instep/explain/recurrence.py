@@ -1,7 +1,7 @@
-"""The delta rule over a piece's own rows, with a slip between its steps: at the edge of a block, or where it is read.
+"""Mistakes of the delta rule between its steps: at the edge of a block, or in the read-out.
 
-Kernels take a chunk in blocks of tokens and carry the state from one to the next. Leaves out: steps that fold in
-another row's or head's input (`inputs.py`), and memory that is another one before the first step (`memory.py`).
+Kernels process a chunk in blocks of tokens and pass the state from one to the next. Leaves out: steps with the input of
+another row or head (`inputs.py`), and another memory before the first step (`memory.py`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..checks.scene import step
 from ..observe.layer_work import LayerWork
 from .case import Case, Explanation
 
-BLOCKS = (4, 8, 16, 32, 64)  # tokens that an op takes at once
-SUMMED = (16, 32, 64, 128, 256)  # tokens behind which a kernel's running sums begin again
+BLOCKS = (4, 8, 16, 32, 64)  # block sizes of chunked kernels, in tokens
+SUMMED = (16, 32, 64, 128, 256)  # tokens after which a kernel's running sums restart
 OVERFLOWS = -math.log(torch.finfo(torch.float32).max)
-MOST = 1024  # tokens that are run again step by step
+MOST = 1024  # tokens that are recomputed step by step at most
 
 State = torch.Tensor
-Edge = Callable[[State, State, torch.Tensor], State]  # before a block, after it, its log decays' sum -> what goes on
-Read = Callable[[State, State], State]  # before a token, after it -> what its row is read from
+Edge = Callable[[State, State, torch.Tensor], State]  # before a block, after it, sum of its log decays -> next state
+Read = Callable[[State, State], State]  # before a token, after it -> the state that its row is read from
 
 
 class Tokens(NamedTuple):
@@ -40,7 +40,7 @@ class Tokens(NamedTuple):
     state: torch.Tensor
 
     def run(self, block: int = 0, edge: Edge | None = None, read: Read = lambda _, after: after) -> list[torch.Tensor]:
-        """The rows that are read, [n, HV, V], and the last state."""
+        """The read-out [n, HV, V], and the last state."""
         state = first = self.state
         rows = []
         for t in range(len(self.q)):
@@ -60,28 +60,28 @@ def recurrence(case: Case) -> Iterator[Explanation]:
     which, count = 0 if case.component == "core" else 1, len(tokens.q)
     yield from _summed(tokens, which)
     if not case.found.isfinite().all():
-        return  # nothing else makes numbers that are not finite
+        return  # no other mistake here gives infinite numbers
     for size in [size for size in BLOCKS if size < count]:
         for says, edge in EDGES:
             yield Explanation(says.format(size), tokens.run(size, edge)[which])
     for last in dict.fromkeys(count % size for size in BLOCKS):
-        if 0 < last < count:  # of all tokens, it is no decay at all
+        if 0 < last < count:  # for all tokens it would be no decay at all
             decay = tokens.log_decay.clone()
             decay[count - last :] = 0
             yield Explanation(f"lacks the decay of the {at_end(last)}",
                               tokens._replace(log_decay=decay).run()[which])  # fmt: skip
     if which == 0:
-        yield Explanation("is read before its own token is folded in", tokens.run(read=lambda before, _: before)[0])
+        yield Explanation("is read before its own token is added", tokens.run(read=lambda before, _: before)[0])
         for narrow in (torch.bfloat16, torch.float16):
             says = f"is read out of the state rounded to {str(narrow).removeprefix('torch.')}"
             yield Explanation(says, tokens.run(read=lambda _, after, to=narrow: after.to(to).to(after))[0])  # type: ignore[misc]
 
 
 EDGES: tuple[tuple[str, Edge], ...] = (
-    ("begins anew with every block of {} tokens", lambda _, after, __: torch.zeros_like(after)),
-    ("forgets at the end of every block of {} tokens what stood there before the block",
+    ("starts from zero at every block of {} tokens", lambda _, after, __: torch.zeros_like(after)),
+    ("drops the state from before the block at the end of every block of {} tokens",
      lambda before, after, decay: after - decay.exp() * before),
-    ("does not decay over a block of {} tokens what stood there before the block",
+    ("does not decay the state from before the block over a block of {} tokens",
      lambda before, after, decay: after + (1 - decay.exp()) * before),
 )  # fmt: skip
 
@@ -96,7 +96,7 @@ def _summed(tokens: Tokens, which: int) -> Iterator[Explanation]:
 
 
 def _of_sums(log_decay: torch.Tensor, size: int) -> torch.Tensor:
-    """The decays' logarithms as fp32 gives them from differences of running sums."""
+    """The log decays that fp32 gives from differences of running sums."""
     parts = []
     for begin in range(0, len(log_decay), size):
         sums = log_decay[begin : begin + size].float().cumsum(0)
@@ -108,12 +108,12 @@ def _of_sums(log_decay: torch.Tensor, size: int) -> torch.Tensor:
 def _tokens(case: Case) -> Tokens | None:
     work = None if case.piece is None else case.piece.work
     if case.component not in ("core", "state") or not isinstance(work, LayerWork) or work.parents is not None:
-        return None  # of a tree, rows are no steps of one walk
+        return None  # rows of a tree are not consecutive steps
     own = [case.own(name) for name in ("q", "k", "v", "log_decay", "beta")]
     rows = [row for row in own if row is not None]
     assert case.piece is not None, "there is a work"
     if len(rows) < len(own) or len(rows[0]) > MOST or (case.component, case.piece.span.kind) == ("state", "commit"):
-        return None  # a window's states: T2d knows its tokens
+        return None  # T2d covers the states of windows
     q, k, v, log_decay, beta = rows
     q, k = (x.repeat_interleave(v.shape[1] // x.shape[1], dim=1) for x in (q, k))
     nothing = torch.zeros(*k.shape[1:], v.shape[2], dtype=torch.float64)

@@ -1,6 +1,6 @@
-"""States that were run again from a ring whose entries had been overwritten: it wraps too early.
+"""States that were replayed from a ring with overwritten entries, as it wraps around too early.
 
-Leaves out: wrong updates, keys and decays in entries of their own (`checks/run_again.py`).
+Leaves out: wrong updates, keys and decays in the right entries (`checks/run_again.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def overwritten(scene: Scene) -> Iterator[Explanation]:
 
 
 def _within(scene: Scene) -> Iterator[Explanation]:
-    """A ring with room for fewer tokens than the window: of two tokens in one entry the later one is run again."""
+    """A ring with fewer entries than the window has tokens: the later of two tokens in an entry is replayed."""
     tokens = len(scene.k)
     for room in range(1, tokens):
         last = [tokens - 1 - (tokens - 1 - t) % room for t in range(scene.count)]
@@ -31,7 +31,7 @@ def _within(scene: Scene) -> Iterator[Explanation]:
 
 
 def _before(scene: Scene) -> Iterator[Explanation]:
-    """Tokens of the step before, run again after this step wrote into their entries: its last into their first ones."""
+    """Tokens of the previous step, replayed after this step overwrote the first of their entries."""
     if scene.pending is None or scene.previous is None:
         return
     mine, tokens = (scene.k, scene.log_decay, scene.updates), len(scene.pending[0])

@@ -1,7 +1,7 @@
-"""Another row, another head, another channel of the result itself: what was gathered or written to the wrong place.
+"""Results at the wrong row, head or channel: a gather or a write to the wrong place.
 
-An op that reads one row to make one row gives row i of another row's input exactly what it gives that row; so a result
-of another row is also a result from another row's input. Leaves out: ops with several inputs (`inputs.py`).
+For an op that makes one row from one row, a result at the wrong row and an input from the wrong row look the same.
+Leaves out: ops with several inputs (`inputs.py`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..observe.rows import row_spans
 from .case import STANDS, Case, Explanation
 from .judge import PER_HEAD
 
-SHOWN = 4  # pairs of rows that are written out
-MOST = 256  # rows that are tried for each other
+SHOWN = 4  # pairs of rows that are printed
+MOST = 256  # rows that are compared with each other at most
 
 
 def result_rows(case: Case) -> Iterator[Explanation]:
-    """Rows and heads of a place; heads of a state; columns of a window and positions of a cache by `windows.py`."""
+    """Rows and heads of a place, and heads of a state. `windows.py` has columns of windows and positions of caches."""
     if case.component not in STANDS and case.right.dim() > 1:
         others = list(case.rights())
         if case.granted is None:
@@ -34,7 +34,7 @@ def result_rows(case: Case) -> Iterator[Explanation]:
 
 
 def _elsewhere(case: Case) -> Iterator[tuple[str, torch.Tensor]]:
-    """Labels of the like place at another stage: an earlier step of a chain."""
+    """Labels of the same place at another stage, such as an earlier step of a chain."""
     at = case.finding.place
     for place, made in case.context.truth.places.items():
         span = next((s for s in row_spans(case.context, place.stage) if s.request == case.finding.request), None)
@@ -46,7 +46,7 @@ def _elsewhere(case: Case) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def read_rows(case: Case) -> Iterator[Explanation]:
-    """Logits of other final rows than those that are asked for: every row of the event through the head."""
+    """Logits of the wrong final rows: every row of the event through the head."""
     if case.component != "logits" or case.piece is None:
         return
     stage, head = case.finding.place.stage, case.weights.head
@@ -63,7 +63,7 @@ def read_rows(case: Case) -> Iterator[Explanation]:
 
 
 def permuted(case: Case, axis: int, what: str, others: Sequence[tuple[str, torch.Tensor]]) -> Iterator[Explanation]:
-    """Every wrong row beside all right ones: which one it is, if it is one alone."""
+    """Find each wrong row among all right rows; it must be exactly one of them."""
     found, right = (x.to("cpu").movedim(axis, 0) for x in (case.found, case.right))
     kept = [(row, "", right[row]) for row in range(len(right))]
     for whose, theirs in others:
@@ -84,7 +84,7 @@ def permuted(case: Case, axis: int, what: str, others: Sequence[tuple[str, torch
     pairs = [(row, *kept[int(nearest[row])][:2]) for row in moved.nonzero().flatten().tolist()]
     ruled = len(pairs) > 2 and len({((row - other) % len(right), whose) for row, other, whose in pairs}) == 1
     if not ruled and ((away(sources[nearest[moved]], sources) == 0).sum(1) > 1).any():
-        return  # another row is the same: nobody can say which of them it is
+        return  # it equals several rows
     wrong = right.clone()
     wrong[moved] = sources[nearest[moved]].reshape(wrong[moved].shape).to(wrong)
     yield Explanation(_sentence(what, pairs, len(right)), wrong.movedim(0, axis), float(len(sources)) ** len(pairs))
@@ -99,10 +99,10 @@ def _differing(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def _sentence(what: str, pairs: Sequence[tuple[int, int, str]], count: int) -> str:
-    """Which stands for which: in one rule, or the first few."""
+    """Pairs of rows as one rule, or the first few of them."""
     steps = {(row - other) % count for row, other, _ in pairs}
     mine = not any(whose for _, _, whose in pairs)
-    for step, word in ((1, "before"), (count - 1, "behind")) if mine and count > 2 and len(pairs) >= count - 1 else ():
+    for step, word in ((1, "before"), (count - 1, "after")) if mine and count > 2 and len(pairs) >= count - 1 else ():
         if steps == {step}:
             return f"each {what} is that of the {what} {word} it"
     if len(pairs) > 1 and len({(other, whose) for _, other, whose in pairs}) == 1:

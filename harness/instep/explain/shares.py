@@ -1,4 +1,4 @@
-"""Attention that rounds on its way: scores or shares in 16 bits, keys or values of the cache in 16 bits.
+"""Attention that rounds internally: scores, attention weights, keys or values in 16 bits.
 
 Leaves out: other positions and other caches (`positions.py`), and constants of the softmax (`constants.py`).
 """
@@ -32,10 +32,10 @@ def shares(case: Case) -> Iterator[Explanation]:
             return x.to(to).to(x)
 
         yield Explanation(f"its scores are rounded to {said}", _attend(query, keys, values, scores=rounded))
-        yield Explanation(f"its shares are rounded to {said}", _attend(query, keys, values, chances=rounded))
+        yield Explanation(f"its attention weights are rounded to {said}", _attend(query, keys, values, chances=rounded))
         yield Explanation(f"its keys are rounded to {said}", _attend(query, rounded(keys), values))
         yield Explanation(f"its values are rounded to {said}", _attend(query, keys, rounded(values)))
-    yield Explanation("sees the rows behind its own, too", _attend(query, keys, values, causal=False))
+    yield Explanation("sees the rows after its own, too", _attend(query, keys, values, causal=False))
 
 
 def _attend(
@@ -43,7 +43,7 @@ def _attend(
     scores: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
     chances: Callable[[torch.Tensor], torch.Tensor] = lambda x: x, causal: bool = True,
 ) -> torch.Tensor:
-    """As the reference's, with a hook on the scores and on the shares."""
+    """The reference's attention with hooks on the scores and on the attention weights."""
     (tokens, heads, width), (length, groups, _) = query.shape, keys.shape
     keys, values = (x.repeat_interleave(heads // groups, dim=1) for x in (keys, values))
     weighed = scores(torch.einsum("thd,lhd->htl", query, keys) * width**-0.5)

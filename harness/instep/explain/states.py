@@ -1,6 +1,6 @@
-"""States and kept updates that follow from a wrong step: the bank of T2d, and steps that round on their way.
+"""States and kept updates after a wrong step: the wrong states of T2d, and steps that round.
 
-Leaves out: what a step folds in that is another row's, head's or request's (`inputs.py`).
+Leaves out: steps with the input of another row, head or request (`inputs.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .rings import overwritten
 
 
 def known_states(case: Case) -> Iterator[Explanation]:
-    """The bank of T2d."""
+    """The wrong states of T2d."""
     scene = _scene(case)
     if scene is None:
         return
@@ -48,15 +48,17 @@ def states(case: Case) -> Iterator[Explanation]:
 
 
 def _scene(case: Case) -> Scene | None:
-    """On the subject's own rows."""
+    """The scene of a state, on the subject's own rows."""
     if case.piece is None or case.piece.folding is None or case.component not in ("state", UPDATE):
         return None
     return scene_of(_own(case.piece, case), [_own(piece, case) for piece in case.pieces if piece.folding is not None])
 
 
 def _own(piece: Recomputation, case: Case) -> Recomputation:
-    """With the subject's own rows as the tokens that are folded in, but for those that the finding is about: where all
-    of them have the same fault, each of them looks like another's."""
+    """The recomputation with the subject's own rows as inputs, except the rows that the finding is about.
+
+    If all of these have the same fault, each of them looks like another one.
+    """
     folding = piece.folding
     assert folding is not None, "asked of pieces that fold"
     own = {place: rows.to("cpu", torch.float64) for place, rows in piece.own.items()
@@ -75,7 +77,7 @@ def _rounding(scene: Scene, narrow: torch.dtype, again: bool) -> torch.Tensor:
 
 
 def _of_others(case: Case) -> Iterator[Explanation]:
-    """A state of another request inside its window: a snapshot that was found by another row or stride."""
+    """A state of another request inside its window, as from a snapshot with a wrong row or stride."""
     for other in case.pieces:
         mine = case.piece
         if mine is None or other.folding is None or other.layer != mine.layer or other.request == mine.request:

@@ -1,6 +1,6 @@
-"""An embedding of another token: the whole table is looked at.
+"""The embedding of another token, searched in the whole table.
 
-Leaves out: rows of the event's other tokens, which `rows.py` names when the table has no such row.
+Leaves out: rows of the event's other tokens, which `rows.py` finds if the table has no such row.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _sentence(case: Case, wrong: list[int], ours: list[int], due: list[int]) -> 
 
 
 def _own(case: Case) -> int | None:
-    """What the head picked itself for the draft that a step of a chain goes on from."""
+    """The draft head's own pick of the draft that a chain step continues from."""
     stage, _, step = case.finding.place.stage.partition(".")
     answer, spans = case.context.subject.answer, row_spans(case.context, case.finding.place.stage)
     row = next((row for row, span in enumerate(spans) if span.request == case.finding.request), None)
@@ -54,7 +54,7 @@ def _own(case: Case) -> int | None:
 
 
 def _vocab(case: Case) -> int:
-    """Of a run of labels, by the logits that any of its events showed; else as many as the largest token known."""
+    """The vocabulary of a run of labels, from logits of any event, or else from the largest known token."""
     logits = [made.shape[-1] for place, made in case.context.truth.places.items() if place.component == "logits"]
     return max(logits, default=1 << 16)
 

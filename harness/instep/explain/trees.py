@@ -1,6 +1,6 @@
-"""A window that is a tree, taken for a chain: by what looks backwards in it, or by the positions of its rows.
+"""Trees that are treated as chains, in conv and recurrence or in positions.
 
-Leaves out: states of other nodes, which T2d knows (`checks/branches.py`).
+Leaves out: states of other nodes, which T2d recognises (`checks/branches.py`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def trees(case: Case) -> Iterator[Explanation]:
     if not isinstance(work, LayerWork) or work.parents is None:
         return
     if case.component in BACKWARDS and (wrong := case.again(parents=None)) is not None:
-        yield Explanation("goes on from the row before, not from its parent: the tree is taken for a chain", wrong)
+        yield Explanation("continues from the row before, not from its parent: the tree is taken for a chain", wrong)
     elif case.component in ("query", "key"):
         number = torch.arange(len(work.parents))
         by = number - torch.tensor(depths(work.parents))
         right = case.right.to("cpu", torch.float64)
-        yield Explanation("is turned by the number of its node, not by its depth",
+        yield Explanation("is rotated by the number of its node, not by its depth",
                           rotate(right, by, case.weights.config))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Other weights, or another configuration, where the finding is: the reference's own op with them.
+"""Run the reference's op with other weights or another configuration at the place of the finding.
 
 Leaves out: which weights (`norms.py`, `products.py`, `constants.py`).
 """
@@ -31,7 +31,7 @@ def with_layer(case: Case, says: str, **changed: Any) -> Iterator[Explanation]:
 
 
 def in_place(weights: Weights, case: Case, layer: LayerWeights) -> Weights:
-    """With another layer where the finding is."""
+    """The weights with another layer at the place of the finding."""
     draft, place = weights.draft, case.finding.place
 
     def put(layers: tuple[LayerWeights, ...]) -> tuple[LayerWeights, ...]:

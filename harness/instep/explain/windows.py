@@ -1,6 +1,6 @@
-"""What is moved bit by bit: conv windows of another count, column or channel, positions of a cache that moved.
+"""Wrong moves, bit by bit: conv windows with another column or channel order, shifted positions of a cache.
 
-Leaves out: what a check knows of the rows that were to be moved, which it hands over with its finding (`Sides`).
+Leaves out: wrong tensors that a check knows itself and attaches to its finding (`Sides`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def windows(case: Case) -> Iterator[Explanation]:
         right, held = (None if state is None else getattr(state, field.replace(case.component, other)).get(layer)
                        for state in states)  # fmt: skip
         if right is not None and held is not None and held.shape == case.found.shape == right.shape:
-            # What stands there is the other's only if it is right for that: else both hold what neither should.
+            # It is the other's only if it is right for the other; or else both are wrong.
             off, size = (torch.linalg.vector_norm(x.double()) for x in (case.found.cpu() - right.cpu(), right))
             if off <= NEAR * size:
                 yield Explanation(f"holds the {other}", held)
@@ -51,7 +51,7 @@ def windows(case: Case) -> Iterator[Explanation]:
 
 
 def _proposed(case: Case) -> Iterator[Explanation]:
-    """The head's row behind draft 1: another row of the event, or what stood there."""
+    """The draft head's row after draft 1: another row of the event, or the previous content."""
     before = case.context.subject.before.get(case.finding.request or "")
     if before is not None and before.proposal_hidden is not None:
         yield Explanation("is the head's row of the round before", before.proposal_hidden)

@@ -1,7 +1,8 @@
-"""Wishes for a step count that a controller with one wrong rule would have had: the last one, and all before.
+"""Step counts that a controller with one wrong rule would request.
 
-The reference's controller is run again over the events, once for every wrong rule. A rule explains a wish if it gives
-it and, at every event before, the wish that was right. Leaves out: when a wish comes into force (the driver's choice).
+The reference's controller is run again over the events, once for every wrong rule. A rule explains a step count if it
+gives it and, at every earlier event, the right one. Leaves out: when a step count comes into force, which the driver
+decides.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from instep_reference.contract.engine import Commit, Committed, Forward, SetNumS
 
 from ..observe.context import EventContext
 
-MOST = 3  # rules that may give the same wishes: of more than that nobody learns anything
-Counts = Callable[[Sequence[int]], Sequence[int]]  # accepted drafts of the requests of a commit -> what is counted
+MOST = 3  # rules that may fit at most; more of them explain nothing
+Counts = Callable[[Sequence[int]], Sequence[int]]  # accepted drafts per request of a commit -> counted drafts
 
 
 class Told(NamedTuple):
-    """What an event told the controller: `batch` requests or decode rows, accepted drafts, a step count put in force.
+    """Input of the controller at an event: `batch` requests or decode rows, accepted drafts, a new step count.
 
-    wish  the right one after it
+    wish  the right request after the event
     """
 
     batch: int | None
@@ -40,7 +41,7 @@ def unchanged(rule: Bracket) -> Bracket:
 
 
 class Rule(NamedTuple):
-    """A controller with something wrong."""
+    """A controller with one wrong rule."""
 
     says: str
     changes: Callable[[Bracket], Bracket] = unchanged
@@ -62,21 +63,21 @@ def told(context: EventContext) -> Told:
 
 
 def wrong_rule(candidates: Candidates, history: Sequence[Told], found: int) -> str | None:
-    """The rule that gives what was found behind the last event, or a few that cannot be told apart; None: none does."""
+    """The rule that gives the found step count, or a few that are indistinguishable; None if none does."""
     saying = [rule.says for rule in RULES if _is_other(rule, candidates) and _wishes(candidates, rule, history, found)]
     if not 0 < len(saying) <= MOST:
         return None
-    also = f" [the same wishes: {'; '.join(saying[1:])}]" if saying[1:] else ""
+    also = f" [equal: {'; '.join(saying[1:])}]" if saying[1:] else ""
     return saying[0] + also
 
 
 def _is_other(rule: Rule, candidates: Candidates) -> bool:
-    """Whether it changes anything here: a warm-up of 0 batches is no mistake where there is none."""
+    """Whether the rule changes anything here, as no warm-up is no mistake if none is configured."""
     return rule.changes is unchanged or any(rule.changes(one) != one for one in candidates.rules.values())
 
 
 def _wishes(candidates: Candidates, rule: Rule, history: Sequence[Told], found: int) -> bool:
-    """Whether a controller by this rule wishes as it was right before the last event, and as it was found behind it."""
+    """Whether a controller with this rule requests the right counts before the last event and the found one then."""
     changed = {key: rule.changes(bracket) for key, bracket in candidates.rules.items()}
     controller, owed = Controller(replace(candidates, rules=changed)), list[Told]()
     for event in history:
@@ -108,7 +109,7 @@ RULES = (
     Rule("the last batch decides alone, with no average", _with(ema_alpha=1.0)),
     Rule("the average weighs the past by alpha and the last batch by 1 - alpha",
          lambda rule: msgspec.structs.replace(rule, ema_alpha=1 - rule.ema_alpha)),
-    Rule("the hysteresis of up serves down, and that of down up", lambda rule: msgspec.structs.replace(
+    Rule("the hysteresis of up and that of down are swapped", lambda rule: msgspec.structs.replace(
         rule, down_hysteresis=rule.up_hysteresis, up_hysteresis=rule.down_hysteresis)),
     Rule("each hysteresis has the opposite sign", lambda rule: msgspec.structs.replace(
         rule, down_hysteresis=-rule.down_hysteresis, up_hysteresis=-rule.up_hysteresis)),

@@ -1,4 +1,4 @@
-"""Where a divergence was made: the first finding, confirmed by running the trace again with one thing otherwise.
+"""Locate a divergence: confirm the first finding by running the trace again with one thing changed.
 
 Leaves out: finding it (`checks/`), and what else can be varied (`relations/`).
 """

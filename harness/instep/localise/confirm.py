@@ -1,14 +1,13 @@
-"""Confirms a cause: the trace runs again with one thing otherwise, until what was found first is gone.
+"""Confirm a cause: run the trace again with one thing changed, until the first finding is gone.
 
     graph   without graphs
-    op      with an op of the plain twin (for labels: the ledger's), near the place first, then all, then half of them
-    place   with the reference's tensor in that place, beside it, and in the like places of other layers
-    memory  with the reference's tensors in all that reads memory; or with the reference's memory after the event that
-            wrote it, and then the events that read it
+    op      with an op of the plain twin (for labels: of the ledger), first near the place, then all, then half of them
+    place   with the reference's tensor at that place, at all results of the same call, and in other layers
+    memory  with the reference's tensors in every result that reads memory; or with the reference's memory after the
+            event that wrote it, and then the events that read it
 
-It is "caused here" only if everything that is computed from there agrees. Leaves out: what explains the finding
-(`instep.explain`). Every rung but the last runs no further than the event of the finding, and judges arithmetic in its
-round alone.
+A cause is confirmed only if everything that is computed from there agrees. Every rung but the last stops at the event
+of the finding, and judges arithmetic only in the round of that event. Leaves out: explanations (`instep.explain`).
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from ..verdict import Cause, Comparison, Located, Tier
 from .order import READERS, also_writes, memory_name, ops_of, siblings
 
 BEYOND = 6  # events that may read what an event wrote: two rounds
-# Checks that look at no result.
+# Checks that look at calls and memory rather than at results.
 DIRECT = ("contracts", "capacity", "aliasing", "graphs", "hostreads", "leaks", "copies", "bounds", "interface")
-SHOWN = 2  # options that stand behind the sentence; more would hide it
-# Component -> the option that says how it is committed, and two values of which one is not in use.
+SHOWN = 2  # options printed after the sentence at most
+# Component -> the option that selects how it is committed, and two values, one of which is not in use.
 ANOTHER = {"state": ("strategy", "snapshot", "rerun"), "conv": ("conv", "windows", "widened")}
 
 
 def locate(replay: Replay, outcome: Outcome, layers: Collection[int] | None = None) -> Located:
-    """Confirm the first finding of a run that diverged; `layers`: those that were judged."""
+    """Confirm the first finding of a run that diverged. layers: the layers that were judged."""
     climb = _Climb(replay, outcome, layers)
     rungs = (climb.graph, climb.seen_directly, climb.led, climb.op, climb.place, climb.reading, climb.memory)
     found = next(filter(None, (rung() for rung in rungs)), None) or climb.nothing()
@@ -46,7 +45,7 @@ def locate(replay: Replay, outcome: Outcome, layers: Collection[int] | None = No
 
 
 class _Climb:
-    """One ladder; every rung answers `None` when it did not help. seen: what else came out on the way."""
+    """One ladder; a rung returns `None` when it did not help. seen: other observations, printed as hints."""
 
     def __init__(self, replay: Replay, outcome: Outcome, layers: Collection[int] | None) -> None:
         self.replay, self.layers, self.tiers = replay, layers, outcome.tiers
@@ -58,8 +57,8 @@ class _Climb:
         self.eager = not replay.plan.setting.graphs
         self.replays = 0
         self.seen: list[str] = []
-        exact = "it is exact against the trace, and " if self.first.tier is Tier.IDENTITY else ""
-        self.remains = "it raised" if self.first.check == "serves" else f"{exact}no tensor could stand in its place"
+        no_tensor = "the reference has no tensor that could replace it"
+        self.remains = "the engine raised an error" if self.first.check == "serves" else no_tensor
 
     # The rungs
 
@@ -69,17 +68,17 @@ class _Climb:
         self.eager = True
         left = self._left(Variant(eager=True))
         if not left:
-            return self._is("graph", None, f"a graph fault: run eagerly, {self._agree()}")
+            return self._is("graph", None, f"cause: the CUDA graph (run eagerly, {self._agree()})")
         if left[0].place != self.at:
             self.seen.append(f"run eagerly, the first finding is {_at(left[0])}")
         return None
 
     def seen_directly(self) -> Located | None:
-        """A broken contract, a host read: facts about a call, whatever it computed."""
+        """Report a broken contract or a host read, which is a fact about a call and not about its result."""
         if self.first.check not in DIRECT:
             return None
         op = next(iter(ops_of(self.at)), None)
-        return self._is("place", op, "seen in the call itself: no tensor in its place would mend it")
+        return self._is("place", op, "cause: the call itself (this check looks at the call, not at its result)")
 
     def led(self) -> Located | None:
         """Report an engine that is driven through verbs: no tensor can be put into it, but what it showed is known."""
@@ -117,7 +116,7 @@ class _Climb:
         if len(other) > len(near) or len(near) > 1:
             if self._agrees(dict.fromkeys(other, twin)):
                 return self._by_ops(self._guilty(other, twin), twin)
-            self.remains = f"with all ops of {twin} instead, it stays"
+            self.remains = f"it remains with all ops of `{twin}`"
         return None
 
     def place(self) -> Located | None:
@@ -127,45 +126,45 @@ class _Climb:
         named = {place.component for place in beside}
         alike = dict.fromkeys([self.at, *beside, *(f.place for f in self.found if f.place.component in named)])
         for chosen in dict.fromkeys(((self.at,), tuple(beside), tuple(alike))):
-            here = "" if len(chosen) == 1 else f", in {len(chosen)} places"
+            here = "this place" if len(chosen) == 1 else f"{len(chosen)} places"
             found = self._patched("place", ops_of(self.at)[0], here, chosen)
             if found is not None:
                 return found
         return None
 
     def reading(self) -> Located | None:
-        """Memory was right after the event before; what several ops read of it is not."""
+        """Replace the results that read memory: memory was right after the event before, the reads are wrong."""
         read = tuple(dict.fromkeys(f.place for f in self.found if f.place.component in READERS))
         if self.at not in read or len({place.component for place in read}) < 2:
             return None
-        return self._patched("memory", None, ", in what is read from memory", read)
+        return self._patched("memory", None, "the reads from memory", read)
 
     def memory(self) -> Located | None:
         if not in_memory(self.at):
             return None
         self._another_strategy()
         own = ", ".join(self._keepers_ops())
-        what = f"memory, written by event {self.event}" + (f" ({own})" if own else "")
+        what = f"event {self.event}" + (f" (op {own})" if own else "")
         if self.first.request is None:
-            says = f"{what} where no request's is: there is nothing to put in its place"
-            return self._is("memory", own or None, says)
+            return self._is("memory", own or None, f"{what} writes memory that belongs to no request")
         wrong = list(dict.fromkeys(f.place for f in self.found if in_memory(f.place)))
         reads = [f.place for f in self.found if f.place.component == "attended" and self._fits(f.place)]
         readers = self._readers()
         until = max([self.event, *readers[:1], *(at for at in readers if at <= self.event + BEYOND)])
         patches = tuple(Patch(place, self.event) for place in (*(wrong if readers else ()), *dict.fromkeys(reads)))
         left = self._left(Variant(patch=patches), until) if patches else self.found
-        if not readers:  # then it is replaced for nobody
+        if not readers:  # then no event reads it, and it is not restored
             left = [found for found in left if found.place not in wrong]
         if left and (left[0].event == self.event or left[0].place.component not in {p.component for p in wrong}):
             names = " and ".join(dict.fromkeys(place.component for place in wrong))
-            self.remains = f"with the reference's {names} instead, {_at(left[0])} disagrees still"
+            self.remains = f"with the reference's {names}, {_at(left[0])} still disagrees"
             return None
         begin, end = self.event + (not reads), left[0].event if left else until
         if not reads and not (readers and readers[0] <= end):
-            when = "before it is written wrongly again" if readers else "later in this trace"
-            return self._is("memory", own or None, f"{what}; nothing reads it {when}")
-        says = f"caused here, in {what}: with the reference's in its place, {_until(begin, end, bool(left))}"
+            when = f"before event {end} corrupts it again" if readers else "later in this trace"
+            return self._is("memory", own or None, f"{what} writes wrong memory; nothing reads it {when}")
+        again = _until(begin, end, bool(left))
+        says = f"cause: {what} writes wrong memory (with the reference's memory restored, {again})"
         return self._is("memory", own or None, says, _options(patches))
 
     def nothing(self) -> Located:
@@ -173,21 +172,21 @@ class _Climb:
 
     # Parts of them
 
-    def _patched(self, cause: Cause, op: str | None, where: str, places: Sequence[Place]) -> Located | None:
-        """With the reference's tensors in these places all agrees, but for memory that the same ops write."""
+    def _patched(self, cause: Cause, op: str | None, what: str, places: Sequence[Place]) -> Located | None:
+        """Report that everything agrees with the reference's tensors there, except memory that the same ops write."""
         patches = tuple(Patch(place, self.event) for place in places)
         left = self._left(Variant(patch=patches))
         apart = [found for found in left if not any(also_writes(place, found.place) for place in places)]
         names = " and ".join(dict.fromkeys(place.component for place in places))
         if apart:
-            self.remains = f"with the reference's {names} instead, {_at(apart[0])} disagrees still"
+            self.remains = f"with the reference's {names}, {_at(apart[0])} still disagrees"
             return None
-        beside = f"; {_at(left[0])} is written by the same op" if left else ""
-        says = f"caused here{where}: with the reference's {names} instead, all that follows in the event agrees{beside}"
+        also = f"; the same op writes {_at(left[0])}" if left else ""
+        says = f"cause: {what} (with the reference's {names}, the rest of the event agrees{also})"
         return self._is(cause, op, says, _options(patches))
 
     def _others(self) -> tuple[str, list[str]]:
-        """The plain twin of the subject's op set, and the ops in which they differ."""
+        """The plain twin of the subject's op set, and the ops that differ between the two."""
         subject = self.replay.plan.setting.subject()
         if not isinstance(subject, Ops):
             return "", []
@@ -197,12 +196,12 @@ class _Climb:
         return name, [op for op in OPS if getattr(subject, op) is not getattr(twin, op)] + own
 
     def _keepers_ops(self) -> list[str]:
-        """The ops of a keeper that wrote this place in the event."""
+        """The ops of a commit strategy that wrote this place in the event."""
         wrote = () if self.last is None else self.last.log.wrote
         return list(dict.fromkeys(op for op, place in wrote if place == self.at))
 
     def _guilty(self, ops: Sequence[str], twin: str) -> Sequence[str]:
-        """The fewest that help, by halving; all that are left where either half needs the other."""
+        """The smallest set of ops that helps, by halving; both halves where each needs the other."""
         while len(ops) > 1:
             halves = ops[: len(ops) // 2], ops[len(ops) // 2 :]
             helps = next((half for half in halves if self._agrees(dict.fromkeys(half, twin))), None)
@@ -212,7 +211,9 @@ class _Climb:
         return ops
 
     def _by_ops(self, ops: Sequence[str], twin: str) -> Located:
-        says = f"caused by {', '.join(ops)}: with that of {twin} instead, {self._agree()}"
+        which, that = ("op", "op") if len(ops) == 1 else ("ops", "ops")
+        names = ", ".join(f"`{op}`" for op in ops)
+        says = f"cause: {which} {names} (with the {that} of `{twin}`, {self._agree()})"
         return self._is("op", ", ".join(ops), says, tuple(f"--swap {op}={twin}" for op in ops))
 
     def _another_strategy(self) -> None:
@@ -223,7 +224,7 @@ class _Climb:
                 self.seen.append(f"with --{option} {other} it agrees")
 
     def _fits(self, place: Place) -> bool:
-        """Whether both sides hand on a tensor there, of one shape."""
+        """Whether both sides have a tensor of the same shape there."""
         if self.last is None:
             return False
         reference = self.last.truth if self.last.rounded is None else self.last.rounded
@@ -231,7 +232,7 @@ class _Climb:
         return ours is not None and right is not None and ours.shape == right.shape and bool(ours.numel())
 
     def _readers(self) -> list[int]:
-        """The later events that run the request whose memory it is, in the target or in its head."""
+        """The later events that run the request that owns the memory, in the target or in the draft head."""
         found = []
         for number, event in enumerate(self.replay.trace.events[self.event + 1 :], self.event + 1):
             rows = [row.request for row in event.rows] if isinstance(event, Forward) else ()
@@ -244,7 +245,7 @@ class _Climb:
         return not self._left(Variant(swap=swap))
 
     def _left(self, variant: Variant, until: int | None = None) -> list[Comparison]:
-        """What disagrees when this is otherwise; the same as before where that cannot be run."""
+        """The findings of a run with this change; those of before where such a run is not possible."""
         self.replays += 1
         try:
             ran = self.replay.run(
@@ -260,12 +261,12 @@ class _Climb:
         return "event 0 agrees" if not self.event else f"events 0 to {self.event} agree"
 
     def _is(self, cause: Cause, op: str | None, says: str, options: tuple[str, ...] = ()) -> Located:
-        shown = f"  ({' '.join(options)})" if 0 < len(options) <= SHOWN else ""
+        shown = f"  [{' '.join(options)}]" if 0 < len(options) <= SHOWN else ""
         return Located(self.first, cause, op, says + shown, options)
 
 
 def _round_of(events: Sequence[AnyEvent], event: int) -> int:
-    """Where the round of a commit began to be judged: at its verify, after which nothing else ran."""
+    """The event from which the round is judged: for a commit its verify, as nothing ran between the two."""
     if not isinstance(events[event], Commit):
         return event
     return next((at for at in range(event, -1, -1) if isinstance(events[at], Forward)), event)
@@ -280,9 +281,9 @@ def _at(found: Comparison) -> str:
 
 
 def _until(begin: int, end: int, again: bool) -> str:
-    """events 7 to 8 agree, and event 9 writes it wrongly again"""
+    """events 7 to 8 agree; event 9 corrupts it again"""
     if again and begin == end:
-        return f"event {begin} agrees up to where it writes it wrongly again"
+        return f"event {begin} agrees until it corrupts it again"
     last = end - again
     agree = f"event {begin} agrees" if begin == last else f"events {begin} to {last} agree"
-    return f"{agree}, and event {end} writes it wrongly again" if again else agree
+    return f"{agree}; event {end} corrupts it again" if again else agree

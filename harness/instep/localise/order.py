@@ -1,13 +1,13 @@
-"""Who makes what: the ops that hand on a place or write a component of memory, and what else the same call gives.
+"""The ops that produce each place and write each component of memory.
 
-Leaves out: the order of findings itself, which is the contract's (`Place.order`, `Comparison.order`).
+Leaves out: the order of findings, which the contract has (`Place.order`, `Comparison.order`).
 """
 
 from __future__ import annotations
 
 from instep_reference.contract.place import Place
 
-# Op -> the components that it hands on. `linear` gives one at a time.
+# Op -> the components that it returns. `linear` returns one at a time.
 RESULTS: dict[str, tuple[str, ...]] = {
     "embed": ("embedding",),
     "concat": ("joined",),
@@ -29,11 +29,11 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "pick": ("pick",),
     "draw": ("pick",),
 }
-TOGETHER = ("gdn_inputs", "gdn", "attention_inputs")  # all results of one call
+TOGETHER = ("gdn_inputs", "gdn", "attention_inputs")  # ops whose results come from one call
 
-READERS = ("mixed", "core", "update", "attended")  # results that hang on what is read from memory
+READERS = ("mixed", "core", "update", "attended")  # results that depend on reads from memory
 
-# Component of memory -> the ops that write it, or say where it is written, the nearest first.
+# Component of memory -> the ops that write it or compute its address, the nearest first.
 WRITERS: dict[str, tuple[str, ...]] = {
     "conv": ("conv", "move"),
     "state": ("gdn", "fused_gdn", "move", "plan_ring"),
@@ -44,12 +44,12 @@ WRITERS: dict[str, tuple[str, ...]] = {
     "tail": ("store_rows", "place_rows"),
 }
 
-# Component of memory -> its name in sentences, if that is another one.
+# Component of memory -> its name in sentences, where the two differ.
 NAMES = {"conv": "conv windows", "state": "states"}
 
 
 def ops_of(place: Place) -> tuple[str, ...]:
-    """The ops that may have made what stands there, the likeliest first."""
+    """The ops that may have produced this place, the likeliest first."""
     if place.component in WRITERS:
         return WRITERS[place.component]
     makers = tuple(op for op, components in RESULTS.items() if place.component in components)
@@ -57,13 +57,13 @@ def ops_of(place: Place) -> tuple[str, ...]:
 
 
 def siblings(place: Place) -> tuple[Place, ...]:
-    """Everything that the call gave which gave this place."""
+    """All results of the op call that produced this place."""
     together = next((RESULTS[op] for op in TOGETHER if place.component in RESULTS[op]), (place.component,))
     return tuple(place._replace(component=component) for component in together)
 
 
 def also_writes(place: Place, memory: Place) -> bool:
-    """Whether the op that hands on `place` is one that writes this memory, of the same layer."""
+    """Whether an op that produces `place` also writes this memory, in the same layer."""
     same = (place.stage, place.layer) == (memory.stage, memory.layer)
     return same and bool(set(WRITERS.get(memory.component, ())) & set(ops_of(place)))
 

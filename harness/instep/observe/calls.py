@@ -213,7 +213,7 @@ def _broken(name: str, place: Place | None, clauses: Iterator[str]) -> list[Brok
         for clause in clauses:  # one by one: what was found before a rule fell over stands
             found.append(Broken(name, place, clause))
     except (RuntimeError, IndexError, ValueError, TypeError) as error:  # so wrong that a rule fell over it
-        found.append(Broken(name, place, f"was called so that it cannot be judged ({error})"))
+        found.append(Broken(name, place, f"was called in a way that cannot be judged ({error})"))
     return found
 
 

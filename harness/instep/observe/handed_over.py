@@ -26,7 +26,7 @@ def handed_over(base: torch.Tensor, previous: PreviousStep) -> Iterator[tuple[st
         yield twice, partial(again, tokens, base)
     for some in range(1, count):
         said = f"{some} token{'s' * (some > 1)} of the previous step; {count} were {previous.verb}"
-        yield f"was carried on from the state after {said}", partial(_folded, tokens, previous.base, range(some))
+        yield f"was continued from the state after {said}", partial(_folded, tokens, previous.base, range(some))
 
 
 def _folded(tokens: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:

@@ -96,7 +96,7 @@ class Oracle:
         elif isinstance(event, Draft) and self.config.mtp_layers == 1:
             yield from self._chains(context)
         elif isinstance(event, Draft) and not self.config.mtp_layers and self.every_op:
-            yield Skipped("derived", context.index, "no draft head is in use: drafts are handed in")
+            yield Skipped("derived", context.index, "no draft head is in use, as drafts come from outside")
 
     def whole(self, context: EventContext) -> bool:
         """Whether all pieces of this event are asked for."""
@@ -157,7 +157,7 @@ class Oracle:
                 hidden, replace(before, state={layer: state()}), layer, True, start, tree)(weights, see)  # fmt: skip
 
         empty = self._layer(hidden, before, layer, True, 0, tree)
-        wrongs: list[tuple[str, Work]] = [("was begun anew: what came before these tokens is lost", empty)]
+        wrongs: list[tuple[str, Work]] = [("was started from zero: everything before these tokens is lost", empty)]
         if (previous := folding.previous) is not None:
             wrongs.append(("lacks the tokens of the previous step", carried(lambda: previous.base)))
             wrongs += [(says, carried(state)) for says, state in handed_over(folding.base, previous)]

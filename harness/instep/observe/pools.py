@@ -45,7 +45,7 @@ class Pools:
             return
         region = self.of(view)
         if region is None:
-            yield f"{name} is no pool of this engine: what is written there is lost"
+            yield f"{name} is not a pool of this engine, so writes to it are lost"
             return
         whole, by = region.units, region.by
         if view.dtype != whole.dtype:
@@ -56,7 +56,7 @@ class Pools:
             yield (f"{name} steps {view.stride(0)} elements from {by} to {by}, the pitch of {region.name} is "
                    f"{whole.stride(0)}")  # fmt: skip
         if (offset := (view.data_ptr() - whole.data_ptr()) // whole.element_size()) >= whole.stride(0):
-            yield f"{name} begins {offset} elements into {region.name}, behind its first {by}"
+            yield f"{name} begins {offset} elements into {region.name}, after its first {by}"
         inner = range(1, min(view.dim(), whole.dim()))
         if any(view.shape[-axis] > 1 and view.stride(-axis) != whole.stride(-axis) for axis in inner):
             steps, right = view.stride()[1:], whole.stride()[1:]

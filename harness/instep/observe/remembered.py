@@ -89,7 +89,7 @@ class Answers:
             given = self._held[event][number]
             given.was.copy_(given.now())
             looked = self._looked[event]
-            since = "" if now - looked <= 1 else f" (at some event behind {looked - 1})"
+            since = "" if now - looked <= 1 else f" (at some event after {looked - 1})"
             told.append(f"{given.name}{since}")
         for event in due:
             self._looked[event] = now

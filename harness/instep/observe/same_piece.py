@@ -63,5 +63,5 @@ def _add(key: Any, value: Any) -> None:
             _add(key, inner)
     else:
         said = repr(value)
-        assert " at 0x" not in said, f"{said} is known by its address alone, which another object may have later"
+        assert " at 0x" not in said, f"{said} is identified only by its address, which another object may have later"
         key.update(f"{said}, ".encode())

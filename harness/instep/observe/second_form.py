@@ -66,6 +66,6 @@ def _must_agree(
         apart = float((x.to(o) - o).abs().max() / o.abs().max().clamp_min(width.tiny))
         if not apart <= most:
             raise AnotherRule(
-                f"the reference's two forms of the delta rule part: in chunks of {chunk} the {name} is off by "
-                f"{apart:.1e} in {width.dtype}, where rounding comes to {most:.1e} at most"
+                f"the reference's two forms of the delta rule differ: in chunks of {chunk} the {name} is off by "
+                f"{apart:.1e} in {width.dtype}, but rounding explains at most {most:.1e}"
             )

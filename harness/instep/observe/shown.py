@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 FEEDS: Mapping[str, str] = {
     "logits": "logits (T3), own choices and acceptance (T4)",
     "final": "final hidden rows (T3)",
-    "state": "conv windows and recurrent states: which it is (T2d), how far off (T3), that no other changes (T1)",
-    "kv": "KV entries (T3), that no other changes (T1)",
-    "draft": "own drafts but the first of a round (T4)",
+    "state": "conv windows and recurrent states: their content (T2d), their error (T3), unexpected changes (T1)",
+    "kv": "KV entries (T3), unexpected changes (T1)",
+    "draft": "own drafts except the first of a round (T4)",
     "layers": "hidden rows of each layer (T3)",
     "watch": "every layer and op by itself (T2)",
-    "slots": "who owns which slot (T0)",
-    "pages": "who owns which page (T0)",
+    "slots": "the owner of each slot (T0)",
+    "pages": "the owner of each page (T0)",
     "regions": "bytes of pools, poison, leaks, aliasing (T1), their sizes (T0)",
 }
 PROPAGATED = ("hidden", "final", "logits")  # components in which comes out what was computed so far
-OWN = "lengths, roots, accepted counts and wished step counts (T0), which the harness keeps itself"
+OWN = "lengths, roots, accepted counts and requested step counts (T0), which the harness keeps itself"
 NEVER = "op contracts, graphs and host reads (T0)"
 
 

@@ -102,7 +102,7 @@ def compared(trace: RewrittenTrace, waiting: Ran, overlapping: Ran, *, alike: bo
             yield _comparison(trace, index, place, one, other, f"the state of {name!r} parts", name)
     last = len(trace.events) - 1
     wanted = waiting.wanted_num_steps, overlapping.wanted_num_steps
-    yield _comparison(trace, last, WANTED, *wanted, f"next_num_steps wishes {wanted[1]}, not {wanted[0]},")
+    yield _comparison(trace, last, WANTED, *wanted, f"next_num_steps requests {wanted[1]}, not {wanted[0]},")
     for place, left, right, says in pools(waiting.pools, overlapping.pools) if alike else ():
         yield _comparison(trace, last, place, left, right, says)
 

@@ -57,9 +57,9 @@ def failure(
     question, error = failed.question, failed.error
     serves = question == SERVES or question in VERBS
     check = SERVES if serves else "interface"
-    why = "the event is legal and the reference served it" if serves else "asking is legal at any time"
+    why = "the event is legal and the reference served it" if serves else "this call is legal at any time"
     if kind == kind_of(Refused):
-        why = "the event is illegal here, and an engine that `refuses` says BadInput"
+        why = "the event is illegal here, and an engine that `refuses` must raise BadInput"
     if isinstance(error, WrongType):
         return _finding(check, index, kind, place, f"{error}; {why}" if serves else str(error), None)
     message = said_by(error)
@@ -72,7 +72,7 @@ def failure(
     elif serves:
         where = ""
     else:
-        where = "the engine, while it was made, " if question == MAKES else f"asked for {question}, the engine "
+        where = "the engine, while it was built, " if question == MAKES else f"`{question}` of the engine "
     after = "" if question == MAKES else f"; {why}"
     return _finding(check, index, kind, place, f"{where}{what}{after}", raised_of(error))
 

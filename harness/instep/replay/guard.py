@@ -106,7 +106,7 @@ class GuardedSubject:
             pools = frozenset((region.name, region.layer) for region in found)
             hidden = [f"{name} (layer {layer})" for name, layer in sorted(self.pools - pools)]
             if hidden:  # what is shown now and then could be written to whenever it is not
-                raise WrongType(f"regions left out what it showed before: {', '.join(hidden[:LISTED])}"
+                raise WrongType(f"`regions` omits regions that it showed before: {', '.join(hidden[:LISTED])}"
                                 f"{' and more' if len(hidden) > LISTED else ''}")  # fmt: skip
             self.pools = pools
             return list(found)
@@ -301,7 +301,7 @@ def make_subject(maker: Maker, *given: Any, **named: Any) -> Subject:
         engine = maker(*given, **named)
         missing = [name for name in METHODS if not callable(getattr(engine, name, None))]
         if missing:
-            raise WrongType(f"its maker gave {_spelled(engine)}, which has no {', '.join(missing)}")
+            raise WrongType(f"`make` returned {_spelled(engine)}, which has no {', '.join(missing)}")
         return engine
 
 
@@ -315,7 +315,7 @@ def said_by(error: BaseException) -> str:
 
 def must(right: bool, what: str, found: object, expected: str) -> None:
     if not right:
-        raise WrongType(f"{what} gave {_spelled(found)}; the contract asks for {expected}")
+        raise WrongType(f"{what} returned {_spelled(found)}; the contract expects {expected}")
 
 
 def must_hold(what: str, tensor: object, whole: bool) -> None:

@@ -116,7 +116,7 @@ class Lockstep:
         if not places:
             return
         if not isinstance(participants.shown.engine, PatchableEngine):
-            raise BadInput("--graft", found=participants.subject.name, expected="an op set: whose memory we can write")
+            raise BadInput("--graft", found=participants.subject.name, expected="an op set with memory to write")
         right = participants.truth if participants.rounded is None else participants.rounded
         patched = self.patched()
         if not patched:

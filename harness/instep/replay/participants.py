@@ -196,10 +196,10 @@ def _of_verbs(plan: Plan, found: ByVerbs, variant: Variant) -> tuple[DerivedEngi
 def _must_be_as_it_is(setting: Setting, variant: Variant) -> None:
     """Refuse what only an engine of ours can be told."""
     if variant.swap or variant.options:
-        raise BadInput("--swap", found=setting.name, expected="an op set: somebody else's engine has no ops to swap")
+        raise BadInput("--swap", found=setting.name, expected="an op set; an --engine has no ops to swap")
     for named in ("graphs", "overlap", "state_dtype", "state_rounding", "kv_dtype", "snapshot_layout"):
         if getattr(setting, named):
-            expected = "an op set: somebody else's engine decides that itself"
+            expected = "an op set; an --engine decides that itself"
             raise BadInput(f"--{named.replace('_', '-')}", found=setting.name, expected=expected)
 
 

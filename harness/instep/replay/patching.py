@@ -82,7 +82,7 @@ def must_fit(patches: Sequence[Patch], config: ModelConfig, last: int) -> None:
         place, memory = patch.place, in_memory(patch.place)
         if patch.until > last:
             room = f"an event before {last}, the last one that is run" if memory else f"an event from 0 to {last}"
-            hint = "memory is replaced between two events" if memory else "no other is run"
+            hint = "memory is replaced between two events" if memory else "no other event is run"
             raise BadInput("--graft", found=patch, expected=room, hint=hint)
         if memory and place not in (has := _remembers(place.component, config)):
             raise BadInput("--graft", found=patch, expected=f"one of {', '.join(map(spelled, has))}"

@@ -45,7 +45,7 @@ class RecordedChoices:
             return
         known = self.recorded.get(f"own.{context.index}")
         if known is None or self.other:
-            unsaid = "the trace does not say what its recorder would have chosen"
+            unsaid = "the trace has no choices of its recorder"
             yield Skipped(self.name, context.index, self.other or unsaid)
             return
         same = said.shape == known.shape
@@ -55,7 +55,7 @@ class RecordedChoices:
             self.name, self.tier, context.index, context.kind, Place(stage, AFTER_LAYERS, "pick"),
             elements=said.numel(), worst=float(wrong), allowed=0.0,
             problem=None if wrong == 0 else Problem("differs", (
-                f"the reference itself chooses otherwise than when the trace was recorded: {said.tolist()}, "
-                f"then {known.tolist() if same else 'another number of choices'}"
+                f"the reference now chooses {said.tolist()}; when the trace was recorded, it chose "
+                f"{known.tolist() if same else 'another number of tokens'}"
             )),
         )

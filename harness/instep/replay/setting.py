@@ -176,7 +176,7 @@ class Setting:
             if isinstance(found, Ops):
                 found = with_keeper(found, name, getattr(self, name))
             elif getattr(self, name) not in OURS[OPTIONS[name]]:
-                expected = "an op set: somebody else's engine commits in a way of its own"
+                expected = "an op set; an --engine has its own way to commit"
                 raise BadInput(f"--{name}", found=f"{getattr(self, name)} with {self.name}", expected=expected)
         return found
 

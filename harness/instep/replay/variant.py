@@ -78,7 +78,7 @@ def swapped(ops: Ops, swap: Mapping[str, str]) -> Ops:
             raise BadInput("--swap", found=name, expected=f"one of the ops {', '.join((*OPS, *ops.own))}")
         found = find(source)
         if not isinstance(found, Ops):
-            raise BadInput("--swap", found=source, expected="an op set: an engine has no single ops")
+            raise BadInput("--swap", found=source, expected="an op set; an engine has no single ops")
         if _labels(found) != _labels(ops):
             kinds = {True: "labels", False: "numbers"}
             raise BadInput("--swap", found=f"{name}={source}, which moves {kinds[_labels(found)]}",
@@ -86,7 +86,7 @@ def swapped(ops: Ops, swap: Mapping[str, str]) -> Ops:
         own = replace(found, keepers=ops.keepers).own if source in FORMS else found.own
         if name not in OPS and name not in own:
             raise BadInput("--swap", found=f"{name}={source}, which has no such op", expected=f"{name}=plain, or a set "
-                           f"with a {name} of its own")  # fmt: skip
+                           f"that defines {name}")  # fmt: skip
         others[name], form_of = own[name] if name in own else getattr(found, name), name.removeprefix("fused_")
         for whole in wholes(name):
             others.setdefault(whole, None)
@@ -130,7 +130,7 @@ def place_of(text: str) -> Place:
         raise BadInput("--graft", found=text, expected=f"stage.layer.component: a stage of {', '.join(STAGES)} (chain "
                        f"with its step, chain.1), a layer where there is one, a component of {', '.join(COMPONENTS)}")
     if component in ("length", "root"):
-        raise BadInput("--graft", found=text, expected="a tensor: a length or a root is a number")
+        raise BadInput("--graft", found=text, expected="a tensor; a length or a root is a number")
     if step:
         stage, numbers = f"{stage}.{numbers[0]}", numbers[1:]
     return Place(stage, int(numbers[0]) if numbers else AFTER_LAYERS if component in BEHIND else STAGE_LEVEL, component)

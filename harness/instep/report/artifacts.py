@@ -1,6 +1,6 @@
-"""What is left of a run: properties for JUnit, and a folder with the page, the result, the trace and the tensors.
+"""Artifacts of a test run: properties for JUnit, and a folder with page, result, trace and tensors.
 
-Leaves out: when that is wanted (`instep.plugin`).
+Leaves out: when they are written (`instep.plugin`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .tensors import files, for_a_file
 if TYPE_CHECKING:
     from ..replay.replay import Outcome
 
-DIGEST = 8  # digits behind a test's name in that of its folder
+DIGEST = 8  # digits of the digest in the name of a test's folder
 VERDICT, USED, ELEMENTS = "instep_verdict", "instep_used", "instep_elements"
 
 
 def properties(outcome: Outcome) -> list[tuple[str, str]]:
-    """The verdict, numbers compared, the largest part of an allowance that was used, and both of every tier."""
+    """The verdict, the compared numbers and the largest used part of an allowance, in all and per tier."""
     name, totals = outcome.plan.setting.name, terminal.tiers(outcome)
     said = [(f"{VERDICT}[{name}]", terminal.VERDICTS[outcome.verdict.exit][0])]
     said += [(f"{ELEMENTS}[{name}]", str(outcome.verdict.elements))]
@@ -36,7 +36,7 @@ def properties(outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def write(outcomes: Sequence[Outcome], trace: Trace, message: str, folder: Path) -> None:
-    """Page, result, message and tensors; and the trace, unless it is somewhere already in the folder."""
+    """Write page, result, message, trace and tensors into the folder."""
     from ..page.replay import page_of
 
     for place in (folder, folder / "tensors"):
@@ -50,10 +50,10 @@ def write(outcomes: Sequence[Outcome], trace: Trace, message: str, folder: Path)
 
 
 def folder_of(node: str, out: Path, number: int = 0) -> Path:
-    """The folder of a test: a name that every file system takes, and that no other test has.
+    """The folder of a test, with a unique name that every file system accepts.
 
-    The digest tells names apart of which one replaced character, the case or the end differs. number: of folders that
-    the test has already.
+    The digest distinguishes tests whose names differ only in a replaced character, in case or after the cut.
+    number: how many folders the test has already.
     """
     parts = [for_a_file(node), hashlib.sha256(node.encode()).hexdigest()[:DIGEST], *[str(number + 1)] * bool(number)]
     return out / "-".join(filter(None, parts))

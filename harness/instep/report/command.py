@@ -1,6 +1,6 @@
-"""Command lines: the one that was typed, and the one that shows a finding again.
+"""Command lines: the command that the user typed, and the command that reproduces a finding.
 
-Leaves out: the choice of the finding, and of the part of the trace that it needs (`words.py`, `relations/render.py`).
+Leaves out: which finding, and which part of the trace it needs (`words.py`, `relations/render.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..replay.setting import Setting
 
-# Options that say where something is written.
+# Options that name an output file or folder.
 PLACES = (
     "--baselines", "--html", "--json", "--out", "--picture", "--plots", "--sarif", "--save-tensors", "--trace",
     "--trail",
@@ -22,7 +22,7 @@ PLACES = (
 
 
 def typed(argv: Sequence[str]) -> str:
-    """The command as it was typed, without the options for the places of its results."""
+    """The command as the user typed it, without the options that name output files."""
     script, places = Path("instep" if argv[0] == "-c" else argv[0]), iter(argv[1:])  # -c: a run of `faults/plant.py`
     own = script.name != "__main__.py" or script.parent.name == "instep"
     words = [script.name.replace("__main__.py", "instep")] if own else ["python", "-m", script.parent.name]
@@ -37,15 +37,15 @@ def typed(argv: Sequence[str]) -> str:
 def command(
     words: Iterable[object], setting: Setting, *, always: Collection[str] = (), more: Iterable[object] = ()
 ) -> str:
-    """`words`, the options of `setting` that are not the defaults, and more words; quoted for a shell.
+    """A command line, quoted for a shell: `words`, the options of `setting` that are not defaults, then `more`.
 
-    words   the op set is among them;  always: fields of the setting that are written even if they are the defaults
+    words: include the op set. always: fields of the setting that are written even with their default.
     """
     _, _, *options = setting.words(*always)
     return shlex.join(map(str, (*words, *options, *more)))
 
 
 def near(path: Path) -> str:
-    """The path relative to the working directory if it is below it, otherwise as it is."""
+    """The path relative to the working directory if it is inside that directory, or else unchanged."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

@@ -1,6 +1,6 @@
-"""Outcomes as data: op set; digests of source, trace and model; how much was compared; what was found.
+"""Outcomes as data for JSON: setting, digests, how much was compared, and the findings.
 
-Leaves out: words and colours, and the file (`result.py`).
+Leaves out: the terminal (`terminal.py`), and the result file (`result.py`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .words import divergence, where
 if TYPE_CHECKING:
     from ..replay.replay import Outcome
 
-FINDINGS = 100  # how many findings of a run are written, beside the first of every check; the first of all matters most
+FINDINGS = 100  # findings of a run that are written, in addition to the first of every check
 
 
 def of(outcomes: Sequence[Outcome], commit: str | None = None) -> Result:
-    """What a replay found."""
+    """The result of a replay."""
     runs = [_run(outcome) for outcome in outcomes]
     found = {"trace": str(outcomes[0].trace.name), "runs": runs}
     return Result(worst(outcomes), outcomes[0].plan.setting.device, found, commit)
 
 
 def worst(outcomes: Sequence[Outcome]) -> Exit:
-    """Of several runs; none is inconclusive."""
+    """The exit code of several runs; inconclusive for no run."""
     return Exit.worst(outcome.verdict.exit for outcome in outcomes)
 
 
@@ -63,7 +63,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
 
 
 def _declared(outcome: Outcome) -> dict[str, Any]:
-    """What the subject declares: components that are stored narrower than computed, and products by form."""
+    """The declarations of the subject: components stored narrower than computed, and products by form."""
     stored, products = outcome.declared.narrow(outcome.plan.setting.width), outcome.declared.products
     return {
         "stored": {name: str(dtype).removeprefix("torch.") for name, dtype in stored.items()},
@@ -80,7 +80,7 @@ def _total(total: Total) -> dict[str, Any]:
 
 
 def number(value: float | None) -> float | str | None:
-    """An infinite part of an allowance has no number in JSON: it is written as text."""
+    """The value for JSON, which has no infinity: an infinite value becomes text."""
     return value if value is None or math.isfinite(value) else str(value)
 
 
@@ -93,12 +93,12 @@ def listed_findings(findings: Sequence[Comparison]) -> list[Comparison]:
 def listed(
     findings: Sequence[Comparison], told: Callable[[Comparison], dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """Findings as fields of a run, and how many there are in all."""
+    """The fields of a run that list its findings and count them."""
     return {"findings": [*map(told or finding, listed_findings(findings))], "findings_in_all": len(findings)}
 
 
 def _located(located: Located) -> dict[str, Any]:
-    """The diagnosis of the first entry of `findings`."""
+    """The cause of the first entry of `findings`."""
     return {
         "cause": located.cause, "op": located.op, "says": located.says, "options": located.options,
         "hints": located.hints, "replays": located.replays,

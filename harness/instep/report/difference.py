@@ -1,7 +1,6 @@
-"""Two result files side by side: what was compared more or less, whose part of an allowance moved, and new findings.
+"""The difference of two result files: coverage, used parts of allowances, and new findings.
 
-Leaves out: the words on the terminal (`cli/diff.py`), what a file must have (`readable.py`), and what a result is worth
-by itself.
+Leaves out: the output on the terminal (`cli/diff.py`), and which fields a file needs (`readable.py`).
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from ..verdict import Exit
 from .listed import Found, apart, covers, in_all, is_cut
 from .readable import SETTING, readable
 
-# Runs that are alike in `KEY` are compared. What else differs of `SETTING` is told.
-WHAT = ("name", "relation", "recording")  # what is run: a trace, a relation on it, a recording
+# Runs with the same values of `KEY` are compared. Other differences of `SETTING` are reported.
+WHAT = ("name", "relation", "recording")  # what was run: a trace, a relation on it, a recording
 KEY = ("name", "relation", "ops", "engine", "strategy", "conv", "layout", "dtype", "state_dtype", "graphs")
-MOVED = 1.25  # a part of an allowance has moved when it is so many times what it was, or that part of it
+MOVED = 1.25  # ratio from which on a used part of an allowance has moved, up or down
 
 
 @dataclass(frozen=True)
 class Row:
-    """One tier, or op, of a run in both files. elements: compared numbers; used: the part of the allowance."""
+    """One tier or op of a run in both files. elements: compared numbers; used: used part of the allowance."""
 
     name: str
     elements: tuple[int, int]
@@ -32,7 +31,7 @@ class Row:
 
     @property
     def moved(self) -> bool:
-        """Whether the part that is used has moved: exact and inexact are worlds apart."""
+        """Whether the used part has moved; exact and inexact always count as different."""
         one, other = self.used
         if one is None or other is None:
             return one is not other
@@ -45,8 +44,8 @@ class RunPair:
     """A run that is in both files.
 
     changed    fields of its setting -> both values
-    new, gone  findings, as in a file;  unlisted: those that may be new, or may have been behind the end of a list
-    findings   how many there are in all, where that is known;  cut: whether one of the files lists only the first
+    new, gone  findings, as in a file;  unlisted: findings that are new or that a shortened list did not contain
+    findings   how many there are in all, if known;  cut: whether one of the files lists only the first findings
     """
 
     name: str
@@ -61,22 +60,24 @@ class RunPair:
 
     @property
     def less(self) -> bool:
-        """Whether the second one compared less of something."""
+        """Whether the second run compared less."""
         return self.events[1] < self.events[0] or any(row.elements[1] < row.elements[0] for row in self.rows)
 
     @property
     def more(self) -> int:
-        """So many findings are new at least, listed or not."""
+        """The least number of new findings, listed or not."""
         before, now = self.findings
         return max(len(self.new), 0 if before is None or now is None else now - before)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """pairs: runs that are in both; only: names of runs that are in the first, and in the second, alone.
+    """The difference of two results.
 
-    added     findings of runs that are in the second alone
-    unjudged  runs of the second that compared nothing, or did not end with a verdict
+    pairs     runs that both have
+    only      names of runs that only the first has, and that only the second has
+    added     findings of runs that only the second has
+    unjudged  runs of the second that compared nothing, or ended without a verdict
     """
 
     pairs: tuple[RunPair, ...]
@@ -86,7 +87,7 @@ class Difference:
 
     @property
     def exit(self) -> Exit:
-        """1: findings that were not there before; 3: for one of the reasons `why`; else 0."""
+        """1: new findings; 3: nothing can be concluded, for the reasons in `why`; or else 0."""
         if self.added or any(pair.more for pair in self.pairs):
             return Exit.DIVERGED
         return Exit.INCONCLUSIVE if self.why else Exit.AGREED
@@ -98,13 +99,13 @@ class Difference:
             f"no verdict now: {', '.join(self.unjudged)}": bool(self.unjudged),
             "less was compared than before": bool(self.only[0]) or any(pair.less for pair in self.pairs),
             "no run is in both": not self.pairs,
-            "a list of findings is cut off: what it does not list may be new": any(p.unlisted for p in self.pairs),
+            "a list of findings is shortened, so some findings may be new": any(p.unlisted for p in self.pairs),
         }
         return tuple(reason for reason, holds in reasons.items() if holds)
 
 
 def difference(before: Found, after: Found, names: Sequence[str] = ("before", "after")) -> Difference:
-    """Of two results as `result.read` gives them. names: of the files, for errors."""
+    """Compare two results that `result.read` returned. names: the files, for errors."""
     one, other = (readable(result, name) for result, name in zip((before, after), names, strict=True))
     if len(one) == len(other) == 1 and all(one[0].get(field) == other[0].get(field) for field in WHAT):
         mine, theirs = {("", 0): one[0]}, {("", 0): other[0]}
@@ -121,7 +122,7 @@ def difference(before: Found, after: Found, names: Sequence[str] = ("before", "a
 
 
 def _keyed(runs: Sequence[Found]) -> dict[tuple[str, int], Found]:
-    """Runs by their setting. Of several in the same setting the first is held against the first."""
+    """Runs by their setting and by their number among the runs of that setting."""
     seen, found = Counter[str](), dict[tuple[str, int], Found]()
     for run in runs:
         key = repr([run.get(field) for field in KEY])
@@ -136,7 +137,7 @@ def _name(run: Found) -> str:
 
 
 def _is_judged(run: Found) -> bool:
-    """Whether it compared something and came to a verdict. A relation that has no meaning in a setting need not."""
+    """Whether the run compared something and has a verdict. A relation without meaning in its setting needs none."""
     ended = int(run["exit"]) in (Exit.AGREED, Exit.DIVERGED)
     return bool(run.get("lacks")) or bool(run["findings"]) or (ended and any(n for n, _ in _rows(run).values()))
 
@@ -158,7 +159,7 @@ def _pair(one: Found, other: Found) -> RunPair:
 
 
 def _rows(run: Found) -> dict[str, tuple[int, float | None]]:
-    """Tier or op -> numbers compared, and the part of the allowance that was used."""
+    """Tier or op -> compared numbers, and the used part of the allowance."""
     lines = [line for line in run.get("tiers") or () if isinstance(line, dict)] + [*(run.get("by_op") or ())]
     if not lines:
         return {"all": (int(run.get("elements") or 0), _number(run.get("used")))}
@@ -167,5 +168,5 @@ def _rows(run: Found) -> dict[str, tuple[int, float | None]]:
 
 
 def _number(value: float | str | None) -> float | None:
-    """Infinite parts and NaN stand in a file as text."""
+    """The value of a file, where infinity and NaN are text."""
     return None if value is None else float(value)

@@ -1,6 +1,6 @@
-"""A digest of the native kernels' syntax trees. A changed comment, docstring or line break does not change it.
+"""A digest of the native kernels' syntax trees, which comments, docstrings and line breaks do not change.
 
-Leaves out: whether a result is too old for the kernels beside it (the repository's tests decide that).
+Leaves out: whether a result is too old for the installed kernels (the repository's tests decide that).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ KERNELS, LAUNCHES = "kernels", "ops/triton.py"  # inside the package: a folder, 
 
 
 def digest(sources: Mapping[str, str]) -> str:
-    """The digest of source texts by path. Names and the order of statements count; docstrings and comments do not."""
+    """The digest of source texts by path. Names and the order of statements count, docstrings and comments do not."""
     trees = [f"({path!r}, {_as_tuples(ast.parse(text))})" for path, text in sorted(sources.items())]
     return sha256(f"[{', '.join(trees)}]".encode()).hexdigest()
 
 
 @cache
 def kernels_syntax() -> str | None:
-    """The digest of the kernels that an import finds here; None if their source cannot be read."""
+    """The digest of the kernels that an import would load; None if their source cannot be read."""
     spec = find_spec(PACKAGE)  # finds a package without importing it
     top = Path(spec.origin).parent if spec and spec.origin else None
     if top is None or not (top / LAUNCHES).is_file():
@@ -35,9 +35,10 @@ def kernels_syntax() -> str | None:
 
 
 def _as_tuples(node: Any) -> str:
-    """How a tree is printed as nested tuples, written at once, since a command that ends with a result waits for it.
+    """The syntax tree as text, in nested tuples.
 
-    `ast.dump` is not used: the empty fields that it writes depend on Python's version.
+    `ast.dump` would not do, as the empty fields that it writes depend on Python's version. This function is fast,
+    because every command that writes a result waits for it.
     """
     if isinstance(node, list):
         return _tuple([_as_tuples(item) for item in node if not _is_text_alone(item)])
@@ -57,5 +58,5 @@ def _tuple(parts: list[str]) -> str:
 
 
 def _is_text_alone(node: object) -> bool:
-    """A docstring, or a string that stands as a statement and does nothing."""
+    """Whether a node is a docstring or another string that is a whole statement."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

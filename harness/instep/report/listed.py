@@ -1,6 +1,6 @@
-"""Findings of two runs, as files list them: which are the same, and what a list that was cut off does not say.
+"""Findings of two runs, as files list them: which are equal, and which a shortened list may not contain.
 
-Leaves out: everything else that two runs differ in (`difference.py`).
+Leaves out: all other differences of two runs (`difference.py`).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 from .data import FINDINGS
 
-# Where a finding stands. The words of `where` have the event; of a case its number says nothing.
+# Fields that place a finding. `where` has the event. The number of a case is not among them, as it may change.
 PLACE = ("check", "tier", "where", "case", "request", "stage", "layer", "component", "slot", "head", "columns", "token",
          "position")  # fmt: skip
 Found = Mapping[str, Any]
 
 
 def apart(some: Iterable[Found], others: Iterable[Found]) -> tuple[list[Found], list[Found]]:
-    """What each has beyond the other: as many of a place, first those whose words are the same. Numbers may differ."""
+    """The findings that only one of the two has. Pairs with the same sentence cancel first, then pairs of one place."""
     mine, theirs = list(some), list(others)
     for same in (_told, _placed):
         both = Counter(map(same, mine)) & Counter(map(same, theirs))
@@ -27,7 +27,7 @@ def apart(some: Iterable[Found], others: Iterable[Found]) -> tuple[list[Found], 
 
 
 def in_all(run: Found) -> int | None:
-    """How many were found. An old file does not say it where its list is full."""
+    """How many findings there are in all; None for an old file whose list is full, which does not record it."""
     said, listed = run.get("findings_in_all"), len(run["findings"])
     return int(said) if said is not None else listed if listed < FINDINGS else None
 
@@ -37,7 +37,7 @@ def is_cut(run: Found) -> bool:
 
 
 def covers(run: Found, finding: Found) -> bool:
-    """Whether a run would list this finding if it had it: its list is whole, or goes on behind the finding's event."""
+    """Whether a run would list this finding if it had it: its list is whole, or reaches beyond the finding's event."""
     if not is_cut(run):
         return True
     events = [found.get("event") for found in (*run["findings"][:FINDINGS][-1:], finding)]

@@ -1,6 +1,6 @@
 """The machine of a result: versions, device, and the installed kernels.
 
-Torch is imported only for the name of a CUDA device. Leaves out: the result.
+Torch is imported only for the name of a CUDA device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .kernel_syntax import kernels_syntax
 
 
 def machine(device: str) -> dict[str, str | None]:
-    """Versions, device, and the digest of the kernels; None for what is not installed."""
+    """Versions, device, and the digest of the kernels; None for packages that are not installed."""
     return {
         "python": platform.python_version(), "system": system(), "device": device,
         "device_name": _name(device), **{package: installed(package) for package in ("torch", "triton", "instep")},
@@ -21,7 +21,7 @@ def machine(device: str) -> dict[str, str | None]:
 
 
 def system() -> str:
-    """The system, as in "Linux x86_64, glibc 2.39". The build of the Linux kernel is left out: it changes no result."""
+    """The system, as in "Linux x86_64, glibc 2.39", without the Linux kernel's build, which changes no result."""
     library = " ".join(filter(None, platform.libc_ver()))
     return f"{platform.system()} {platform.machine()}" + (f", {library}" if library else "")
 

@@ -1,8 +1,8 @@
-"""What a result found, for the tools around a pull request: SARIF 2.1.0, and the annotations of GitHub.
+"""Findings for the tools around a pull request: SARIF 2.1.0, and annotations of GitHub.
 
-A notice stands at the line of the subject's file that raised, else where somebody's op set or engine is defined, else
-at the event's line of the trace or recording, else where our op set is defined: GitHub refuses a whole log for one
-result without a file and a line. Leaves out: the result itself (`result.py`).
+GitHub refuses a whole log if one result has no file and line. So a notice points at the line of the subject that
+raised; or else at the definition of the user's op set or engine; or else at the event's line in the trace or recording;
+or else at the definition of our op set. Leaves out: the result itself (`result.py`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,13 @@ HEAD = 1  # line of a trace before its first event
 
 @dataclass(frozen=True)
 class Notice:
-    """rule: the check;  title: in a few words;  text: the rest;  file, line: where it is shown; no file: nowhere;
-    first: whether it is the first finding of its run, whose text is the whole message."""
+    """One finding as a notice.
+
+    rule        the check
+    title       where the finding is
+    text        the sentence; for the first finding of a run (`first`) the whole message
+    file, line  where the notice is shown; an empty file means nowhere
+    """
 
     rule: str
     title: str
@@ -43,12 +48,12 @@ class Notice:
 
 
 def notices(result: Result, given: Path | None = None) -> list[Notice]:
-    """Of every run all findings that are listed. given: the trace or recording."""
+    """Notices of all listed findings of every run. given: the trace or recording."""
     return [notice for run in runs_of(result.found) for notice in _of_run(run, _subject(run), given)]
 
 
 def _subject(run: Mapping[str, Any]) -> str:
-    """What served, by its name. The engine of a recording is no module of this process."""
+    """The name of the op set or engine; empty for a recording, whose engine is no module of this process."""
     return "" if "recording" in run else str(run.get("engine") or run.get("ops") or "")
 
 
@@ -72,7 +77,7 @@ def _placed(finding: Mapping[str, Any], subject: str, given: Path | None) -> tup
 
 
 def _line(finding: Mapping[str, Any], given: Path) -> int:
-    """Of a trace, of the events of a recording, or of a file of answers, whose findings are numbered by line."""
+    """The line of a finding in a trace, in the events of a recording, or in a file of answers."""
     if given.suffix != ".jsonl":
         return 1
     event, kind = int(finding["event"]), finding.get("kind")
@@ -82,7 +87,7 @@ def _line(finding: Mapping[str, Any], given: Path) -> int:
 
 
 def defined(source: Path, name: str) -> int:
-    """The line of a module on which a name is given its value; 1 if that cannot be told."""
+    """The line of a module that defines a name; 1 if there is none."""
     try:
         body = ast.parse(source.read_text(encoding="utf-8")).body
     except (OSError, SyntaxError, UnicodeDecodeError):
@@ -96,7 +101,7 @@ def defined(source: Path, name: str) -> int:
 
 
 def sarif(found: Sequence[Notice]) -> bytes:
-    """A log of one run. Every check that found something is a rule."""
+    """A SARIF log with one run. Every check that has a finding is a rule."""
     rules = list(dict.fromkeys(notice.rule for notice in found))
     return msgspec.json.encode(legible({
         "$schema": SCHEMA, "version": "2.1.0",
@@ -118,7 +123,7 @@ def sarif(found: Sequence[Notice]) -> bytes:
 
 
 def workflow_commands(found: Sequence[Notice]) -> list[str]:
-    """Annotations of GitHub, one for the first finding of every run: it shows ten of a step at most."""
+    """Annotations of GitHub for the first finding of every run, as GitHub shows at most ten per step."""
     return [
         f"::error {f'file={_property(one.file)},line={one.line},' if one.file else ''}title={_property(one.title)}"
         f"::{_data(one.text)}" for one in found if one.first

@@ -1,6 +1,6 @@
-"""What a result file must have to be held against another one: its runs, each with findings.
+"""The schema of a result file that can be compared with another: runs, each with findings.
 
-Leaves out: which schemas there are (`result.py`), and everything that is not compared.
+Leaves out: which schemas there are (`result.py`), and all fields that are not compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..options import OPTIONS
 from ..trace.file import decode
 from .result import runs_of
 
-# Fields of a run that say what was run, and how it was set up.
+# Fields of a run that identify it: its trace, relation or recording, and its setting.
 SETTING = ("name", "relation", "recording", *OPTIONS, "model")
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Used = float | Annotated[str, msgspec.Meta(pattern="^(-?inf|nan)$")] | None
@@ -42,7 +42,7 @@ class OpLine(msgspec.Struct):
 
 
 class Run(msgspec.Struct):
-    """tiers: of relations their names alone."""
+    """One run. tiers: for relations only their names."""
 
     exit: int
     findings: list[Finding]
@@ -60,13 +60,13 @@ File = msgspec.defstruct("File", [("exit", int), ("runs", list[msgspec.defstruct
 
 
 def readable(result: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Its runs. name: of the file, for errors."""
+    """The runs of a result. name: the file, for errors."""
     runs = result.get("runs", [])
     if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs):
         raise BadInput(f"{name}: runs", found=type(runs).__name__, expected="a list of objects")
     found = runs_of(result)
     if not found or not all("findings" in run for run in found):
-        raise BadInput(name, found=f"what `{result.get('command')}` wrote", expected="a file with runs and their "
-                       "findings: of replay, op, relations, shapes, streams or audit")  # fmt: skip
+        raise BadInput(name, found=f"the result of `{result.get('command')}`", expected="a result with runs and "
+                       "findings, from replay, op, relations, shapes, streams or audit")  # fmt: skip
     decode(msgspec.json.encode({"exit": result.get("exit"), "runs": found}), File, name)
     return found

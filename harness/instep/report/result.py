@@ -1,6 +1,6 @@
-"""A result file: what a command found, and how: command, date, revision, versions, device. `read` reads old ones too.
+"""Result files of all commands: exit code, command, date, revision, versions, device. `read` reads old files too.
 
-Leaves out: the content of what was found; every command has fields of its own.
+Leaves out: the fields that each command adds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Result:
     """The result of one run of a command.
 
     exit    its exit code;  device: the device that it ran on
-    found   the command's own fields. `machine` may be among them, with more about the machine
+    found   the fields of this command; `machine` may be among them, with more about the machine
     commit  the revision of the source, as the caller knows it
     """
 
@@ -52,7 +52,7 @@ class Result:
 
 
 def legible(value: Any) -> Any:
-    """The same with texts that are UTF-8. A name of a file or what an exception says may hold half of a character."""
+    """The same value with valid UTF-8 texts. File names and messages of exceptions may contain half a character."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
@@ -64,14 +64,14 @@ def legible(value: Any) -> Any:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A result file of any schema so far, in the words of this one."""
+    """Read a result file of any schema so far, with the field names of today."""
     expected = "a result file, as --json writes it"
     try:
         found = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise BadInput(str(path), found=error.strerror, expected=expected) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(str(path), found=f"no JSON ({error})", expected=expected) from None
+        raise BadInput(str(path), found=f"invalid JSON ({error})", expected=expected) from None
     schema = found.get("schema") if isinstance(found, dict) else None
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
         newer = type(schema) is int and schema > SCHEMA
@@ -81,9 +81,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def runs_of(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The runs of a result. Findings beside them are one run more: an audit's of tokens and counts, which comes first.
+    """The runs of a result, each with the fields that all runs share.
 
-    Each has the fields that it shares with the others.
+    An audit has findings of tokens and counts outside of its runs. They form one more run, the first.
     """
     shared = {name: found[name] for name in ("exit", "ops", "model", "recording") if name in found}
     beside = [{name: value for name, value in found.items() if name != "runs"}] if "findings" in found else []

@@ -1,6 +1,6 @@
-"""One call of a command that adds to a result: when, on which source and machine, and how long.
+"""One session of a command that adds to a result file: date, revision, machine, duration.
 
-Leaves out: what it added; each command that goes on, or joins, has fields of its own.
+Leaves out: the fields of each command that resumes or joins results.
 """
 
 from __future__ import annotations
@@ -21,5 +21,5 @@ class Session(msgspec.Struct, forbid_unknown_fields=True):
 
     @classmethod
     def now(cls, device: str, commit: str | None) -> Self:
-        """One that begins now."""
+        """A session that begins now."""
         return cls(datetime.now(UTC).isoformat(timespec="seconds"), commit, machine(device))

@@ -1,4 +1,4 @@
-"""Tables and lines on the terminal. No number is ever cut and no line broken, however narrow the console is.
+"""Tables and lines on the terminal. No number is cut and no line is broken, however narrow the console is.
 
 Leaves out: their content.
 """
@@ -14,7 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-# number: right-justified; word: a name. Neither is cut or broken. text: broken into lines if the console is narrow.
+# Neither a number (right-justified) nor a word (a name) is cut or broken. A text is wrapped on a narrow console.
 Kind = Literal["number", "word", "text"]
 NARROWEST_TEXT = 8
 UNFRAMED = (0, 0, 0, 1)  # padding of a table without a frame
@@ -22,7 +22,7 @@ ENDLESS = 10_000  # columns of a console that is wide enough for everything
 
 
 def say(console: Console, *lines: str | Text, style: str = "") -> None:
-    """Print each line as it is: not broken, not coloured but in `style`, brackets left alone."""
+    """Print each line unchanged: without line breaks, without markup, in `style`."""
     for line in lines:
         console.print(Text(line, style=style) if isinstance(line, str) else line, soft_wrap=True)
 

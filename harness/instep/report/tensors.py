@@ -1,4 +1,4 @@
-"""The tensors that a finding is about, as found and as expected; and as files, for whoever wants to look further.
+"""The tensors of a finding, as found and as expected, and files of them for further study.
 
 Leaves out: findings of earlier events, whose tensors are gone, and drawing (`page/maps.py`).
 """
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from ..replay.replay import Outcome
 
 MEMORY = ("state", "conv", "keys", "values")  # components of a request's memory
-LONGEST = 100  # bytes of a name in that of a file
-SAVED = 8  # findings whose tensors are written, of every run
+LONGEST = 100  # bytes of a name that a file name takes at most
+SAVED = 8  # findings per run whose tensors are written
 
 
 def tensor_at(context: EventContext, side: Side, finding: Comparison) -> torch.Tensor | None:
-    """What a side has at the place of a finding, for its request; None: nothing that is a tensor of a request."""
+    """The tensor of a side at the place and request of a finding; None if there is none."""
     place, request = finding.place, str(finding.request)
     if place.component in MEMORY:
         state = side.after.get(request)
@@ -42,9 +42,9 @@ def tensor_at(context: EventContext, side: Side, finding: Comparison) -> torch.T
 
 
 def files(outcomes: Sequence[Outcome], folder: Path) -> dict[Path, bytes]:
-    """A safetensors file for each of the first findings: `found`, `truth`, and `rounded` where that side ran."""
+    """A safetensors file for each of the first findings: `found`, `truth`, and `rounded` if that side ran."""
     made: dict[Path, bytes] = {}
-    seen = Counter[str]()  # runs of one name, as of several strategies: their numbers go on
+    seen = Counter[str]()  # runs with the same name, as of several strategies, are numbered consecutively
     for outcome in outcomes:
         context, run = outcome.last, for_a_file(f"{outcome.name}-{outcome.plan.setting.name}")
         first = SAVED * seen[run.casefold()]
@@ -64,5 +64,5 @@ def files(outcomes: Sequence[Outcome], folder: Path) -> dict[Path, bytes]:
 
 
 def for_a_file(text: str) -> str:
-    """A text as part of a file's name, short enough for every file system. Two texts may give the same."""
+    """A text as part of a file name, short enough for every file system. Two texts may give the same result."""
     return re.sub(r"[^\w.-]+", "-", text).encode()[:LONGEST].decode(errors="ignore").strip("-.")

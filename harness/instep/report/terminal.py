@@ -1,6 +1,6 @@
 """Outcomes on the terminal: one table for all runs of a trace, its history, and every divergence.
 
-Leaves out: the words of a divergence (`words.py`) and the machine-readable form (`data.py`).
+Leaves out: the message of a divergence (`words.py`) and the machine-readable form (`data.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VERDICTS = {
     Exit.AGREED: ("agrees", "green"), Exit.DIVERGED: ("DIVERGED", "red"), Exit.INCONCLUSIVE: ("inconclusive", "yellow"),
 }
 EXACT = {Tier.IDENTITY, Tier.BITWISE}
-DECIDING = {Tier.DIRECTED, Tier.DECISIONS}  # tiers that leave undecided what rounding does
+DECIDING = {Tier.DIRECTED, Tier.DECISIONS}  # tiers that cannot decide cases that rounding could explain
 
 
 def show(outcomes: Sequence[Outcome], console: Console) -> None:
@@ -68,8 +68,8 @@ def _notes(outcome: Outcome) -> Iterator[tuple[str, str]]:
     if said := declared(outcome):
         yield f"{name} declares: {said}", "dim"
     if outcome.in_parts:
-        yield (f"{name}: {', '.join(outcome.in_parts)}: their parts served, so that every place was seen; the relation "
-               "`fused` holds them to the same bits", "dim")  # fmt: skip
+        yield (f"{name}: {', '.join(outcome.in_parts)}: instep ran the unfused parts to see every place; the relation "
+               "`fused` compares their bits with the fused op", "dim")  # fmt: skip
     yield from ((f"{name}: {said}", "dim") for said in exercised(outcome))
 
 
@@ -99,7 +99,7 @@ def _runs(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _run(outcome: Outcome) -> list[Text]:
-    """The first column of a run, line by line: op set and verdict, what was changed in it, how far, how long."""
+    """The lines of a run's first column: op set, verdict, swaps and grafts, events, options, seconds."""
     word, style = VERDICTS[outcome.verdict.exit]
     return [
         Text.assemble(f"{outcome.plan.setting.name} ", (word, style)),
@@ -113,7 +113,7 @@ def _run(outcome: Outcome) -> list[Text]:
 
 
 def not_judged(outcome: Outcome) -> list[str]:
-    """What an engine led by verbs does not show, line by line: what is not judged, and what would have to be shown."""
+    """Lines about memory and results that an engine driven through callbacks does not show, so none is judged."""
     return [
         f"{outcome.plan.setting.name}: not judged: {what}{f' [shows no {feed}]' * bool(feed)}"
         for feed, what in outcome.shown.not_judged()
@@ -122,17 +122,18 @@ def not_judged(outcome: Outcome) -> list[str]:
 
 def _why_nothing(outcome: Outcome) -> str:
     if outcome.led and not outcome.shown.feeds & {"logits", "final", "state", "kv"}:
-        return "nothing was compared: it shows neither logits, nor final rows, nor states"
+        return "nothing was compared: the engine shows neither logits, nor final rows, nor states"
     if outcome.verdict.served:
-        return "nothing was compared of what was asked for"
-    return "nothing was computed: up to here there are only admissions and the like"
+        return "nothing was compared: the selected tiers and layers have no comparison here"
+    return "nothing was computed: up to here the trace has only events such as admissions"
 
 
 @dataclass(frozen=True)
 class Total:
-    """What a run compared in one tier. used: worst error / allowed error; None if all comparisons were exact.
+    """The comparisons of a run in one tier. used: worst error / allowed error; None if all comparisons were exact.
 
-    undecided  of so many blocks and wrong states (T2d), or of so many choices (T4), `pairs`; 0: the tier decides all
+    undecided  undecided pairs of a block and a wrong state (T2d), or choices (T4)
+    pairs      all such pairs or choices; 0 for a tier that decides everything
     """
 
     tier: Tier
@@ -160,17 +161,17 @@ def tiers(outcome: Outcome) -> list[Total]:
 
 
 def most_used(compared: Sequence[Comparison]) -> float | None:
-    """The largest part of an allowance that was used, a NaN being worse than anything; None where all was exact."""
+    """The largest used part of an allowance, where a NaN is the largest; None if everything was exact."""
     return largest(one.used for one in compared if one.tier not in EXACT or not one.agrees)
 
 
 def largest(parts: Iterable[float]) -> float | None:
-    """Of parts of allowances, a NaN being larger than any; None: there is none."""
+    """The largest part, where a NaN is the largest; None if there is no part."""
     return max(parts, key=lambda part: (math.isnan(part), part), default=None)
 
 
 def cell(used: float | None) -> str:
-    """It as the cell of a table."""
+    """A used part as the cell of a table."""
     return "exact" if used is None else f"{used:.3g}"
 
 
@@ -206,7 +207,7 @@ def _scratch(outcome: Outcome) -> Iterator[str]:
         alike.setdefault((region, units), []).append(layer)
     for (region, units), layers in alike.items():
         where = f"{listed('layer', layers)}, {listed('unit', units)}"
-        yield f"{outcome.plan.setting.name}: {region}, {where}: declared as scratch, not guarded"
+        yield f"{outcome.plan.setting.name}: {region}, {where}: declared as scratch, so not compared"
 
 
 def _history(history: History, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""The message of a divergence: verdict, place, diagnosis, numbers, and the command that shows it again.
+"""The message of a divergence: verdict, place, diagnosis, numbers, cause, and the command that reproduces it.
 
 Leaves out: tables and colours (`terminal.py`).
 """
@@ -33,19 +33,19 @@ MEASURES = {
 }
 NUMERIC = (Tier.DERIVED, Tier.DIRECTED, Tier.PROPAGATED, Tier.DECISIONS)
 UNDECLARED_VERBS = (
-    "hint: this engine declares no rounding, so all of it is held to fp32; what it stores or multiplies narrower on "
-    "purpose is declared by `declares` of what `make` gives (docs/your-engine-verbs.md)"
+    "hint: this engine declares no rounding, so instep expects fp32 precision everywhere; declare narrower storage and "
+    "products with `declares` on the object that `make` returns (docs/your-engine-verbs.md)"
 )
 UNDECLARED = (
-    "hint: this engine declares no rounding, so all of it is held to fp32; what it stores or multiplies narrower on "
-    "purpose is declared by `rounds` and `products` of its maker (docs/declare.md)"
+    "hint: this op set declares no rounding, so instep expects fp32 precision everywhere; declare narrower storage and "
+    "products with `rounds` and `products` (docs/declare.md)"
 )
 DIFFERS = "differs from the reference"
 COUNTS = {"undecidable": "part", "ties": "ties", "remembered": "differing"}  # checks whose number is not an error
 
 
 def divergence(outcome: Outcome) -> str:
-    """All that is known about the first finding, line by line."""
+    """The message about the first finding of a run."""
     first, lines = outcome.verdict.findings[0], []
     served = ", ".join((outcome.plan.setting.name, *otherwise(outcome.variant)))
     if outcome.located is not None:
@@ -62,9 +62,9 @@ def message(
     title: str, findings: Sequence[Comparison], measured: str, more: Iterable[str],
     placed: Callable[[Comparison], str] | None = None,
 ) -> str:
-    """Its title, where the first finding stands, what it is and what was measured, how many there are, and more lines.
+    """A message: the title, place, diagnosis and numbers of the first finding, the count of others, and more lines.
 
-    measured: the first finding's numbers, as `numbers` words them;  placed: other words for where a finding stands
+    measured: the numbers of the first finding, as `numbers` renders them. placed: renders the place of a finding.
     """
     first, *others = findings
     lines = [(placed or where)(first), f"{first.diagnosis or DIFFERS}          ({measured})"]
@@ -84,7 +84,7 @@ def numbers(found: Comparison, measures: Mapping[Tier, str] = MEASURES) -> str:
 
 
 def trace(raised: Raised | None) -> list[str]:
-    """Where the subject raised an error, and its traceback. With INSTEP_TRACEBACK also the frames of the harness."""
+    """The place of an error that the subject raised, and its traceback; with INSTEP_TRACEBACK also our own frames."""
     if raised is None:
         return []
     frames = raised.whole if os.environ.get("INSTEP_TRACEBACK") else raised.own
@@ -93,7 +93,7 @@ def trace(raised: Raised | None) -> list[str]:
 
 
 def declared(outcome: Outcome) -> str:
-    """What the subject declares of its rounding, in one line; empty if nothing is narrower than fp32, as usual."""
+    """The rounding that the subject declares, in one line; empty if nothing is narrower than fp32."""
     return "no rounding" if silent(outcome) else outcome.declared.said(outcome.plan.setting.width)
 
 
@@ -124,21 +124,21 @@ def spelled(place: Place) -> str:
 
 
 def drafting(name: str) -> str:
-    """The stage in words, with a blank behind it: "draft step 3 "; nothing for the trunk."""
+    """The stage in words, followed by a blank, as "draft step 3 "; empty for the trunk."""
     stage, _, step = name.partition(".")
     extend = f"draft extend {step} " if step else "draft extend "  # of MTP layer `step`, where there are several
     return {"trunk": "", "extend": extend, "chain": f"draft step {int(step or 0) + 1} "}[stage]
 
 
 def exercised(outcome: Outcome) -> tuple[str, ...]:
-    """What was called of kernels that are not ours, a line each: how often, and how wide."""
+    """A line per form of a kernel that is not ours: how often it was called, and with how many rows."""
     lines = []
     for form, kernel in outcome.exercised.items():
         if not kernel.calls:
             lines.append(f"{form}: never called")
             continue
         most = "never with more than one row" if kernel.widest == 1 else f"at most {kernel.widest} rows"
-        least = f"; windows have up to {kernel.asked}, which no call had whole: that is not judged"
+        least = f"; windows have up to {kernel.asked} rows, but no call had that many, so such calls are not tested"
         per = " of a sequence" if "." in form else ""
         lines.append(f"{form}: {counted(kernel.calls, 'call')}, {counted(kernel.rows, 'row')}, {most}{per}"
                      f"{least if kernel.widest < kernel.asked else ''}")
@@ -146,7 +146,7 @@ def exercised(outcome: Outcome) -> tuple[str, ...]:
 
 
 def otherwise(variant: Variant) -> tuple[str, ...]:
-    """The swaps and grafts of a run, as in: gdn=triton, trunk.0.core@2 grafted"""
+    """The swaps and grafts of a run, as in: gdn=triton, trunk.0.core@2 grafted."""
     swaps = [f"{op}={source}" for op, source in variant.swap.items()]
     return (*swaps, *(f"{patch} grafted" for patch in variant.patch))
 
@@ -157,7 +157,7 @@ def command(outcome: Outcome, found: Comparison) -> str:
 
 
 def command_at(outcome: Outcome, event: int, layer: int) -> str:
-    """The command that goes as far as an event and judges a layer; layer: as in `Place`, or none of the model's."""
+    """The command that replays up to an event and judges one layer. layer: as in `Place`."""
     patches = [patch for patch in outcome.variant.patch if patch.event <= event]
     until = max([event, *(patch.until for patch in patches)])
     setting = outcome.plan.setting

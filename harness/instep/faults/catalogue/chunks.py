@@ -87,13 +87,13 @@ FAULTS: tuple[Fault, ...] = (
         "chunk-boundary-begins-anew", "chunk-boundary",
         "Every chunk of a prompt is taken for its first: conv window and state begin at zero again.",
         "sglang-jax 1039", (FRESH,), "rounds", Setting(), 3, Place("trunk", 0, "mixed"),
-        "was begun anew: what came before these tokens is lost", ("derived", "directed"), ("identity",),
+        "was started from zero: everything before these tokens is lost", ("derived", "directed"), ("identity",),
     ),
     Fault(
         "chunk-boundary-begins-anew-labels", "chunk-boundary",
         "Every chunk of a prompt is taken for its first, seen in labels.",
         "sglang-jax 1039", (FRESH,), "rounds", Setting(ops="ledger"), 3, Place("trunk", 0, "mixed"),
-        "was begun anew: what came before these tokens is lost", ("labels",), ("identity",),
+        "was started from zero: everything before these tokens is lost", ("labels",), ("identity",),
     ),
     Fault(
         "chunk-boundary-state-dropped", "chunk-boundary",
@@ -111,7 +111,7 @@ FAULTS: tuple[Fault, ...] = (
         "chunk-boundary-conv-zero-padded", "chunk-boundary",
         "A chunk shorter than the conv's history leaves a window that is padded with zeros.",
         "sglang-jax 1039", (ZERO_PADDED,), "rounds", Setting(), 3, Place("trunk", 0, "conv"),
-        "was begun anew", ("bytes",), ("identity", "derived"),
+        "was started from zero", ("bytes",), ("identity", "derived"),
     ),
     Fault(
         "chunk-boundary-partial-block", "chunk-boundary",
@@ -129,7 +129,8 @@ FAULTS: tuple[Fault, ...] = (
         "chunk-boundary-kernel-block", "chunk-boundary",
         "The chunk kernel forgets the state from one block of 16 tokens to the next.",
         "sglang-jax 1039", (BLOCK_FORGETS,), "rounds", Setting(ops="triton"), 3, Place("trunk", 0, "core"),
-        "forgets at the end of every block of 16 tokens", ("derived", "directed"), ("identity", "bytes"),
+        "drops the state from before the block at the end of every block of 16 tokens", ("derived", "directed"),
+        ("identity", "bytes"),
     ),
     Fault(
         "chunk-boundary-kernel-last-block", "chunk-boundary",

@@ -126,7 +126,7 @@ FAULTS: tuple[Fault, ...] = (
         "mtp-hidden-row-stride", "mtp-hidden",
         "A commit reads the verified rows with a stride made from the step count, not with the pool's own.",
         "vllm 36531", (ROW_STRIDE,), "accepted", Setting(), 5, Place("extend", STAGE_LEVEL, "post_normed"),
-        "reads the verified rows by another stride", ("poison", "derived"), ("identity", "directed"),
+        "reads the verified rows with a wrong stride", ("poison", "derived"), ("identity", "directed"),
     ),
     Fault(
         "draft-kv-behind-at-zero-steps", "draft-kv",
@@ -162,7 +162,7 @@ FAULTS: tuple[Fault, ...] = (
         "draft-chain-position", "draft-chain",
         "Every step of a draft chain runs one position too far on.",
         "", (FURTHER_ON,), "accepted", Setting(), 3, Place("chain.1", 0, "query"),
-        "stands 1 position too late", ("contracts", "derived"), ("identity", "directed"),
+        "is placed 1 position too late", ("contracts", "derived"), ("identity", "directed"),
     ),
     Fault(
         "draft-chain-own-drafts", "draft-chain",

@@ -34,7 +34,7 @@ FAULTS: tuple[Fault, ...] = (
         "draft-kv-shorter", "draft-validity",
         "A request comes back with draft KV up to the last whole block of 4 tokens, and all of the target's.",
         "", (_put("length // 4 * 4 if name.startswith(\"draft\") else length"),), "several", Setting(), 6, KEYS,
-        "the target's memory came back, the draft KV is valid for its first 4 of 7 positions alone", ("bytes",),
+        "the target's memory came back, the draft KV is valid only for its first 4 of 7 positions", ("bytes",),
         ("identity", "directed", "decisions"),
     ),
     Fault(
@@ -52,14 +52,14 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(MTP, RUN, "        from dataclasses import replace\n"
               "        kept = batch.locations.masked_fill(batch.positions % 8 == 7, -1)\n"
               "        answer = self.layer(ops, fused, replace(batch, locations=kept), stage)\n"),),
-        "several", Setting(), 4, KEYS, "is poison, as memory that nobody wrote, in row 7", ("bytes", "poison"),
+        "several", Setting(), 4, KEYS, "is poison: memory that was never written, in row 7", ("bytes", "poison"),
         ("identity", "directed"),
     ),
     Fault(
         "draft-kv-seen-shorter", "draft-validity",
         "A draft chain sees the draft KV as if it were valid for one position less.",
         "", (Edit(EAGLE, CHAINED, f"{CHAINED}            batch = replace(batch, before=batch.before - 1)\n"),),
-        "accepted", Setting(), 3, Place("chain.1", 0, "attended"), "stand behind 9 positions; the trace has 10",
+        "accepted", Setting(), 3, Place("chain.1", 0, "attended"), "follow 9 positions; in the trace they follow 10",
         ("contracts", "derived"), ("identity", "bytes", "directed"),
     ),
     Fault(

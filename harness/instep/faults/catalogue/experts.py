@@ -39,12 +39,12 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "shares-of-the-row-before", "expert-of-another", "A row weighs its experts by the shares of the row before.",
         Edit(MLP, CHOSEN, f"{CHOSEN}    share = torch.cat([share[:1], share[:-1]])\n"),
-        "has the shares of the row before",
+        "has the routing weights of the row before",
     ),
     _fault(
         "shares-by-the-wrong-rank", "expert-of-another", "The largest share of a row meets its last expert.",
         Edit(MLP, "share[row, rank, None]", "share.flip(-1)[row, rank, None]"),
-        "its experts have each other's shares",
+        "the routing weights of its experts are swapped",
     ),
     _fault(
         "experts-shifted-by-one", "expert-of-another", "An expert reads gate and up of the one before it.",
@@ -77,7 +77,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "shares-not-normalised", "share-numerics", "The shares of the chosen experts are left as they are.",
         Edit(MLP, "    if norm_topk:\n        share = share / share.sum(dim=-1, keepdim=True)\n", ""),
-        "the shares of its experts are not renormalised",
+        "the routing weights of its experts are not renormalised",
     ),
     _fault(
         "shared-gate-skipped", "share-numerics", "The shared expert is added as it is, without its gate.",
@@ -95,7 +95,7 @@ FAULTS: tuple[Fault, ...] = (
         "gate-and-up-of-one-expert", "share-numerics", "One expert has up before gate.",
         Edit(MLP, ANSWER, "_swiglu(rows[row], weights.gate_up[expert].roll(weights.down.shape[-1] * (expert == 2), 0), "
                           "weights.down[expert])"),
-        "gate and up of expert 2 have changed places",
+        "gate and up of expert 2 are swapped",
     ),
     _fault(
         "grouped-border-one-late", "expert-of-another",
@@ -112,7 +112,7 @@ FAULTS: tuple[Fault, ...] = (
         "Rows are grouped by expert; their answers are mixed with the shares in that order, not in the rows'.",
         Edit(GROUPED, "answer, share, out, width, EACH=each, DT=columns",
              "answer, share.view(-1)[order.long()], out, width, EACH=each, DT=columns"),
-        "has shares in the order of experts, not of rows", how=GROUPS,
+        "has routing weights in the order of experts, not of rows", how=GROUPS,
     ),
     _fault(
         "grouped-last-block-dropped", "expert-left-out",
@@ -132,13 +132,13 @@ FAULTS: tuple[Fault, ...] = (
               "blocks = _COUNTS.setdefault((room, x.device), torch.zeros_like(blocks))\n"
               "out = x.new_empty(rows, width)"),
          Edit(GROUPED, "SMALLEST_DOT = 16", "SMALLEST_DOT = 16\n_COUNTS: dict[object, torch.Tensor] = {}")),
-        "in the place of", place=Place("trunk", 1, "mlp"), how=GROUPS,
+        "instead of", place=Place("trunk", 1, "mlp"), how=GROUPS,
     ),
     _fault(
         "grouped-shares-not-normalised", "share-numerics",
         "Rows are grouped by expert; the shares of the chosen experts are left as they are.",
         Edit(GROUPED, "NORM=norm_topk", "NORM=False"),
-        "the shares of its experts are not renormalised", how=GROUPS,
+        "the routing weights of its experts are not renormalised", how=GROUPS,
     ),
     Fault(
         "experts-summed-by-arrival", "expert-order",
@@ -146,7 +146,7 @@ FAULTS: tuple[Fault, ...] = (
         "", tuple(Edit(KERNEL, old, old.replace("TOP + n", "TOP + (n + tl.num_programs(1)) % TOP")) for old in (
             "down + tl.load(chosen + row * TOP + n) * expert_step", "middle + (row * TOP + n) * inner + i",
             "tl.load(share + row * TOP + n) * answer")),
-        "experts", Setting(ops="invariant"), 2, MIXED, '"alone" and "the trace" part', ("alone",),
+        "experts", Setting(ops="invariant"), 2, MIXED, '"alone" and "the trace" differ', ("alone",),
         ("identity", "bytes", "derived", "propagated"), relation="alone",
     ),
 )

@@ -83,7 +83,7 @@ FAULTS: tuple[Fault, ...] = (
               "if any(p.span.kind == \"verify\" for p in plan):\n"
               "    memory.slot_table = replace(memory.slot_table, final=memory.slot_table.final.clone())"),),
         "graphs", LABELS, 6, Place("trunk", AFTER_LAYERS, "pick"),
-        "pool is no pool of this engine: what is written there is lost", ("contracts", "labels"),
+        "pool is not a pool of this engine, so writes to it are lost", ("contracts", "labels"),
     ),
     Fault(
         "graph-key-kind", "graph-key-collision", "Graphs are kept by kind alone, whatever the step count.",

@@ -195,19 +195,19 @@ FAULTS: tuple[Fault, ...] = (
         "product-loud-tile-qkv", "product-numerics",
         "One tile of eight columns of the conv's input is too large by a hundred-thousandth.",
         "", (LOUD_TILES["qkv"],), "accepted", Setting(), 2, Place("trunk", 0, "qkv"),
-        "times what is right, in columns 8 to 15", ("derived",), ("identity", "bytes", "directed", "decisions"),
+        "times the right value, in columns 8 to 15", ("derived",), ("identity", "bytes", "directed", "decisions"),
     ),
     Fault(
         "product-loud-tile-mixer", "product-numerics",
         "One tile of eight columns of the mixer's product is too large by a hundred-thousandth.",
         "", (LOUD_TILES["mixer"],), "accepted", Setting(), 2, Place("trunk", 0, "mixer"),
-        "times what is right, in columns 8 to 15", ("derived",), ("identity", "bytes", "directed", "decisions"),
+        "times the right value, in columns 8 to 15", ("derived",), ("identity", "bytes", "directed", "decisions"),
     ),
     Fault(
         "product-loud-tile-fused", "product-numerics",
         "One tile of eight columns of the draft head's input is too large by a ten-thousandth.",
         "", (LOUD_TILES["fused"],), "accepted", Setting(), 2, Place("extend", STAGE_LEVEL, "fused"),
-        "times what is right, in columns 8 to 15", ("derived",), ("identity", "bytes", "directed", "decisions"),
+        "times the right value, in columns 8 to 15", ("derived",), ("identity", "bytes", "directed", "decisions"),
     ),
     Fault(
         "norm-cast-before-the-weight", "gate-numerics",

@@ -103,6 +103,6 @@ FAULTS: tuple[Fault, ...] = (
         "batch-dependent-tile", "batch-dependent-tile",
         "A single row is multiplied in deeper steps than several, so its bits depend on the batch.",
         "vllm 42960", (STEPS_BY_ROWS,), "pair", Setting(ops="invariant"), 2, Place("trunk", 0, "qkv"),
-        '"alone" and "the trace" part', ("alone",), ("identity", "bytes", "derived", "propagated"), relation="alone",
+        '"alone" and "the trace" differ', ("alone",), ("identity", "bytes", "derived", "propagated"), relation="alone",
     ),
 )

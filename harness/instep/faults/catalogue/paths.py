@@ -60,7 +60,7 @@ FAULTS: tuple[Fault, ...] = (
         "", (Edit(GDN, "_sum_by_halves(S * q[:alive, row])",
                   f"(torch.sum if {DECODE} else lambda x, dim: _sum_by_halves(x))(S * q[:alive, row], dim=-2)"),),
         "steps", Setting(), 5, CORE,
-        '"windows of one token" and "plain decoding" part', ("decode_is_verify_1",),
+        '"windows of one token" and "plain decoding" differ', ("decode_is_verify_1",),
         ("identity", "bytes", "derived", "directed", "own_inputs"), relation="decode_is_verify_1",
     ),
     Fault(
@@ -69,6 +69,6 @@ FAULTS: tuple[Fault, ...] = (
         "",
         (Edit(ROUND, VERIFY, VERIFY + "        batch = replace(batch, positions=batch.positions + 1)\n"),),
         "accepted", Setting(), 4, Place("trunk", 3, "query"),
-        "stands 1 position too late", ("derived",), ("identity", "bytes"),
+        "is placed 1 position too late", ("derived",), ("identity", "bytes"),
     ),
 )

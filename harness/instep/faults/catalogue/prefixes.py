@@ -16,7 +16,7 @@ MIXED, ROUND = (f"instep_optimized/{name}.py" for name in ("mixed", "round"))
 LABELS, PLAIN = Setting(ops="ledger"), Setting()
 LENGTH, FINAL = Place("trunk", AFTER_LAYERS, "length"), Place("trunk", AFTER_LAYERS, "final")
 BEGIN = "request.length.exact - len(final)"
-BACK = "comes back otherwise than it was kept"
+BACK = "comes back different from what was saved"
 
 COUNT = "after // every * every"
 KEEP = "                self._keep(under, request, count, peeked, self.memory.slot_table.final[slot, depth])\n"
@@ -66,7 +66,7 @@ FAULTS: tuple[Fault, ...] = (
         "prefix-without-draft-kv", "prefix-component",
         "The KV of the target is written back for a prefix, that of the draft head is not.",
         "", (Edit(SAVED, PUT, f"{PUT} if kept.final is None or name in PAGED[:2] else None"),), "prefix", LABELS, 10,
-        Place("extend", 0, "keys"), "is poison, as memory that nobody wrote", ("bytes", "labels"), ("identity",),
+        Place("extend", 0, "keys"), "is poison: memory that was never written", ("bytes", "labels"), ("identity",),
     ),
     Fault(
         "prefix-keeps-the-last-draft-row", "prefix-draft-row",
@@ -109,7 +109,7 @@ FAULTS: tuple[Fault, ...] = (
         "prefix-rows-as-of-one-layer", "prefix-layers",
         "A prefix keeps as many rows of every MTP layer as of the first one, computed from the donor's next tokens.",
         "", (Edit(SAVED, "less * (1 + layer)", "less"),), "shared", PLAIN, 2, Place("extend.1", 1, "keys"),
-        "keeps 1 row of MTP layer 1, which was made of the token behind the prefix", ("bytes",),
+        "keeps 1 row of MTP layer 1, which depends on the token after the prefix", ("bytes",),
         ("identity", "directed"),
     ),
     Fault(

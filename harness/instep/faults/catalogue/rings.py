@@ -49,7 +49,7 @@ FAULTS: tuple[Fault, ...] = (
                   "            kept, behind = (recalled(part.ring, who.which[owing], age + by) for by in (0, 1))\n"
                   "            _again(S, kept._replace(decay=behind.decay))\n"),),
         "ragged", Setting(), 5, STATE,
-        "was run again with the decays of the tokens behind", ("directed", "derived"), ("identity", "bytes"),
+        "was run again with the decays of the tokens after", ("directed", "derived"), ("identity", "bytes"),
     ),
     Fault(
         "rerun-rejected-update", "ring-rerun",
@@ -57,7 +57,7 @@ FAULTS: tuple[Fault, ...] = (
         "", (Edit(RING, RECALL, RECALL.replace("pool[units, entries % pool.shape[1]]",
                                                "pool[units, (entries + (pool is ring.own)) % pool.shape[1]]")),),
         "ragged", Setting(), 5, STATE,
-        "was run again with the updates of the tokens behind", ("directed", "derived"), ("identity", "bytes"),
+        "was run again with the updates of the tokens after", ("directed", "derived"), ("identity", "bytes"),
     ),
     Fault(
         "update-of-a-stale-state", "ring-update",
@@ -70,7 +70,7 @@ FAULTS: tuple[Fault, ...] = (
                  "        stale[:alive] = _absorbed(stale[:alive], _update(stale[:alive], token, own))\n"),
         ),
         "ragged", Setting(ops="ledger"), 7, UPDATE,
-        "hangs on the state as it was after event 2", ("labels",), ("bytes",),
+        "depends on the state as it was after event 2", ("labels",), ("bytes",),
     ),
     Fault(
         "update-kernel-keeps-the-value", "ring-update",

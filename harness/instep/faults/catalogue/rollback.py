@@ -107,7 +107,7 @@ FAULTS: tuple[Fault, ...] = (
               "own if group.kind != \"decode\" else columns.at(group.slots, column * 0),"
               "store=None if verify else own,"),),
         "rounds", Setting(strategy="columns"), 10, CORE,
-        "was carried on from the state after 1 token of the previous step", ("derived", "directed"),
+        "was continued from the state after 1 token of the previous step", ("derived", "directed"),
     ),
     Fault(
         "path-handover-pending", "path-handover",
@@ -123,7 +123,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(PLAIN_GDN, "            S = state[owing]\n",
               "            S = state[owing] if age else torch.zeros_like(state[owing])\n"),),
         "ragged", Setting(), 5, STATE,
-        "was begun anew: what came before these tokens is lost", ("directed",),
+        "was started from zero: everything before these tokens is lost", ("directed",),
     ),
     Fault(
         "scratch-replay-kv", "scratch-replay", "Accepted tokens go through the draft head again with an empty KV.",
@@ -186,7 +186,7 @@ FAULTS: tuple[Fault, ...] = (
         "",
         (Edit(RERUN, "self._marks.put(slot, length)", "self._marks.put(slot, 0)"),),
         "kept", Setting(ops="ledger"), 12, STATE,
-        "comes back otherwise than it was kept", ("bytes", "labels"),
+        "comes back different from what was saved", ("bytes", "labels"),
     ),
     Fault(
         "stale-tile", "stale-tile", "The commit leaves out one tile of 8 columns of one head.",

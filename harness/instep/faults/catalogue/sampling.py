@@ -47,7 +47,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "draw-rest-children", "draw-rest", "A refused draft may be drawn again as the bonus.", "",
         (Edit(DRAW, "along = rest.cumsum(dim=1)", "along = weights.cumsum(dim=1)"),),
-        "drawn", PLAIN, 5, PICK, "the tokens of the children stay among what is left", ("draws",),
+        "drawn", PLAIN, 5, PICK, "the tokens of the children stay in the remaining distribution", ("draws",),
     ),
     Fault(
         "draw-numbers-row", "draw-numbers", "A request is drawn by the temperature of the batch row before it.", "",

@@ -64,7 +64,7 @@ FAULTS: tuple[Fault, ...] = (
               "    each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column\n"
               "    each_steps[0] = part.most * each_steps[1]\n"),),
         "short", Setting(ops="triton", strategy="snapshot"), 4, STATE,
-        "as if rows stood 8192 or 16384 or 24576 elements apart", ("bytes", "tails"),
+        "as if rows were 8192 or 16384 or 24576 elements apart", ("bytes", "tails"),
     ),
     Fault(
         "caller-stride-ring", "caller-stride",
@@ -73,7 +73,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(RERUN, "size=self._size,\n            most=group.most, spare=self._spare,",
               "size=2 * group.most,\n            most=group.most, spare=self._spare,"),),
         "wider", Setting(), 4, STATE,
-        "where this event does not write (there it writes positions 4 to 5)", ("tails",), ("identity", "derived"),
+        "this event writes only positions 4 to 5 there", ("tails",), ("identity", "derived"),
     ),
     Fault(
         "pool-initial-steps", "pool-initial-steps", "Pools are as wide as the first step count needs, not the widest.",
@@ -105,7 +105,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit("instep_optimized/ops/plain/move.py", "    spots = locations[wanted]\n",
               "    spots = locations[wanted].to(torch.int16).long()\n"),),
         "far", Setting(ops="ledger"), 2, Place("trunk", 3, "keys"),
-        "as places that are counted in 16 bits", ("bytes", "labels"),
+        "as if indices had 16 bits", ("bytes", "labels"),
     ),
     Fault(
         "narrow-offset-kernel", "int32-offset",
@@ -123,7 +123,7 @@ FAULTS: tuple[Fault, ...] = (
               "        return pool, address.units, address.units, pool.stride(0), 0\n",
               "        return pool, address.units, address.units, math.prod(pool.shape[1:]), 0\n"),),
         "short", Setting(ops="triton", strategy="snapshot"), 5, CONV,
-        "as if slots stood 1152 elements apart", ("bytes",),
+        "as if slots were 1152 elements apart", ("bytes",),
     ),
     Fault(
         "lost-write", "lost-write", "A prefill chunk stores its state into a contiguous copy of the pool.",

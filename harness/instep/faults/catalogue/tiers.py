@@ -14,7 +14,7 @@ TIERS, ENGINE = "instep_optimized/tiers.py", "instep_optimized/engine.py"
 LABELS, PLAIN = Setting(ops="ledger"), Setting()
 NOWHERE = Place("trunk", STAGE_LEVEL, "length")
 LENGTH, FINAL = Place("trunk", AFTER_LAYERS, "length"), Place("trunk", AFTER_LAYERS, "final")
-WENT, HELD = "goes to the host otherwise than it was kept", "is gone, but its memory is still held"
+WENT, HELD = "goes to the host different from what was saved", "is gone, but its memory is still held"
 
 ASIDE = "copied(kept, _to_host)"
 POP = "request, kept = self.here.pop(name)"
@@ -117,7 +117,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "evicted-and-still-there", "tier-evicted", "An eviction forgets the device, and not the host.",
         "", (Edit(TIERS, FORGET, "        self.here.pop(name, None)\n"),), "tiers", LABELS, 19, NOWHERE,
-        'the copy that offload kept as "a, 0" is kept although it is due no longer', ("copies",),
+        'the copy that offload kept as "a, 0" is kept although it was dropped', ("copies",),
         ("identity", "bytes"),
     ),
     Fault(

@@ -74,7 +74,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(INDEX, "torch.where(covered, before[owner] + depth, 0), locations",
               "torch.where(covered, before[owner] + (depth if lead else inside), 0), locations"),),
         "branching", Setting(), 5, QUERY,
-        "is turned by the number of its node", ("derived",), ("identity", "bytes"),
+        "is rotated by the number of its node", ("derived",), ("identity", "bytes"),
     ),
     Fault(
         "commit-depth-for-node", "commit-node", "The length of the path, less one, is taken for its last node.",
@@ -170,11 +170,11 @@ FAULTS: tuple[Fault, ...] = (
     _grown("tie", "The higher number wins a tie of scores.", (Edit(
         GROW, "return x.sort(dim=1, descending=True, stable=True).indices[:, :count].contiguous()",
         "return x.shape[1] - 1 - x.flip(1).sort(dim=1, descending=True, stable=True).indices[:, :count]"),),
-        "of equal scores the higher number comes first", Setting(ops="ledger")),
+        "equal scores are ordered by the higher number first", Setting(ops="ledger")),
     _grown("parent-beside", "Scores and parents are those of the neighbouring beam.", (Edit(
         GROW, "beams = before.beams.view(requests, topk)",
         "beams = before.beams.view(requests, topk).roll(1, dims=1)"),),
-        "a parent is the beam before the one that it should be"),
+        "a parent is one beam too low"),
     _grown("parent-alone", "The score is that of the right beam, the parent is the neighbouring beam.", (Edit(
         GROW, "scores, parents = above + log_probs.reshape(requests, many), beams.repeat_interleave(topk, dim=1)",
         "scores = above + log_probs.reshape(requests, many)\n"
@@ -193,13 +193,13 @@ FAULTS: tuple[Fault, ...] = (
     _grown("nodes-by-score", "Nodes are numbered by their scores: a parent may follow its children.", (Edit(
         GROW, "chosen = best(scores, min(nodes - 1, most)).sort(dim=1).values",
         "chosen = best(scores, min(nodes - 1, most))"),),
-        "nodes are numbered by score, not as they came"),
+        "nodes are numbered by score, not in the order of their creation"),
     Fault(
         "grown-kv-of-the-column", "draft-node",
         "A beam attends to the rows of the beams with its own number, whatever its parent is.",
         "", (Edit(GROW, "before.ancestors[row]", "before.ancestors.view(requests, topk)"),),
         "grown", Setting(), 4, Place("chain.2", 0, "attended"),
-        "stand behind", ("contracts", "derived"),
+        "; in the trace they follow", ("contracts", "derived"),
     ),
     Fault(
         "grown-hidden-of-the-column", "draft-node",
