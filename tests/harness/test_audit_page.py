@@ -31,7 +31,7 @@ def margin(message: str) -> int:
     return int(MARGIN.findall(message)[0])
 
 
-def test_the_file_on_the_page_gives_the_message_on_the_page(tmp_path):
+def test_file_of_the_page_gives_its_message(tmp_path):
     file = tmp_path / "said.jsonl"
     file.write_text(FILE)
     says = render.told(audit(file, TINY, dtype="float32"))
@@ -43,7 +43,7 @@ def test_the_file_on_the_page_gives_the_message_on_the_page(tmp_path):
     assert right != FILE and audit(file, TINY, dtype="float32").exit is Exit.AGREED
 
 
-def test_the_calls_on_the_page_make_a_recording_that_agrees(tmp_path, monkeypatch):
+def test_calls_of_the_page_make_an_agreeing_recording(tmp_path, monkeypatch):
     (tmp_path / "fixtures").symlink_to(Path("fixtures").resolve())
     monkeypatch.chdir(tmp_path)
     exec(compile(HOOKS, "docs/audit-record.md", "exec"), {})
@@ -52,7 +52,7 @@ def test_the_calls_on_the_page_make_a_recording_that_agrees(tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_the_alarms_on_the_page_are_printed(tmp_path):
+def test_alarms_of_the_page_are_printed(tmp_path):
     alarms = re.findall(r"^\| .*? \| `(.*?)` \|$", PAGE.partition("## See it fail")[2], re.M)
     assert alarms[0] in MESSAGE and len(alarms) == 3
     made = recorded(tmp_path / "r")
@@ -64,5 +64,5 @@ def test_the_alarms_on_the_page_are_printed(tmp_path):
     assert audit(made, TINY, level=1).verdict.findings[0].diagnosis == alarms[1]
 
 
-def test_the_page_has_every_option_of_the_command():
+def test_page_has_every_option_of_the_command():
     assert all(option in PAGE for option in ("--model", "--dtype", "--level")), json.dumps(PAGE[:80])

@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it writes, how it exits.
+"""The command line: output, files and exit codes.
 
 Leaves out: bad input (`test_bad_input.py`).
 """
@@ -37,13 +37,13 @@ def short(tmp_path_factory) -> Trace:
     return recorded(tmp_path_factory.mktemp("short"), brief())
 
 
-def test_replay_prints_a_verdict_its_evidence_and_the_texts(instep, trace, golden):
+def test_replay_prints_verdict_evidence_and_texts(instep, trace, golden):
     ran = instep("replay", trace.path, "--ops", "ledger")
     assert ran.code == 0, ran
     golden("replay-command", ran.out, COUNTED)
 
 
-def test_replay_runs_the_plan_of_the_header_or_what_is_named(instep, short, tmp_path):
+def test_replay_runs_the_named_op_sets_or_the_plan_of_the_header(instep, short, tmp_path):
     planned = instep("replay", short.path, "--until", "6", "--json", tmp_path / "r.json")
     runs = json.loads((tmp_path / "r.json").read_text())["runs"]
     assert planned.code == 0 and [run["ops"] for run in runs] == ["ledger", "plain"]
@@ -52,7 +52,7 @@ def test_replay_runs_the_plan_of_the_header_or_what_is_named(instep, short, tmp_
     assert [(run["ops"], run["events"]) for run in runs] == [("ledger", 4)]
 
 
-def test_a_divergence_exits_1_with_the_message_and_the_command(instep, trace):
+def test_divergence_exits_1_with_message_and_command(instep, trace):
     ran = instep("replay", trace.path, "--ops", "support.subjects:LOUDER")
     assert ran.code == 1
     message = ran.out[ran.out.index("DIVERGED  small") :].splitlines()
@@ -78,7 +78,7 @@ def test_the_tool_runs_as_a_module():
     assert "replay" in done.stdout
 
 
-def test_the_result_file_has_what_is_needed_to_trust_it(instep, trace, tmp_path):
+def test_result_file_has_its_evidence(instep, trace, tmp_path):
     words = ("--ops", "plain", "--until", "6", "--json", tmp_path / "r.json", "--commit", "abc123")
     instep("replay", trace.path, *words)
     result = json.loads((tmp_path / "r.json").read_text())
@@ -111,8 +111,8 @@ def test_record_writes_a_trace_that_replays(instep, trace, tmp_path, golden):
 
 @few(1)
 @pytest.mark.parametrize("layers", [1, 0])
-def test_a_trace_is_recorded_without_a_policy(instep, tmp_path, layers):
-    """Everything that the usual policy promises happens; without draft layers nobody drafts."""
+def test_record_works_without_a_policy(instep, tmp_path, layers):
+    """The usual policy does everything that it promises; without draft layers there are no drafts."""
     model = write(tmp_path / "model", num_hidden_layers=2, full_attention_interval=2, mtp_num_hidden_layers=layers)
     prompts = [{"name": name, "tokens": [1 + n % 9 for n in range(length)]}
                for name, length in (("a", 30), ("b", 3), ("c", 1), ("d", 20))]  # fmt: skip
@@ -136,7 +136,7 @@ def test_a_trace_is_recorded_without_a_policy(instep, tmp_path, layers):
         instep("record", "--model", model, "--prompts", tmp_path / "prompts.json", "--out", out))
 
 
-def test_the_example_policy_is_the_page_s_and_can_be_recorded(instep, trace, tmp_path):
+def test_example_policy_matches_the_page_and_can_be_recorded(instep, trace, tmp_path):
     ran = instep("record", "--example-policy")
     assert ran.code == 0 and f"```json\n{ran.out.strip()}\n```" in Path("docs/policy.md").read_text()
     (tmp_path / "policy.json").write_text(ran.out)
@@ -147,7 +147,7 @@ def test_the_example_policy_is_the_page_s_and_can_be_recorded(instep, trace, tmp
     assert instep("record", "--model", model, *words, "--out", out).code == 0
     told = set(re.findall(r"`(\w+)`", Path("docs/policy.md").read_text()))
     fields = {field.name for field in msgspec.structs.fields(Policy)}
-    assert fields - told == {"name", "claim"}, "the page tells every field"
+    assert fields - told == {"name", "claim"}, "the page names every field"
 
 
 def test_doctor_names_every_part(instep, tmp_path):
@@ -158,7 +158,7 @@ def test_doctor_names_every_part(instep, tmp_path):
     assert "interpreted" in instep("doctor").out or found["device"][0].isdigit()
 
 
-def test_a_failure_of_the_harness_is_one_line_and_exit_4(instep, trace, monkeypatch):
+def test_harness_failure_is_one_line_and_exit_4(instep, trace, monkeypatch):
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a wheel\ncame off")
 
@@ -175,7 +175,7 @@ def test_wrong_usage_exits_2(instep):
     assert instep("fly").code == 2
 
 
-def test_the_command_line_loads_no_torch_until_it_is_needed():
+def test_torch_is_loaded_only_when_needed():
     program = "import sys, instep.cli; print(sorted({'torch', 'triton', 'rich.table'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "torch" not in done.stdout and "triton" not in done.stdout

@@ -19,7 +19,7 @@ from support.command import Runner, complaint
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
-def test_a_fault_is_planted_in_a_copy_and_its_message_and_page_are_shown(
+def test_demo_plants_in_a_copy_and_shows_message_and_page(
     instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
@@ -37,7 +37,7 @@ def test_a_fault_is_planted_in_a_copy_and_its_message_and_page_are_shown(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
-def test_kept_copy_shows_the_fault_again_with_the_printed_command(
+def test_printed_command_shows_the_fault_in_a_kept_copy(
     instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without --keep it prints that the command agrees, because the copy is gone."""
@@ -53,7 +53,7 @@ def test_kept_copy_shows_the_fault_again_with_the_printed_command(
     assert "That command agrees here" in instep("demo", "row-for-slot", "--html", page).out
 
 
-def test_what_is_no_fault_is_refused_and_a_fault_that_is_not_found_is_no_agreement(
+def test_unknown_fault_is_refused_and_a_missed_one_fails(
     instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -272,7 +272,7 @@ def test_pairs_are_enough_when_host_and_device_are_both_resolved(noise: tuple[fl
     assert resolved(QUESTION, taken) is enough
 
 
-def test_how_long_a_sample_is_the_host_decides() -> None:
+def test_host_decides_the_length_of_a_sample() -> None:
     """A device's time of 0, as on a CPU, or one that cannot be read."""
 
     class Told:
@@ -328,7 +328,7 @@ def test_calibration_of_some_clocks_has_a_separate_file() -> None:
     assert one == {**every, "clocks": ["device"]}
 
 
-def test_a_clock_that_the_device_has_not_is_refused() -> None:
+def test_clock_that_the_device_lacks_is_refused() -> None:
     with pytest.raises(BadInput, match=r"--clock.*device.*expected some of wall, cpu"):
         replace(QUESTION, clocks=("device",))
 

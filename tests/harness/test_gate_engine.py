@@ -35,7 +35,7 @@ def course(model: Path) -> Course:
 
 
 @pytest.mark.slow
-def test_the_engine_that_is_timed_has_nothing_around_it(model: Path, course: Course) -> None:
+def test_timed_engine_is_not_instrumented(model: Path, course: Course) -> None:
     worker = Worker()
     worker.build(str(course.trace.path), str(model), SETTING.data())
     engine: Any = worker.walk.player.engine
@@ -64,7 +64,7 @@ class Recorder:
         return getattr(self.engine, name)
 
 
-def test_a_lap_asks_an_engine_for_nothing_but_events(model: Path, course: Course) -> None:
+def test_lap_calls_only_the_events_of_an_engine(model: Path, course: Course) -> None:
     recorder = Recorder(bare(Replay(course.trace, SETTING, checkpoint=model).plan))
     walk = Walk(recorder, course)  # type: ignore[arg-type]
     recorder.asked.clear()

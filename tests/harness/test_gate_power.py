@@ -126,7 +126,7 @@ def test_fewest_trials_can_show_the_required_power() -> None:
 
 @pytest.mark.parametrize(("sampled", "alone"), [(60, 1), (129, 2), (577, 9), (20_000, 200)])
 def test_an_old_file_has_as_many_independent_trials_as_its_pairs_hold(sampled: int, alone: int) -> None:
-    """200 trials started at even distances in all pairs. Of 129 pairs at most two trials of 60 share none."""
+    """200 trials started at even distances in all pairs. With 129 pairs, at most two trials of 60 share none."""
     says = {"A/A": {"commit": {"held": 199, "slower": 1}}, "slowed": {"commit": {"slower": 200}}}
     old = {"trials": 200, "pairs": sampled, "setting": {"pairs": 60}, "says": says}
     assert independent(old) == alone

@@ -93,7 +93,7 @@ def test_more_tokens_than_any_model_has_positions_are_refused(instep, words):
 
 @WHOLE
 @pytest.mark.slow
-def test_drawn_tokens_are_read_again_by_what_drew_them(instep, tmp_path):
+def test_sampled_tokens_are_checked_with_their_uniforms(instep, tmp_path):
     """An engine that takes another temperature, or draws a rejected draft again, is found; a right one is not."""
     told = ("generate", TINY, *SHORT[:4], "--tokens", 4, "--temperature", "0.9", "--top-k", "20")
     files = [tmp_path / f"{name}.json" for name in ("one", "again", "other")]
@@ -117,7 +117,7 @@ def test_drawn_tokens_are_read_again_by_what_drew_them(instep, tmp_path):
     (("--temperature", "0.00001"), "--temperature: found 1e-05, expected 0, or 0.001 to 1000.0"),
     (("--temperature", "1", "--top-p", "1.5"), "--top-p: found 1.5, expected above 0, and at most 1"),
 ])  # fmt: skip
-def test_a_sampling_with_which_nothing_can_be_drawn_is_one_line(instep, words, says):
+def test_impossible_sampling_is_refused_in_one_line(instep, words, says):
     assert says in complaint(instep("generate", TINY, *SHORT, *words))
 
 
@@ -168,14 +168,14 @@ def test_without_a_draft_head_and_without_bytes(instep, tmp_path):
     ('[{"name": "a"}]', "neither"),
     ("{}", "expected `array`"),
 ])  # fmt: skip
-def test_a_file_of_prompts_is_read_as_strictly_whatever_spells(tmp_path, text, said):
+def test_prompt_files_are_read_strictly_with_every_tokenizer(tmp_path, text, said):
     (tmp_path / "p.json").write_text(text)
     for words in (Numbers(), Bytes()):
         with pytest.raises(BadInput, match=said):
             prompts_from(tmp_path / "p.json", words)
 
 
-def test_a_tokenizer_is_read_where_the_package_is_here(tmp_path):
+def test_tokenizer_is_read_if_its_package_is_installed(tmp_path):
     pytest.importorskip("tokenizers")
     shutil.copy(TINY / "config.json", tmp_path)
     (tmp_path / "tokenizer.json").write_text(json.dumps({

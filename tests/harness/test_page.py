@@ -1,4 +1,4 @@
-"""The page of a replay: what stands on it as text, that no text of a trace becomes markup, its size, its charts.
+"""The page of a replay: its text, the escaping of texts from traces, its size and its charts.
 
 Leaves out: the words, which are those of the terminal (`test_report.py`).
 """
@@ -36,7 +36,7 @@ from support.pages import HOSTILE, KINDS, PLAN, Read, round_of, trace_of
 EXACT: Mapping[str, Any] = {"check": "bytes", "tier": Tier.BITWISE, "worst": 0.0, "allowed": 0.0}
 
 
-def test_without_javascript_the_verdict_the_findings_and_the_command_are_read():
+def test_page_is_readable_without_javascript():
     found = comparison(
         event=5, worst=0.9996, request="a", slot=3, head=2, columns=(8, 15),
         diagnosis="holds the state after 2 tokens; 3 were accepted",
@@ -52,7 +52,7 @@ def test_without_javascript_the_verdict_the_findings_and_the_command_are_read():
     assert not re.search(r"(src|href)=|@import|url\(", re.sub(r"(?s)<script.*?</script>", "", page)), "not one file"
 
 
-def test_no_text_of_a_trace_or_a_finding_becomes_markup():
+def test_texts_of_traces_and_findings_are_escaped():
     found = comparison(event=4, worst=1.0, request=HOSTILE, slot=3, diagnosis=HOSTILE + "<!--\u2028&amp;")
     told = outcome(found, plan=PLAN, name=HOSTILE, trace=Path(HOSTILE.replace("/", "|")), of=6)
     told.verdict.add([Skipped("poison", 4, HOSTILE)])
@@ -66,7 +66,7 @@ def test_no_text_of_a_trace_or_a_finding_becomes_markup():
 
 
 def cells_by_place(compared: list[Comparison]) -> dict[tuple[int, str], list[list[Any]]]:
-    """event, label of the row -> the lines there, with their checks by name."""
+    """(event, label of the row) -> the lines of that cell, with the names of their checks."""
     rows = cells.rows_of(4, compared, ())
     made, at = cells.data(compared, rows, {"a": 0}), 0
     found = {}
@@ -77,7 +77,7 @@ def cells_by_place(compared: list[Comparison]) -> dict[tuple[int, str], list[lis
     return found
 
 
-def test_a_cell_has_a_line_for_each_check_with_what_used_most():
+def test_cell_has_a_line_per_check_with_its_tightest_comparison():
     tight = comparison(event=2, worst=0.4, request="a", slot=3)
     wrong = comparison(event=2, place=Place("chain.1", 0, "key"), worst=float("nan"))
     found = cells_by_place([comparison(event=2), tight, comparison(event=2, **EXACT), wrong, comparison(
@@ -90,7 +90,7 @@ def test_a_cell_has_a_line_for_each_check_with_what_used_most():
     }
 
 
-def test_rows_stand_in_the_order_of_the_data_flow():
+def test_rows_follow_the_data_flow():
     places = (
         ("chain.10", 0, "key"), ("chain.2", AFTER_LAYERS, "pick"), ("extend.1", 1, "key"),
         ("trunk", AFTER_LAYERS, "pick"),
@@ -103,7 +103,7 @@ def test_rows_stand_in_the_order_of_the_data_flow():
     ]
 
 
-def test_where_an_event_computes_and_nothing_was_compared_is_not_judged():
+def test_computing_cell_without_comparison_is_not_judged():
     due = lanes_of(trace_of(*round_of("a")), ("gdn", "attention")).due
     assert {event: sorted({row.stage for row in rows}) for event, rows in due.items()} == {
         1: ["extend", "trunk"], 2: ["chain.1", "chain.2", "chain.3"], 3: ["trunk"], 4: ["extend", "trunk"],
@@ -121,12 +121,12 @@ def test_where_an_event_computes_and_nothing_was_compared_is_not_judged():
     ("grown", "chain.1 chain.2 extend trunk"), ("several", "extend trunk"), ("handed", "trunk"),
     ("branching", "chain.1 chain.2 chain.3 chain.4 extend trunk"),
 ])  # fmt: skip
-def test_a_draft_computes_in_the_steps_that_its_drafter_runs(trace: str, stages: str) -> None:
+def test_draft_has_a_cell_for_each_step_of_its_drafter(trace: str, stages: str) -> None:
     due = lanes_of(read(TRACES / f"{trace}.jsonl"), KINDS).due
     assert sorted({row.stage for rows in due.values() for row in rows}) == stages.split()
 
 
-def test_a_large_tensor_is_shown_by_the_largest_difference_of_each_block():
+def test_large_tensor_is_reduced_to_largest_differences():
     right = torch.arange(100 * 200.0).view(100, 200)
     found = right.clone()
     found[99, 199] += 5
@@ -136,7 +136,7 @@ def test_a_large_tensor_is_shown_by_the_largest_difference_of_each_block():
     assert (small - expected)[-1, -1] == 5 and small[16, 2].isnan() and expected[16, 2] == right[50, 7]
 
 
-def test_the_timeline_has_what_every_event_does_to_every_request():
+def test_timeline_has_the_effect_of_every_event():
     lanes = lanes_of(read(TRACES / "branching.jsonl"), KINDS)
     assert list(lanes.requests) == ["a", "b", "c"] and lanes.steps == [[0, 3]]
     at = {(event, request): (what, number, of, tree) for event, request, what, number, of, tree in lanes.marks}
@@ -149,7 +149,7 @@ def test_the_timeline_has_what_every_event_does_to_every_request():
     assert -1 in {slot for _, slot, _, _ in kept.stays}
 
 
-def test_the_charts_library_goes_with_its_licences_and_the_way_it_is_made():
+def test_charts_library_has_its_licences_and_build_steps():
     code = gzip.decompress((ASSETS / "echarts.js.gz").read_bytes()).decode()
     licences, made = ((ASSETS / f"echarts.{name}").read_text() for name in ("licenses.txt", "txt"))
     assert code.startswith("/*!\n" + licences) and "The Apache Software Foundation" in licences
@@ -163,7 +163,7 @@ def test_the_charts_library_goes_with_its_licences_and_the_way_it_is_made():
     (("--trail", "t", "--html", "t"), "another file"), (("--html", "none/page.html"), "no such folder"),
     (("--html", TRACES / "ragged.jsonl"), "another file"),
 ])  # fmt: skip
-def test_a_page_takes_the_place_of_nothing_else(
+def test_page_never_replaces_an_input(
     instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[object, ...], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -182,7 +182,7 @@ def shown(looked: Browser) -> Callable[..., dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_a_browser_draws_a_planted_fault_and_answers_a_click(
+def test_browser_draws_a_planted_fault_that_can_be_clicked(
     instep: Runner, plant: Callable[..., None], tmp_path: Path, shown: Callable[..., dict[str, str]], looked: Browser
 ) -> None:
     fault, file = by_id()["stale-tile"], tmp_path / "page.html"
@@ -215,7 +215,7 @@ def test_a_browser_draws_a_planted_fault_and_answers_a_click(
 
 
 @pytest.mark.slow
-def test_a_browser_runs_no_text_of_a_trace(tmp_path: Path, shown: Callable[..., dict[str, str]]) -> None:
+def test_browser_executes_no_text_of_a_trace(tmp_path: Path, shown: Callable[..., dict[str, str]]) -> None:
     hostile = HOSTILE.replace("alert(1)", "document.documentElement.dataset.ran=1")
     found = comparison(event=4, worst=1.0, request=hostile, slot=3, diagnosis=hostile)
     file = tmp_path / "page.html"
@@ -227,8 +227,8 @@ def test_a_browser_runs_no_text_of_a_trace(tmp_path: Path, shown: Callable[..., 
 
 @WHOLE
 @pytest.mark.slow
-def test_a_long_trace_is_built_and_drawn_fast(tmp_path: Path, shown: Callable[..., dict[str, str]]) -> None:
-    """2,000 events of 64 layers, each cell with a number of its own."""
+def test_page_of_a_long_trace_is_built_and_drawn_fast(tmp_path: Path, shown: Callable[..., dict[str, str]]) -> None:
+    """2,000 events of 64 layers; all cells have different numbers."""
     events = round_of("a")
     trace = trace_of(*(event for _ in range(400) for event in events))
     config = SimpleNamespace(layer_kinds=KINDS * 16)

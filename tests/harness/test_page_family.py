@@ -1,4 +1,4 @@
-"""Pages of audit, fuzz, faults, relations, bench and gate: as text, in a browser that is clicked, and of result files.
+"""Pages of audit, fuzz, faults, relations, bench and gate: their text, clicks in a browser, and pages of files.
 
 Leaves out: the page of a replay (`test_page.py`), and the words of messages (`test_printed.py`).
 """
@@ -58,7 +58,7 @@ from support.recorded import TINY, edited, lines, recorded
 pytestmark = pytest.mark.slow  # results of every command as pages
 
 TRACE = Path("fixtures/traces/adaptive.jsonl")
-ALONE = "\ud800"  # half of a pair, which no UTF-8 has
+ALONE = "\ud800"  # a lone surrogate, which has no UTF-8
 Made = Mapping[str, tuple[Result, Mapping[str, Any]]]
 
 
@@ -121,7 +121,7 @@ def of_fuzz() -> tuple[Result, Mapping[str, Any]]:
 
 @pytest.fixture(scope="module")
 def spoilt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Mapping[str, Any]]:
-    """The audit of drawn text in which one commit's bonus is another token."""
+    """The audit of sampled text in which one commit has a wrong bonus token."""
     made = recorded(tmp_path_factory.mktemp("recordings") / "drawn", tokens=10, sampling=Sampling(0.9, top_k=20))
     number, event = next((n, event) for n, event in enumerate(lines(made / EVENTS)) if event.get("accepted"))
     path = event["accepted"][0]
@@ -143,7 +143,7 @@ def made(spoilt: tuple[Result, Mapping[str, Any]]) -> Made:
     }
 
 
-TOLD = {  # what stands there without JavaScript: the verdict, sentences of the head or a message, cells of tables
+TOLD = {  # text without JavaScript: the verdict, a sentence of the head or a message, cells of tables
     "relations": ("DIVERGED", "1 of 3 relations hold", ("slots", "1.0, allowed 0.5", "labels have no error")),
     "faults": ("FAILED", "3 of 3 faults found, 2 located", ("rollback", "slots", "void: it never fired", "NO")),
     "bench": ("WRONG", "on cpu: 3 cells, 1 wrong answers of ours", (
@@ -157,7 +157,7 @@ TOLD = {  # what stands there without JavaScript: the verdict, sentences of the 
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_without_javascript_the_verdict_the_numbers_and_the_command_are_read(made: Made, name: str) -> None:
+def test_pages_are_readable_without_javascript(made: Made, name: str) -> None:
     result, charts = made[name]
     page = page_of(result.data(), charts).decode()
     found, (verdict, said, cells) = Read(page), TOLD[name]
@@ -171,15 +171,15 @@ def test_without_javascript_the_verdict_the_numbers_and_the_command_are_read(mad
     assert ALONE not in page and page.encode(), "the half of a pair is written as its number"
 
 
-def test_a_gate_that_could_not_judge_an_arm_does_not_say_that_it_was_refused() -> None:
+def test_unjudged_arm_is_inconclusive_and_not_refused() -> None:
     told = gate.of(Report(Question("plain", "plain", Path("m"), ("verify",)), "before cannot be judged", unjudged=True))
     found = Read(page_of(told.data()).decode())
     assert found.texts["span"] == ["INCONCLUSIVE"]
     assert any("INCONCLUSIVE  before" in text for text in found.texts["pre"])
 
 
-def test_numbers_that_are_none_have_a_page() -> None:
-    """A ratio of nothing, a time of no length, a part of an allowance without end."""
+def test_nan_and_infinity_are_shown() -> None:
+    """A ratio without samples, a time of zero, an infinite part of an allowance."""
     nothing = Ratio(math.nan, math.nan, math.inf, 0)
     clocked = [Clocked("verify", clock, Spread(0.0, 0.0, math.nan), Spread(0.0, 0.0, 0.0), nothing, nothing, Say.NOISY)
                for clock in ("wall", "cpu")]  # fmt: skip
@@ -195,7 +195,7 @@ def test_numbers_that_are_none_have_a_page() -> None:
 
 
 @pytest.mark.parametrize("name", ["relations", "faults", "bench", "power", "audit"])
-def test_a_result_file_gives_the_same_page(made: Made, instep: Runner, tmp_path: Path, name: str) -> None:
+def test_result_file_gives_the_same_page(made: Made, instep: Runner, tmp_path: Path, name: str) -> None:
     data = json.loads(json.dumps(made[name][0].data()))
     file = tmp_path / "r.json"
     file.write_text(json.dumps(data))
@@ -204,7 +204,7 @@ def test_a_result_file_gives_the_same_page(made: Made, instep: Runner, tmp_path:
     assert (tmp_path / "p.html").read_bytes() == page_of(data)
 
 
-def test_every_committed_result_has_a_page_or_says_that_it_has_none() -> None:
+def test_every_committed_result_has_a_page_or_is_refused() -> None:
     without = set()
     for file in sorted(Path("fixtures/results").glob("*.json")):
         try:
@@ -215,7 +215,7 @@ def test_every_committed_result_has_a_page_or_says_that_it_has_none() -> None:
     assert without <= {"calibration", "combinations", "memory-9b", "parity", "peers-native", "peers", "soak"}
 
 
-# A number that no float holds.
+# A number beyond the range of floats.
 BEYOND = {"schema": 2, "exit": 0, "runs": [{"findings": [], "name": "t", "ops": "plain", "elements": 10**400}]}
 
 
@@ -229,7 +229,7 @@ def test_style_of_pages_breaks_long_words_and_scrolls_tables_alone(made: Made) -
         assert page.count("<table>") == page.count('<div class="wide"><table>')
 
 
-def test_what_no_page_can_be_made_of_is_refused(made: Made, instep: Runner, tmp_path: Path) -> None:
+def test_damaged_and_unknown_results_are_refused(made: Made, instep: Runner, tmp_path: Path) -> None:
     for number, (content, said) in enumerate((
         ({"schema": 2, "command": "instep memory m"}, "what `instep memory m` wrote"),
         ({"schema": 2, "exit": 0, "fired": 1}, "KeyError"), (BEYOND, "a damaged result"),
@@ -248,7 +248,7 @@ def test_what_no_page_can_be_made_of_is_refused(made: Made, instep: Runner, tmp_
     ("fuzz.campaign.campaign", ("fuzz",)), ("faults.campaign.campaign", ("faults", "stale-tile")),
     ("bench.run.bench", ("bench", "--kind", "pick")), ("perf.gate.gate", ("gate", "plain", "plain")),
 ], ids=lambda words: words[0])  # fmt: skip
-def test_a_page_that_cannot_be_put_there_is_refused_before_any_work(
+def test_unwritable_page_is_refused_before_any_work(
     instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str, words: tuple[object, ...]
 ) -> None:
     monkeypatch.setattr(f"instep.{work}", lambda *given, **named: pytest.fail("it began"))
@@ -256,12 +256,12 @@ def test_a_page_that_cannot_be_put_there_is_refused_before_any_work(
     assert "no such folder" in complaint(instep(*words, "--html", tmp_path / "none" / "page.html"))
 
 
-def test_faults_write_the_page_that_their_result_makes(
+def test_faults_write_the_page_of_their_result(
     instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     campaign = Campaign((judged("stale-tile"),))
     monkeypatch.setattr("instep.faults.campaign.campaign", lambda *given, **named: campaign)
-    monkeypatch.setattr("instep.faults.forks.warm", nullcontext)  # nothing is run, so no process need be ready for it
+    monkeypatch.setattr("instep.faults.forks.warm", nullcontext)  # nothing runs, so no process has to be prepared
     ran = instep("faults", "stale-tile", "--html", tmp_path / "p.html")
     page = Read((tmp_path / "p.html").read_text())
     assert ran.code == 0 and page.texts["span"] == ["all found"] and "instep faults stale-tile" in page.texts["pre"]
@@ -298,7 +298,7 @@ def test_no_page_scrolls_sideways_on_a_phone(opened: Opened, looked: Browser, na
     with looked.width(400):
         opened(name)
         assert looked.ask("document.documentElement.scrollWidth") <= 400
-        if name == "faults":  # its cells have room enough to be pressed
+        if name == "faults":  # its cells are large enough for a finger
             looked.click("good", "#plots")
             assert looked.data()["told"].startswith("commit-index-minus-one, ")
 
@@ -307,7 +307,7 @@ def panel(looked: Browser) -> str:
     return str(looked.ask("document.getElementById('detail').innerText"))
 
 
-def test_a_click_on_a_finding_of_a_relation_tells_where_the_runs_part(opened: Opened, looked: Browser) -> None:
+def test_click_on_a_relation_shows_where_its_runs_differ(opened: Opened, looked: Browser) -> None:
     opened("relations")
     assert looked.seen("bad-fill", "#plots") > 100 < looked.seen("exact", "#plots")
     looked.click("bad-fill", "#plots")
@@ -316,7 +316,7 @@ def test_a_click_on_a_finding_of_a_relation_tells_where_the_runs_part(opened: Op
     assert looked.ask("document.images.length") == 0
 
 
-def test_faults_are_shown_by_family_and_told_when_they_are_clicked(opened: Opened, looked: Browser) -> None:
+def test_faults_are_grouped_by_family_and_can_be_clicked(opened: Opened, looked: Browser) -> None:
     opened("faults")
     rows = "[...document.querySelectorAll('tr[data-group]')].filter((row) => row.offsetParent).length"
     assert looked.ask(rows) == 4 and looked.ask("document.querySelectorAll('#cards .card').length") == 2
@@ -331,7 +331,7 @@ def test_faults_are_shown_by_family_and_told_when_they_are_clicked(opened: Opene
     assert looked.ask(rows) == 3 and looked.seen("bad", "#plots") and looked.seen("unsure", "#plots")
 
 
-def test_a_wrong_answer_has_its_finding_in_the_place_of_its_time(opened: Opened, looked: Browser) -> None:
+def test_wrong_answer_shows_its_finding_instead_of_a_time(opened: Opened, looked: Browser) -> None:
     opened("bench")
     assert looked.seen("line-0", ".curves") > 50 and looked.seen("line-1", ".bars") > 500
     looked.click("bad-fill", ".curves")
@@ -344,7 +344,7 @@ def test_a_wrong_answer_has_its_finding_in_the_place_of_its_time(opened: Opened,
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_intervals_stand_beside_what_is_allowed(opened: Opened, looked: Browser, dark: bool) -> None:
+def test_intervals_are_drawn_over_the_allowed_band(opened: Opened, looked: Browser, dark: bool) -> None:
     opened("gate", dark=dark)
     assert looked.seen("stay", ".intervals") > 1000, "the band"
     assert min(looked.seen(color, ".intervals") for color in ("bad", "good", "unsure", "hatch")) > 50
@@ -353,14 +353,14 @@ def test_intervals_stand_beside_what_is_allowed(opened: Opened, looked: Browser,
     looked.click("line-3", ".bars")
     assert looked.data()["told"] == "verify, slowed: slower" and "190 trials" in panel(looked)
     looked.scheme(dark=not dark)
-    looked.until(looked.counting("stay", ".intervals") + " > 1000")  # it is drawn again
+    looked.until(looked.counting("stay", ".intervals") + " > 1000")  # wait until it is redrawn
     looked.scheme(dark=dark)
     ground = looked.ask("getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
 
 
 @WHOLE
-def test_what_fuzz_and_audit_found_stands_among_its_events(opened: Opened, looked: Browser) -> None:
+def test_findings_of_fuzz_and_audit_are_drawn_at_their_events(opened: Opened, looked: Browser) -> None:
     said = opened("fuzz")
     assert said["findings"] == "1" and said["selected"] == "3 layer 3 attention" and int(said["marks"]) == 6
     assert looked.seen("bad-fill", "#charts") > 100 < looked.seen("verify", "#charts")
