@@ -28,11 +28,7 @@ HIGHER = {
     "harness/instep/replay": 0.194,
     "harness/instep/report": 0.157,
     "harness/instep/shapes": 0.029,
-    "reference/instep_reference": 0.078,
-    "reference/instep_reference/contract": 0.125,
-    "reference/instep_reference/draft": 0.216,
     "tests/harness": 0.061,
-    "tests/reference": 0.118,
 }
 
 

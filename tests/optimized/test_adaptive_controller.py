@@ -22,7 +22,7 @@ def file(**changes: object) -> AdaptiveFile:
     return AdaptiveFile.of({"candidate_steps": [1, 3, 7], "warmup_batches": 2, "update_interval": 2, **changes})
 
 
-def test_without_a_file_the_wish_is_what_is_in_force() -> None:
+def test_wish_is_the_count_in_force_without_a_file() -> None:
     controller = Controller(3, None)
     assert controller.candidates == (0, 3)
     controller.committed([0, 0])
@@ -40,7 +40,7 @@ def test_initial_count_is_inserted_in_each_bracket_with_a_message() -> None:
     assert controller.messages == ["the initial step count 3 was added to the candidates of batch size 1"]
 
 
-def test_nothing_is_decided_during_warm_up_and_between_intervals() -> None:
+def test_controller_decides_only_after_warm_up_and_on_intervals() -> None:
     controller = Controller(3, file())
     wishes = []
     for _ in range(6):
@@ -50,14 +50,14 @@ def test_nothing_is_decided_during_warm_up_and_between_intervals() -> None:
     assert wishes == [3, 3, 3, 7, 7, 7]
 
 
-def test_it_steps_down_while_little_is_accepted() -> None:
+def test_controller_steps_down_while_little_is_accepted() -> None:
     controller = Controller(7, file(ema_alpha=1.0))
     for _ in range(4):
         controller.committed([0])
     assert controller.wish() == 1
 
 
-def test_down_to_0_and_back_by_a_probe() -> None:
+def test_controller_goes_to_0_and_returns_by_a_probe() -> None:
     controller = Controller(1, file(candidate_steps=[0, 1, 3], ema_alpha=1.0))
     for _ in range(4):
         controller.committed([0])
@@ -73,7 +73,7 @@ def test_down_to_0_and_back_by_a_probe() -> None:
     assert controller.wish() == 3  # judged at once, although the batch is not due
 
 
-def test_decode_rows_count_only_while_nothing_is_speculated() -> None:
+def test_decode_rows_count_only_without_speculation() -> None:
     controller = Controller(1, file(candidate_steps=[0, 1]))
     for _ in range(20):
         controller.decoded(1)
@@ -93,7 +93,7 @@ def test_decode_rows_count_only_while_nothing_is_speculated() -> None:
     ),
     st.sampled_from((0, 1, 2, 3)),
 )
-def test_both_sides_wish_the_same(happenings: list[tuple[str, list[int] | int]], initial: int) -> None:
+def test_both_sides_have_the_same_wish(happenings: list[tuple[str, list[int] | int]], initial: int) -> None:
     wide = Bracket(candidate_steps=(0, 2, 3), warmup_batches=1, update_interval=3, ema_alpha=0.5, up_hysteresis=-0.25)
     both = AdaptiveFile(by_batch={2: QUICK, 4: wide})
     ours, theirs = Controller(initial, both), Other(resolve(both, initial))

@@ -200,7 +200,7 @@ def test_shapes_that_do_not_fit_are_named(op: str, given: dict[str, Any], senten
 @pytest.mark.parametrize(
     ("before", "sentence"),
     [
-        ([9, 4], "6 tokens are pending; beside 5 rows the ring of 10 entries holds 5"),
+        ([9, 4], "6 tokens are pending; with 5 rows a ring of 10 entries has room for 5"),
         ([8, 3], "1 tokens more are in the state than the request has"),
     ],
 )

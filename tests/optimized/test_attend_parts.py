@@ -66,7 +66,7 @@ def windows(count: int, dtype: torch.dtype, lengths: tuple[int, ...] = LENGTHS, 
 @pytest.mark.parametrize(
     ("count", "dtype", "times"), [(1, FP32, 1), (3, BF16, 1), (3, FP32, 20), (WINDOW + 1, FP32, 20)], ids=str
 )
-def test_it_is_right_at_every_edge_of_a_part(ops: Ops, count: int, dtype: torch.dtype, times: int) -> None:
+def test_attention_is_right_at_every_edge_of_a_part(ops: Ops, count: int, dtype: torch.dtype, times: int) -> None:
     """A window ends on, before and after an edge; and its rows are on both sides of one."""
     case = windows(count, dtype, times=times)
     assert agree(case, serve(PLAIN, case, HERE), serve(ops, case, HERE)) == []
@@ -155,7 +155,7 @@ def test_requests_that_share_pages_beyond_the_room_are_not_read_silently() -> No
     ("requests", "mapped", "pooled", "sides"),
     [(1, 4160, 4224, 1), (2, 16448, 32960, 1), (4, 16448, 65856, 2), (8, 32768, 4224, 1), (128, 576, 73792, 2)],
 )
-def test_tiles_share_copies_where_not_all_of_them_run_at_a_time(
+def test_tiles_share_copies_when_not_all_run_at_a_time(
     requests: int, mapped: int, pooled: int, sides: int
 ) -> None:
     """Windows of 4 on 2 KV heads: a longer line of the table than the pool has pages for does not count."""

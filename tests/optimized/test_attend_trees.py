@@ -130,7 +130,7 @@ def test_tree_has_the_same_bits_with_a_separate_launch_for_earlier_parts(
 @few(2)
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_what_is_read_alone_is_seen(
+def test_fault_in_rows_read_alone_is_detected(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other: Any = planted_kernels("attention.attend_alone", (FAULTS[fault],), tmp_path, monkeypatch)
@@ -231,7 +231,7 @@ def test_rows_read_alone_wait_for_the_rows_before(
     assert all(same) is waits, f"{same.count(False)} of {len(same)} are other rows"
 
 
-def test_a_tree_alone_is_read_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_tree_is_read_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Explicit layouts are used for two trees, and for one chain, but not for one tree."""
     inputs, asked = given(BF16), list[tuple[int, bool]]()
     pages = inputs["pages"]

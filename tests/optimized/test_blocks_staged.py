@@ -147,7 +147,7 @@ FUSED_FAULTS = {
 
 
 @pytest.mark.parametrize("fault", [pytest.param(name, marks=native) for name in FUSED_FAULTS])
-def test_a_fault_in_the_one_for_all_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_in_the_fused_kernel_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = drawn(2, torch.bfloat16, True, SHORT)
     right = served(inputs, torch.bfloat16, torch.float32, 0, counts=SHORT)
     module = planted_kernels("prompts.blocks_fused_staged", (FUSED_FAULTS[fault],), tmp_path, monkeypatch)
@@ -225,7 +225,7 @@ def test_one_kernel_serves_requests_that_fill_its_rounds(case: str, monkeypatch:
 
 
 @pytest.mark.parametrize("fault", [pytest.param(name, marks=native) for name in FAULTS | BESIDE_FAULTS])
-def test_a_fault_in_them_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_in_either_kernel_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (name, old, new), beside = (FAULTS | BESIDE_FAULTS)[fault], fault in BESIDE_FAULTS
     monkeypatch.setattr(staged, "multiprocessors", lambda _: 1)  # a program has several blocks
     inputs = drawn(2, torch.bfloat16, True)
@@ -240,7 +240,7 @@ def test_a_fault_in_them_changes_bits(fault: str, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("_", [pytest.param(None, marks=native)], ids=["cuda"])
-def test_signals_of_a_launch_before_change_bits(_: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_of_a_previous_launch_change_bits(_: None, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, launch = drawn(2, torch.bfloat16, True), staged.launch
     right = served(inputs, torch.bfloat16, torch.float32, 0)
 

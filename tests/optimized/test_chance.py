@@ -32,7 +32,7 @@ E4M3 = torch.float8_e4m3fn
 SEEDS = (0, 7, 2**32 + 5, 2**64 - 1)
 
 
-def test_the_generator_is_philox_as_it_was_published() -> None:
+def test_generator_matches_published_philox() -> None:
     """The known answers of Random123, and another implementation: numpy's, which counts before it draws."""
     assert [int(word) for word in reference.philox((0, 0, 0, 0), 0)] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     ones = reference.philox((0xFFFFFFFF,) * 4, 2**64 - 1)

@@ -36,8 +36,7 @@ class Taken:
     code.
 
     waits  waits for products of tensor cores beyond those in the kernel's text: if a group of warps lacks a few
-           registers,
-           ptxas silently lets every product of the kernel wait for the previous one
+           registers, ptxas silently lets every product of the kernel wait for the previous one
     beside powers that are computed while a product of values runs
     over_barriers  values that overlap barriers in shared memory (`instep.kit`)
     """
@@ -116,7 +115,7 @@ def test_attention_keeps_tiles_in_registers(taken: Mapping[str, list[Taken]]) ->
         assert one.stack <= 128 and one.shared <= SHARED, one
 
 
-def test_a_group_alone_makes_weights_while_means_are_summed(taken: Mapping[str, list[Taken]]) -> None:
+def test_single_group_makes_weights_while_means_are_summed(taken: Mapping[str, list[Taken]]) -> None:
     alone, two = (one.beside for one in taken["attend"] if one.kernel == "read_chunk_staged")
     assert alone >= 32 and not two, "of a step a thread has 32 scores; two groups do so for each other"
 
@@ -144,14 +143,14 @@ def test_three_programs_that_prepare_blocks_share_a_multiprocessor(taken: Mappin
     assert found[-1].stack <= 168, "of more heads some more is spilled"
 
 
-def test_no_product_waits_for_the_one_before_because_registers_lack(taken: Mapping[str, list[Taken]]) -> None:
+def test_registers_suffice_so_that_no_product_waits(taken: Mapping[str, list[Taken]]) -> None:
     forms = ("attend", "many_heads", "prompts", "products")
     assert [one for form in forms for one in taken[form] if one.waits] == []
     (short,) = taken["few_registers"]
     assert short.kernel == "fused_staged" and short.waits > 20, short
 
 
-def test_nothing_is_put_over_a_barrier(taken: Mapping[str, list[Taken]]) -> None:
+def test_barrier_memory_is_not_reused(taken: Mapping[str, list[Taken]]) -> None:
     """Racecheck and memcheck do not see it, nor does a run alone: another process's slice of time makes it wrong."""
     assert [one for form, told in taken.items() if form != "forgotten" for one in told if one.over_barriers] == []
     kept, ended, forgotten, used, used_up, unused, exchanged = (one.over_barriers for one in taken["forgotten"])
@@ -183,7 +182,7 @@ def test_the_conv_of_prompts_spills_nothing(taken: Mapping[str, list[Taken]]) ->
     assert told and {one.kernel for one in told} == {"conv_walk_prompt"} and all(one.stack == 0 for one in told), told
 
 
-def test_the_clock_of_a_card_spills_nothing(taken: Mapping[str, list[Taken]]) -> None:
+def test_clock_of_a_gpu_spills_nothing(taken: Mapping[str, list[Taken]]) -> None:
     told = taken["clocks"]
     assert [one.kernel for one in told] == ["_hold", "_drag"] and all(one.stack == 0 for one in told), told
 

@@ -56,7 +56,7 @@ def given(name: str, seed: int, vocab: int, tied: bool) -> dict[str, torch.Tenso
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("name", BATCHES)
-def test_the_kernel_draws_on_a_card_as_it_is_defined(name: str) -> None:
+def test_kernel_draws_on_a_gpu_as_defined(name: str) -> None:
     for vocab in (64, 257, 151_936):
         args = given(name, vocab, vocab, tied=False)
         on_card = {key: x.cuda() if isinstance(x, torch.Tensor) else x for key, x in args.items()}
@@ -100,7 +100,7 @@ def test_a_set_draws_as_the_reference_does(ops: object, name: str) -> None:
     ([0.0, -0.0, 0.0, -1.0], [0, 3], 0, UNITS - 1, Sampling(1.0, top_k=2), 1),  # zeros are equal, whatever their sign
     ([-torch.inf, 1.0, -torch.inf, 1.0], [0, 2], 0, 0, Sampling(1.0), 1),  # an impossible draft is never taken
 ])  # fmt: skip
-def test_edges(
+def test_draw_handles_edge_cases(
     ops: object, logits: Sequence[float], window: list[int], uniform: int, final: int, sampling: Sampling, token: int
 ) -> None:
     one: Callable[[int], torch.Tensor] = lambda number: torch.tensor([number])  # noqa: E731

@@ -59,7 +59,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 def engine(
     checkpoint: Checkpoint, ops: str, device: str, recorder: Recorder | None = None, **options: Any
 ) -> OptimizedEngine:
-    """An engine in graphs for 0, 1 and 3 drafts, captured once, with `recorder` instead of its own."""
+    """An engine in graphs for 0, 1 and 3 drafts, captured once, with `recorder` if it is given."""
     chosen = Options(device=device, graphs=recorder is None, **options)
     subject = OptimizedEngine(checkpoint, load(ops), chosen, FOUR, num_steps=3, adaptive=CANDIDATES)
     if recorder is not None:
@@ -86,7 +86,7 @@ def test_a_replay_is_the_eager_run_on_the_same_bucket(
 @few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "conv"), list(zip(STRATEGIES, [*CONV_FORMS] * 2, strict=True)))
-def test_every_strategy_is_held(checkpoint: Checkpoint, strategy: str, conv: str) -> None:
+def test_every_strategy_runs_in_graphs(checkpoint: Checkpoint, strategy: str, conv: str) -> None:
     chosen = {"strategy": strategy, "conv": conv}
     both = Twins(*(engine(checkpoint, "ledger", "cpu", recorder, **chosen) for recorder in (emulated("cpu"), eagerly)))
     for event in scenario(64, (3, 1, 0), forced=True):
@@ -197,7 +197,7 @@ def rounds(subject: OptimizedEngine, plan: Sequence[int]) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "device"), LABELS)
-def test_overlapping_rounds_answer_what_waiting_ones_do(checkpoint: Checkpoint, ops: str, device: str) -> None:
+def test_overlapping_rounds_give_the_answers_of_waiting_ones(checkpoint: Checkpoint, ops: str, device: str) -> None:
     waiting, overlapping = (engine(checkpoint, ops, device, overlap=overlap) for overlap in (False, True))
     both = Twins(waiting, overlapping)
     for one, other in zip(*(rounds(subject, (3,) * 5) for subject in both.engines), strict=True):
@@ -208,7 +208,7 @@ def test_overlapping_rounds_answer_what_waiting_ones_do(checkpoint: Checkpoint, 
 
 
 @pytest.mark.slow
-def test_a_round_is_launched_before_the_counts_of_the_last_one_are_known(
+def test_round_starts_before_the_previous_counts_are_known(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pages are there for the worst case, and every count is read a round late."""

@@ -109,7 +109,7 @@ COVERED = [("snapshot", False), ("columns", True), pytest.param("rerun", False, 
 @few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "graphs"), COVERED)
-def test_every_label_of_a_grown_tree_is_the_ledger_s(checkpoint: Checkpoint, strategy: str, graphs: bool) -> None:
+def test_every_label_of_a_grown_tree_matches_the_ledger(checkpoint: Checkpoint, strategy: str, graphs: bool) -> None:
     truth = LedgerEngine(checkpoint.config, num_steps=STEPS, room=ROOM)
     subject = engine(checkpoint, "ledger", strategy=strategy, graphs=graphs, overlap=not graphs)
     both = TwoSides(subject, truth)
@@ -118,7 +118,7 @@ def test_every_label_of_a_grown_tree_is_the_ledger_s(checkpoint: Checkpoint, str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("graphs", [False, True])
-def test_every_number_of_a_grown_tree_is_the_reference_s(checkpoint: Checkpoint, graphs: bool) -> None:
+def test_every_number_of_a_grown_tree_matches_the_reference(checkpoint: Checkpoint, graphs: bool) -> None:
     truth = ReferenceEngine(Weights.of(checkpoint, FP64), num_steps=STEPS, room=ROOM)
     both = TwoSides(engine(checkpoint, graphs=graphs, activation=FP64, state=FP64), truth)
     assert [*rounds(both, 2)] and both.compared > 10_000
@@ -138,7 +138,7 @@ def test_graphs_overlap_and_strategies_change_no_bit(checkpoint: Checkpoint) -> 
 
 
 @pytest.mark.parametrize(("topk", "nodes", "drafts"), [(1, 4, 3), (1, 8, 3), (2, 12, 10), (4, 5, 4), (3, 63, 21)])
-def test_windows_have_as_many_nodes_as_there_are_candidates_for(
+def test_windows_have_as_many_nodes_as_candidates(
     checkpoint: Checkpoint, topk: int, nodes: int, drafts: int
 ) -> None:
     """And with one child per node they are the head's own chains."""

@@ -44,7 +44,7 @@ def sides(path: Path, kind: Kind, overrides: dict[str, Any], **options: Any) -> 
 @few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-def test_every_label_is_where_a_right_engine_has_it(model: str, tmp_path: Path) -> None:
+def test_every_label_matches_the_reference_ledger(model: str, tmp_path: Path) -> None:
     """Through all changes of the step count with one model, through its most and none with the others."""
     both = sides(tmp_path, *MODELS[model])
     for event in scenario(64, STEPS if model == "dense" else (3, 7, 0), forced=True):
@@ -55,7 +55,7 @@ def test_every_label_is_where_a_right_engine_has_it(model: str, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "guarded"), each_value(("VK", "KV"), (True, False)))
-def test_neither_layout_nor_guards_nor_poison_move_a_label(
+def test_labels_do_not_depend_on_layout_guards_or_poison(
     layout: StateLayout, guarded: bool, tmp_path: Path
 ) -> None:
     both = sides(tmp_path, "dense", SHALLOW, layout=layout, guarded=guarded, poison=7.5)
@@ -65,7 +65,7 @@ def test_neither_layout_nor_guards_nor_poison_move_a_label(
 
 
 @pytest.mark.slow
-def test_free_choices_agree_too(tmp_path: Path) -> None:
+def test_labels_agree_with_free_choices(tmp_path: Path) -> None:
     both = sides(tmp_path, "dense", SHALLOW)
     for event in scenario(64, STEPS, forced=False):
         both(event)

@@ -53,7 +53,7 @@ def sides(path: Path, model: str, **options: Any) -> TwoSides:
 @few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-def test_the_model_is_the_reference_s(model: str, tmp_path: Path) -> None:
+def test_engine_agrees_with_the_reference(model: str, tmp_path: Path) -> None:
     both = sides(tmp_path, model)
     for event in scenario(64, STEPS if model == "dense" else FEW_STEPS, forced=True):
         both(event)

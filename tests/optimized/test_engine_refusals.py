@@ -96,7 +96,7 @@ def test_several_mtp_layers_are_refused(tmp_path: Path) -> None:
         engine(several)
 
 
-def test_a_window_wider_than_the_room_is_refused(checkpoint: Checkpoint) -> None:
+def test_window_wider_than_the_capacity_is_refused(checkpoint: Checkpoint) -> None:
     with pytest.raises(BadInput, match="room for a window of 8 tokens"):
         engine(checkpoint, replace(CAPACITY, max_tokens=7), num_steps=7)
     with pytest.raises(BadInput, match="room for a window of 8 tokens"):
@@ -108,7 +108,7 @@ def test_a_window_wider_than_the_room_is_refused(checkpoint: Checkpoint) -> None
     [({"slots": ()}, "slots"), ({"slots": (0, 1)}, "slots"), ({"slots": (2, 2)}, "slots"), ({"pages": ()}, "pages"),
      ({"pages": (-1, 3)}, "pages"), ({"page_size": 0}, "page_size"), ({"max_tokens": 0}, "capacity")],
 )
-def test_a_room_in_which_nothing_could_run_is_refused(
+def test_capacity_too_small_for_any_window_is_refused(
     checkpoint: Checkpoint, room: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(BadInput, match=field):
@@ -262,7 +262,7 @@ def test_outputs_do_not_depend_on_the_poison(checkpoint: Checkpoint) -> None:
     assert run(float("nan")) == run(7.5) == run(None)
 
 
-def test_it_is_an_engine_that_shows_itself(checkpoint: Checkpoint) -> None:
+def test_engine_implements_the_inspection_protocols(checkpoint: Checkpoint) -> None:
     subject = engine(checkpoint)
     served: Engine = subject
     watched: Watched = subject

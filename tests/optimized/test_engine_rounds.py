@@ -127,7 +127,7 @@ def rare() -> Iterator[Event]:
     ],
     ids=lambda options: ", ".join(map(str, options.values())),
 )
-def test_rare_orders_are_the_reference_s(checkpoint: Checkpoint, options: dict[str, Any]) -> None:
+def test_rare_orders_agree_with_the_reference(checkpoint: Checkpoint, options: dict[str, Any]) -> None:
     wide = torch.float64
     subject = engine(checkpoint, ops="plain", activation=wide, state=wide, **options)
     truth = ReferenceEngine(Weights.of(checkpoint, wide, torch.device("cpu")), num_steps=3, adaptive=FILE)
@@ -149,7 +149,7 @@ def rejected(subject: OptimizedEngine, rounds: int) -> None:
 
 
 @pytest.mark.slow
-def test_pages_are_reserved_for_the_rounds_in_flight_alone(checkpoint: Checkpoint) -> None:
+def test_pages_are_reserved_only_for_rounds_in_flight(checkpoint: Checkpoint) -> None:
     subject = started(engine(checkpoint, overlap=True), "a")
     rejected(subject, 30)
     in_flight = 2 * 4  # a window of which nothing is known yet, and the next one
@@ -171,7 +171,7 @@ def test_event_that_fits_by_exact_lengths_is_served(checkpoint: Checkpoint) -> N
     ("ops", "options"), [("plain", {}), pytest.param("triton", {"device": "cuda", "graphs": True}, marks=gpu)],
     ids=["plain", "cuda"],
 )
-def test_nothing_needs_to_be_read_between_two_rounds(checkpoint: Checkpoint, ops: str, options: dict[str, Any]) -> None:
+def test_two_rounds_run_without_a_host_read(checkpoint: Checkpoint, ops: str, options: dict[str, Any]) -> None:
     """Counts are owed while others are saved, preempted and aborted, and while the step count changes."""
     both = Twins(*(engine(checkpoint, ops=ops, overlap=overlap, **options) for overlap in (False, True)))
     answers = [[event.on(subject) for event in rare()] for subject in both.engines]
@@ -206,7 +206,7 @@ def test_counts_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts.list() == [3, 1]
 
 
-def test_an_answer_that_is_written_into_changes_nothing(checkpoint: Checkpoint) -> None:
+def test_overwriting_an_answer_changes_nothing(checkpoint: Checkpoint) -> None:
     subject = started(engine(checkpoint, overlap=True), "a")
     subject.draft(("a",))
     subject.forward(verifies("a"))
@@ -218,7 +218,7 @@ def test_an_answer_that_is_written_into_changes_nothing(checkpoint: Checkpoint) 
 
 
 @pytest.mark.slow
-def test_watched_or_not_an_engine_is_held_in_graphs(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watched_and_unwatched_engines_run_in_graphs(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watcher is shown the rows of every replay; once it has gone it is shown nothing."""
     subject = started(engine(checkpoint, graphs=True), "a")
     assert subject._graphs is not None

@@ -50,7 +50,7 @@ def sides(path: Path, ops: str, *, watched: bool = True, **options: Any) -> TwoS
     ("ledger", True, {"overlap": True, "strategy": "columns", "conv": "widened"}),
     pytest.param("ledger", False, {"strategy": "lazy_rerun"}, marks=WHOLE),
 ])  # fmt: skip
-def test_everything_a_reference_draws_the_engine_draws(
+def test_engine_draws_the_tokens_of_the_reference(
     ops: str, forced: bool, options: dict[str, Any], tmp_path: Path
 ) -> None:
     """Mixed batches, windows and single rows in one forward, slots used again, preempt, resume and load."""
@@ -65,7 +65,7 @@ def test_everything_a_reference_draws_the_engine_draws(
         assert {"verify", "decode", "sampled verify"} <= kinds
 
 
-def test_a_batch_without_sampling_runs_the_ops_it_always_ran(tmp_path: Path) -> None:
+def test_batch_without_sampling_runs_no_further_op(tmp_path: Path) -> None:
     """Not one op more, and no graph more before somebody samples."""
     calls: list[str] = []
 
@@ -91,7 +91,7 @@ def test_a_batch_without_sampling_runs_the_ops_it_always_ran(tmp_path: Path) -> 
     assert graphed is not None and not any("sampled" in str(key) for key, _, _ in graphed._captured)
 
 
-def test_sampling_is_the_requests_own_wherever_its_state_goes(tmp_path: Path) -> None:
+def test_sampling_stays_with_the_request_and_not_the_state(tmp_path: Path) -> None:
     """The slot's row is written at admit and at resume; a loaded state does not change the sampling of its request."""
     both = sides(tmp_path, "ledger")
     both(Admit("a", (1, 2), Sampling(0.5, top_k=3, top_p=0.75)))

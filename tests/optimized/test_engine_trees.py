@@ -60,7 +60,7 @@ COVERED = [("snapshot", False), ("columns", True), ("rerun", False), ("rerun", T
 @pytest.mark.parametrize(("strategy", "graphs"), [
     pytest.param(*pair, marks=() if pair in FEW else WHOLE) for pair in COVERED
 ])  # fmt: skip
-def test_every_label_of_a_tree_is_where_a_right_engine_has_it(
+def test_every_label_of_a_tree_matches_the_ledger(
     checkpoint: Checkpoint, strategy: str, graphs: bool
 ) -> None:
     truth = LedgerEngine(checkpoint.config, num_steps=STEPS)
@@ -77,7 +77,7 @@ def test_every_label_of_a_tree_is_where_a_right_engine_has_it(
     pytest.param("rerun", "inputs", True, marks=WHOLE), pytest.param("lazy_rerun", "inputs", False, marks=WHOLE),
     pytest.param("lazy_rerun", "update", True, marks=WHOLE),
 ])  # fmt: skip
-def test_so_it_is_with_every_strategy_and_with_paths_of_the_engine_s_own(
+def test_labels_of_trees_match_for_strategies_and_own_paths(
     checkpoint: Checkpoint, strategy: str, keeps: Keeps, graphs: bool
 ) -> None:
     truth = LedgerEngine(checkpoint.config, num_steps=STEPS)
@@ -94,7 +94,7 @@ def test_so_it_is_with_every_strategy_and_with_paths_of_the_engine_s_own(
     ("snapshot", False, 1), ("rerun", True, 0),
     *(pytest.param(*pair, 1, marks=WHOLE) for pair in COVERED[1:]),  # of the same bits as these: the next test
 ])  # fmt: skip
-def test_every_number_of_a_tree_is_the_reference_s(
+def test_every_number_of_a_tree_matches_the_reference(
     checkpoint: Checkpoint, headless: Checkpoint, strategy: str, graphs: bool, head: int
 ) -> None:
     model = checkpoint if head else headless
@@ -140,7 +140,7 @@ def test_a_tree_that_is_a_chain_has_the_bits_of_the_chain(checkpoint: Checkpoint
 @few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "strategy"), [("ledger", "rerun"), ("ledger", "columns"), ("plain", "lazy_rerun")])
-def test_a_round_over_a_tree_is_the_decoding_of_what_it_accepts(
+def test_round_over_a_tree_equals_decoding_its_accepted_tokens(
     checkpoint: Checkpoint, ops: str, strategy: str
 ) -> None:
     """Exact for labels. Numbers are summed in another order: a window has more rows than a step of decoding."""

@@ -165,7 +165,7 @@ def test_a_fresh_request_reads_neither_its_slot_nor_its_ring(ops: Ops) -> None:
 
 @OPS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_running_again_and_then_rows_is_a_fold_and_then_rows(ops: Ops, dtype: torch.dtype) -> None:
+def test_rerun_with_rows_equals_a_fold_followed_by_rows(ops: Ops, dtype: torch.dtype) -> None:
     """Also in a narrow pool: what was run again is rounded once, as the store of the fold and the next load do."""
     heads, rows = GROUPS[1], stream(GROUPS[1], 6, 14, HERE)
     once, twice = (World.of(ops, heads, HERE, size=8, dtype=dtype) for _ in range(2))

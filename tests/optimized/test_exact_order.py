@@ -91,7 +91,7 @@ def test_a_ring_of_twice_the_window_gives_the_same_bits_in_every_order() -> None
 
 @interpreted
 @pytest.mark.usefixtures("_three_tiles")
-def test_updates_need_room_for_one_window_alone() -> None:
+def test_updates_need_room_for_only_one_window() -> None:
     """Its entries are read by the program that writes them, which has run all that is pending by then."""
     assert spoiled(2 * WINDOW, own=WINDOW) == []
 

@@ -55,7 +55,9 @@ def truth(checkpoint: Checkpoint, ops: str = "plain") -> Any:
     ("ledger", {}, False), ("plain", {"strategy": "snapshot"}, True),
     ("plain", {"graphs": True, "overlap": True}, False),
 ])  # fmt: skip
-def test_the_engine_is_the_reference_s(model: Checkpoint, ops: str, options: dict[str, Any], draws: bool) -> None:
+def test_engine_with_given_drafts_agrees_with_the_reference(
+    model: Checkpoint, ops: str, options: dict[str, Any], draws: bool
+) -> None:
     both = TwoSides(engine(model, ops, **options), truth(model, ops), watched="graphs" not in options)
     events = scenario(64, STEPS, forced=True)
     for event in sampled(events, STEPS[0]) if draws else events:
@@ -63,7 +65,7 @@ def test_the_engine_is_the_reference_s(model: Checkpoint, ops: str, options: dic
     assert both.compared > 10_000
 
 
-def test_nothing_of_the_draft_side_is_there(model: Checkpoint) -> None:
+def test_engine_without_a_head_has_no_draft_memory(model: Checkpoint) -> None:
     subject, headless = engine(model), replace(model, config=replace(model.config, mtp_layers=0))
     bare = engine(headless)
     regions = [(one.name, one.layer, one.units.shape) for one in subject.regions()]
@@ -78,7 +80,7 @@ def test_nothing_of_the_draft_side_is_there(model: Checkpoint) -> None:
     assert Draft(("a",), ((4, 5, 6),)).on(subject).own.tolist() == [[-1, -1, -1]]
 
 
-def test_a_block_is_accepted_as_block_drafters_count_it(tmp_path: Path) -> None:
+def test_block_acceptance_matches_block_drafters(tmp_path: Path) -> None:
     """`correct_len` and `bonus` of DFlash, for blocks that are right in none, some and all of their places."""
     checkpoint = Checkpoint.open(write(tmp_path, **SHAPE, mtp_num_hidden_layers=0))
     names, right = ("a", "b", "c"), engine(checkpoint)

@@ -180,7 +180,7 @@ class Unnamed(tuple[torch.Tensor, ...]):
 @few(9)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", [*EXACT, *NEAR], ids=str)
-def test_a_fusion_is_its_parts(case: Case, device: str) -> None:
+def test_fusion_gives_the_results_of_its_parts(case: Case, device: str) -> None:
     apart = replace(in_parts(TRITON), linears=None)
     assert getattr(TRITON, case.op) is not None and FUSIONS[case.op].exact is case.exact
     parts, whole = (serve(composed(ops, case.op), case, device) for ops in (apart, TRITON))
@@ -197,7 +197,7 @@ GATES = {
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_rows_that_are_joined_in_several_turns_are_each_opened_once(
+def test_rows_joined_in_several_launches_are_gated_once(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is room for one tile of rows, and a request has more."""
@@ -224,7 +224,7 @@ def test_gate_that_does_not_fit_is_named() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("fault", GATES)
-def test_a_gate_of_something_else_is_seen(
+def test_wrong_gate_is_detected(
     fault: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading = replace(READINGS["verify"], heads=4, kv_heads=2)
@@ -238,7 +238,7 @@ def test_a_gate_of_something_else_is_seen(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-def test_angles_are_those_of_positions_that_the_launch_before_writes() -> None:
+def test_angles_use_positions_of_the_previous_launch() -> None:
     """In a graph, where the launch of angles starts early and finds the values of the previous replay."""
     given, _ = kv_inputs("cuda")
     if not launches_early(given["positions"].device):
@@ -295,7 +295,7 @@ def test_observed_exact_fusions_run_as_their_parts() -> None:
     assert torch.equal(normed, TRITON.norm(x=total, weight=given["weight"], eps=given["eps"], to=given["to"][1]))
 
 
-def test_the_results_of_one_product_are_shown_each_by_itself() -> None:
+def test_results_of_one_product_are_shown_separately() -> None:
     """And they may share memory, which no other op's results may."""
     seen, broken = dict[str, torch.Tensor](), list[str]()
     told = around(TRITON, lambda place, x: seen.setdefault(place.component, x + 1), contracts(broken.append))

@@ -57,7 +57,7 @@ COURSE = [
 
 
 @everywhere
-def test_replay_is_eager_bit_by_bit_while_batches_grow_and_shrink(ops: Ops, device: str, recorder: Make) -> None:
+def test_replay_equals_eager_run_while_batches_grow_and_shrink(ops: Ops, device: str, recorder: Make) -> None:
     graphed, eager = World(ops, device), World(ops, device)
     graphs = Runner(recorder(), BUCKETS, device)
     for number, (slots, width) in enumerate(COURSE):
@@ -161,7 +161,7 @@ def test_padding_that_is_not_refreshed_is_caught(monkeypatch: pytest.MonkeyPatch
         assert differences(ours, eagerly(eager.verify, PLAIN, inputs, 4), graphed, eager) == wrong
 
 
-def test_a_key_that_does_not_tell_layouts_apart_is_caught() -> None:
+def test_key_that_does_not_distinguish_layouts_is_detected() -> None:
     """Planted: one key for both kinds of a single row. The decode graph serves the window."""
     graphed, eager = World(PLAIN, "cpu"), World(PLAIN, "cpu")
     graphs, inputs = Runner(Emulator(), BUCKETS), batch((4, 1), 1)
@@ -254,7 +254,7 @@ def test_views_between_ops_are_not_loose(inference: bool) -> None:
             assert torch.equal(graphs.run("v", PLAIN, body, inputs, IDLE), body(PLAIN, inputs))
 
 
-def test_buckets_and_refusals() -> None:
+def test_runner_rounds_up_to_buckets_and_refuses_odd_batches() -> None:
     assert [buckets(most) for most in (1, 2, 5, 8)] == [(1,), (1, 2), (1, 2, 4, 5), (1, 2, 4, 8)]
     world, graphs = World(PLAIN, "cpu"), Runner(Emulator(), (4, 1, 2))
     with pytest.raises(OutOfCapacity, match="a batch of 5 requests; the widest graph is for 4"):

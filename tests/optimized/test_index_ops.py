@@ -112,7 +112,7 @@ def test_an_idle_window_accepts_nothing_whatever_is_forced(ops: Ops) -> None:
 
 
 @SETS
-def test_forced_goes_before_own_and_lengths_grow(ops: Ops) -> None:
+def test_forced_choice_replaces_the_own_one_and_lengths_grow(ops: Ops) -> None:
     assert ops.choose(own=ints(3, 4, 5), forced=ints(-1, 0, 8)).tolist() == [3, 0, 8]
     pool = torch.full((4, 3), 5, device=HERE)
     ops.advance(length=pool[:, 1], slots=ints(2, -1, 1), by=ints(4, 9, 1))
@@ -135,7 +135,7 @@ def test_tokens_shift_by_one_and_the_following_one_is_appended(ops: Ops) -> None
 
 
 @SETS
-def test_the_plan_of_a_tree_is_that_of_a_walk_to_the_root(ops: Ops) -> None:
+def test_tree_plan_matches_a_walk_to_the_root(ops: Ops) -> None:
     draw = Random(9)
     for width in (1, 2, 6, 63):
         trees = [drawn(draw, draw.randint(1, width)) for _ in range(5)] + [chain(width), chain(width)]
@@ -235,7 +235,7 @@ class NoHostRead(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_plain_ops_on_whole_numbers_do_not_wait_for_the_host() -> None:
+def test_plain_integer_ops_do_not_wait_for_the_host() -> None:
     cases = [case for case in INDEX if case.op in ("place_rows", "choose", "advance", "shift")]
     for case in cases:
         call = case.build(HERE)

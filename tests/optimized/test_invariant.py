@@ -287,7 +287,7 @@ def test_an_invariant_kernel_agrees_with_its_plain_twin(case: Case) -> None:
 
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("name", [name for name, subject in SUBJECTS.items() if subject.op in REPLACED])
-def test_it_agrees_across_tiles_too(name: str, dtype: torch.dtype) -> None:
+def test_invariant_kernel_agrees_across_tiles(name: str, dtype: torch.dtype) -> None:
     subject = SUBJECTS[name]
 
     def build(device: str) -> Call:

@@ -215,7 +215,7 @@ ALL = [(name, dtype, schedule) for name in MODELS for dtype in (FP32, BF16) for 
         ("dense", BF16, (1, 3, 0)), pytest.param("moe", FP32, (2,), marks=WHOLE),
     ], ids=str,
 )
-def test_any_schedule_of_step_counts_gives_the_same(
+def test_any_schedule_of_step_counts_gives_the_same_bits(
     name: str, dtype: torch.dtype, schedule: tuple[int, ...], given: Given
 ) -> None:
     checkpoint, plain = given(name, dtype)
@@ -243,7 +243,7 @@ def test_trained_model_speculates_freely_and_keeps_its_tokens(dtype: torch.dtype
     assert told.accepted >= 12
 
 
-def test_a_batch_is_its_requests_alone(given: Given) -> None:
+def test_batch_gives_each_request_the_bits_it_has_alone(given: Given) -> None:
     checkpoint, plain = given("dense", FP32)
     told = Told(checkpoint)
     for name in ("y", "x"):

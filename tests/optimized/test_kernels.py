@@ -45,7 +45,7 @@ def test_a_kernel_agrees_with_its_plain_twin_and_writes_nothing_else(case: Case,
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_pick_never_takes_a_nan_and_of_nothing_but_nan_the_first(device: str) -> None:
+def test_pick_never_takes_a_nan_unless_the_row_has_only_nan(device: str) -> None:
     logits = torch.full((3, 33_000), torch.nan, device=device)
     logits[0, 20_000], logits[1, 17], logits[1, 32_900] = 1.0, -torch.inf, -1e30
     picked = TRITON.pick(logits=logits, to=Place("trunk", AFTER_LAYERS, "pick"))

@@ -56,7 +56,7 @@ def some(inputs: GdnInputs, rows: slice) -> GdnInputs:
     return GdnInputs(*(x[rows].contiguous() for x in inputs))
 
 
-def test_a_window_is_its_tokens_decoded_one_by_one() -> None:
+def test_window_equals_decoding_its_tokens_one_by_one() -> None:
     inputs, pool, again = gdn_rows(5, 1), states(2), states(2)
     core = run(inputs, part("window", [4], [5], pool))
     for t in range(5):
@@ -140,7 +140,7 @@ REGIMES = {
 
 @pytest.mark.parametrize("form", ["chunk", "window"])
 @pytest.mark.parametrize("regime", REGIMES)
-def test_many_tokens_are_the_recurrence(regime: str, form: str) -> None:
+def test_many_tokens_match_the_recurrence(regime: str, form: str) -> None:
     decay, shared = REGIMES[regime]
     count = [33, 1, 65] if form == "chunk" else [9, 1, 17]
     inputs = gdn_rows(sum(count), 13, decay, shared)
@@ -176,7 +176,7 @@ def test_widths_need_not_be_powers_of_two(form: str) -> None:
     assert same_bits(ours[[0, 2]], start[[0, 2]])
 
 
-def test_gates_keep_their_digits_where_memory_is_long() -> None:
+def test_gates_keep_their_digits_with_long_memory() -> None:
     a = torch.linspace(-25, 25, 512, device=HERE).view(-1, 1)
     A_log, bias = torch.full((1,), -1.5, device=HERE), torch.full((1,), 0.25, device=HERE)
     mixed = torch.zeros(512, 48, device=HERE)

@@ -89,7 +89,7 @@ def few_rows_make_tall_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("norm_topk", [True, False])
 @pytest.mark.parametrize("name", CALLS)
-def test_grouped_experts_give_what_they_give_one_by_one(name: str, norm_topk: bool) -> None:
+def test_grouped_experts_agree_with_experts_one_by_one(name: str, norm_topk: bool) -> None:
     x, weights, top = CALLS[name]()
     wide = replace(weights, **{at: w.double() for at, w in vars(weights).items() if w is not None})
     truth = PLAIN.moe(x=x.double(), weights=wide, top_k=top, norm_topk=norm_topk, to=Place("trunk", 0, "mlp"))

@@ -83,7 +83,7 @@ def test_choice_of_the_user_or_an_earlier_import_stays() -> None:
 
 
 @pytest.mark.skipif(not runtime.INTERPRETED, reason="kernels are native: the card rounds")
-def test_the_interpreter_rounds_to_bf16_as_a_card_does() -> None:
+def test_interpreter_rounds_to_bf16_as_a_gpu_does() -> None:
     """As torch does: numbers near a tie, those that overflow, tiny ones, signed zeros, and what is not finite."""
     import triton.language as tl
     from triton.runtime import interpreter
@@ -102,7 +102,7 @@ def test_the_interpreter_rounds_to_bf16_as_a_card_does() -> None:
     assert (wide.view("uint32") == every.astype("uint32") << 16).all()
 
 
-def test_an_interpreter_that_cuts_off_is_refused_for_bf16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncating_interpreter_is_refused_only_for_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "ROUNDS", False)
     types = load("triton").types
     types(torch.float32, torch.float32)
@@ -146,12 +146,12 @@ def test_interpreter_incompatible_with_numpy_is_refused_in_one_line() -> None:
         runtime.launch(Kernel("a kernel's own mistake"), (1,), torch.zeros(1))
 
 
-def test_tiles_cover() -> None:
+def test_tile_helpers_cover_all_elements() -> None:
     assert [runtime.power_of_2(n) for n in (0, 1, 2, 3, 16, 17)] == [1, 1, 2, 4, 16, 32]
     assert [runtime.ceil_div(n, 16) for n in (0, 1, 16, 17)] == [0, 1, 1, 2]
 
 
-def test_versions_say_what_serves() -> None:
+def test_versions_name_the_platform() -> None:
     assert runtime.versions()["kernels"] == ("interpreted" if runtime.INTERPRETED else "native")
 
 
@@ -210,7 +210,7 @@ def said(name: str, call: object, *given: object) -> object:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not runtime.INTERPRETED, reason="kernels are native")
-def test_quick_operators_say_what_those_of_triton_say() -> None:
+def test_quick_operators_agree_with_tritons() -> None:
     """For any two operands: the first time, and after the short way was learnt from other numbers."""
     from triton.runtime import interpreter
 

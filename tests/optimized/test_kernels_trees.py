@@ -51,7 +51,7 @@ FORMS = (SIZES, ("VK", "KV"), (FP32, BF16))
 
 
 @pytest.mark.parametrize(("heads", "layout", "dtype"), list(product(*FORMS)) if NATIVE else each_value(*FORMS), ids=str)
-def test_a_path_of_the_delta_rule_is_that_chain(heads: Heads, layout: str, dtype: torch.dtype) -> None:
+def test_tree_path_of_the_delta_rule_has_the_bits_of_its_chain(heads: Heads, layout: str, dtype: torch.dtype) -> None:
     """Core rows, states per node and the ring's contents, after rerun tokens; also for a whole chain."""
     swap = layout == "VK"
     size = PENDING + max(map(len, MANY))
@@ -94,7 +94,7 @@ def conv(x: torch.Tensor, memory: torch.Tensor, kept: torch.Tensor, tree: Parent
 
 
 @pytest.mark.parametrize("tree", MANY, ids=lambda tree: f"{len(tree)}")
-def test_a_path_of_the_conv_is_that_chain(tree: Parents) -> None:
+def test_tree_path_of_the_conv_has_the_bits_of_its_chain(tree: Parents) -> None:
     channels, draw = 8192 if NATIVE else 40, Draw(23, HERE)
     x, memory = draw.normal(len(tree), channels), draw.normal(2, channels, 3)
     kept, alone = (torch.full((2, len(tree), channels, 3), torch.nan, device=HERE) for _ in range(2))
@@ -190,7 +190,7 @@ def test_a_branch_does_not_reach_another_one() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")
 @pytest.mark.parametrize("case", [case for case in (*TREE_INDEX, *TREE_ROWS) if "none" not in case.name], ids=str)
-def test_a_graph_replays_what_the_call_did_so_nothing_waits_for_the_host(case: Case) -> None:
+def test_graph_replays_the_call_without_waiting_for_the_host(case: Case) -> None:
     def call() -> tuple[Any, Any]:
         made = case.build("cuda")
         return made, getattr(INVARIANT, case.op)

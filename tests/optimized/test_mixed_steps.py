@@ -126,7 +126,7 @@ def test_labels_are_right_in_any_order(model: Model, strategy: str, num_steps: i
 @settings(FEW, max_examples=1)
 @given(num_steps=st.sampled_from(CANDIDATES), order=ORDERS)
 @example(num_steps=3, order=MIXED)
-def test_numbers_are_the_reference_s_in_any_order(
+def test_numbers_match_the_reference_in_any_order(
     model: Model, layout: StateLayout, num_steps: int, order: Sequence[int]
 ) -> None:
     served(numbers(model, layout=layout), crowd(num_steps, order))
@@ -198,13 +198,13 @@ def told_after(events: Iterable[Event], subject: OptimizedEngine, name: str) -> 
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_such_a_chunk_has_a_prefill_s_labels(model: Model, strategy: str) -> None:
+def test_window_wide_chunk_has_the_labels_of_a_prefill(model: Model, strategy: str) -> None:
     for num_steps, where in zip(CANDIDATES, WHERE, strict=True):
         served(labels(model, strategy), beside_windows(num_steps, where, small=False))
 
 
 @pytest.mark.parametrize("num_steps", CANDIDATES)
-def test_such_a_chunk_is_the_reference_s(model: Model, num_steps: int) -> None:
+def test_window_wide_chunk_matches_the_reference(model: Model, num_steps: int) -> None:
     for where in WHERE:
         served(numbers(model), beside_windows(num_steps, where, small=False))
 
@@ -228,7 +228,7 @@ PREFILLS = [
     for number, (name, row, marks) in enumerate(PREFILLS)
     for at, layout in enumerate(("VK", "KV")) for other in [(number + number // len(QUICK) + at) % 2]
 ])  # fmt: skip
-def test_a_prefill_s_state_is_the_same_bits_with_and_without_speculation(
+def test_prefill_state_has_the_same_bits_with_speculation(
     model: Model, strategy: str, ops: str, activation: torch.dtype, layout: StateLayout
 ) -> None:
     """Conv, state, KV, the draft's KV and what it proposes, after every step; pools of one token a window, or eight."""
@@ -258,7 +258,7 @@ def told_along(subject: OptimizedEngine, events: Iterable[Event]) -> list[dict[s
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_labels_do_not_know_where_a_prompt_was_split(model: Model, strategy: str) -> None:
+def test_labels_do_not_depend_on_the_split_of_a_prompt(model: Model, strategy: str) -> None:
     both = labels(model, strategy, LONG_ROOM)
     served(both, split_everywhere(rounds=False))
     names = list(both.subject.slots())
@@ -271,7 +271,7 @@ def test_labels_do_not_know_where_a_prompt_was_split(model: Model, strategy: str
 
 
 @pytest.mark.parametrize("layout", ["VK", "KV"])
-def test_numbers_do_not_know_where_a_prompt_was_split(model: Model, layout: StateLayout) -> None:
+def test_numbers_do_not_depend_on_the_split_of_a_prompt(model: Model, layout: StateLayout) -> None:
     """Every part is compared with the reference, so all of them with each other, within the noise of fp64."""
     served(numbers(model, LONG_ROOM, layout=layout), split_everywhere())
 
@@ -338,13 +338,13 @@ def test_empty_steps_change_no_byte(model: Model, ops: str, strategy: str) -> No
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @FEW
 @given(data=st.data())
-def test_labels_are_right_in_whatever_steps(model: Model, strategy: str, data: st.DataObject) -> None:
+def test_labels_are_right_in_random_steps(model: Model, strategy: str, data: st.DataObject) -> None:
     both = labels(model, strategy)
     for event in drawn(data.draw, rounds=4, most=4):
         both(event)
     assert both.compared > 1000
 
 
-def test_the_files_numbers_are_what_they_say(model: Model) -> None:
+def test_constants_of_this_file_match_the_model(model: Model) -> None:
     assert model.checkpoint.config.conv_width == CONV_WIDTH and model.checkpoint.config.mtp_layers == 1
     assert model.checkpoint.config.layer_kinds == ("gdn", "attention")

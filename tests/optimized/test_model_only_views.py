@@ -125,12 +125,12 @@ def test_a_forward_and_a_draft_are_ops_and_views(kind: Kind, ops: str) -> None:
 
 
 @pytest.mark.parametrize("ops", ["plain", "ledger"])
-def test_so_they_are_with_a_head_of_several_layers(ops: str) -> None:
+def test_several_mtp_layers_are_ops_and_views(ops: str) -> None:
     nothing_is_loose(launch("dense", load(ops), mode="vanilla", layers=3), load(ops))
 
 
 @pytest.mark.parametrize("pair", [("snapshot", "widened"), ("columns", "widened"), ("lazy_rerun", "windows")])
-def test_so_they_are_under_every_strategy(pair: tuple[str, str]) -> None:
+def test_every_strategy_is_ops_and_views(pair: tuple[str, str]) -> None:
     nothing_is_loose(launch("dense", load("plain"), *pair), load("plain"))
 
 
@@ -173,7 +173,7 @@ def test_a_loose_call_is_caught_and_named(wrong: Callable[[torch.Tensor], torch.
     assert named in loose.found
 
 
-def test_views_are_let_through() -> None:
+def test_views_are_allowed() -> None:
     loose = Loose(load("plain"))
     with loose:
         x = torch.zeros(2, 6)
@@ -182,7 +182,7 @@ def test_views_are_let_through() -> None:
 
 
 @pytest.mark.parametrize("path", ONLY_OPS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_function_of_torch_is_named_where_there_are_only_ops(path: Path) -> None:
+def test_op_only_files_name_no_torch_function(path: Path) -> None:
     """Branches that no batch above takes are read: a type may be named, a function may not."""
     assert set(torch_names(ast.parse(path.read_text()))) <= {"Tensor", "dtype", "device"}
 

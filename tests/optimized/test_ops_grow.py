@@ -58,7 +58,7 @@ def test_beams_and_windows_are_those_of_the_definition(topk: int, steps: int) ->
             assert window.parents[number].tolist() == [-1, *parents, *[-1] * rest]
 
 
-def test_the_best_tokens_of_numbers_and_of_labels_are_the_reference_s() -> None:
+def test_best_tokens_match_the_reference() -> None:
     logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(1)).mul(3).round()
     found = PLAIN.topk_tokens(logits=logits.double(), topk=5)
     for row, right in enumerate(most_probable(logits.double(), 5)):

@@ -18,7 +18,7 @@ from support.label_numbers import BIG, SPREAD, WORD, block, here, ints, mixed, r
 NONE = torch.empty(0)  # weights are ignored
 
 
-def test_mix_expand_and_read_are_the_integers_own() -> None:
+def test_mix_expand_and_read_match_the_integer_versions() -> None:
     x, y = rows(BIG, 1)[:, 0], rows(BIG[::-1], 1)[:, 0]
     wanted = [mixed(a, b) for a, b in zip(BIG, BIG[::-1], strict=True)]
     assert torch.equal(mix(x, y), rows(wanted, 1)[:, 0])
@@ -35,7 +35,7 @@ def test_row_with_misplaced_elements_reads_as_in_the_contract() -> None:
     assert int(read(broken[None])[0]) % WORD == wanted != BIG[0]
 
 
-def test_mix_is_order_sensitive_and_zero_is_nothing() -> None:
+def test_mix_is_order_sensitive_and_zero_is_empty() -> None:
     assert int(mix(ints(3), ints(4))) != int(mix(ints(4), ints(3)))
     assert not expand(ints(0), 5).any()
     assert int(read(torch.zeros(1, 5, dtype=torch.int64))[0]) == 0
@@ -46,7 +46,7 @@ def test_the_draft_stages_share_a_family() -> None:
     assert code(Place("extend", 3, "core")) == code(Place("chain.2", 3, "core")) == stamp("core", 3, "draft")
 
 
-def test_ops_of_one_row() -> None:
+def test_ops_of_one_input_mix_it_with_their_code() -> None:
     x = rows(BIG, 8)
     one = {
         "embedding": LEDGER.embed(tokens=ints(5, 0), table=torch.empty(9, 8), to=here("embedding")),
@@ -62,7 +62,7 @@ def test_ops_of_one_row() -> None:
         assert torch.equal(result, rows([mixed(label, stamp(component)) for label in BIG], *result.shape[1:]))
 
 
-def test_ops_of_two_rows_take_them_in_order() -> None:
+def test_ops_of_two_inputs_mix_them_in_order() -> None:
     left, right = BIG, BIG[1:] + BIG[:1]
     x, y = rows(left, 2, 4), rows(right, 2, 4)
     flat_x, flat_y = x.view(4, 8), y.view(4, 8)
@@ -80,7 +80,7 @@ def test_ops_of_two_rows_take_them_in_order() -> None:
     assert not torch.equal(results["residual"], LEDGER.add(x=flat_y, y=flat_x, to=here("residual")))
 
 
-def test_gdn_and_attention_inputs() -> None:
+def test_gdn_and_attention_inputs_have_the_labels_of_the_contract() -> None:
     m, a, b = BIG[0], BIG[1], BIG[2]
     to = tuple(here(c) for c in ("q", "k", "v", "log_decay", "beta"))
     inputs = LEDGER.gdn_inputs(mixed=rows([m], 28), a=rows([a], 4), b=rows([b], 4), A_log=NONE, dt_bias=NONE,

@@ -164,7 +164,7 @@ def test_an_empty_batch_gives_no_rows_and_writes_nothing(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if "empty" not in c.name and "none" not in c.name], ids=str)
-def test_results_are_new_and_contiguous_and_each_its_own(case: Case) -> None:
+def test_results_are_new_contiguous_and_separate(case: Case) -> None:
     inputs = case.build("cpu").inputs
     answer = getattr(PLAIN, case.op)(**inputs)
     results = list(named(answer).values()) if answer is not None else []
@@ -227,5 +227,5 @@ def test_a_case_is_the_same_every_time_and_touches_only_what_it_may(case: Case) 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-def test_a_gpu_gives_what_the_cpu_gives() -> None:
+def test_gpu_agrees_with_the_cpu() -> None:
     assert [line for case in CASES for line in agree(case, serve(PLAIN, case), serve(PLAIN, case, "cuda"))] == []

@@ -132,7 +132,7 @@ def assert_same(one: Outcome, other: Outcome) -> None:
         assert same_bits(pool.view, other.pools[name].view)
 
 
-def test_gdn_chunks_windows_splits_and_company_give_the_same_bits() -> None:
+def test_gdn_bits_do_not_depend_on_chunks_splits_or_batch() -> None:
     """One request's 6 tokens: as a chunk, as a window, split 1 + 5 through memory, and next to another request."""
     draw, (H, HV, K, V) = Draw(11, "cpu"), HEADS["r2"]
     whole = a_gdn_call(draw, Heads(H, HV, K, V), count=6)
@@ -147,7 +147,7 @@ def test_gdn_chunks_windows_splits_and_company_give_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 7, 44])
-def test_conv_windows_and_company_give_the_same_bits(channels: int) -> None:
+def test_conv_bits_do_not_depend_on_windows_or_batch(channels: int) -> None:
     """One request's 5 tokens: as one window, token by token, and after another request."""
     draw = Draw(12, "cpu")
     x, weight = draw.normal(9, channels), draw.normal(channels, 4)

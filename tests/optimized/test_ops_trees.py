@@ -235,5 +235,5 @@ def test_folded_request_next_to_a_tree_does_not_get_its_parents() -> None:
     assert same_bits(*found) and bool(found[0][4].any())
 
 
-def test_a_block_of_labels_is_drawn_whole() -> None:
+def test_drawn_block_of_labels_is_intact() -> None:
     assert torch.equal(Draw(LEDGER)((1,), 3)[0], block(Random(5).getrandbits(64), 3))

@@ -112,7 +112,7 @@ def test_a_narrower_table_changes_no_answer_and_no_state(checkpoint: Checkpoint,
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_an_engine_refuses_what_needs_more_positions_and_changes_nothing(checkpoint: Checkpoint, overlap: bool) -> None:
+def test_engine_refuses_events_beyond_the_position_limit(checkpoint: Checkpoint, overlap: bool) -> None:
     subject = engine(checkpoint, replace(ROOM, max_positions=14), overlap=overlap)
     for event in list(course())[:5]:
         event.on(subject)
@@ -125,6 +125,6 @@ def test_an_engine_refuses_what_needs_more_positions_and_changes_nothing(checkpo
 
 
 @pytest.mark.parametrize(("most", "said"), [(3, "room for a window of 4 tokens"), (PAGES * 4 + 1, "at most 3988")])
-def test_a_limit_that_cannot_be_is_refused(checkpoint: Checkpoint, most: int, said: str) -> None:
+def test_impossible_limit_is_refused(checkpoint: Checkpoint, most: int, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         engine(checkpoint, replace(ROOM, max_positions=most))

@@ -120,7 +120,7 @@ def short_in_parts(dtype: torch.dtype) -> tuple[Case, Any]:
 @pytest.mark.parametrize(("formats", "dtype"), [
     ({"k": FP16}, BF16), ({"q": FP16}, BF16), ({"v": BF16}, FP16), ({}, FP16),
 ], ids=["k rounded twice", "q rounded twice", "v in bf16 next to fp16", "nothing"])  # fmt: skip
-def test_a_row_that_is_rounded_otherwise_is_seen(formats: dict[str, torch.dtype], dtype: torch.dtype) -> None:
+def test_differently_rounded_row_is_detected(formats: dict[str, torch.dtype], dtype: torch.dtype) -> None:
     one, right = short_in_parts(dtype)
     found = serve(composed(replace(TRITON, prefill_gdn=rounded(**formats))), one, DEVICE)
     assert bool(agree(one, right, found)) is bool(formats)
@@ -144,7 +144,7 @@ def test_parts_run_when_every_row_is_kept() -> None:
         assert fused.prefill_gdn(watched, **given).dtype is FP32
 
 
-def test_a_set_whose_chunks_round_otherwise_has_no_use_for_it() -> None:
+def test_op_set_with_other_chunk_rounding_does_not_use_it() -> None:
     """`precise` has another `gdn`. `invariant` has ours, and what it declares of it."""
     assert PRECISE.prefill_gdn is None and INVARIANT.prefill_gdn is TRITON.prefill_gdn
     one = case(SHAPES["prefill"], GROUPED, BF16)
@@ -169,7 +169,7 @@ def test_observed_row_inside_is_shown_and_its_replacement_is_used() -> None:
     assert all(same_bits(pool.raw, plain.pools[name].raw) for name, pool in watched.pools.items())
 
 
-def test_its_call_is_held_to_the_contracts_of_its_parts() -> None:
+def test_call_is_checked_by_the_contracts_of_its_parts() -> None:
     broken = list[str]()
     told = around(TRITON, unseen, contracts(broken.append))
     given = case(PROMPTS["short"], GROUPED, BF16).build(DEVICE).inputs

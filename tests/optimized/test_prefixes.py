@@ -186,6 +186,6 @@ def test_a_prefix_for_which_the_device_has_no_room_changes_nothing(checkpoint: C
     assert subject.prefix("a").length == 4 and set(subject.copies()) == {("save", "a")}
 
 
-def test_an_interval_of_nothing_is_refused_before_anything_is_made(checkpoint: Checkpoint) -> None:
+def test_interval_of_zero_is_refused_before_allocation(checkpoint: Checkpoint) -> None:
     with pytest.raises(BadInput, match="track_interval"):
         OptimizedEngine(checkpoint, load("ledger"), Options(), replace(CAPACITY, track_interval=0), num_steps=STEPS)

@@ -40,7 +40,7 @@ def said(load: Any, *given: Any) -> object:
     return handle.data.tobytes(), handle.data.dtype, handle.data.shape, handle.dtype, found.type, found.dtype
 
 
-def test_a_quick_load_reads_what_triton_reads() -> None:
+def test_quick_load_agrees_with_tritons() -> None:
     from triton.runtime import interpreter
 
     inner = getattr(tl.load, "__wrapped__", tl.load)

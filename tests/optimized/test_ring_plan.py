@@ -54,7 +54,7 @@ def asked(ones: tuple[One, ...], marks: list[int] | None = None) -> dict[str, to
     return {"slots": slots, "before": before, "count": count, "settled": settled}
 
 
-def test_rows_that_are_kept(ops: Ops) -> None:
+def test_plan_of_a_verify_keeps_its_rows(ops: Ops) -> None:
     for number, spare in enumerate((0, 8)):
         told = ops.plan_ring(**asked(ONES), size=SIZE, most=4, spare=spare)
         assert told.begin.tolist() == [one.begin for one in ONES]
@@ -65,7 +65,7 @@ def test_rows_that_are_kept(ops: Ops) -> None:
         assert {x.dtype for x in told} == {torch.int64}
 
 
-def test_rows_that_go_into_the_state(ops: Ops) -> None:
+def test_plan_without_spare_absorbs_rows_into_the_state(ops: Ops) -> None:
     told = ops.plan_ring(**asked(ONES), size=SIZE, most=4, spare=None)
     assert told.pending.tolist() == [one.pending for one in ONES]
     assert set(told.keep.tolist()) == set(told.settle.tolist()) == {-1}

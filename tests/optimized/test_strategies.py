@@ -84,7 +84,7 @@ def engine(
     pytest.param(pair, layout, marks=() if pair in HALF else WHOLE)
     for pair, layout in zip(PAIRS, cycle(LAYOUTS), strict=False)
 ])  # fmt: skip
-def test_every_label_is_where_a_right_engine_has_it(
+def test_every_label_matches_the_ledger_under_every_strategy(
     checkpoint: Checkpoint, pair: tuple[str, str], layout: StateLayout
 ) -> None:
     subject = engine(checkpoint, "ledger", pair, layout=layout)
@@ -112,7 +112,7 @@ def test_labels_of_rings_that_keep_inputs_are_right_too(checkpoint: Checkpoint, 
 @pytest.mark.parametrize(
     "pair", [pytest.param(pair, marks=() if pair in NUMBERS else WHOLE) for pair in PAIRS], ids="-".join
 )
-def test_every_number_is_the_reference_s(checkpoint: Checkpoint, pair: tuple[str, str]) -> None:
+def test_every_number_matches_the_reference(checkpoint: Checkpoint, pair: tuple[str, str]) -> None:
     subject = engine(checkpoint, "plain", pair, activation=torch.float64, state=torch.float64)
     weights = Weights.of(checkpoint, torch.float64, torch.device("cpu"))
     both = TwoSides(subject, ReferenceEngine(weights, num_steps=STEPS[0], adaptive=FILE))
@@ -255,7 +255,7 @@ def test_replaced_update_of_another_engine_is_rerun(checkpoint: Checkpoint) -> N
 @pytest.mark.parametrize(
     "pair", [("rerun", "widened"), ("lazy_rerun", "windows"), ("columns", "widened")], ids="-".join
 )
-def test_the_kernels_too_give_the_bits_of_snapshot(
+def test_kernels_give_the_bits_of_snapshot(
     tiny: Checkpoint, of_snapshot: Callable[..., States], pair: tuple[str, str]
 ) -> None:
     events = [*story(prompt=2, steps=(3, 0, 1))]

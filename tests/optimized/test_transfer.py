@@ -140,7 +140,7 @@ def echoed(ops: Ops, own: Any) -> tuple[torch.Tensor]:
 
 
 @FIRST
-def test_a_replay_reads_what_was_sent_for_it(replays: Callable[..., Seen], first: str) -> None:
+def test_replay_reads_its_own_inputs(replays: Callable[..., Seen], first: str) -> None:
     found = replays(first)
     assert found.replayed == found.given and found.recorded == [[-1, -1]] * 2
 
@@ -171,7 +171,7 @@ def test_a_copy_that_does_not_wait_is_caught(
     assert found.replayed != found.given and found.replayed[-1] == found.given[-1]
 
 
-def test_a_replay_whose_outputs_are_not_copied_is_waited_for_too(replays: Callable[..., Seen]) -> None:
+def test_inputs_wait_for_a_replay_without_copied_outputs(replays: Callable[..., Seen]) -> None:
     """Somebody's error comes out of a run; but the replay was launched, and reads its inputs."""
     found = replays("copies", 0, 3)
     assert found.replayed == found.given
@@ -188,7 +188,7 @@ def test_a_copy_runs_ahead_while_another_graph_runs(streams: Streams) -> None:
     assert other.tensors[0].tolist() == [7, 7] and one.tensors[0].tolist() == [0, 0]
 
 
-def test_tensors_of_a_landing_begin_as_tensors_of_their_own_would() -> None:
+def test_static_inputs_are_aligned_like_separate_tensors() -> None:
     like = [torch.arange(3), torch.tensor([True]), torch.zeros(2, 0, dtype=torch.int64), torch.arange(8.0).view(2, 4)]
     static = StaticInputs(like, torch.device("cpu"))
     for said, there, one in zip(static.staging, static.tensors, like, strict=True):
@@ -267,7 +267,7 @@ def test_caller_may_change_its_answer_before_a_late_copy(
     assert len(late.copies) == 1 + graphs
 
 
-def test_a_late_copy_of_the_caller_s_own_tensor_is_caught(
+def test_late_copy_of_the_callers_tensor_is_detected(
     checkpoint: Checkpoint, late: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted: every source is treated as one that is never overwritten."""
@@ -289,7 +289,7 @@ def test_without_streams_a_copy_runs_at_once() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-def test_memory_that_was_let_go_is_not_given_away_before_it_was_copied() -> None:
+def test_freed_memory_is_not_reused_before_its_copy() -> None:
     out, number = copy_stream(torch.device("cuda", torch.cuda.current_device()), "out"), 1 << 10
     assert isinstance(out, SideStream)
     for _ in range(3):

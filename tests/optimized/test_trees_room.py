@@ -48,7 +48,7 @@ def test_memory_counts_nodes(checkpoint: Checkpoint) -> None:
     assert wider == {name: (many * (STEPS + 1), many * NODES) for name, many in windows.items()}
 
 
-def test_chains_in_a_room_of_trees_cost_what_chains_cost(checkpoint: Checkpoint) -> None:
+def test_chains_cost_the_same_when_trees_are_possible(checkpoint: Checkpoint) -> None:
     """The exact number of runs of the head and of copies; further ones write the window's shape, and the memory after
     it.
     """
@@ -130,7 +130,7 @@ def test_setting_that_cannot_serve_trees_is_refused_before_the_run(
         (ROOM, Draft(("a",), ((1,) * 6,), ((0,) * 6,)), "a window of 7 nodes; there is room for 6"),
     ],
 )
-def test_a_draft_that_is_not_served_changes_nothing(
+def test_unsupported_draft_changes_nothing(
     checkpoint: Checkpoint, room: Capacity, draft: Draft, sentence: str
 ) -> None:
     subject = engine(checkpoint, room)

@@ -88,7 +88,7 @@ def truth(checkpoint: Checkpoint, ops: str, chained: bool = True) -> Any:
 
 
 def drafting(subject: OptimizedEngine, change: Callable[[Vanilla], Vanilla]) -> OptimizedEngine:
-    """The engine with another drafter instead of its own."""
+    """Replace the engine's drafter by a changed one."""
     assert isinstance(subject._model.drafter, Vanilla)
     subject._model = replace(subject._model, drafter=change(subject._model.drafter))
     subject._rounds = {steps: replace(at, model=subject._model) for steps, at in subject._rounds.items()}
@@ -101,7 +101,7 @@ def drafting(subject: OptimizedEngine, change: Callable[[Vanilla], Vanilla]) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("layers", "forced"), each_value(STEPS, (True, False)))
-def test_every_label_is_where_the_reference_has_it(checkpoints: Checkpoints, layers: int, forced: bool) -> None:
+def test_every_label_matches_the_reference(checkpoints: Checkpoints, layers: int, forced: bool) -> None:
     both = TwoSides(engine(checkpoints[layers], "ledger"), truth(checkpoints[layers], "ledger"))
     for event in scenario(64, STEPS[layers], forced=forced):
         both(event)
@@ -110,14 +110,14 @@ def test_every_label_is_where_the_reference_has_it(checkpoints: Checkpoints, lay
 
 @pytest.mark.slow
 @pytest.mark.parametrize("forced", [True, False], ids=["forced", "free"])
-def test_the_numbers_are_the_reference_s(checkpoints: Checkpoints, forced: bool) -> None:
+def test_numbers_match_the_reference(checkpoints: Checkpoints, forced: bool) -> None:
     both = TwoSides(engine(checkpoints[2], "plain"), truth(checkpoints[2], "plain"))
     for event in scenario(64, STEPS[2], forced=forced):
         both(event)
     assert both.compared > 10_000
 
 
-def test_layers_that_are_not_chained_read_the_target_s_rows(checkpoints: Checkpoints) -> None:
+def test_unchained_layers_read_the_targets_rows(checkpoints: Checkpoints) -> None:
     subject = drafting(engine(checkpoints[2], "plain"), lambda drafter: replace(drafter, chained=False))
     both = TwoSides(subject, truth(checkpoints[2], "plain", chained=False))
     for event in course():
@@ -125,7 +125,7 @@ def test_layers_that_are_not_chained_read_the_target_s_rows(checkpoints: Checkpo
 
 
 @pytest.mark.slow
-def test_interpreted_kernels_give_the_same_and_keep_every_contract(checkpoints: Checkpoints) -> None:
+def test_interpreted_kernels_agree_and_keep_every_contract(checkpoints: Checkpoints) -> None:
     """In fp32: what three layers remember differs from fp64 by the errors of a few sums in a row."""
     broken: list[str] = []
     subject = engine(checkpoints[3], "triton", activation=torch.float32, state=torch.float32)
@@ -143,7 +143,7 @@ def test_interpreted_kernels_give_the_same_and_keep_every_contract(checkpoints: 
 
 
 @pytest.mark.parametrize("cut", range(1, 7))
-def test_a_layer_reads_on_in_the_prompt_and_guesses_where_that_ends(checkpoints: Checkpoints, cut: int) -> None:
+def test_layer_reads_the_prompt_and_guesses_after_its_end(checkpoints: Checkpoints, cut: int) -> None:
     """Three layers read up to two tokens after a chunk; next to it are a decode and chunks that end elsewhere."""
     both = TwoSides(engine(checkpoints[3], "ledger"), truth(checkpoints[3], "ledger"))
     both(Admit("a", (7, 3)))
@@ -283,7 +283,7 @@ def test_a_fault_of_the_chained_rows_is_found(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sound", "in_graphs"), [(Vanilla, False), (Vanilla, True), (Stale, False)])
-def test_the_same_course_without_the_fault_agrees(
+def test_course_without_the_fault_agrees(
     checkpoints: Checkpoints, sound: type[Vanilla], in_graphs: bool
 ) -> None:
     """A buffer that goes stale in graphs is no fault outside of them: eager runs alone would not find it."""
@@ -303,13 +303,13 @@ def test_more_steps_than_layers_are_refused(checkpoints: Checkpoints) -> None:
             )
 
 
-def test_several_layers_need_this_drafter(checkpoints: Checkpoints) -> None:
+def test_several_layers_require_the_vanilla_drafter(checkpoints: Checkpoints) -> None:
     with pytest.raises(Unsupported, match="this model has several"):
         OptimizedEngine(checkpoints[2], load("plain"), Options(), CAPACITY, num_steps=1)
 
 
 @pytest.mark.slow
-def test_with_one_layer_and_one_step_it_is_eagle(tmp_path: Path) -> None:
+def test_vanilla_with_one_layer_and_one_step_is_eagle(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(write(tmp_path, **SMALL))
     both = Twins(*(
         OptimizedEngine(checkpoint, load("plain"), Options(drafter=mode), CAPACITY, num_steps=1)

@@ -144,7 +144,7 @@ def test_a_verify_has_the_bits_of_the_parts(
 @native
 @pytest.mark.parametrize(
     ("shape", "heads"), [(0, Heads(2, 2, 128, 256)), (1, Heads(1, 3, 128, 128)), (2, REAL)], ids=str)
-def test_every_shape_of_a_launch_gives_them(monkeypatch: pytest.MonkeyPatch, shape: int, heads: Heads) -> None:
+def test_every_shape_of_a_launch_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, shape: int, heads: Heads) -> None:
     seen, one = staged(monkeypatch), Verify(heads, RAGGED, unkept=2)
     right, file = one.ran(in_parts(TRITON)), sys.modules["instep_optimized.kernels.gdn"].staged
     known = file.SHAPES["verify"][4]
@@ -165,7 +165,7 @@ def test_untimed_shape_runs_the_parts(
 
 @native
 @pytest.mark.parametrize("counts", [(4,), (4, 1, 2, 3, 4)], ids=str)
-def test_rows_that_were_guessed_wrongly_come_again(monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...]) -> None:
+def test_wrongly_guessed_rows_are_loaded_again(monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...]) -> None:
     """A kernel that knows of one row guesses that every request begins there, or has more rows than there are."""
     seen, one = staged(monkeypatch), Verify(REAL, counts, skip=0)
     right, file = one.ran(TRITON), sys.modules["instep_optimized.kernels.gdn"].staged
@@ -271,7 +271,7 @@ def trap(**given: Any) -> torch.Tensor:
     lambda one: {"windows": (replace(one.window, per_row=shifted(one, from_dlpack)),)},
 ], ids=["none are kept", "the last is stored", "they are kept where they are read", "the same from its second unit on",
         "the same, as another storage"])  # fmt: skip
-def test_elsewhere_the_parts_serve(other: Callable[[Verify], dict[str, Any]]) -> None:
+def test_parts_run_in_other_cases(other: Callable[[Verify], dict[str, Any]]) -> None:
     one = Verify(GROUPED if INTERPRETED else REAL, (1, 1))
     given = other(one)
     right, found = one.ran(in_parts(TRITON), **given), one.ran(replace(TRITON, verify_gdn=trap), **given)
@@ -279,7 +279,7 @@ def test_elsewhere_the_parts_serve(other: Callable[[Verify], dict[str, Any]]) ->
 
 
 @pytest.mark.parametrize("name", ["decode", "mixed", "prefill", "no_parts"])
-def test_nor_does_it_serve_what_is_no_verify(name: str) -> None:
+def test_verify_gdn_is_not_used_for_other_parts(name: str) -> None:
     shapes: tuple[Shape, ...] = SHAPES[name]
     H, HV, K, V = GROUPED
 
@@ -302,7 +302,7 @@ def test_nor_does_it_serve_what_is_no_verify(name: str) -> None:
     lambda part: {"windows": replace(part, form="chunk")}, lambda part: {"parts": replace(part, form="chunk")},
     lambda part: {"dtype": FP32}, lambda part: {"windows": None}, lambda part: {},
 ], ids=["trees", "trees of states", "prompts", "prompts of states", "32 bits", "nothing", "a verify"])  # fmt: skip
-def test_it_is_for_chains_of_16_bits_whose_windows_are_kept(other: Callable[[Part], dict[str, Any]]) -> None:
+def test_verify_gdn_needs_16_bit_chains_with_kept_windows(other: Callable[[Part], dict[str, Any]]) -> None:
     window = Verify(GROUPED, (4, 2)).window
     found = {"windows": window, "parts": window, "dtype": BF16} | other(window)
     parts = (() if one is None else (one,) for one in (found["windows"], found["parts"]))
@@ -319,11 +319,11 @@ def test_unsupported_call_is_named(name: str, change: Callable[[torch.Tensor], t
     assert any(told.startswith(what) for told in misfits("verify_gdn", given | {name: change(given[name])}))
 
 
-def test_a_set_with_another_rule_has_no_use_for_it() -> None:
+def test_op_set_with_another_rule_does_not_use_it() -> None:
     assert PRECISE.verify_gdn is None and TRITON.verify_gdn is verify.verify_gdn
 
 
-def test_its_call_is_held_to_the_contracts_of_its_parts() -> None:
+def test_call_is_checked_by_the_contracts_of_its_parts() -> None:
     broken, one = list[str](), Verify(GROUPED, (2, 1))
     told = around(TRITON, unseen, contracts(broken.append))
     one.ran(told)

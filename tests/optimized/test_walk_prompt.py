@@ -147,7 +147,7 @@ def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sh
 
 @few(2)
 @pytest.mark.parametrize(("shape", "name", "kind"), each_value(SHAPES, BATCHES, KINDS), indirect=["shape"], ids=str)
-def test_rows_and_windows_have_the_bits_of_the_kernel_before(
+def test_rows_and_windows_have_the_bits_of_conv(
     monkeypatch: pytest.MonkeyPatch, shape: Shape, name: str, kind: str
 ) -> None:
     one, seen = Batch(BATCHES[name], kind), counted(monkeypatch)
@@ -165,7 +165,7 @@ def test_rows_and_windows_have_the_bits_of_the_kernel_before(
 @pytest.mark.parametrize(
     ("shape", "name", "kind", "dtypes"),
     each_value(SHAPES, BATCHES, KINDS[:3], (WIDE, stored(torch.bfloat16))), indirect=["shape"], ids=str)  # fmt: skip
-def test_inputs_of_the_rule_have_the_bits_of_the_kernel_before(
+def test_inputs_of_the_rule_have_the_bits_of_conv(
     monkeypatch: pytest.MonkeyPatch, shape: Shape, name: str, kind: str, dtypes: tuple[torch.dtype, ...]
 ) -> None:
     one, seen = Batch(BATCHES[name], kind), counted(monkeypatch)
@@ -202,7 +202,7 @@ def test_a_narrow_program_gives_the_bits_of_a_wide_one(monkeypatch: pytest.Monke
 
 @few(1)
 @pytest.mark.parametrize("several", [False, True])
-def test_parts_of_a_batch_are_served_one_by_one(monkeypatch: pytest.MonkeyPatch, shape: Shape, several: bool) -> None:
+def test_parts_of_a_batch_run_one_by_one(monkeypatch: pytest.MonkeyPatch, shape: Shape, several: bool) -> None:
     """The rows that neither covers are zero."""
     one, seen = Batch(MANY), counted(monkeypatch)
     memory = one.memory.clone()
@@ -222,7 +222,7 @@ def test_parts_of_a_batch_are_served_one_by_one(monkeypatch: pytest.MonkeyPatch,
     "short prompts", "no requests", "trees", "every row kept", "fp32", "windows in fp32", "width 3", "half a tile",
     "an odd step", "an odd number on", "taps apart", "heads of two kinds in a program", "nothing",
 ])  # fmt: skip
-def test_unsupported_shape_takes_another_way(monkeypatch: pytest.MonkeyPatch, shape: Shape, what: str) -> None:
+def test_unsupported_shape_uses_another_kernel(monkeypatch: pytest.MonkeyPatch, shape: Shape, what: str) -> None:
     one = Batch(EQUAL)
     part, x, weight, heads = one.part(one.memory), one.x, one.weight, (None, 0, 0)
     if what == "short prompts":
@@ -318,7 +318,7 @@ def test_a_fault_in_the_kernel_changes_bits(
 
 @few(2)
 @pytest.mark.parametrize("fault", ["nothing", *RULE_FAULTS])
-def test_a_fault_in_what_the_rule_consumes_changes_bits(
+def test_fault_in_the_inputs_of_the_rule_changes_bits(
     fault: str, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = planted_kernels("convs.walk_prompt", (SOUND | RULE_FAULTS)[fault], tmp_path, monkeypatch)

@@ -206,7 +206,7 @@ def test_the_shortest_heads_and_long_ones_have_the_bits_of_the_walk(
     "an odd number on", "taps apart", "taps half a word on", "turned", "windows in fp32", "units an odd step apart",
     "trees",
 ])  # fmt: skip
-def test_unsupported_shape_takes_another_way(
+def test_unsupported_shape_uses_another_kernel(
     monkeypatch: pytest.MonkeyPatch, shape: Shape, device: str, what: str
 ) -> None:
     one = batch(device, step=2 if what == "width 3" else 3, wide=1 if what == "no decodes" else MOST)
@@ -259,7 +259,7 @@ def test_rows_that_begin_at_every_other_number_have_words_of_two_alone(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_head_that_is_no_whole_word_goes_another_way(
+def test_head_that_is_no_whole_word_uses_another_kernel(
     monkeypatch: pytest.MonkeyPatch, shape: Shape, device: str
 ) -> None:
     one, seen = batch(device, wide=1), counted(monkeypatch)
@@ -267,7 +267,7 @@ def test_a_head_that_is_no_whole_word_goes_another_way(
 
 
 @pytest.mark.parametrize(("requests", "numbers"), [(1, None), (2, 2), (31, 2), (32, 4)])
-def test_how_many_windows_there_are_decides_the_words(requests: int, numbers: int | None) -> None:
+def test_number_of_windows_decides_the_words(requests: int, numbers: int | None) -> None:
     (part,) = batch("cpu")["parts"]
     found = words_file.shape_for(replace(part, begin=torch.zeros(requests, dtype=torch.int64)), CHANNELS)
     assert (found and found.numbers) == numbers

@@ -139,7 +139,7 @@ def test_rings_keep_the_same_tokens(
 @pytest.mark.parametrize("requests", [3, 1, 70])
 @pytest.mark.parametrize("state", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 8])
-def test_rows_that_were_guessed_wrongly_come_again(
+def test_wrongly_guessed_rows_are_loaded_again(
     monkeypatch: pytest.MonkeyPatch, requests: int, state: torch.dtype, rows: int
 ) -> None:
     """A kernel that knows of one row guesses that every request begins there, or has more rows than there are."""
@@ -184,14 +184,14 @@ def test_result_for_another_input_is_detected(plant: Any) -> None:
 @pytest.mark.parametrize(("shapes", "dtype"), [
     (SHAPES["mixed"], BF16), (SHAPES["prefill"], BF16), ((), BF16), (SHAPES["decode"], FP32),
 ], ids=["beside chunks", "chunks", "nothing", "32 bits"])  # fmt: skip
-def test_elsewhere_the_parts_serve(shapes: tuple[Shape, ...], dtype: torch.dtype) -> None:
+def test_parts_run_in_other_cases(shapes: tuple[Shape, ...], dtype: torch.dtype) -> None:
     one = case(shapes, GROUPED, dtype)
     parts, found = (serve(composed(ops), one, DEVICE) for ops in (
         in_parts(TRITON), replace(TRITON, window_gdn=trap)))  # fmt: skip
     assert agree(one, parts, found) == []
 
 
-def test_a_tree_is_served_by_the_parts() -> None:
+def test_parts_run_for_a_tree() -> None:
     given = case(SHAPES["decode"], GROUPED, BF16).build(DEVICE).inputs
     (part,) = given["parts"]
     given["parts"] = (replace(part, store=None, parents=torch.full_like(part.begin, -1)),)
@@ -199,7 +199,7 @@ def test_a_tree_is_served_by_the_parts() -> None:
     assert fused.window_gdn(watched, **given).dtype is FP32
 
 
-def test_a_set_with_another_rule_has_no_use_for_it() -> None:
+def test_op_set_with_another_rule_does_not_use_it() -> None:
     assert PRECISE.window_gdn is None and TRITON.window_gdn is gated.window_gdn
 
 
@@ -224,7 +224,7 @@ def test_a_model_puts_the_conv_before_it() -> None:
     assert agree(one, parts, whole) == [] and seen == ["conv", "window_gdn"]
 
 
-def test_its_call_is_held_to_the_contracts_of_its_parts() -> None:
+def test_call_is_checked_by_the_contracts_of_its_parts() -> None:
     broken = list[str]()
     told = around(TRITON, unseen, contracts(broken.append))
     given = case(SHAPES["decode"], GROUPED, BF16).build(DEVICE).inputs

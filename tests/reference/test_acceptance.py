@@ -1,4 +1,4 @@
-"""Acceptance against brute force: every walk tried, and the law of sampling counted exactly on a grid.
+"""Acceptance against brute force: every walk is tried, and sampling is counted exactly on a grid.
 
 Leaves out: rounds, in which an engine accepts (`test_engine.py`).
 """
@@ -28,7 +28,7 @@ def windows(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
 
 
 def right_ways(tokens: list[int], parents: list[int], picks: list[int]) -> list[list[int]]:
-    """Every way from the root along which each token is its parent's pick, the empty one included."""
+    """List every path from the root on which each token is its parent's pick, including the empty one."""
     ways = [[0]]
     for way in ways:
         ways += [[*way, child] for child in range(1, len(tokens))
@@ -37,7 +37,7 @@ def right_ways(tokens: list[int], parents: list[int], picks: list[int]) -> list[
 
 
 @given(windows())
-def test_greedy_takes_a_right_way_that_cannot_go_on(window: tuple[list[int], list[int], list[int]]) -> None:
+def test_greedy_takes_a_maximal_path_of_right_tokens(window: tuple[list[int], list[int], list[int]]) -> None:
     tokens, parents, picks = window
     path = greedy(tokens, parents, picks)
     ways = right_ways(*window)
@@ -47,13 +47,13 @@ def test_greedy_takes_a_right_way_that_cannot_go_on(window: tuple[list[int], lis
     assert path.bonus == picks[taken[-1]]
 
 
-def test_greedy_in_a_tree_names_nodes_and_not_depths() -> None:
+def test_greedy_path_of_a_tree_has_node_numbers_not_depths() -> None:
     path = greedy([9, 1, 2, 5, 3], [-1, 0, 0, 1, 2], [2, 0, 3, 0, 7])
     assert path == Path((2, 4), 7)
 
 
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=6), st.data())
-def test_a_block_is_a_chain(block: list[int], data: st.DataObject) -> None:
+def test_greedy_block_equals_a_chain(block: list[int], data: st.DataObject) -> None:
     width = len(block)
     picks = data.draw(st.lists(st.integers(0, 2), min_size=width, max_size=width))
     path = greedy(block, chain(width), picks)
@@ -62,7 +62,7 @@ def test_a_block_is_a_chain(block: list[int], data: st.DataObject) -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(2, 6))
-def test_a_sampled_block_is_a_sampled_chain(seed: int, width: int) -> None:
+def test_sampled_block_equals_a_sampled_chain(seed: int, width: int) -> None:
     dice = torch.Generator().manual_seed(seed)
     probs = torch.rand(3, width, VOCAB, generator=dice, dtype=torch.float64).pow(4)
     probs = probs / probs.sum(-1, keepdim=True)
@@ -79,12 +79,12 @@ TREE_PROBS = torch.tensor([[1, 2, 3, 2], [3, 1, 4, 0], [2, 2, 2, 2], [5, 0, 1, 2
 
 
 def grid(steps: int) -> list[torch.Tensor]:
-    """Middles of equal cells: a uniform over them gives every multiple of 1/steps its exact chance."""
+    """Middles of equal cells: a uniform over them gives every multiple of 1/steps its exact probability."""
     return [torch.tensor((cell + 0.5) / steps, dtype=torch.float64) for cell in range(steps)]
 
 
-def test_the_first_sampled_token_has_exactly_the_target_distribution() -> None:
-    """Two children, 4/8 of the mass; what they leave is (1, 0, 3, 0)/8, so 4 final cells are exact."""
+def test_first_sampled_token_has_exactly_the_target_distribution() -> None:
+    """Two children with 4/8 of the probability; the rest is (1, 0, 3, 0)/8, so 4 final cells are exact."""
     counts: Counter[int] = Counter()
     for first, final in product(grid(8), grid(8)):
         uniforms = torch.stack([first, *[torch.tensor(0.999, dtype=torch.float64)] * 3])
@@ -93,7 +93,7 @@ def test_the_first_sampled_token_has_exactly_the_target_distribution() -> None:
     assert [counts[token] / 64 for token in range(VOCAB)] == TREE_PROBS[0].tolist()
 
 
-def test_the_second_sampled_token_has_the_distribution_of_the_node_before() -> None:
+def test_second_sampled_token_has_the_distribution_of_its_parent() -> None:
     counts: Counter[int] = Counter()
     for second, final in product(grid(8), grid(8)):
         uniforms = torch.stack([torch.tensor(0.1, dtype=torch.float64), second, second, second])
@@ -103,14 +103,14 @@ def test_the_second_sampled_token_has_the_distribution_of_the_node_before() -> N
     assert [counts[token] / 64 for token in range(VOCAB)] == TREE_PROBS[1].tolist()
 
 
-def test_siblings_share_the_uniform_of_the_node_they_hang_on() -> None:
+def test_siblings_share_the_uniform_of_their_parent() -> None:
     uniforms = torch.tensor([0.3, 0.0, 0.0, 0.0], dtype=torch.float64)
     path = sampled(TREE_TOKENS, TREE_PARENTS, TREE_PROBS, uniforms, torch.tensor(0.5, dtype=torch.float64))
     assert path.nodes == (2,), "0.3 lies past the first child's 0.25, within the 0.5 of both"
 
 
-def test_a_uniform_is_that_of_the_node_itself_and_not_of_its_depth() -> None:
-    """The way leads over node 2, at depth 1: what it does next hangs on uniform 2, and on no other but the root's."""
+def test_uniform_belongs_to_the_node_and_not_to_its_depth() -> None:
+    """The path contains node 2, at depth 1: its next step depends only on uniform 2, apart from the root's uniform."""
     tokens, parents = [0, 1, 3, 2], [-1, 0, 0, 2]
     probs = torch.tensor([[0, 0, 0, 1], [1, 0, 0, 0], [1, 0, 1, 0], [0, 1, 0, 0]], dtype=torch.float64)
     final = torch.tensor(0.5, dtype=torch.float64)
@@ -126,8 +126,8 @@ def test_an_impossible_token_is_never_taken() -> None:
     assert path == Path((), 1)
 
 
-def test_children_that_hold_everything_leave_no_gap() -> None:
-    """fp32 rows sum to one only nearly; the largest uniform must still find a child, for there is no rest."""
+def test_children_with_all_the_probability_leave_no_gap() -> None:
+    """fp32 rows sum to one only nearly; the largest uniform must still find a child, because there is no rest."""
     probs = torch.tensor([[0.1, 0.7, 0.2]]).expand(4, 3)
     uniforms = torch.full((4,), 1 - 2.0**-24)
     path = sampled([0, 0, 1, 2], [-1, 0, 0, 0], probs, uniforms, torch.tensor(0.0))
@@ -140,7 +140,7 @@ def test_a_token_at_two_children_counts_once() -> None:
     assert path == Path((), 0)
 
 
-def test_the_five_names_imply_each_other() -> None:
+def test_fields_of_a_commit_agree_with_each_other() -> None:
     said = answer([Path((2, 4), 7), Path((), 3)], [Path((), 1), Path((1,), 2)], [5, 2], torch.device("cpu"))
     assert said.num_correct_drafts.tolist() == [2, 0]
     assert said.accept_lens.tolist() == [3, 1]

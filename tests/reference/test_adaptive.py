@@ -1,4 +1,4 @@
-"""Adaptive step counts by hand: files, candidates, and every turn that the controller can take.
+"""Adaptive step counts by hand: files, candidates, and every decision of the controller.
 
 Leaves out: the other side's controller (`tests/optimized/test_adaptive_controller.py`).
 """
@@ -77,14 +77,14 @@ def test_candidates_default_to_one_three_seven() -> None:
     assert (found.by_bracket, found.maximum, found.messages) == ({1: (1, 3, 7)}, 7, ())
 
 
-def test_the_initial_count_is_inserted_in_each_bracket_and_said() -> None:
+def test_initial_count_is_inserted_in_each_bracket_with_a_message() -> None:
     found = resolve(AdaptiveFile.read('{"1": {"candidate_steps": [9, 2, 9]}, "4": {"candidate_steps": [5]}}'), 5)
     assert found.by_bracket == {1: (2, 5, 9), 4: (5,)}
     assert found.maximum == 9, "pools take the maximum over all brackets"
     assert len(found.messages) == 1 and "5" in found.messages[0] and "bracket 1" in found.messages[0]
 
 
-def test_without_a_file_the_initial_count_is_alone() -> None:
+def test_initial_count_is_the_only_candidate_without_a_file() -> None:
     alone = Controller(resolve(None, 3))
     for _ in range(40):
         alone.update(2, [0, 0])
@@ -95,7 +95,7 @@ def test_without_a_file_the_initial_count_is_alone() -> None:
 
 
 @pytest.mark.parametrize(("batch", "key"), [(0, 2), (1, 2), (2, 2), (7, 2), (8, 8), (9, 8), (64, 32)])
-def test_the_bracket_of_a_batch(batch: int, key: int) -> None:
+def test_bracket_of_a_batch_has_the_largest_key_not_above_it(batch: int, key: int) -> None:
     found = resolve(AdaptiveFile.read('{"8": {}, "2": {}, "32": {}}'), 3)
     assert found.bracket(batch) == key
 
@@ -116,27 +116,27 @@ STEPS = (0, 1, 3, 7)
         (3, 2.51, 7),
         (1, 0.5, 1),
         (1, 0.51, 3),
-        (1, 2.6, 7),  # up goes on while it may
+        (1, 2.6, 7),  # stepping up repeats while it may
         (7, 9.0, 7),
         (2, 0.3, 2),  # a count from elsewhere is judged by its neighbours
         (2, 1.6, 3),
     ],
 )
-def test_thresholds(steps: int, ema: float, wish: int) -> None:
+def test_decision_follows_the_thresholds(steps: int, ema: float, wish: int) -> None:
     assert decide(steps, ema, STEPS, Bracket()) == wish
 
 
-def test_nothing_steps_up_after_a_step_down() -> None:
+def test_decision_never_steps_up_after_a_step_down() -> None:
     """With thresholds that cross, down wins: 3 -> 1, although 1 alone would go up."""
     rule = Bracket(down_hysteresis=2.0, up_hysteresis=-2.0)
     assert decide(3, 2.0, (1, 3, 7), rule) == 1
     assert decide(1, 2.0, (1, 3, 7), rule) == 7
 
 
-# -- the course of it ----------------------------------------------------------------------------
+# -- several decisions ----------------------------------------------------------------------------
 
 
-def test_the_ema_moves_in_warm_up_but_nothing_is_decided_before_the_fifteenth_batch() -> None:
+def test_ema_moves_in_warm_up_without_a_decision() -> None:
     course = controller("{}", 3)
     ema = 2.0
     for batch in range(1, 16):
@@ -157,7 +157,7 @@ def test_decisions_fall_on_the_interval_only() -> None:
     assert wishes == [3, 3, 3, 7, 7, 7, 7]
 
 
-def test_down_to_zero_probe_and_back() -> None:
+def test_controller_goes_to_zero_and_returns_by_a_probe() -> None:
     course = controller('{"candidate_steps": [0, 1, 3], "warmup_batches": 0, "update_interval": 2}', 1)
     course.update(1, [0])
     assert course.wish() == 1
@@ -204,7 +204,7 @@ def test_a_probe_lasts_until_a_commit_or_until_zero(course_of_steps: tuple[int, 
     assert course.wish() == 0 and course.probing is False
 
 
-def test_a_commit_at_zero_steps_counts_but_teaches_nothing() -> None:
+def test_commit_at_zero_steps_counts_without_moving_the_ema() -> None:
     course = controller('{"candidate_steps": [0, 1], "warmup_batches": 0, "update_interval": 2}', 0)
     course.update(1, [0])
     course.update(1, [0])
@@ -230,7 +230,7 @@ def test_each_bracket_has_its_own_ema_and_wish() -> None:
     assert course.wish() == 3, "the wish is that of the last counted batch"
 
 
-def test_what_is_set_is_what_is_wished_until_the_next_decision() -> None:
+def test_set_count_is_the_wish_until_the_next_decision() -> None:
     course = controller("{}", 3)
     course.set_num_steps(7)
     assert course.wish() == 7

@@ -1,6 +1,6 @@
-"""A model directory becomes verified tensors, or one line that names the tensor; and weights unpack rightly.
+"""Reading a model directory: verified tensors, or one line that names the tensor; and unpacked weights.
 
-Leaves out: what is computed with them (`test_oracle.py`).
+Leaves out: computing with them (`test_oracle.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def rewrite(directory: Path, change: Callable[[Tensors], object]) -> None:
 
 
 def shard(directory: Path) -> None:
-    """The same tensors in two files and an index."""
+    """Split the same tensors into two files and an index."""
     tensors = load_file(directory / FILE)
     (directory / FILE).unlink()
     names = sorted(tensors)
@@ -70,7 +70,7 @@ def test_shards_hold_the_same_as_one_file(tmp_path: Path) -> None:
     assert all(torch.equal(parts.tensors[name], whole.tensors[name]) for name in whole.tensors)
 
 
-def test_multimodal_names_are_the_same_and_visual_weights_are_passed_over(tmp_path: Path) -> None:
+def test_multimodal_names_are_mapped_and_visual_weights_skipped(tmp_path: Path) -> None:
     plain = Checkpoint.open(write(tmp_path))
 
     def rename(tensors: Tensors) -> None:
@@ -108,7 +108,7 @@ def test_packed_projections_are_unpacked_per_key_head(tmp_path: Path) -> None:
     write(tmp_path, "next")
     H, HV, K, V, D = 2, 4, 8, 16, 32
     name = "model.layers.0.linear_attn.in_proj_qkvz.weight"
-    # every row says what it is: 1000 * (q 0, k 1, v 2, z 3) + row of the unpacked matrix
+    # every row has a code: 1000 * (q 0, k 1, v 2, z 3) + row of the unpacked matrix
     q, k = (1000 * part + torch.arange(H * K).view(H, K) for part in (0, 1))
     v, z = (1000 * part + torch.arange(HV * V).view(H, -1) for part in (2, 3))
     packed = torch.cat([q, k, v, z], dim=1).flatten().float()
@@ -120,7 +120,7 @@ def test_packed_projections_are_unpacked_per_key_head(tmp_path: Path) -> None:
     assert torch.equal(mixer.z[:, 0], z.flatten().double())
 
 
-def test_a_file_that_does_not_count_its_mtp_layers_is_counted(tmp_path: Path) -> None:
+def test_mtp_layers_are_counted_when_the_file_does_not_state_them(tmp_path: Path) -> None:
     write(tmp_path, "next", mtp_num_hidden_layers=2)
     config = json.loads((tmp_path / "config.json").read_text())
     del config["mtp_num_hidden_layers"]
@@ -140,7 +140,7 @@ def test_tied_weights_are_one_tensor(tmp_path: Path) -> None:
     assert weights.head is weights.embedding
 
 
-def test_every_file_is_opened_once_to_look_and_once_to_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_is_opened_once_to_verify_and_once_to_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A header names every tensor of its file: reading it once per tensor is quadratic, and hours for 512 experts."""
     opened: list[str] = []
 
@@ -154,7 +154,7 @@ def test_every_file_is_opened_once_to_look_and_once_to_load(tmp_path: Path, monk
     assert sorted(opened) == sorted(2 * [file.name for file in tmp_path.glob("*.safetensors")])
 
 
-def test_a_draft_layer_number_left_out_is_a_missing_layer(tmp_path: Path) -> None:
+def test_missing_draft_layer_number_is_a_missing_layer(tmp_path: Path) -> None:
     write(tmp_path, "next", mtp_num_hidden_layers=1)
     config = json.loads((tmp_path / "config.json").read_text())
     del config["mtp_num_hidden_layers"]
@@ -194,7 +194,7 @@ def test_a_broken_tensor_is_named(tmp_path: Path, breakage: str) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 7, 100, -1])
-def test_a_cut_file_is_refused(tmp_path: Path, kept: int) -> None:
+def test_truncated_file_is_refused(tmp_path: Path, kept: int) -> None:
     write(tmp_path)
     content = (tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(content[:kept])
@@ -212,7 +212,7 @@ def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
         Checkpoint.open(tmp_path)
 
 
-def test_a_directory_must_be_there_and_hold_a_model(tmp_path: Path) -> None:
+def test_missing_directory_or_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such directory"):
         Checkpoint.open(tmp_path / "nowhere")
     with pytest.raises(BadInput, match=r"config\.json"):
@@ -223,7 +223,7 @@ def test_a_directory_must_be_there_and_hold_a_model(tmp_path: Path) -> None:
         Checkpoint.open(tmp_path)
 
 
-def test_a_header_that_claims_more_than_there_is_is_refused(tmp_path: Path) -> None:
+def test_header_with_impossible_claims_is_refused(tmp_path: Path) -> None:
     """Larger than any file, and nested deeper than any parser goes."""
     write(tmp_path)
     for header in (struct.pack("<Q", 1 << 40) + b"{}", struct.pack("<Q", 500_000) + b'{"a":' * 100_000):
@@ -240,15 +240,15 @@ def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
         Checkpoint.open(tmp_path)
 
 
-def test_one_file_and_an_index_side_by_side_are_refused(tmp_path: Path) -> None:
-    """Others take the one, or the other: nobody would know which model was compared."""
+def test_single_file_together_with_an_index_is_refused(tmp_path: Path) -> None:
+    """Other readers take one or the other, so it would be unclear which model was compared."""
     write(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {NORM: FILE}}))
     with pytest.raises(BadInput, match="both"):
         Checkpoint.open(tmp_path)
 
 
-def test_a_tensor_that_stands_in_two_shards_is_refused(tmp_path: Path) -> None:
+def test_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     shard(write(tmp_path))
     first, second = sorted(tmp_path.glob("*.safetensors"))
     name = next(iter(load_file(first)))
@@ -257,7 +257,7 @@ def test_a_tensor_that_stands_in_two_shards_is_refused(tmp_path: Path) -> None:
         Checkpoint.open(tmp_path)
 
 
-def test_a_shard_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_missing_shard_is_named(tmp_path: Path) -> None:
     shard(write(tmp_path))
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(BadInput, match=r"00002-of-00002\.safetensors: found no such file"):

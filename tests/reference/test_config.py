@@ -1,4 +1,4 @@
-"""`config.json` becomes a frozen configuration, or one line that names the field.
+"""Reading `config.json`: a frozen configuration, or one line that names the field.
 
 Leaves out: weights.
 """
@@ -35,7 +35,7 @@ def test_a_multimodal_file_is_read_at_its_text_config() -> None:
     assert config.model_type == "qwen3_5_moe"
 
 
-def test_rope_theta_is_read_from_either_place_and_never_invented() -> None:
+def test_rope_theta_is_read_from_either_place_and_has_no_default() -> None:
     rope = {"rope_parameters": None, "partial_rotary_factor": 0.5}
     config = ModelConfig.from_dict(config_of("dense", rope_theta=5e6, **rope))
     assert (config.rope_theta, config.rotary_dim) == (5e6, 8)
@@ -51,7 +51,7 @@ def test_a_rotary_value_that_is_stated_twice_must_agree() -> None:
             ModelConfig.from_dict(config_of("dense", **{name: value}))
 
 
-def test_what_real_files_leave_out_has_the_default_of_its_class() -> None:
+def test_missing_field_has_the_default_of_its_class() -> None:
     config = ModelConfig.from_dict(config_of(
         "next", head_dim=None, full_attention_interval=None, norm_topk_prob=None, output_gate_type=None,
         mlp_only_layers=None, decoder_sparse_step=None, mtp_num_hidden_layers=None, tie_word_embeddings=None,
@@ -64,15 +64,15 @@ def test_what_real_files_leave_out_has_the_default_of_its_class() -> None:
 
 
 @pytest.mark.parametrize(("stated", "gate"), [("silu", "silu"), ("swish", "silu"), ("sigmoid", "sigmoid")])
-def test_the_output_gate_goes_by_its_names(stated: str, gate: str) -> None:
+def test_output_gate_is_read_from_all_its_names(stated: str, gate: str) -> None:
     assert ModelConfig.from_dict(config_of("dense", output_gate_type=stated)).output_gate == gate
 
 
-def test_a_place_behind_the_last_layer_sorts_behind_every_layer() -> None:
+def test_place_after_the_last_layer_sorts_after_every_layer() -> None:
     assert MOST_LAYERS < AFTER_LAYERS
 
 
-def test_layer_types_go_before_the_interval() -> None:
+def test_layer_types_take_precedence_over_the_interval() -> None:
     types = ["full_attention", "linear_attention", "linear_attention"]
     config = ModelConfig.from_dict(config_of("dense", num_hidden_layers=3, layer_types=types))
     assert config.layer_kinds == ("attention", "gdn", "gdn")
@@ -80,7 +80,7 @@ def test_layer_types_go_before_the_interval() -> None:
     assert every_second.layer_kinds == ("gdn", "attention", "gdn", "attention")
 
 
-def test_layers_without_experts_are_listed_or_passed_over_by_the_step() -> None:
+def test_layers_without_experts_follow_the_list_and_the_step() -> None:
     assert ModelConfig.from_dict(config_of("next", mlp_only_layers=[2])).dense_layers == (2,)
     assert ModelConfig.from_dict(config_of("next", decoder_sparse_step=2)).dense_layers == (0, 2)
 
@@ -90,12 +90,12 @@ def test_only_qwen3_next_has_layers_without_experts() -> None:
     assert ModelConfig.from_dict(config_of("moe", mlp_only_layers=[2], decoder_sparse_step=2)).dense_layers == ()
 
 
-def test_only_qwen3_next_may_leave_shares_as_they_are() -> None:
+def test_only_qwen3_next_may_skip_renormalisation() -> None:
     assert not ModelConfig.from_dict(config_of("next", norm_topk_prob=False)).norm_topk
     assert ModelConfig.from_dict(config_of("moe", norm_topk_prob=False)).norm_topk
 
 
-def test_the_drafter_is_another_object_and_leaves_this_one_alone() -> None:
+def test_drafter_configuration_is_a_separate_object() -> None:
     config = ModelConfig.from_dict(config_of("next", mlp_only_layers=[0], mtp_num_hidden_layers=2))
     before = dataclasses.asdict(config)
     drafter = config.drafter()

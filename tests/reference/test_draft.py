@@ -1,6 +1,6 @@
-"""The drafters: what each feeds its layers, how long its caches are, and what it does with given drafts.
+"""The drafters: the inputs of their layers, the lengths of their caches, and their use of given drafts.
 
-Leaves out: what `transformers` says of the head (`test_oracle.py`).
+Leaves out: the comparison of the head with `transformers` (`test_oracle.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Weights:
 
 
 class Embedded:
-    """Counts rows per stage, and keeps what each MTP layer was given to read."""
+    """Counts rows per stage, and keeps the inputs of each MTP layer."""
 
     def __init__(self) -> None:
         self.embedding: list[torch.Tensor] = []
@@ -57,7 +57,7 @@ class Embedded:
 # -- eagle ---------------------------------------------------------------------------------------
 
 
-def test_eagle_feeds_its_own_hidden_row_on(one: Weights) -> None:
+def test_eagle_passes_its_own_hidden_row_to_the_next_step(one: Weights) -> None:
     """Drafts 2 and 3, recomputed: token = the draft before, hidden = the y before, position L - 1 + i.
 
     The rows are compared, not the tokens alone: a row at another position seldom moves an argmax.
@@ -90,7 +90,7 @@ def test_the_prompt_is_shifted_by_one_and_ends_in_the_root(one: Weights) -> None
     assert torch.equal(torch.cat(tape.embedding), expected)
 
 
-def test_a_draft_row_stands_at_the_position_of_its_hidden_row(one: Weights) -> None:
+def test_draft_row_has_the_position_of_its_hidden_row(one: Weights) -> None:
     """Row p at position p, through chunks, decoding and a round. Only the keys show it: rotary is relative."""
     assert one.draft is not None and isinstance(one.draft.layers[0].mixer, AttentionWeights)
     raw: list[torch.Tensor] = []
@@ -113,7 +113,7 @@ def test_a_draft_row_stands_at_the_position_of_its_hidden_row(one: Weights) -> N
 
 
 def test_eagle_runs_every_node_of_a_tree_that_has_a_child(one: Weights) -> None:
-    """What the head says at a node is what it would say at the end of the node's chain."""
+    """The head's result at a node equals its result at the end of the node's chain."""
     engine = ReferenceEngine(one, num_steps=5)
     begin(engine, PROMPT)
     finals: list[torch.Tensor] = []
@@ -137,7 +137,7 @@ def test_eagle_runs_every_node_of_a_tree_that_has_a_child(one: Weights) -> None:
 # -- vanilla -------------------------------------------------------------------------------------
 
 
-def test_layer_i_reads_the_accepted_tokens_shifted_by_i_and_then_the_picks(three: Weights) -> None:
+def test_layer_i_reads_accepted_tokens_shifted_by_i_then_the_picks(three: Weights) -> None:
     engine, tape = ReferenceEngine(three, num_steps=3, mode="vanilla"), Embedded()
     engine.watch(tape)
     begin(engine, PROMPT, root=17)
@@ -152,7 +152,7 @@ def test_layer_i_reads_the_accepted_tokens_shifted_by_i_and_then_the_picks(three
     ("chained", "num_steps", "follows"),
     [(True, 3, [True, True]), (True, 2, [True, False]), (True, 0, [False, False]), (False, 3, [False, False])],
 )
-def test_layer_i_reads_the_layer_before_only_when_told_and_within_the_steps(
+def test_layer_i_reads_the_previous_layer_when_chained_within_steps(
     three: Weights, chained: bool, num_steps: int, follows: list[bool]
 ) -> None:
     finals: list[torch.Tensor] = []
@@ -200,8 +200,8 @@ def test_a_vanilla_round_moves_the_target_as_decoding_does(three: Weights) -> No
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4])
-def test_layer_i_guesses_only_where_the_prompt_ends_before_what_it_reads(three: Weights, cut: int) -> None:
-    """Layer i reads up to i tokens behind a chunk. Not chained, so that a guess stays in its own row."""
+def test_layer_i_guesses_only_after_the_end_of_the_prompt(three: Weights, cut: int) -> None:
+    """Layer i reads up to i tokens after a chunk. Not chained, so that a guess stays in its own row."""
     whole, split = (ReferenceEngine(three, num_steps=3, draft_with=Vanilla(chained=False)) for _ in range(2))
     begin(whole, PROMPT, root=17)
     split.admit("a", PROMPT)
@@ -209,13 +209,13 @@ def test_layer_i_guesses_only_where_the_prompt_ends_before_what_it_reads(three: 
     split.forward((Row("a", "prefill", len(PROMPT) - cut, 17),))
     mine, theirs = split.state("a").draft_values, whole.state("a").draft_values
     for layer, kept in theirs.items():
-        guessed = max(0, cut + layer - len(PROMPT) + 1)  # so many of the first chunk's last rows
+        guessed = max(0, cut + layer - len(PROMPT) + 1)  # number of the first chunk's last rows that are guessed
         wrong = [row for row in range(len(PROMPT))
                  if (mine[layer][row] - kept[row]).abs().max() > CLOSE * kept.abs().max()]
         assert wrong == list(range(cut - guessed, cut)), f"layer {layer}"
 
 
-def test_vanilla_refuses_what_it_has_no_layer_for(three: Weights) -> None:
+def test_vanilla_refuses_more_steps_than_layers_and_trees(three: Weights) -> None:
     engine = ReferenceEngine(three, num_steps=4, mode="vanilla")
     begin(engine, PROMPT)
     with pytest.raises(Unsupported, match="4 steps with 3"):
@@ -227,7 +227,7 @@ def test_vanilla_refuses_what_it_has_no_layer_for(three: Weights) -> None:
 # -- external, and none --------------------------------------------------------------------------
 
 
-def test_a_block_drafter_sees_all_tokens_and_is_judged_in_block_form(one: Weights) -> None:
+def test_block_drafter_sees_all_tokens_and_matches_the_block_form(one: Weights) -> None:
     asked: list[tuple[int, ...]] = []
 
     def block(tokens: Sequence[int], num_steps: int) -> list[int]:
@@ -264,7 +264,7 @@ def test_every_model_type_has_every_mode() -> None:
     assert MODES.keys() == FACTS.keys(), "the table of the contract and the reference's"
 
 
-def test_the_factory(one: Weights, three: Weights) -> None:
+def test_drafter_function_makes_the_class_of_the_mode(one: Weights, three: Weights) -> None:
     assert isinstance(drafter(one.config, "eagle"), Eagle)
     assert isinstance(drafter(three.config, "vanilla"), Vanilla)
     assert isinstance(drafter(three.config, "external"), External), "whatever the model has"

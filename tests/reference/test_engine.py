@@ -1,6 +1,6 @@
-"""The engine event by event: what is answered, what is forced, what is seen, and who decides.
+"""The engine event by event: answers, forced choices, watched places, and the controller.
 
-Leaves out: what a round means (`test_properties.py`).
+Leaves out: the meaning of a round (`test_properties.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Weights:
 
 
 class Tape:
-    """Joins what is seen at each place, as the harness does; can put another tensor in one place."""
+    """Joins the tensors of each place, as the harness does; can replace the tensor of one place."""
 
     def __init__(self, graft: Place | None = None) -> None:
         self.seen: dict[Place, torch.Tensor] = {}
@@ -81,7 +81,7 @@ def test_a_chain_of_n_drafts_runs_n_minus_one_heads(dense: Weights) -> None:
     assert {place.stage for place in tape.seen} == {"chain.1", "chain.2", "chain.3"}
 
 
-def test_a_graft_is_what_runs_on(dense: Weights) -> None:
+def test_grafted_tensor_replaces_the_original(dense: Weights) -> None:
     engine, tape = ReferenceEngine(dense, num_steps=1), Tape(Place("trunk", 1, "hidden"))
     engine.watch(tape)
     begin(engine, PROMPT)
@@ -89,7 +89,7 @@ def test_a_graft_is_what_runs_on(dense: Weights) -> None:
     assert tape.seen[Place("trunk", 1, "normed")].any()
 
 
-def test_an_unfinished_prompt_says_nothing(dense: Weights) -> None:
+def test_unfinished_prompt_has_no_root_and_no_own_choice(dense: Weights) -> None:
     engine = ReferenceEngine(dense, num_steps=1)
     engine.admit("a", PROMPT)
     said = engine.forward((Row("a", "prefill", 4),))
@@ -99,7 +99,7 @@ def test_an_unfinished_prompt_says_nothing(dense: Weights) -> None:
     assert state.draft_keys[0].shape[0] == 4, "the next prompt token is known, so the draft side keeps up"
 
 
-def test_a_forced_root_is_in_force_and_the_own_one_is_told(dense: Weights) -> None:
+def test_forced_root_is_in_force_and_the_own_one_is_reported(dense: Weights) -> None:
     free, forced = ReferenceEngine(dense, num_steps=1), ReferenceEngine(dense, num_steps=1)
     begin(free, PROMPT)
     own = free.state("a").root
@@ -112,7 +112,7 @@ def test_a_forced_root_is_in_force_and_the_own_one_is_told(dense: Weights) -> No
     assert said.roots == {"a": 3} and said.own["a"].shape == (1,)
 
 
-def test_own_answers_do_not_depend_on_what_is_forced_behind_them(dense: Weights) -> None:
+def test_own_answers_do_not_depend_on_later_forced_drafts(dense: Weights) -> None:
     """The head's own choice at place i follows the forced drafts before i, and nothing after."""
     engine = ReferenceEngine(dense, num_steps=3)
     begin(engine, PROMPT)
@@ -126,7 +126,7 @@ def test_own_answers_do_not_depend_on_what_is_forced_behind_them(dense: Weights)
     assert forced.drafts[0].tolist() == [(first + 1) % 64, second, third]
 
 
-def test_free_acceptance_is_the_own_one_and_is_told_when_forced(dense: Weights) -> None:
+def test_own_acceptance_is_reported_when_another_is_forced(dense: Weights) -> None:
     engine = ReferenceEngine(dense, num_steps=2)
     begin(engine, PROMPT)
     said = engine.forward((Row("a", "decode"),))
@@ -143,7 +143,7 @@ def test_free_acceptance_is_the_own_one_and_is_told_when_forced(dense: Weights) 
     assert (engine.state("a").length, engine.state("a").root) == (6, 9)
 
 
-def test_draft_rows_are_those_of_the_committed_tokens_whatever_the_step_count(dense: Weights) -> None:
+def test_draft_rows_follow_committed_tokens_at_any_step_count(dense: Weights) -> None:
     """Decoding at 0 steps keeps the draft side up to date: the next proposal is that of a speculating run."""
     speculating, plain = ReferenceEngine(dense, num_steps=2), ReferenceEngine(dense, num_steps=0)
     begin(speculating, PROMPT, root=1)
@@ -155,7 +155,7 @@ def test_draft_rows_are_those_of_the_committed_tokens_whatever_the_step_count(de
     assert torch.equal(plain.draft(("a",)).drafts, speculating.draft(("a",)).drafts)
 
 
-def test_the_controller_hears_commits_and_plain_decoding() -> None:
+def test_controller_counts_commits_and_plain_decoding() -> None:
     file = AdaptiveFile.read('{"candidate_steps": [0, 1, 3], "warmup_batches": 0, "update_interval": 1}')
     engine = LedgerEngine(config(), num_steps=1, adaptive=file)
     begin(engine, PROMPT)
@@ -177,7 +177,7 @@ def test_the_controller_hears_commits_and_plain_decoding() -> None:
     assert engine.controller.opinions[1].batches == counted + 1
 
 
-def test_the_controller_hears_what_was_committed_and_not_what_this_side_would_have() -> None:
+def test_controller_counts_committed_drafts_not_its_own() -> None:
     engine = LedgerEngine(config(), num_steps=3, adaptive=AdaptiveFile.read('{"ema_alpha": 0.5}'))
     begin(engine, PROMPT)
     for count, ema in ((3, 2.5), (1, 1.75)):
@@ -189,7 +189,7 @@ def test_the_controller_hears_what_was_committed_and_not_what_this_side_would_ha
         assert engine.controller.opinions[1].ema == ema
 
 
-def test_an_abort_ends_a_request_wherever_it_stands() -> None:
+def test_abort_ends_a_request_in_any_phase() -> None:
     engine = LedgerEngine(config(), num_steps=2)
     for name in ("in its prompt", "drafted", "verified", "preempted"):
         engine.admit(name, PROMPT)
@@ -221,7 +221,7 @@ def test_empty_events_have_empty_answers(dense: Weights) -> None:
     assert engine.commit(()).bonus.shape == (0,)
 
 
-def test_a_saved_state_is_not_touched_by_what_runs_on(dense: Weights) -> None:
+def test_saved_state_does_not_change_while_its_request_continues(dense: Weights) -> None:
     engine = ReferenceEngine(dense, num_steps=2)
     begin(engine, PROMPT)
     before = engine.state("a")

@@ -19,7 +19,7 @@ LIGHT = ("errors.BadInput", "config.ModelConfig", "adaptive.AdaptiveFile")
 
 
 @pytest.mark.parametrize("package", [instep_reference, contract], ids=lambda package: package.__name__)
-def test_every_public_name_is_there_and_is_our_own(package: object) -> None:
+def test_every_public_name_exists_and_is_ours(package: object) -> None:
     names = package.__all__  # type: ignore[attr-defined]
     assert names == sorted(set(names), key=names.index) and len(names) >= 3
     for name in names:
@@ -28,7 +28,7 @@ def test_every_public_name_is_there_and_is_our_own(package: object) -> None:
         package.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_the_light_part_of_the_contract_brings_no_torch() -> None:
+def test_light_part_of_the_contract_does_not_import_torch() -> None:
     names = ", ".join(name.partition(".")[2] for name in LIGHT)
     program = f"import sys; from instep_reference.contract import {names}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True,

@@ -1,4 +1,4 @@
-"""The delta rule does what its equation says, in its two forms; the conv and the norms around it likewise.
+"""The delta rule follows its equation in both forms; so do the conv and the norms around it.
 
 Leaves out: the layer as a whole (`test_trunk.py`, `test_oracle.py`).
 """
@@ -42,7 +42,7 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert float((ours - theirs).abs().max()) <= AGREE * float(theirs.abs().max())
 
 
-def test_one_token_by_hand() -> None:
+def test_recurrence_of_one_token_matches_a_hand_calculation() -> None:
     """S = 2 along k; decay halves it to 1; v = 5 and beta = 1/2 move what k recalls halfway, by 2 to 3; q reads 3."""
     k = torch.tensor([1.0, 0.0], dtype=torch.float64)[None, None, None]
     v = torch.tensor([5.0], dtype=torch.float64)[None, None, None]
@@ -54,7 +54,7 @@ def test_one_token_by_hand() -> None:
     assert_close(update.flatten(), torch.tensor([2.0], dtype=torch.float64))
 
 
-def test_the_state_that_was_handed_in_is_left_alone() -> None:
+def test_input_state_is_not_modified() -> None:
     *inputs, state = drawn(5)
     before = state.clone()
     _, update, _ = recur(*inputs, state)
@@ -66,7 +66,7 @@ def test_the_state_that_was_handed_in_is_left_alone() -> None:
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("inverse", [merged, substituted])
 @pytest.mark.parametrize("chunk", [1, 2, 15, 16, 17, 33, 63, 64, 65, 200])
-def test_the_form_of_published_kernels_is_the_same_rule(chunk: int, inverse: Inverse, residual: bool) -> None:
+def test_form_of_published_kernels_agrees_with_the_recurrence(chunk: int, inverse: Inverse, residual: bool) -> None:
     """Inverses of 16 rows and less, of two and four blocks, and of a rest that is no whole block."""
     inputs = drawn(130)
     shown: list[str] = []
@@ -95,7 +95,7 @@ def test_chunks_agree_with_the_recurrence(tokens: int, chunk: int, channels: boo
 
 @pytest.mark.parametrize("strong", [0.0, 1e-4, 40.0, 300.0])
 def test_chunks_agree_whatever_the_decay(strong: float) -> None:
-    """Under weak decay nothing fades; under strong decay exp(-sum) would overflow, if anybody formed it."""
+    """Under weak decay nothing fades; under strong decay exp(-sum) would overflow if it were computed."""
     inputs = drawn(65, strong=strong)
     out, _, state = recur(*inputs)
     for ours, theirs in zip(recur_in_chunks(*inputs, chunk=64), (out, state), strict=True):
@@ -103,8 +103,8 @@ def test_chunks_agree_whatever_the_decay(strong: float) -> None:
 
 
 @pytest.mark.parametrize("channels", [False, True], ids=["scalar gates", "gates per channel"])
-def test_updates_alone_make_the_state_bit_by_bit(channels: bool) -> None:
-    """A token's update hangs on nothing behind it, and with its key and its decay it is all that the state takes."""
+def test_updates_alone_give_the_same_state_bits(channels: bool) -> None:
+    """A token's update depends on no later token; update, key and decay determine the state."""
     q, k, v, log_decay, erase, write, state = drawn(6, channels=channels)
     _, update, after = recur(q, k, v, log_decay, erase, write, state)
     assert torch.equal(absorb(k, log_decay, update, state), after)
@@ -151,7 +151,7 @@ def test_the_conv_is_torchs_and_its_window_the_last_inputs(tokens: int, width: i
     assert torch.equal(after, history[:, tokens:])
 
 
-def test_norms_by_hand() -> None:
+def test_norms_match_a_hand_calculation() -> None:
     x = torch.tensor([3.0, 4.0], dtype=torch.float64)  # mean of squares 12.5
     z = torch.tensor([0.0, 2.0], dtype=torch.float64)
     weight = torch.tensor([1.0, 2.0], dtype=torch.float64)
@@ -164,7 +164,7 @@ def test_norms_by_hand() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5])
-def test_what_reads_nothing_leaves_the_same_state(tokens: int) -> None:
+def test_left_by_gives_the_state_of_recur(tokens: int) -> None:
     q, *rest = drawn(tokens)
     state = left_by(*rest)
     assert torch.equal(state, recur(q, *rest).state) and torch.equal(state, rest[-1]) is (tokens == 0)
@@ -172,8 +172,8 @@ def test_what_reads_nothing_leaves_the_same_state(tokens: int) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize("replaced", [False, True])
-def test_the_state_alone_is_the_one_that_the_layer_leaves(tokens: int, replaced: bool, tmp_path: Path) -> None:
-    """Bit for bit; also where whoever looks puts other updates in their place."""
+def test_state_after_gives_the_state_of_the_layer(tokens: int, replaced: bool, tmp_path: Path) -> None:
+    """Compare bit for bit, also if the hook replaces the updates."""
     checkpoint = Checkpoint.open(write(tmp_path))
     weights = Weights.of(checkpoint, torch.float64)
     mixer, config = weights.layers[0].mixer, checkpoint.config

@@ -29,7 +29,7 @@ VOCAB = 4
 
 
 def chances(draw: Random, steps: int, ties: bool) -> dict[Path, list[float]]:
-    """Log-probabilities of every token behind every path; with ties few different ones."""
+    """Draw log-probabilities of every token after every path; with ties there are few different ones."""
     return {
         path: [-float(draw.randrange(3)) if ties else -draw.random() for _ in range(VOCAB)]
         for length in range(steps) for path in product(range(VOCAB), repeat=length)
@@ -37,7 +37,7 @@ def chances(draw: Random, steps: int, ties: bool) -> dict[Path, list[float]]:
 
 
 def enumerated(table: dict[Path, list[float]], topk: int, steps: int, drafts: int) -> list[Path]:
-    """Every path is looked at; which ones are candidates, then the best of all, in the order of the definition."""
+    """Enumerate all paths: those that are candidates, then the best of them, in the order of the definition."""
     def children(path: Path) -> list[Path]:
         return [(*path, token) for token in sorted(range(VOCAB), key=lambda t: (-table[path][t], t))[:topk]]
 
@@ -56,7 +56,7 @@ def enumerated(table: dict[Path, list[float]], topk: int, steps: int, drafts: in
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize(("topk", "steps"), [(1, 3), (2, 1), (2, 3), (3, 4), (4, 2)])
-def test_a_tree_has_the_best_of_all_paths_that_come_up(topk: int, steps: int, ties: bool) -> None:
+def test_grown_tree_has_the_best_candidates(topk: int, steps: int, ties: bool) -> None:
     for seed in range(20):
         table = chances(Random(seed), steps, ties)
         growing = Growing(topk)
@@ -99,7 +99,7 @@ def noting(seen: list[tuple[Place, int]]) -> See:
     return see
 
 
-def test_the_head_runs_on_its_own_beams_whatever_window_is_given(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_head_runs_on_its_own_beams_with_any_given_window(tmp_path) -> None:  # type: ignore[no-untyped-def]
     for engine in engines(tmp_path, 3, 8, 3)[:2]:
         seen: list[tuple[Place, int]] = []
         Admit("a", (5, 9, 2)).on(engine)

@@ -1,6 +1,6 @@
-"""The ledger by hand: the algebra's own words, followed for a model small enough to spell out.
+"""The ledger by hand: the definition of the algebra, followed for a model small enough to spell out.
 
-Leaves out: that a round equals decoding (`test_properties.py` claims it for labels too).
+Leaves out: that a round equals decoding (`test_properties.py` tests it for labels too).
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def unsigned(tensor: torch.Tensor) -> int:
     return int(tensor) % SIZE
 
 
-def test_mix_is_by_the_book_and_hears_the_order() -> None:
+def test_mix_follows_its_definition_and_depends_on_the_order() -> None:
     assert mix(3, 5) == by_the_book(3, 5) != mix(5, 3)
     assert mix(SIZE - 1, SIZE - 1) == by_the_book(SIZE - 1, SIZE - 1) < SIZE
 
 
-def test_an_element_knows_its_place() -> None:
+def test_expanded_element_depends_on_its_index() -> None:
     row = expand([SIZE - 2], (2, 3))
     assert row.shape == (1, 2, 3) and row.dtype == torch.int64
     assert [int(x) % SIZE for x in row.flatten()] == [(SIZE - 2 + j * SPREAD) % SIZE for j in range(6)]
@@ -114,8 +114,8 @@ def test_rejected_drafts_leave_no_label() -> None:
     assert disagreement(engines[0].state("a"), engines[1].state("a")) == 0
 
 
-def test_every_token_and_its_place_are_told_apart() -> None:
-    """One step less, one step more, another token, two tokens swapped: none has the same labels."""
+def test_labels_differ_for_every_token_and_place() -> None:
+    """One step less, one step more, another token, two tokens swapped: none gives the same labels."""
     states = []
     for tokens in ((5, 6), (5,), (5, 6, 7), (5, 8), (6, 5)):
         engine = LedgerEngine(config(), num_steps=0)
@@ -126,8 +126,8 @@ def test_every_token_and_its_place_are_told_apart() -> None:
         assert len({unsigned(state.state[layer][0, 0, 0]) for state in states}) == len(states)
 
 
-def test_a_long_prompt_takes_less_than_a_second_or_so() -> None:
-    """400 tokens over 4 layers; the running total keeps attention linear. Twice the promise, for a busy machine."""
+def test_long_prompt_takes_about_a_second() -> None:
+    """400 tokens over 4 layers; the running total keeps attention linear. The limit is doubled for a busy machine."""
     engine = LedgerEngine(config(), num_steps=3)
     engine.admit("a", tuple(token % 64 for token in range(400)))
     start = time.process_time()

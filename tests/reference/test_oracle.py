@@ -1,6 +1,6 @@
-"""The reference agrees with `transformers`, which nobody here wrote: layers, logits, memory and the draft head.
+"""The reference agrees with `transformers`, an independent implementation: layers, logits, memory, draft head.
 
-Leaves out: rounds of speculation, of which transformers has no counterpart that keeps the state.
+Leaves out: rounds of speculation, because transformers has no counterpart that keeps the state.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = [  # imports transformers
 ]
 
 NAMES = [case.name for case in (*CASES, *HEADS)]
-# fp64 tells whether the formulas are the same; in fp32 the first of each family, and what is trained.
+# fp64 shows whether the formulas are the same; fp32 is only for the first of each family, and trained models.
 IN_FP32 = {name for index, name in enumerate(NAMES) if "trained" in name or name.split(",")[0] not in {
     before.split(",")[0] for before in NAMES[:index]}}  # fmt: skip
 MARGIN = 1.0001  # one ten-thousandth more: far below anything that a norm over a layer would show in bf16
@@ -41,7 +41,7 @@ def stored() -> dict[tuple[str, str], parity_table.Parity]:
     pytest.param(name, width, marks=() if width == "fp64" or name in IN_FP32 else WHOLE)
     for name in NAMES for width in DTYPES
 ])  # fmt: skip
-def test_the_reference_computes_what_transformers_computes(
+def test_reference_agrees_with_transformers(
     name: str, width: str, stored: dict[tuple[str, str], parity_table.Parity]
 ) -> None:
     row = parity.parity(name, width)
@@ -50,12 +50,12 @@ def test_the_reference_computes_what_transformers_computes(
 
 
 @pytest.mark.parametrize("width", DTYPES)
-def test_a_conv_of_width_1_which_keeps_no_inputs_is_what_transformers_computes(width: str) -> None:
+def test_conv_of_width_1_agrees_with_transformers(width: str) -> None:
     row = parity._trunk(Case("conv width 1", "dense", {"linear_conv_kernel_dim": 1}), width)
     assert row.compared > 0 and row.worst <= row.allowed
 
 
-def test_the_committed_table_speaks_for_these_configurations(
+def test_committed_table_covers_these_configurations(
     stored: dict[tuple[str, str], parity_table.Parity]
 ) -> None:
     assert [*stored] == [(name, width) for name in NAMES for width in DTYPES]
@@ -63,7 +63,7 @@ def test_the_committed_table_speaks_for_these_configurations(
 
 
 @WHOLE
-def test_the_table_is_shown_as_it_is_measured_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_prints_the_figures_measured_here(capsys: pytest.CaptureFixture[str]) -> None:
     rows = parity.everything()
     with capsys.disabled():
         print(f"\n\nreference against transformers, worst relative error\n{parity_table.table(rows)}")
@@ -90,7 +90,7 @@ def _eps_of_l2_outside_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _positions_one_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rotary is relative: no logit moves, only the keys that are kept."""
+    """Rotary is relative: no logit changes, only the stored keys."""
     correct = attention.rotate
     monkeypatch.setattr(attention, "rotate", lambda x, positions, config: correct(x, positions + 1, config))
 

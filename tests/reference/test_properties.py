@@ -1,7 +1,7 @@
-"""What a round of speculation must mean, over every model kind in fp64 and over labels exactly.
+"""Properties of a round of speculation, over every model kind in fp64 and over labels exactly.
 
-Any round equals decoding its accepted tokens; how a prompt is split does not matter; a tree's branch is a
-chain; what is kept comes back whole. Leaves out: single layers (`test_gdn.py`, `test_trunk.py`).
+Any round equals decoding its accepted tokens; the split of a prompt does not matter; a tree's branch equals a
+chain; a kept state is restored completely. Leaves out: single layers (`test_gdn.py`, `test_trunk.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SOME = settings(max_examples=5, deadline=None, suppress_health_check=[HealthChec
 
 @pytest.fixture(scope="module", params=KINDS)
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """num_steps -> a fresh engine of this kind."""
+    """Return a function: num_steps -> a fresh engine of this kind."""
     if request.param == "labels":
         return lambda num_steps: LedgerEngine(config("dense"), num_steps=num_steps, room=TRACKED)
     kinds = {"gdn only": ["linear_attention"] * 2, "attention only": ["full_attention"] * 2}
@@ -68,7 +68,7 @@ def test_all_rejected_equals_one_decode_step(make: Make) -> None:
     assert disagreement(subject.state("a"), plain.state("a")) <= CLOSE
 
 
-def test_a_free_round_says_what_free_decoding_says(make: Make) -> None:
+def test_free_round_gives_the_tokens_of_free_decoding(make: Make) -> None:
     """Greedy acceptance loses nothing: the tokens are those of plain decoding, whatever was drafted."""
     subject, plain = make(3), make(0)
     begin(subject, PROMPT)
@@ -125,7 +125,7 @@ def test_a_branch_of_a_tree_is_its_chain(make: Make, data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize("kept", ["save", "preempt"])
-def test_what_is_kept_comes_back_whole(make: Make, kept: str) -> None:
+def test_kept_state_is_restored_completely(make: Make, kept: str) -> None:
     """In the middle of the prompt, and between rounds, with another request running in between."""
     subject, plain = make(2), make(2)
     for engine in (subject, plain):
@@ -143,10 +143,10 @@ def test_what_is_kept_comes_back_whole(make: Make, kept: str) -> None:
 
 
 @pytest.mark.parametrize(("parents", "path"), [(None, ()), (None, (1, 2, 3)), ((0, 0, 2, 2, 3), (2, 3, 5))])
-def test_a_request_goes_on_from_a_tracked_prefix_as_from_its_own_tokens(
+def test_request_continues_from_a_tracked_prefix_like_its_own(
     make: Make, parents: tuple[int, ...] | None, path: tuple[int, ...]
 ) -> None:
-    """Tracked at the end of a chunk, and inside the accepted path of a chain and of a tree; the donor goes on."""
+    """Tracked at the end of a chunk, and inside the accepted path of a chain and of a tree; the donor continues."""
     subject, plain = make(5), make(5)
     picks, count = (21, 22, 23, 24, 25), 8 if path else 4
     subject.admit("a", PROMPT)
@@ -177,7 +177,7 @@ def test_a_request_goes_on_from_a_tracked_prefix_as_from_its_own_tokens(
     assert all(len(rows) == count - 1 for rows in kept.draft_keys.values())
 
 
-def test_where_no_multiple_is_reached_nothing_is_tracked(make: Make) -> None:
+def test_nothing_is_tracked_when_no_multiple_is_reached(make: Make) -> None:
     engine = make(2)
     begin(engine, PROMPT[:5], root=ROOT)
     engine.draft(("a",), ((3, 4),))
@@ -219,7 +219,7 @@ def test_a_request_is_the_same_alone_and_in_a_batch(make: Make) -> None:
     assert disagreement(alone.state("a"), batch.state("a")) == 0
 
 
-def test_asking_and_idling_change_nothing(make: Make) -> None:
+def test_queries_and_idle_change_nothing(make: Make) -> None:
     engine = make(2)
     begin(engine, PROMPT)
     before = engine.state("a")
@@ -230,12 +230,12 @@ def test_asking_and_idling_change_nothing(make: Make) -> None:
     for kept in (told.conv, told.state, told.keys, told.values, told.draft_keys, told.draft_values):
         for tensor in kept.values():
             tensor.zero_()
-    assert disagreement(engine.state("a"), before) == 0, "drafts and a verify commit nothing; a state told is a copy"
+    assert disagreement(engine.state("a"), before) == 0, "drafts and a verify commit nothing; states are copies"
 
 
 @pytest.mark.parametrize("taken", [0, 2])
 def test_a_commit_that_is_off_by_one_disagrees(make: Make, taken: int) -> None:
-    """The measure of these tests bites: one accepted draft more or less is far outside it."""
+    """The measure of these tests is sensitive: one accepted draft more or less is far outside it."""
     right, wrong = make(3), make(3)
     for engine, count in ((right, 1), (wrong, taken)):
         begin(engine, PROMPT, root=ROOT)

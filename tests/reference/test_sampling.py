@@ -1,4 +1,4 @@
-"""Drawn choices: the definition by hand, the same walk as rejection sampling, and the target's law, counted exactly.
+"""Drawn choices: the definition by hand, equality with rejection sampling, and the exact target distribution.
 
 Leaves out: acceptance with given probabilities (`test_acceptance.py`), and the optimized op.
 """
@@ -31,18 +31,18 @@ LOGITS = torch.tensor([[2.0, 0.0, 2.0, 1.0, -3.0]], dtype=torch.float64)
 @pytest.mark.parametrize(("sampling", "weighs"), [
     (Sampling(1.0), [2.0, 0.0, 2.0, 1.0, -3.0]),
     (Sampling(0.5), [4.0, 0.0, 4.0, 2.0, -6.0]),
-    (Sampling(1.0, top_k=1), [2.0, None, None, None, None]),  # of two equal logits the lower id
+    (Sampling(1.0, top_k=1), [2.0, None, None, None, None]),  # the lower id of two equal logits
     (Sampling(1.0, top_k=3), [2.0, None, 2.0, 1.0, None]),
     (Sampling(1.0, top_k=9), [2.0, 0.0, 2.0, 1.0, -3.0]),
     (Sampling(1.0, top_p=1.0), [2.0, 0.0, 2.0, 1.0, -3.0]),
     (Sampling(1.0, top_p=0.1), [2.0, None, None, None, None]),
     (Sampling(1.0, top_p=0.42), [2.0, None, 2.0, None, None]),  # the first alone has 0.397
-    (Sampling(0.5, top_p=0.7), [4.0, None, 4.0, None, None]),  # of what is left at this temperature
+    (Sampling(0.5, top_p=0.7), [4.0, None, 4.0, None, None]),  # of the kept weights at this temperature
     (Sampling(2.0, top_p=0.7), [1.0, None, 1.0, 0.5, None]),
     (Sampling(1.0, top_k=2, top_p=0.5), [2.0, None, None, None, None]),  # one of two has exactly the half
     (Sampling(1.0, top_k=2, top_p=0.51), [2.0, None, 2.0, None, None]),
 ])  # fmt: skip
-def test_probabilities_by_hand(sampling: Sampling, weighs: list[float | None]) -> None:
+def test_probabilities_match_a_hand_calculation(sampling: Sampling, weighs: list[float | None]) -> None:
     right = torch.tensor([0.0 if x is None else 2.718281828459045**x for x in weighs], dtype=torch.float64)
     assert torch.allclose(probabilities(LOGITS, sampling)[0], right / right.sum(), rtol=1e-14, atol=0)
 
@@ -61,8 +61,8 @@ PROBS = torch.tensor([[1, 2, 1], [3, 0, 1], [0, 4, 0], [1, 1, 2], [2, 1, 1]], dt
 
 
 @pytest.mark.parametrize(("tokens", "parents"), TREES)
-def test_the_walk_along_drawn_choices_is_rejection_sampling(tokens: list[int], parents: Sequence[int]) -> None:
-    """Every cell of every uniform: all bounds are multiples of 1/4, and of what is left at most 3 parts are cut."""
+def test_walk_along_drawn_choices_equals_rejection_sampling(tokens: list[int], parents: Sequence[int]) -> None:
+    """Try every cell of every uniform: all bounds are multiples of 1/4, and the rest has at most 3 parts."""
     width, cells = len(tokens), [torch.tensor(x, dtype=torch.float64) for x in (0.0, 0.125, 0.25, 0.49, 0.5, 0.75, 0.9)]
     inner = sorted({max(parent, 0) for parent in parents})  # a leaf's own uniform decides nothing
     probs, seen = PROBS[:width], Counter[Path]()
@@ -77,7 +77,7 @@ def test_the_walk_along_drawn_choices_is_rejection_sampling(tokens: list[int], p
 
 
 def cells(bounds: set[Fraction]) -> Iterator[tuple[Fraction, torch.Tensor]]:
-    """Between neighbouring bounds no uniform changes anything: the length of each interval, and its middle."""
+    """Length and middle of each interval between neighbouring bounds, in which no uniform changes a choice."""
     for low, high in pairwise(sorted({Fraction(0), Fraction(1), *bounds})):
         yield high - low, torch.tensor(float((low + high) / 2), dtype=torch.float64)
 
@@ -86,7 +86,7 @@ QUARTERS = {Fraction(n, 4) for n in range(5)} | {Fraction(n, d) for d in (1, 2, 
 
 
 def law(tokens: Sequence[int], parents: Sequence[int], probs: torch.Tensor, said: tuple[int, ...]) -> Fraction:
-    """The chance that the target says these tokens one after another, as long as the window has nodes for them."""
+    """Probability that the target chooses these tokens in turn, as long as the window has nodes for them."""
     chance, node = Fraction(1), 0
     for token in said:
         chance *= Fraction(float(probs[node, token]))
@@ -95,7 +95,7 @@ def law(tokens: Sequence[int], parents: Sequence[int], probs: torch.Tensor, said
 
 
 @pytest.mark.parametrize(("tokens", "parents"), TREES)
-def test_path_and_bonus_have_exactly_the_law_of_the_target(tokens: list[int], parents: Sequence[int]) -> None:
+def test_path_and_bonus_have_exactly_the_target_distribution(tokens: list[int], parents: Sequence[int]) -> None:
     width, exact = len(tokens), Counter[tuple[int, ...]]()
     inner = sorted({max(parent, 0) for parent in parents})
     for chosen in product(list(cells(QUARTERS)), repeat=len(inner)):
@@ -114,14 +114,14 @@ def test_path_and_bonus_have_exactly_the_law_of_the_target(tokens: list[int], pa
 
 
 VOCAB, DRAWS = 6, 4000
-CHI_SQUARE = 27.9  # 9 in 10**6 of what has 5 degrees of freedom are above it, 1 in 10**4 of all rules together
+CHI_SQUARE = 27.9  # exceeded with probability 9e-6 at 5 degrees of freedom, 1e-4 over all rules together
 
 
 @few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["greedy", "chain", "tree", "block"])
-def test_many_draws_have_the_law_of_the_target(rule: str) -> None:
-    """The first token that comes out of a window: accepted, or the bonus. Greedy has one outcome."""
+def test_many_draws_have_the_target_distribution(rule: str) -> None:
+    """Count the first token of a window: accepted, or the bonus. Greedy has one outcome."""
     dice = torch.Generator().manual_seed(5)
     logits = torch.randn(4, VOCAB, generator=dice, dtype=torch.float64)
     tokens, parents = ([0, 3, 1, 4], [-1, 0, 0, 1]) if rule == "tree" else ([0, 3, 1, 4], chain(4))
@@ -149,7 +149,7 @@ def test_many_draws_have_the_law_of_the_target(rule: str) -> None:
 PROMPT, UNIFORMS = (5, 9, 2), tuple(x / 8 for x in (1, 5, 2, 7))
 
 
-def test_an_engine_draws_as_defined_and_accepts_as_rejection_sampling_does(tmp_path: File) -> None:
+def test_engine_draws_as_defined_and_accepts_by_rejection(tmp_path: File) -> None:
     engine = ReferenceEngine(weights(tmp_path / "model"), num_steps=3)
     kept: dict[str, torch.Tensor] = {}
     sampling = Sampling(1.5, top_k=20, top_p=0.9)
@@ -175,12 +175,12 @@ def test_an_engine_draws_as_defined_and_accepts_as_rejection_sampling_does(tmp_p
     engine.resume("a")
     engine.forward((Row("a", "decode", uniforms=(0.3,)),))
     engine.admit("b", PROMPT)
-    engine.load("b", f"before {(7, 8, 9)}")  # sampling is the request's own: "b" takes the argmax
+    engine.load("b", f"before {(7, 8, 9)}")  # sampling belongs to the request: "b" takes the argmax
     kept.clear()
     assert engine.forward((Row("b", "decode"),)).roots["b"] == int(kept["logits"].argmax())
 
 
-def test_a_drawn_label_hangs_on_everything_that_a_draw_may_hang_on() -> None:
+def test_drawn_label_depends_on_every_input_of_a_draw() -> None:
     def own(sampling: Sampling, uniforms: tuple[float, ...] = UNIFORMS, picks: tuple[int, ...] = (1, 2)) -> list[int]:
         engine = LedgerEngine(config(vocab_size=4096), num_steps=2)
         engine.admit("a", PROMPT, sampling)

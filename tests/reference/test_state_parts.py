@@ -1,6 +1,6 @@
-"""`RequestState.parts()`: every tensor of memory that belongs to a layer, once, under the place where it is written.
+"""`RequestState.parts()`: every memory tensor of a layer, once, under the place where it is written.
 
-Leaves out: what stands in the tensors.
+Leaves out: the contents of the tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from instep_reference.contract.place import COMPONENTS, STAGES, Place, memory_pl
 
 
 def state() -> RequestState:
-    """Two layers everywhere, every tensor with a number of its own."""
+    """Make a state with two layers everywhere and a different number in every tensor."""
     number = iter(range(100))
 
     def two() -> dict[int, torch.Tensor]:
@@ -23,17 +23,17 @@ def state() -> RequestState:
     return RequestState(4, 1, 2, torch.zeros(1), two(), two(), two(), two(), two(), two())
 
 
-def test_every_tensor_of_every_layer_is_there_once_and_is_the_state_s_own() -> None:
+def test_parts_list_every_tensor_once_without_copies() -> None:
     one = state()
     held = [each.name for each in fields(one) if isinstance(getattr(one, each.name), dict)]
     right = [tensor for name in held for tensor in getattr(one, name).values()]
     found = list(one.parts())
     assert len(found) == len(right) == 12 and list(MEMORY) == held
     assert all(mine is other for (_, mine), other in zip(found, right, strict=True)), "in order, no copies"
-    assert len(dict(found)) == len(found), "no two parts stand at one place"
+    assert len(dict(found)) == len(found), "no two parts share a place"
 
 
-def test_parts_stand_where_an_event_writes_them() -> None:
+def test_parts_have_the_places_of_the_events_that_write_them() -> None:
     places = [place for place, _ in state().parts()]
     assert places[:2] == [Place("trunk", 0, "conv"), Place("trunk", 3, "conv")]
     assert places[-2:] == [Place("extend", 0, "values"), Place("extend.3", 3, "values")]

@@ -1,6 +1,6 @@
 """The model as a value: any split of a prompt gives the same memory, and every place is seen and can be replaced.
 
-Leaves out: whether the numbers are right (`test_oracle.py`).
+Leaves out: the correctness of the numbers (`test_oracle.py`).
 """
 
 from __future__ import annotations
@@ -107,10 +107,11 @@ def test_every_place_is_seen_in_the_order_of_findings(weights: Weights) -> None:
 
 
 @pytest.mark.slow
-def test_what_see_returns_is_what_goes_on(weights: Weights) -> None:
-    """At every place of every layer: another tensor put in changes the final rows, and an equal one does not.
+def test_result_of_see_replaces_the_tensor(weights: Weights) -> None:
+    """At every place of every layer a different tensor changes the final rows, and an equal one does not.
 
-    An update goes into the state alone, so what changes is the memory: of its own layer."""
+    An update goes only into the state, so it changes only the memory of its layer.
+    """
     tokens, changed = tokens_of(3), []
     correct, memories = trunk.advance(weights, tokens, trunk.empty_memories(weights), 0)
     places: list[Place] = []
@@ -140,7 +141,7 @@ def test_conv_windows_hold_what_see_returned(weights: Weights) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_everything_stays_in_the_width_handed_in(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_every_result_keeps_the_dtype_of_the_weights(tmp_path: Path, dtype: torch.dtype) -> None:
     checkpoint = Checkpoint.open(write(tmp_path, "next", dtype=torch.bfloat16))
     weights = Weights.of(checkpoint, dtype)
     found: set[torch.dtype] = set()
@@ -154,7 +155,7 @@ def test_everything_stays_in_the_width_handed_in(tmp_path: Path, dtype: torch.dt
     assert found == {dtype} and {tensor.dtype for tensor in tensors(memories)} == {dtype}
 
 
-def test_a_layer_runs_alone_on_bits_that_somebody_else_hands_in(weights: Weights) -> None:
+def test_layer_runs_alone_on_given_inputs_with_the_same_bits(weights: Weights) -> None:
     tokens = torch.tensor(tokens_of(5))
     hidden = trunk.embed(weights, tokens)
     positions = torch.arange(5)
@@ -192,7 +193,7 @@ def test_a_row_sees_the_rows_up_to_its_own() -> None:
             assert_close(out[row, head], shares @ values[seen, head // 2])
 
 
-def test_shares_of_experts_by_hand() -> None:
+def test_expert_shares_match_a_hand_calculation() -> None:
     scores = torch.tensor([[0.0, 1.0, 2.0]], dtype=torch.float64).log1p()  # softmax: 1/6, 2/6, 3/6
     config = ModelConfig.from_dict(_mixture(norm_topk_prob=True))
     assert_close(route(config, scores), torch.tensor([[0.0, 0.4, 0.6]], dtype=torch.float64))
@@ -204,7 +205,7 @@ def _mixture(norm_topk_prob: bool) -> dict[str, object]:
     return config_of("next", num_experts=3, num_experts_per_tok=2, norm_topk_prob=norm_topk_prob)
 
 
-def test_a_seed_makes_the_same_weights_again() -> None:
+def test_seed_gives_the_same_weights() -> None:
     config = ModelConfig.from_dict(_mixture(norm_topk_prob=True))
     one, same, other = draw(config, 0), draw(config, 0), draw(config, 1)
     assert all(torch.equal(one[name], same[name]) for name in one)

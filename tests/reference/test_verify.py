@@ -20,7 +20,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TensorModel:
     return TensorModel(weights(tmp_path_factory.mktemp("dense") / "model"))
 
 
-def test_a_node_is_its_tokens_decoded_one_by_one(model: TensorModel) -> None:
+def test_node_equals_decoding_its_path_token_by_token(model: TensorModel) -> None:
     _, memory = model.advance((4, 8, 15), model.nothing(), 0, unseen)
     nodes = verify(model, (16, 23, 42, 7, 9), (-1, 0, 0, 2, 3), memory, 3, unseen)
     assert [node.depth for node in nodes] == [0, 1, 1, 2, 3]
@@ -41,7 +41,7 @@ def test_siblings_do_not_see_each_other(model: TensorModel) -> None:
         assert torch.equal(mine.final, theirs.final)
 
 
-def test_the_memory_before_is_left_as_it_was(model: TensorModel) -> None:
+def test_memory_before_the_window_is_not_modified(model: TensorModel) -> None:
     _, memory = model.advance((4, 8, 15), model.nothing(), 0, unseen)
     copies = [kept.state.clone() for kept in memory if isinstance(kept, GdnMemory)]
     verify(model, (16, 23, 42), (-1, 0, 1), memory, 3, unseen)

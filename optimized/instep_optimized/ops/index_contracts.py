@@ -166,7 +166,7 @@ def _plan_ring(given: dict[str, Any]) -> Iterator[str]:
     pending = given["before"][busy] - settled
     room = size - most
     if bool((pending > room).any()):
-        yield f"{int(pending.max())} tokens are pending; beside {most} rows the ring of {size} entries holds {room}"
+        yield f"{int(pending.max())} tokens are pending; with {most} rows a ring of {size} entries has room for {room}"
     if bool((pending < 0).any()):
         yield f"{-int(pending.min())} tokens more are in the state than the request has"
 

@@ -170,7 +170,7 @@ FAULTS: tuple[Fault, ...] = (
         "",
         (Edit(LAZY_RERUN, "return size - width - widest", "return size"),),
         "full", Setting(strategy="lazy_rerun"), 16, Place("trunk", STAGE_LEVEL, "length"),
-        "tokens are pending; beside 5 rows the ring of", ("derived", "contracts"),
+        "tokens are pending; with 5 rows a ring of", ("derived", "contracts"),
     ),
     Fault(
         "pending-overwritten", "pending-count",
