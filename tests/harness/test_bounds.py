@@ -70,7 +70,7 @@ def test_write_outside_a_correct_table_is_found(trace):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "says"), [
-    ("OLD_PAGES", "on which the positions stand that it writes"), ("OTHERS", "of the requests that it names"),
+    ("OLD_PAGES", "with the positions that it writes"), ("OTHERS", "of the requests that it names"),
 ])  # fmt: skip
 def test_slightly_too_wide_table_is_a_finding(longer, name, says):
     first = replayed(longer, name).verdict.findings[0]
