@@ -1,4 +1,4 @@
-"""One trace through both sides: the sides, the lock-step loop, and the replay that a command builds.
+"""Replay of one trace through both sides: the sides, the lock-step loop, and the object that a command builds.
 
-Leaves out: what is compared (`instep.checks`) and how it is told (`instep.report`).
+Leaves out: the checks (`instep.checks`) and the report (`instep.report`).
 """

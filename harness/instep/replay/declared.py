@@ -1,7 +1,7 @@
-"""What a subject declares about its rounding: what it stores narrower, component by component, and how it multiplies.
+"""Declarations of a subject about its rounding: storage per component, and products per form of an op.
 
-An op set declares it in its fields `rounds` and `products`, somebody's engine in attributes of its maker that have the
-same names (`adapters.Declares`). Leaves out: what a yardstick makes of it (`observe/products.py`,
+An op set declares them in its fields `rounds` and `products`, an engine of the user in attributes of its maker with the
+same names (`adapters.Declares`). Leaves out: how yardsticks use them (`observe/products.py`,
 `observe/recomputation.py`).
 """
 
@@ -22,18 +22,17 @@ from .guard import calling
 
 @dataclass(frozen=True)
 class Declared:
-    """rounds: component -> how it is stored, in full width where none is named; products: form of an op
-    -> the format of its operands, fp32 where none is named."""
+    """rounds: component -> storage; others have full width. products: form of an op -> operand format; others fp32."""
 
     rounds: Mapping[str, Storage]
     products: Mapping[str, Product]
 
     def narrow(self, width: torch.dtype) -> dict[str, Storage]:
-        """The components that are stored narrower than `width`, in which the engine computes."""
+        """The components that are stored narrower than `width`, the dtype of the computation."""
         return {name: storage for name, storage in self.rounds.items() if narrower(storage, width)}
 
     def said(self, width: torch.dtype) -> str:
-        """In a line: stores bfloat16 but for q, k (float32); multiplies gdn.chunk as tf32 in blocks of 64."""
+        """One line: stores bfloat16 but for q, k (float32); multiplies gdn.chunk as tf32 in blocks of 64."""
         parts, narrow = [], self.narrow(width)
         for dtype in dict.fromkeys(narrow.values()):
             named = [name for name, stored in narrow.items() if stored == dtype]
@@ -48,9 +47,9 @@ NOTHING = Declared({}, {})
 
 
 def declared(subject: object, activation: torch.dtype, state: Storage, kv: Storage | None = None) -> Declared:
-    """What an op set, or a maker of engines, declares for these widths; absent: nothing.
+    """The declarations of an op set or of a maker of engines for these widths; none if they are absent.
 
-    kv: how KV is to be stored, where not as an op set says.
+    kv: the storage of KV if it differs from the op set's.
     """
     rounds = getattr(subject, "rounds", None)
     products: object = getattr(subject, "products", {})
@@ -63,7 +62,7 @@ def declared(subject: object, activation: torch.dtype, state: Storage, kv: Stora
         return Declared(_components(dict(stored)), of_width(said, activation))
     except InstepError:
         raise
-    except Exception as error:  # whatever it is: the declaration may be anybody's
+    except Exception as error:  # the declaration is the user's code
         raise BadInput(
             "what is declared", found=f"{type(error).__name__}: {error}", expected="`rounds` (activation dtype, state "
             "dtype -> a dtype per component) and `products` (a Product per form of an op); see docs/declare.md",
@@ -71,7 +70,7 @@ def declared(subject: object, activation: torch.dtype, state: Storage, kv: Stora
 
 
 def of_width(products: Mapping[str, Product], activation: torch.dtype) -> dict[str, Product]:
-    """What is said of activations of this width."""
+    """The declared products for activations of this width."""
     return {form: one for form, one in products.items() if not (one.narrow and activation.itemsize > 2)}
 
 

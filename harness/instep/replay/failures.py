@@ -1,6 +1,6 @@
-"""What a subject raised, as findings: the op and the place where it stood, the line of its source, its traceback.
+"""Errors that a subject raised, as findings: the op, the place, the line of its source, its traceback.
 
-Leaves out: telling the subject's failures from the harness's (`guard.py`).
+Leaves out: whether a failure is the subject's or the harness's (`guard.py`).
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from ..verdict import Comparison, Raised, Tier
 from .guard import MAKES, SERVES, SubjectFailed, WrongType, said_by
 from .participants import Participants
 
-VERBS = (*MUST, "draft", "layers", *(verb for pair in PAIRS for verb in pair))  # that take part in serving an event
-UNSEEN = Place("trunk", STAGE_LEVEL, "embedding")  # where a subject stands that has shown no place yet
-OURS = ("instep.", "instep_optimized.ops.around")  # whose frames are not the subject's
-THEIRS = ("instep.adapters.",)  # but these are: part of what is tested
+VERBS = (*MUST, "draft", "layers", *(verb for pair in PAIRS for verb in pair))  # callbacks that serve events
+UNSEEN = Place("trunk", STAGE_LEVEL, "embedding")  # the place of a failure before the first place
+OURS = ("instep.", "instep_optimized.ops.around")  # modules whose frames are not the subject's
+THEIRS = ("instep.adapters.",)  # except these, which are tested
 LIBRARIES = ("torch", "numpy", "triton")
 
 
 def failures(participants: Participants, index: int, event: Event, failed: SubjectFailed) -> list[Comparison]:
-    """What it raised, where it stood; and before that every contract that it broke until then, every pool too small."""
+    """The error with its place, and before it all contracts that were broken so far and all pools that are too small.
+    """
     kind = kind_of(event)
     log = NOTHING if participants.instrumentation is None else participants.instrumentation.take()
     failed_op = log.failed_op
     if failed_op is not None and failed_op.error not in _chain(failed.error):
-        failed_op = None  # the subject went on after that one
+        failed_op = None  # the subject continued after that error
     broke = [*broken(log, index, kind), *_too_small(participants, log, index, kind)]
     place = NOWHERE
     if failed_op is not None:
@@ -53,7 +54,7 @@ def failures(participants: Participants, index: int, event: Event, failed: Subje
 def failure(
     index: int, kind: str, failed: SubjectFailed, place: Place = NOWHERE, failed_op: FailedOp | None = None
 ) -> Comparison:
-    """The finding about what it raised, or about an answer that is none."""
+    """The finding about an error, or about a result that is no answer."""
     question, error = failed.question, failed.error
     serves = question == SERVES or question in VERBS
     check = SERVES if serves else "interface"
@@ -78,8 +79,8 @@ def failure(
 
 
 def raised_of(error: BaseException) -> Raised:
-    """The exception with its frames; of no frames at all: of unknown origin."""
-    if isinstance(error, WrongResult) and error.code is not None:  # the kernel has returned: it has no frame any more
+    """The exception with its frames; without frames its origin is unknown."""
+    if isinstance(error, WrongResult) and error.code is not None:  # the kernel has returned and has no frame any more
         code, kind, whole = error.code, type(error).__name__, _spelled(error, error.__traceback__)
         return Raised(kind, str(error), code.co_filename, code.co_firstlineno, code.co_qualname, "", whole)
     frames = list(traceback.walk_tb(error.__traceback__))
@@ -105,7 +106,7 @@ def _finding(
 
 
 def _too_small(participants: Participants, log: EventLog, index: int, kind: str) -> Iterator[Comparison]:
-    """Pools without the room that the trace asks for: they may be why."""
+    """Pools smaller than the trace requires, as these may be the reason."""
     if log.room is None:
         return
     try:
@@ -116,7 +117,7 @@ def _too_small(participants: Participants, log: EventLog, index: int, kind: str)
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
-    """The exception, and what it was raised from."""
+    """The exception and its causes."""
     found: list[BaseException] = []
     while error is not None and error not in found:
         found.append(error)
@@ -125,7 +126,7 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 
 
 def _from_own(at: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame that is not the harness's."""
+    """The traceback from the first frame outside the harness."""
     begin = at
     while begin is not None and _is_ours(begin.tb_frame):
         begin = begin.tb_next
@@ -142,7 +143,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _is_librarys(frame: FrameType) -> bool:
-    """torch's, numpy's, triton's or Python's own; other installed packages may be what is tested."""
+    """Whether a frame is in torch, numpy, triton or Python itself; other installed packages may be tested."""
     module, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
     installed = any(part in file for part in ("site-packages", "dist-packages"))
     standard = file.startswith((sysconfig.get_path("stdlib"), "<frozen")) and not installed

@@ -1,6 +1,6 @@
-"""Every call to the subject: what it raises, and an answer of a wrong type, is the subject's own finding.
+"""Guards every call to the subject: its exceptions, and answers of a wrong type, become its findings.
 
-Leaves out: the finding itself (`failures.py`). A failure of the harness raises as itself and is never the subject's.
+A failure of the harness is raised unchanged and is never the subject's. Leaves out: the finding itself (`failures.py`).
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from instep_reference.contract.place import COMPONENTS, Place, See
 from ..adapters import Maker, Subject
 from ..player import Observer, Player, Side
 
-SERVES, MAKES = "serves", "is made"  # two of the questions: all others are a method's name
+SERVES, MAKES = "serves", "is made"  # two of the questions; all others are names of methods
 METHODS = (
     *(kind_of(event) for event in get_args(AnyEvent) if event is not Refused),
     "next_num_steps", "state", "regions", "may_change", "slots", "pages", "watch",
 )
-COUNTED = ("slot", "row", "page")  # what the first axis of a region counts
+COUNTED = ("slot", "row", "page")  # meanings of the first axis of a region
 WHOLE = (torch.int32, torch.int64)
 NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-LISTED = 4  # regions that are named in one finding
+LISTED = 4  # regions that one finding lists
 
 
 class SubjectFailed(Exception):
-    """The subject raised, or gave something of a wrong type, on a call that is legal. question: which call it was."""
+    """The subject raised, or returned a wrong type, on a legal call. question: the call."""
 
     def __init__(self, question: str, error: BaseException) -> None:
         self.question, self.error = question, error
@@ -51,23 +51,23 @@ class SubjectFailed(Exception):
 
 
 class WrongType(TypeError):
-    """The answer does not have the type that the contract asks for; the text is the whole finding."""
+    """The answer does not have the type that the contract requires; the text is the whole finding."""
 
 
 @contextmanager
 def calling(question: str) -> Iterator[None]:
-    """Around one call to the subject, and around nothing else."""
+    """The context of one call to the subject, and of nothing else."""
     try:
         yield
     except SubjectFailed:
         raise
-    except InstepError as error:  # it does not serve this combination: said in one line, no finding
+    except InstepError as error:  # it does not support this combination, which is one line and no finding
         if question == MAKES or (question == SERVES and isinstance(error, Unsupported)):
             raise
         raise SubjectFailed(question, error) from error
-    except KeyboardInterrupt:  # the user's
+    except KeyboardInterrupt:  # by the user
         raise
-    except BaseException as error:  # whatever it is, no `Exception` either: a panic of Rust's, an outcome of pytest's
+    except BaseException as error:  # also those that are no `Exception`: panics of Rust, outcomes of pytest
         if is_native_on_cpu(error):
             raise BadInput(VARIABLE, found="a native Triton kernel with tensors on the CPU",
                            expected="an interpreted kernel: Triton was imported before instep could switch its "
@@ -77,16 +77,16 @@ def calling(question: str) -> Iterator[None]:
 
 
 def says_refuses(engine: object) -> bool:
-    """Whether illegal events are offered to it: it has a true attribute `refuses`."""
+    """Whether the engine sets `refuses = True`, so that illegal events are played."""
     return bool(getattr(engine, "refuses", False))
 
 
 class GuardedSubject:
-    """A subject whose answers about its memory are guarded; a participant guards events and states."""
+    """A subject with guarded answers about its memory; a participant guards events and states."""
 
     def __init__(self, engine: Subject) -> None:
         self.engine = engine
-        self.pools: frozenset[tuple[str, int]] = frozenset()  # name and layer of every region that was ever shown
+        self.pools: frozenset[tuple[str, int]] = frozenset()  # name and layer of every region that it has shown
 
     @property
     def refuses(self) -> bool:
@@ -105,7 +105,7 @@ class GuardedSubject:
                 must(_is_scratch(region), f"{what}: scratch", region.scratch, "a set of units of the region")
             pools = frozenset((region.name, region.layer) for region in found)
             hidden = [f"{name} (layer {layer})" for name, layer in sorted(self.pools - pools)]
-            if hidden:  # what is shown now and then could be written to whenever it is not
+            if hidden:  # it could write to a region whenever it hides it
                 raise WrongType(f"`regions` omits regions that it showed before: {', '.join(hidden[:LISTED])}"
                                 f"{' and more' if len(hidden) > LISTED else ''}")  # fmt: skip
             self.pools = pools
@@ -126,7 +126,7 @@ class GuardedSubject:
             return {str(name): set(units) for name, units in found.items()}
 
     def copies(self) -> Mapping[Copy, Mapping[str, torch.Tensor]] | None:
-        """What it keeps of requests; None: it does not show that, and need not."""
+        """Its copies of requests; None if it does not show them, which is allowed."""
         asked = getattr(self.engine, "copies", None)
         if not callable(asked):
             return None
@@ -159,14 +159,14 @@ class GuardedSubject:
 
 
 class GuardedEngine:
-    """A subject as a player serves it: every event, place, state and wanted step count is guarded.
+    """A subject for a player, with guarded events, places, states and requested step counts.
 
-    labels: whether it moves labels: then what it holds are whole numbers.
+    labels: whether it moves labels, which are integers.
     """
 
     def __init__(self, engine: Any, labels: bool = False) -> None:
         self._engine, self._labels = engine, labels
-        self._rows: dict[Place, torch.Size] = {}  # how one row of a place is shaped: the same in all calls
+        self._rows: dict[Place, torch.Size] = {}  # the shape of one row of a place, the same in all calls
 
     def __getattr__(self, name: str) -> Any:
         def call(*given: Any) -> Any:
@@ -191,7 +191,7 @@ class GuardedEngine:
             return checked_num_steps(self._engine)
 
     def offered(self, event: Event) -> None:
-        """An illegal event: an engine that says `refuses` must raise, in words that are the contract's."""
+        """Serve an illegal event: an engine with `refuses` must raise an error of the contract."""
         if not says_refuses(self._engine):
             return
         with calling(SERVES):
@@ -206,10 +206,10 @@ class GuardedEngine:
             self._engine.watch(lambda place, tensor: see(place, self._shown(place, tensor)))
 
     def _shown(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
-        """Called by the engine, so that what is wrong with the tensor is raised while it serves."""
+        """The engine calls this, so that a wrong tensor raises while it serves."""
         must(isinstance(place, Place), "see: place", place, "a `Place`")
         what = f"see: {place}"
-        labels = self._labels and place.component != "logits"  # of labels, too, they are numbers
+        labels = self._labels and place.component != "logits"  # logits are numbers in any case
         must_hold(what, tensor, labels or place.component == "pick")
         must(tensor.dim() > 0, what, tensor, "rows")
         before = self._rows.setdefault(place, tensor.shape[1:])
@@ -218,7 +218,7 @@ class GuardedEngine:
 
 
 class Checked(Observer):
-    """Holds every answer to the type that the contract asks for."""
+    """Compares the type of every answer with the contract."""
 
     def after(self, event: Event, side: Side) -> Side:
         with calling(SERVES):
@@ -226,7 +226,7 @@ class Checked(Observer):
 
 
 class Materialized(Observer):
-    """Leaves nothing in an answer that the engine computes when somebody looks."""
+    """Resolves lazy values of an answer."""
 
     def after(self, event: Event, side: Side) -> Side:
         with calling(SERVES):
@@ -234,7 +234,7 @@ class Materialized(Observer):
 
 
 def checked_state(engine: Any, request: str, labels: bool = False, asked: str = "state") -> RequestState:
-    """The logical state of a request, or a prefix, if it is one. labels: whether it holds whole numbers."""
+    """The logical state of a request or a prefix, if its type is right. labels: whether it has integers."""
     found = getattr(engine, asked)(request)
     must(isinstance(found, RequestState), asked, found, "a `RequestState`")
     assert isinstance(found, RequestState)
@@ -256,14 +256,14 @@ def checked_state(engine: Any, request: str, labels: bool = False, asked: str = 
 
 
 def checked_num_steps(engine: Any) -> int:
-    """The step count that an engine would like to have next."""
+    """The step count that an engine requests next."""
     found = engine.next_num_steps()
     must(_whole(found), "next_num_steps", found, "a whole number")
     return int(found)
 
 
 def checked_answer(event: Event, found: object) -> Answer | None:
-    """The answer to an event, if it is one: its fields are tensors, with a line for every request."""
+    """The answer to an event, if its type is right: its fields are tensors with a line for every request."""
     kind, what, names = facts(event).answer, kind_of(event), named(event)
     if kind is None:
         return None
@@ -291,12 +291,12 @@ def checked_answer(event: Event, found: object) -> Answer | None:
 
 
 def materialized(answer: Answer | None) -> Answer | None:
-    """The same, with nothing left that the engine computes when somebody looks."""
+    """The same answer with resolved lazy values."""
     return replace(answer, roots=dict(answer.roots)) if isinstance(answer, Forwarded) else answer
 
 
 def make_subject(maker: Maker, *given: Any, **named: Any) -> Subject:
-    """An engine of somebody else's, if that is what its maker gives."""
+    """The engine of a maker, if it has the methods of the contract."""
     with calling(MAKES):
         engine = maker(*given, **named)
         missing = [name for name in METHODS if not callable(getattr(engine, name, None))]
@@ -306,10 +306,10 @@ def make_subject(maker: Maker, *given: Any, **named: Any) -> Subject:
 
 
 def said_by(error: BaseException) -> str:
-    """Its message; none where asking for the message raises, too."""
+    """The message of an exception; empty if reading the message raises, too."""
     try:
         return str(error)
-    except Exception:  # the exception may be anybody's, like the subject
+    except Exception:  # the exception is the user's code, like the subject
         return ""
 
 
@@ -319,14 +319,14 @@ def must(right: bool, what: str, found: object, expected: str) -> None:
 
 
 def must_hold(what: str, tensor: object, whole: bool) -> None:
-    """Numbers of the kind that belongs there, which can be brought to the host and compared."""
+    """Require a dense tensor of the right kind of numbers."""
     kinds = WHOLE if whole else NUMBERS
     right = isinstance(tensor, torch.Tensor) and _is_dense(tensor) and tensor.dtype in kinds
     must(right, what, tensor, f"a dense tensor of {' or '.join(str(kind).removeprefix('torch.') for kind in kinds)}")
 
 
 def _is_dense(found: object) -> bool:
-    """Whether it is a tensor whose bytes can be read."""
+    """Whether a value is a tensor with readable bytes."""
     dense = isinstance(found, torch.Tensor) and found.layout is torch.strided and not found.is_meta
     return dense and not found.is_complex()  # type: ignore[attr-defined]
 
@@ -359,7 +359,7 @@ def _whole(value: object) -> bool:
 
 
 def _spelled(value: object, longest: int = 80) -> str:
-    """None; a list (['slot 0']); a Tensor"""
+    """A value in an error: None; a list (['slot 0']); a Tensor"""
     if value is None:
         return "None"
     kind = type(value).__name__

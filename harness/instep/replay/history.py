@@ -1,6 +1,6 @@
-"""What a replayed trace tells beside its verdict: accepted lengths, step counts over time, and the texts.
+"""The history of a replayed trace: accepted lengths, step counts over time, and the texts.
 
-Leaves out: how it is shown (`instep.report`). All of it comes from the trace, so every side has the same.
+All of it comes from the trace, so it is the same for every side. Leaves out: how it is printed (`instep.report`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ BYTES = 256  # a vocabulary of this size is bytes
 
 
 def printable(text: str) -> str:
-    """One line for a terminal: what cannot be printed is escaped."""
+    """The text in one line for a terminal, with escaped characters that cannot be printed."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 @dataclass(frozen=True)
 class Text:
-    """What one request was given and what it went on to say, as tokens and as far as possible as text."""
+    """The prompt and the generated tokens of one request, as text as far as possible."""
 
     request: str
     prompt: tuple[int, ...]
@@ -31,7 +31,7 @@ class Text:
     vocab: int
 
     def spelled(self, tokens: tuple[int, ...]) -> str:
-        """Bytes as text, control characters escaped; the tokens themselves for any other vocabulary."""
+        """Bytes as text with escaped control characters; the tokens themselves for any other vocabulary."""
         if self.vocab != BYTES:
             return " ".join(map(str, tokens))
         return printable(bytes(tokens).decode("utf-8", errors="replace"))
@@ -47,7 +47,7 @@ class History:
 
     @classmethod
     def of(cls, header: Header, events: Sequence[AnyEvent], table: RequestTable) -> History:
-        """`events`: those that ran; `table`: where they left every request."""
+        """The history of the events that ran. table: the requests after them."""
         accepted = tuple(
             (index, {name: len(path.nodes) + 1 for name, path in zip(event.requests, event.accepted, strict=True)})
             for index, event in enumerate(events)
@@ -60,6 +60,6 @@ class History:
 
     @property
     def mean_accepted_drafts(self) -> float:
-        """Over all verified windows; 0 without any."""
+        """The mean over all verified windows; 0 if there are none."""
         drafts = [length - 1 for _, lengths in self.accepted for length in lengths.values()]
         return sum(drafts) / len(drafts) if drafts else 0.0

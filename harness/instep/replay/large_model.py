@@ -1,9 +1,9 @@
-"""A run of a model too large for a whole reference: every check that needs none, from the subject's own bits.
+"""A run of a model that is too large for a whole reference, with all checks that need none.
 
-Truth is the ledger of a right engine over a narrow shadow of the model: it knows who has which slot, how many rows
-every place has, and what follows from the forced choices. What a state must be is computed layer by layer from the
-hidden rows and the state that the subject itself had (`observe/states.py`). Memory, op calls, graphs, host reads and
-poison are looked at as in any run. Leaves out: T2 of other places, T3, T4.
+The truth is the ledger of a right engine over a narrow shadow of the model. It has the owners of slots, the rows of
+every place, and the results of forced choices. The right states are computed layer by layer from the subject's own
+hidden rows and states (`observe/states.py`). Memory, op calls, graphs, host reads and poison are compared as in any
+run. Leaves out: T2 of other places, T3, T4.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from .setting import Setting, moves_labels
 from .single import engine
 
 SHADOW = {"hidden": 8, "key_heads": 1, "value_heads": 1, "key_dim": 2, "value_dim": 2, "heads": 1, "kv_heads": 1,
-          "head_dim": 2, "rotary_dim": 2, "intermediate": 2}  # widths of the shadow: the ledger's rows are only counted
+          "head_dim": 2, "rotary_dim": 2, "intermediate": 2}  # widths of the shadow, as the ledger only counts rows
 
 
 def ledger(
     config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None, mode: str = "eagle",
     room: Capacity | None = None,
 ) -> LedgerEngine:
-    """The orchestration of a model without its arithmetic: legal, complete choices in microseconds."""
+    """The orchestration of a model without its arithmetic, which makes legal choices in microseconds."""
     return LedgerEngine(shadow(config), num_steps=num_steps, adaptive=adaptive, mode=mode, room=room)
 
 
 def shadow(config: ModelConfig) -> ModelConfig:
-    """The same layers and vocabulary, as narrow as can be."""
+    """A model with the same layers and vocabulary, as narrow as possible."""
     narrow = {**SHADOW, "experts": min(config.experts, 2), "experts_per_token": min(config.experts_per_token, 1)}
     return replace(config, **narrow)  # type: ignore[arg-type]
 
@@ -67,10 +67,10 @@ def outcome(
 ) -> Outcome:
     """Replay a trace in which everything is forced, up to and including event `until`.
 
-    layers: whose states are judged, None: all; also: further checks; judged: instead of those of `checks`; ops: those
-    of the setting, wrapped; kept: the layers whose results are looked at, None: all; again: the command that does the
-    same, none where the trace is in no file and no command makes it; admissions: whether all are looked at; batches:
-    those of the engine's graphs.
+    layers: layers whose states are judged; None means all. also: further checks. judged: checks instead of `checks`.
+    ops: the op set, wrapped. kept: layers whose results are compared; None means all. again: the command that repeats
+    the run, if there is one. admissions: whether all admissions are checked. batches: the batch sizes of the engine's
+    graphs.
     """
     room, adaptive = trace.header.room(), trace.header.adaptive_file(trace.path.name)
     seats = participants(checkpoint, setting, room, num_steps=trace.header.num_steps, adaptive=adaptive, ops=ops,
@@ -78,7 +78,7 @@ def outcome(
     lockstep = Lockstep(trace, seats)
     chosen = checks(checkpoint, setting, layers) if judged is None else judged
     verdict = run(lockstep, [*chosen, *also], until=until, layers=kept, progress=progress, admissions=admissions)
-    from ..explain import Older, explained  # which stands on `localise`, and that on this
+    from ..explain import Older, explained  # it imports `localise`, which imports this package
 
     verdict.compared = explained(verdict.compared, lockstep.last, None, Older())
     plan = Plan(checkpoint, room, trace.header.num_steps, adaptive, setting)
@@ -95,7 +95,7 @@ def participants(
     checkpoint: Checkpoint, setting: Setting, capacity: Capacity, *, num_steps: int,
     adaptive: AdaptiveFile | None = None, ops: Ops | None = None, batches: tuple[int, ...] | None = None,
 ) -> Participants:
-    """Subject and ledger; there is no rounded run, because there is no whole reference."""
+    """Subject and ledger; a rounded run would need a whole reference."""
     calls, chosen, options = Counter[str](), ops or setting.op_set(), setting.options()
     handed = lent_copies(Plan(checkpoint, capacity, num_steps, adaptive, setting))
     instrumentation = instrumentation_of(handed, chosen)
@@ -119,7 +119,7 @@ def participants(
 
 
 def checks(checkpoint: Checkpoint, setting: Setting, layers: Collection[int] | None = None) -> Sequence[Check]:
-    """What needs no whole reference: T0, T1 and T2d. The fp64 pieces run where the subject does."""
+    """The checks without a whole reference: T0, T1 and T2d. Recomputation in fp64 runs on the subject's device."""
     said = declared(setting.op_set(), setting.activation, setting.state, setting.kv)
     oracle = StateOracle(
         checkpoint, said.rounds, setting.width, torch.device(setting.device), layers, said.products

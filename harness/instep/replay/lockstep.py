@@ -1,7 +1,7 @@
-"""Every event through all sides, one after another, with the checks after each.
+"""The lock-step loop: every event runs on all sides, followed by the checks.
 
-Leaves out: building the sides (`participants.py`), and which checks there are (an argument). The trace is the only
-source of what is expected: slots, pages, lengths and windows come from the rules, never from an engine.
+All expectations come from the trace: slots, pages, lengths and windows follow from its rules, never from an engine.
+Leaves out: building the sides (`participants.py`), and the checks, which are an argument.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ Progress = Callable[[int, Event], None]
 
 
 class Lockstep:
-    """A trace under way. `step` serves one event on every side and gives the context that checks look at."""
+    """A running trace. `step` serves one event on every side and returns the context for the checks."""
 
     def __init__(self, trace: Trace, participants: Participants) -> None:
         self.trace, self.participants = trace, participants
         self.rules = EventRules(trace.header, overlap=participants.overlap)
         self.seconds = {"reference": 0.0, "subject": 0.0}
         self.next = 0
-        self.end: int | None = None  # the last event that is asked for
-        self.goes_on = False  # whether more will be asked for behind it
-        self.rows = 0  # of the last forward
+        self.end: int | None = None  # the last event to run
+        self.goes_on = False  # whether more events may follow it
+        self.rows = 0  # rows of the last forward
         ops = participants.ops
         self.inside = frozenset[str]() if ops is None else inside_of(ops)
         self.last: EventContext | None = None
-        self.rankings: list[list[torch.Tensor]] = []  # by event, what the rows of the truth chose in every router
+        self.rankings: list[list[torch.Tensor]] = []  # by event, the choices of the truth's rows in every router
 
     def step(self) -> EventContext:
         index, event = self.next, self.trace.events[self.next]
@@ -81,11 +81,11 @@ class Lockstep:
         self.participants.patching.end(index, kind_of(event))
         expected = expect(before, self.rules.table)
         resampled = cache(partial(self._resampled, index)) if self.participants.rounded_draw else None
-        regions = cache(self.participants.shown.regions)  # views on its memory
+        regions = cache(self.participants.shown.regions)  # views of its memory
         instrumentation = self.participants.instrumentation
         last = index in (self.end, len(self.trace.events) - 1) and not self.goes_on
         log = NOTHING if instrumentation is None else instrumentation.take(last=last)
-        # `regions` is first called here, outside inference mode: what a check made inside could not be written later.
+        # `regions` is first called here, outside inference mode, as views from a check could not be written later.
         self.last = cut_down(EventContext(
             index, event, expected, subject, truth, rounded, changes, slots, pages, resampled, regions, log,
             kept(regions()), left_by(self.last), self._shown(),
@@ -93,7 +93,7 @@ class Lockstep:
         return self.last
 
     def pass_by(self) -> None:
-        """Serve the next event for no check: nobody asks what the subject's requests hold."""
+        """Serve the next event without checks and without reading states."""
         states = self.participants.subject.states
         states.resting = True
         try:
@@ -106,12 +106,12 @@ class Lockstep:
         return replace(self.participants.says_shown(), inside=self.inside, refuses=engine.refuses)
 
     def patched(self) -> list[str]:
-        """Whose memory can be replaced as things stand: within a round it belongs to nobody."""
+        """The requests whose memory can be replaced now, which excludes requests within a round."""
         live = self.rules.table.live
         return [name for name, standing in live.items() if standing.slot is not None and not standing.window]
 
     def _patch(self, index: int) -> None:
-        """Put the reference's memory into the subject's, as it was after event `index`."""
+        """Replace the subject's memory with the reference's memory after event `index`."""
         places, participants = self.participants.patching.memory(index), self.participants
         if not places:
             return
@@ -129,7 +129,7 @@ class Lockstep:
 
     @torch.inference_mode()
     def _resampled(self, last: int, draw: int) -> Side:
-        """The rounded run from the start up to this event, as another draw. Every choice stands in the trace."""
+        """The rounded run from the start up to this event, as another draw. The trace has all choices."""
         assert self.participants.rounded_draw is not None
         rounded = self.participants.rounded_draw(draw)
         for index in range(last):
@@ -137,14 +137,13 @@ class Lockstep:
         return self._followed(rounded, last)
 
     def _followed(self, rounded: Participant, index: int) -> Side:
-        """The event on a rounded run, whose rows go to the experts that the truth's rows chose: it errs by arithmetic,
-        not by a choice."""
+        """The event on a rounded run with the truth's choices of experts, so that only arithmetic errs."""
         rounded.follow(self.rankings[index])
         return rounded.serve(self.trace.events[index])
 
 
 def expect(before: RequestTable, after: RequestTable) -> Expected:
-    """What the rules say about the event between two states of the request table."""
+    """The expectations of the rules about the event between two states of the request table."""
     there = {name: standing for name, standing in after.live.items() if standing.slot is not None}
     windows = {name: s.window for table in (before, after) for name, s in table.live.items() if s.window}
     return Expected(
@@ -171,10 +170,10 @@ def run(
     lockstep: Lockstep, checks: Sequence[Check], *, until: int | None = None, layers: Iterable[int] | None = None,
     progress: Progress | None = None, admissions: bool = True,
 ) -> Verdict:
-    """Go on until the first event that disagrees, the event `until`, or the end.
+    """Run until the first event that disagrees, the event `until`, or the end.
 
-    admissions: whether all of them are looked at, or the first event alone. With every one all that live are asked
-    what they hold; of many large requests this takes longer than all that follows.
+    admissions: whether all of them are checked, or only the first event. Each check reads the states of all live
+    requests, which for many large requests takes longer than everything else.
     """
     verdict, wanted = Verdict(served=False), None if layers is None else frozenset(layers)
     last = len(lockstep.trace.events) - 1 if until is None else min(until, len(lockstep.trace.events) - 1)
@@ -190,7 +189,7 @@ def run(
             verdict.served |= context.shown.computed(context.subject)
             verdict.unserved += context.shown.unserved
             with torch.inference_mode():
-                results = [result for check in checks for result in check(context)]  # they ask for regions
+                results = [result for check in checks for result in check(context)]  # they read regions
         except SubjectFailed as failed:
             verdict.add(failures(lockstep.participants, index, event, failed))
             return verdict
@@ -206,7 +205,7 @@ def _put(lockstep: Lockstep, result: Comparison | Skipped) -> bool:
 
 
 def _wanted(result: Comparison | Skipped, layers: frozenset[int] | None) -> bool:
-    """Whatever layers are judged, a wrong owner, length or root belongs to none and is told."""
+    """Whether a result is about one of the layers, or about no layer, as owners, lengths and roots are."""
     if layers is None or isinstance(result, Skipped):
         return True
     nowhere = result.tier is Tier.IDENTITY and result.place.layer in (STAGE_LEVEL, AFTER_LAYERS)

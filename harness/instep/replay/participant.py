@@ -1,4 +1,4 @@
-"""An engine that takes part in a comparison: what it shows is known after every event, on the host.
+"""An engine in a comparison, with its visible data on the host after every event.
 
 Leaves out: which engines are compared (`participants.py`) and running them in step (`lockstep.py`).
 """
@@ -23,17 +23,17 @@ from .guard import Checked, GuardedEngine, Materialized
 
 
 class WatchedEngine(Engine, Watched, Protocol):
-    """An engine whose places can be seen."""
+    """An engine with visible places."""
 
 
 class Participant(Player):
     """A player with a recorder of activations on its engine.
 
     arithmetic  the context in which every event is served
-    answered    is given each event and its answer before it is brought to the host
+    answered    called with each event and its answer before the answer is copied to the host
     first       a hook between the engine and the recorded activations
-    closest     further observers, next to the engine
-    asked       whether states and the wished step count are asked for after every event
+    closest     further observers, closest to the engine
+    asked       whether states and the requested step count are read after every event
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Participant(Player):
         return [route.ranking for route in self.arithmetic.seen] if isinstance(self.arithmetic, Routes) else []
 
     def follow(self, rankings: list[torch.Tensor]) -> None:
-        """Rows of the next event go to these."""
+        """Send rows of the next event to these experts."""
         if isinstance(self.arithmetic, Reordered) and self.arithmetic.following is not None:
             self.arithmetic.following.given = rankings
 
 
 def guarded(name: str, subject: WatchedEngine, *, labels: bool = False, **given: Any) -> Participant:
-    """A participant of which nothing is believed: whatever it raises, or gives of a wrong type, is its own finding.
+    """A participant with guarded calls: exceptions and wrong types become its findings.
 
     labels: whether it moves labels.
     """

@@ -1,10 +1,10 @@
-"""The runs that a comparison sets beside each other: truth, rounded, subject. The only place that builds engines.
+"""The runs of a comparison: truth, rounded, subject. This is the only module that builds engines.
 
 Leaves out: running them in step (`lockstep.py`).
     truth    the reference in fp64, or for labels the ledger of a right engine
     rounded  the reference in the declared width, rounded where the subject's op set declares it, its sums in another
              order (so that its error is a draw from what a correct engine's may be); not for labels
-    subject  the optimized engine with an op set, or somebody else's engine
+    subject  the optimized engine with an op set, or an engine of the user
 """
 
 from __future__ import annotations
@@ -57,30 +57,29 @@ from .setting import Setting, moves_labels
 from .stored import StoringEngine
 from .variant import AS_IS, Variant, swapped
 
-Declares = Ops | Maker | ByVerbs | DerivedEngine | None  # who says how it rounds
+Declares = Ops | Maker | ByVerbs | DerivedEngine | None  # objects that declare rounding
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run: the model, the room, the step counts, and how the subject is set up."""
+    """The plan of a run: the model, the sizes, the step counts, and the setting of the subject."""
 
     checkpoint: Checkpoint
     capacity: Capacity
     num_steps: int
     adaptive: AdaptiveFile | None
     setting: Setting
-    directory: Path | None = None  # where the checkpoint stands
+    directory: Path | None = None  # the directory of the checkpoint
 
     @property
     def in_use(self) -> Checkpoint:
-        """The checkpoint as the drafter of this plan uses it, for whoever computes layers again."""
+        """The checkpoint as the drafter of this plan uses it, for the recomputation of layers."""
         return replace(self.checkpoint, config=in_use(self.checkpoint.config, self.setting.mode))
 
 
 @dataclass
 class Participants:
-    """The three runs; `ops` is what the subject serves with, None for an engine of somebody else. declared: what it
-    says of its rounding."""
+    """The three runs. ops: the subject's op set, None for an engine of the user. declared: its declared rounding."""
 
     subject: Participant
     truth: Participant
@@ -92,17 +91,17 @@ class Participants:
     rounded_draw: Callable[[int], Participant] | None = None  # the rounded run from its start, as another draw
     patching: Patching = field(default_factory=Patching)
     instrumentation: Instrumentation | None = None
-    engine: DerivedEngine | None = None  # what asks the verbs of somebody's engine
+    engine: DerivedEngine | None = None  # the engine that calls the user's callbacks
     overlap: bool = False  # whether rounds of the subject overlap, so that it reserves pages for the worst case
     declared: Declared = NOTHING
 
     def says_shown(self) -> Shown:
-        """What the subject shows of the event that it just served."""
+        """The visible data of the subject for the event that it just served."""
         return WHOLE if self.engine is None else self.engine.shown()
 
 
 def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
-    """Build all sides of a plan; `variant`: what is otherwise at the subject."""
+    """Build all sides of a plan. variant: changes of the subject."""
     setting, calls = plan.setting, Counter[str]()
     found = setting.subject()
     subject: Subject
@@ -115,7 +114,7 @@ def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
     else:
         subject, instrumentation, poison = *_of_a_maker(plan, found, variant), None
     ops, engine = found if isinstance(found, Ops) else None, subject if isinstance(subject, DerivedEngine) else None
-    says: Declares = found if engine is None else engine  # a verb's `make` declares nothing before it was called
+    says: Declares = found if engine is None else engine  # declarations of callbacks exist only after `make`
     if moves_labels(ops):
         true, rounded, draw = Participant("truth", LedgerEngine(
             plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=setting.mode,
@@ -140,7 +139,7 @@ def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
 def _of_an_op_set(
     plan: Plan, ops: Ops, variant: Variant, calls: Counter[str]
 ) -> tuple[Subject, Instrumentation, float | None]:
-    """Our engine on these ops, what logs it, and the number that free memory holds."""
+    """Our engine on these ops, its logger, and the poison of free memory."""
     handed = lent_copies(plan)
     options = plan.setting.options(graphs=plan.setting.graphs and not variant.without_graphs, **variant.options)
     instrumentation = instrumentation_of(handed, ops)
@@ -157,7 +156,7 @@ def _of_an_op_set(
 
 
 def _of_a_maker(plan: Plan, maker: Maker, variant: Variant) -> tuple[Subject, Instrumentation]:
-    """Somebody else's engine, and what logs it. Where drafts are handed in, its model has no draft head."""
+    """An engine of the user and its logger. If drafts come from outside, its model has no draft head."""
     setting, handed = plan.setting, lent_copies(replace(plan, checkpoint=plan.in_use))
     _must_be_as_it_is(setting, variant)
     instrumentation = instrumentation_of(handed, None)
@@ -171,7 +170,7 @@ def _of_a_maker(plan: Plan, maker: Maker, variant: Variant) -> tuple[Subject, In
 
 
 def _of_verbs(plan: Plan, found: ByVerbs, variant: Variant) -> tuple[DerivedEngine, Instrumentation | None]:
-    """Somebody else's engine that is led by verbs, behind one that serves the contract; a log where it shows memory."""
+    """An engine that calls the user's callbacks and serves the contract, and a logger if memory is visible."""
     setting, room = plan.setting, copy(plan.capacity)
     _must_be_as_it_is(setting, variant)
     if plan.directory is None:
@@ -194,7 +193,7 @@ def _of_verbs(plan: Plan, found: ByVerbs, variant: Variant) -> tuple[DerivedEngi
 
 
 def _must_be_as_it_is(setting: Setting, variant: Variant) -> None:
-    """Refuse what only an engine of ours can be told."""
+    """Refuse options that only our engine has."""
     if variant.swap or variant.options:
         raise BadInput("--swap", found=setting.name, expected="an op set; an --engine has no ops to swap")
     for named in ("graphs", "overlap", "state_dtype", "state_rounding", "kv_dtype", "snapshot_layout"):
@@ -204,7 +203,7 @@ def _must_be_as_it_is(setting: Setting, variant: Variant) -> None:
 
 
 def bare(plan: Plan) -> Subject:
-    """The subject as production runs it: nothing watches it, and nothing stands around its ops."""
+    """The subject as production runs it, without observers and without wrappers of its ops."""
     found, setting = plan.setting.subject(), plan.setting
     with calling(MAKES), enough_memory(plan.capacity):
         if isinstance(found, Ops):
@@ -221,31 +220,31 @@ def bare(plan: Plan) -> Subject:
 
 
 def lent_copies(plan: Plan) -> Plan:
-    """The plan with a configuration of its own: what the subject writes into it, no other side reads."""
+    """The plan with a separate configuration, so that no other side reads what the subject writes into it."""
     checkpoint = replace(plan.checkpoint, config=copy(plan.checkpoint.config))
     return replace(plan, checkpoint=checkpoint, capacity=copy(plan.capacity), adaptive=copy(plan.adaptive))
 
 
 def instrumentation_of(plan: Plan, found: Ops | None) -> Instrumentation:
-    """What notes the op calls, host reads and graphs of a subject, and what was handed to whoever is made."""
+    """The logger of a subject's op calls, host reads, graphs and configurations."""
     steps, _ = candidates(plan.num_steps, plan.adaptive)
     handed = {
         "the model's configuration": plan.checkpoint.config, "the adaptive file": plan.adaptive,
         "the capacity": plan.capacity,
     }
     layouts = plan.setting.layout, plan.setting.snapshot_layout or plan.setting.layout
-    told = found is not None and plan.setting.strategy in OURS["state"]  # another strategy lays out its own pools
+    told = found is not None and plan.setting.strategy in OURS["state"]  # other strategies choose their layout
     room = Room(plan.capacity, plan.capacity.widest(max(steps)), layouts if told else None)
     return Instrumentation(found, declares(plan, found).rounds, plan.setting.device, room, handed)
 
 
 @contextmanager
 def enough_memory(capacity: Capacity) -> Iterator[None]:
-    """Pools that do not fit are the fault of whoever asked for them: a trace with slots that no machine has."""
+    """Report pools that do not fit into memory as bad input of the trace."""
     try:
         yield
     except (MemoryError, RuntimeError, TypeError) as error:
-        signs = ("allocate memory", "out of memory", "verflow")  # how torch says it, in three places
+        signs = ("allocate memory", "out of memory", "verflow")  # words of torch's messages
         if not isinstance(error, MemoryError) and not any(sign in said_by(error) for sign in signs):
             raise
         raise BadInput(
@@ -256,14 +255,14 @@ def enough_memory(capacity: Capacity) -> Iterator[None]:
 
 
 def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
-    """The reference in some width; on the CPU, whatever the subject runs on."""
+    """The reference in some width, always on the CPU."""
     weights = weights_of(plan.checkpoint, dtype)
     return ReferenceEngine(
         weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode, room=plan.capacity)
 
 
 def truth_participant(plan: Plan, *, asked: bool = True) -> Participant:
-    """The reference in fp64. asked: whether its states are asked for."""
+    """The reference in fp64. asked: whether its states are read."""
     of = digest_of(plan.checkpoint, "truth", plan.num_steps, plan.adaptive, plan.setting.mode, asked, _room(plan))
     routes = Routes(plan.checkpoint.config)
     return Reusing("truth", reference(plan, torch.float64), of, arithmetic=routes, asked=asked)
@@ -272,9 +271,9 @@ def truth_participant(plan: Plan, *, asked: bool = True) -> Participant:
 def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool = True) -> Participant:
     """One draw of the reference in the declared width.
 
-    found: who declares it;  asked: whether the states of this participant are asked for.
-    draw: 0 rounds as it is declared. In every other one each declared rounding falls up or down by chance: sums in
-    another order hardly change what is rounded to 16 bits, so draws that round to nearest would all be the same one
+    found: declares the rounding.  asked: whether the states of this participant are read.
+    draw: 0 rounds as declared. Every other draw rounds stochastically: another order of sums hardly changes numbers
+    that are rounded to 16 bits, so draws with rounding to nearest would all be equal
     """
     said, generator = declares(plan, found), torch.Generator().manual_seed(draw)
     chance = generator if draw else None
@@ -283,7 +282,7 @@ def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool =
         weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode, room=plan.capacity)
     engine.stored, engine.chance = said.rounds.get("state", plan.setting.state), chance
     engine.operands = Operands(said.products, weights, chance=chance, squares=Squares(weights))
-    # The first draw, by which T4 goes too, cuts, and inverts as it errs most in texts that repeat themselves.
+    # The first draw, which T4 uses, too, truncates, and inverts in the form with the larger error in repetitive texts.
     engine.operands.begin(cut=True, by_substitution=draw % 2 == 0)
     arithmetic = Reordered(generator, engine.operands, following=Routes(plan.checkpoint.config))
     of = digest_of(
@@ -294,7 +293,7 @@ def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool =
 
 
 def _room(plan: Plan) -> tuple[int | None, ...]:
-    """All that the reference does with a capacity."""
+    """The fields of a capacity that the reference uses."""
     return plan.capacity.topk, plan.capacity.num_draft_tokens, plan.capacity.track_interval
 
 
@@ -305,7 +304,7 @@ def candidates(num_steps: int, adaptive: AdaptiveFile | None) -> tuple[tuple[int
 
 
 def declares(plan: Plan, found: Declares) -> Declared:
-    """What an op set, or the maker of somebody else's engine, says of its rounding under this plan."""
+    """The declared rounding of an op set or of an engine's maker under this plan."""
     return declared(found, plan.setting.activation, plan.setting.state, plan.setting.kv)
 
 

@@ -1,4 +1,4 @@
-"""Putting the reference's tensor where the subject's would go on: in a place, or in memory after an event.
+"""Replace the subject's tensor with the reference's, at a place or in memory after an event.
 
 Leaves out: which places, and whether it helped (`instep.localise`).
 """
@@ -32,10 +32,10 @@ from .variant import Patch, in_memory, spelled
 
 
 class Patching:
-    """`begin` an event with the reference's places, let the subject run, `end` it; in between it is a `See`.
+    """Replaces tensors of one event: call `begin` with the reference's places, run the subject, call `end`.
 
-    A place that is seen in several parts gets the tensor in parts, in the same order. Memory is replaced between the
-    event and the next one (`memory`), so what stands in it at the event itself is not compared (`replaces`).
+    In between it is a `See`. A place that is seen in several parts gets the tensor in parts, in the same order. Memory
+    is replaced between the event and the next one (`memory`), so it is not compared at the event itself (`replaces`).
     """
 
     def __init__(self, patches: Sequence[Patch] = ()) -> None:
@@ -58,7 +58,7 @@ class Patching:
         return part.to(tensor)
 
     def end(self, event: int, kind: str) -> None:
-        """Whatever was wanted of this event, of some kind, must have been put there, all of it."""
+        """Require that all replacements of this event were made."""
         for place, put in self._put.items():
             if place not in self._now or put != len(self._now[place]):
                 has = "other rows there" if place in self._now else "no such place"
@@ -68,16 +68,16 @@ class Patching:
                 )
 
     def memory(self, event: int) -> list[Place]:
-        """What is replaced in memory once the event is over."""
+        """The memory to replace after the event."""
         return [g.place for g in self._patches if g.event == event and in_memory(g.place)]
 
     def replaces(self, result: Comparison, patched: Collection[str]) -> bool:
-        """Whether the finding is about memory that is replaced before anybody reads it; `patched`: whose it is."""
+        """Whether the finding is about memory that is replaced before it is read. patched: the requests."""
         return result.request in patched and result.place in self.memory(result.event)
 
 
 def must_fit(patches: Sequence[Patch], config: ModelConfig, last: int) -> None:
-    """Refuse what would put nothing anywhere; `last`: the last event that is run."""
+    """Refuse replacements that have no effect. last: the last event of the run."""
     for patch in patches:
         place, memory = patch.place, in_memory(patch.place)
         if patch.until > last:
@@ -90,7 +90,7 @@ def must_fit(patches: Sequence[Patch], config: ModelConfig, last: int) -> None:
 
 
 def _remembers(component: str, config: ModelConfig) -> list[Place]:
-    """Where the model has this component of memory."""
+    """The places of the model with this component of memory."""
     paged = component in ("keys", "values")
     kind = "attention" if paged else "gdn"
     trunk = [Place("trunk", layer, component) for layer, its in enumerate(config.layer_kinds) if its == kind]
@@ -98,7 +98,7 @@ def _remembers(component: str, config: ModelConfig) -> list[Place]:
 
 
 class PatchableEngine(OptimizedEngine):
-    """The engine under test with one way in more: parts of a request's memory become others."""
+    """The engine under test with a method that replaces parts of a request's memory."""
 
     def patch(self, request: str, places: Sequence[Place], right: RequestState) -> None:
         kept, memory = self._kept(request)
@@ -111,19 +111,19 @@ class PatchableEngine(OptimizedEngine):
 
 
 def as_kept(x: torch.Tensor, like: Copied) -> Copied:
-    """x as the engine keeps a copy of such memory: narrower, in tiles where it stands in tiles."""
+    """x as the engine stores a copy of such memory: narrower, and in tiles if the memory is."""
     if isinstance(like, torch.Tensor):
         return x.to(like)
     return Block(*packed(x.to(like.scales), like.values.dtype, like.scales.shape[-2:]))
 
 
 def field_of(place: Place) -> str:
-    """The field of a `RequestState` that this component of memory is."""
+    """The field of `RequestState` for this component of memory."""
     return place.component if place.stage == "trunk" else f"draft_{place.component}"
 
 
 class PatchedOracle(Oracle):
-    """An oracle that goes on from the patched tensor too: what was computed from it is held to these very bits."""
+    """An oracle that also recomputes from the replaced tensor, as the subject does."""
 
     patches: frozenset[Patch] = frozenset()
     _context: EventContext

@@ -1,7 +1,7 @@
-"""A check on the yardstick itself: truth still chooses as it did when the trace was recorded.
+"""A check of the reference itself: the truth still makes the choices of the recording.
 
-Leaves out: the subject. A reference that changed would carry both sides along, and nothing else would tell; the
-recording engine's own choices, which lie beside the trace, do.
+A changed reference would change the expectations of both sides unnoticed. The recording engine's own choices, which are
+stored with the trace, reveal it. Leaves out: the subject.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ EXACT = "float64"
 
 
 class RecordedChoices:
-    """Every choice of the fp64 reference, forced or not, is the recorded one. Exact: it was recorded in fp64.
+    """Compare every choice of the fp64 reference, forced or not, with the recorded one, exactly.
 
-    A recorder that chose in another width, or with another drafter than is replayed, may choose otherwise: then
-    nothing is compared, and the reason is said.
+    A recorder with another width or drafter may choose differently; then the check is skipped with that reason.
     """
 
     name = "remembered"

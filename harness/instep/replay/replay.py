@@ -1,6 +1,6 @@
-"""One trace, one model, one subject: build the sides, run them in step, and say what came of it.
+"""Replay one trace with one model and one subject: build the sides, run them in step, return the outcome.
 
-Leaves out: telling it (`instep.report`). Every command builds a replay; everything it does can be done from Python:
+Every command builds a replay, and everything that it does is possible from Python:
 
     outcome = Replay(read(Path("fixtures/traces/adaptive.jsonl")), Setting("plain", strategy="columns")).run()
     assert outcome.verdict.exit == Exit.AGREED
@@ -52,12 +52,12 @@ PACKAGES = ("instep_reference", "instep_optimized", "instep")
 class Outcome:
     """A verdict with its evidence.
 
-    name      the trace's; of: how many events it has; elsewhere: the model, when it is not where the trace says
-    seconds   wall clock per side, checks excluded; calls: op -> how often the subject's op set was called
-    served    package -> sha256 of the source that was imported
-    last      the context after the last event that was served; located: where a divergence was made, once it is known
-    variant   what was otherwise than in a plain run
-    scratch   region and layer -> units that the engine declares to be nobody's: any event may write there
+    name      the name of the trace; of: its number of events; elsewhere: the model, if it is not where the trace has it
+    seconds   wall clock per side without checks; calls: op -> how often the subject's op set was called
+    served    package -> sha256 of the imported source
+    last      the context of the last event that was served; located: the cause of a divergence, once it is known
+    variant   changes compared with a plain run
+    scratch   region and layer -> units that the engine declares as scratch memory, which any event may write
     """
 
     name: str
@@ -72,38 +72,38 @@ class Outcome:
     served: dict[str, str]
     last: EventContext | None = None
     located: Located | None = None
-    again: tuple[str, ...] = ("instep", "replay")  # the command that gives this outcome; (): none does
+    again: tuple[str, ...] = ("instep", "replay")  # the command that gives this outcome; () if there is none
     variant: Variant = AS_IS
     scratch: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
-    tiers: frozenset[Tier] = frozenset(Tier)  # that were judged
-    declared: Declared = NOTHING  # what the subject says of its rounding
-    shown: Shown = WHOLE  # what it shows, as of the last event
-    exercised: Mapping[str, Exercised] = field(default_factory=dict)  # what was called of kernels that are not ours
-    in_parts: tuple[str, ...] = ()  # exact fusions of the op set: while it is watched, their parts serve
+    tiers: frozenset[Tier] = frozenset(Tier)  # tiers that were judged
+    declared: Declared = NOTHING  # the subject's declared rounding
+    shown: Shown = WHOLE  # its visible data at the last event
+    exercised: Mapping[str, Exercised] = field(default_factory=dict)  # calls of kernels that are not ours
+    in_parts: tuple[str, ...] = ()  # exact fusions of the op set, of which the parts run while they are watched
     packed: bool = False  # pools without red zones and padding, because kernels take no strides
 
     @property
     def led(self) -> bool:
-        """Whether the subject is an engine that is led by verbs."""
+        """Whether the subject is an engine driven through callbacks."""
         return self.plan.setting.led
 
     @property
     def served_events(self) -> int:
-        """Events that the subject served: all but those that name only requests which have left the run."""
+        """The number of events that the subject served, without those that name only requests that have left."""
         return self.verdict.events - self.verdict.unserved
 
     @property
     def left_out(self) -> tuple[Tier, ...]:
-        """The tiers that nobody asked for, in their order: a verdict says nothing about them."""
+        """The tiers that were not selected, in their order; the verdict does not cover them."""
         return tuple(tier for tier in Tier if tier not in self.tiers)
 
 
 class Replay:
-    """A trace with everything that is needed to run it, as often as wanted.
+    """A trace with everything that is needed to run it repeatedly.
 
-    setting     how the subject is set up; a drafter that it does not name is that of the recording
-    checkpoint  the model, as a directory or as it is in memory; None: where the trace says
-    checks      what is looked at instead of all that has a meaning here
+    setting     the setting of the subject; its drafter defaults to that of the recording
+    checkpoint  the model, as a directory or in memory; None means the trace's model
+    checks      checks to run instead of all that apply
     """
 
     def __init__(
@@ -134,14 +134,14 @@ class Replay:
         variant: Variant = AS_IS, also: Sequence[Check] = (), judged_from: int = 0,
         tiers: Collection[Tier] = frozenset(Tier), explain: bool = True,
     ) -> Outcome:
-        """Replay from the start, up to and including event `until`; `layers` keeps the findings of these alone.
+        """Replay from the start, up to and including event `until`.
 
-        variant: what is otherwise this time; also: further checks, which see every event context; judged_from: the
-        event at which the checks of arithmetic begin, not within a round, where what came before is known to agree;
-        tiers: the checks of these alone. What the subject raises is a finding whatever was asked.
-        explain: whether the first findings are explained (`instep.explain`), where the run diverges.
+        layers: keep only findings of these layers. variant: changes of this run. also: further checks, which see every
+        event context. judged_from: the event at which checks of arithmetic begin, not within a round; earlier events
+        must be known to agree. tiers: run only checks of these tiers. An exception of the subject is always a finding.
+        explain: whether the first findings are explained (`instep.explain`).
         """
-        from ..explain import Older, explained  # which stands on `localise`, and that on this
+        from ..explain import Older, explained  # it imports `localise`, which imports this package
 
         layers, end = None if layers is None else tuple(layers), len(self.trace.events) - 1
         must_fit(variant.patch, self.plan.in_use.config, end if until is None else min(until, end))
@@ -162,7 +162,7 @@ class Replay:
             verdict = run(lockstep, watching, until=until, layers=layers, progress=progress)
             verdict.compared = prefer_shared(verdict.compared)
             if explain and verdict.findings:
-                pieces = oracle if isinstance(oracle, PatchedOracle) else None  # a bank looks at the subject's own bits
+                pieces = oracle if isinstance(oracle, PatchedOracle) else None  # explanations need the subject's bits
                 verdict.compared = explained(verdict.compared, lockstep.last, pieces, older)
         ran = self.trace.events[: lockstep.next]
         return Outcome(
@@ -175,7 +175,7 @@ class Replay:
         )
 
     def _unmade(self, failed: SubjectFailed, variant: Variant) -> Outcome:
-        """The subject fell over while it was made: a finding at the first event, which nobody served."""
+        """The outcome if building the subject raised: a finding at the first event."""
         event, header = self.trace.events[0], self.trace.header
         found = failure(0, kind_of(event), failed)
         history, seconds = History.of(header, (), EventRules(header).table), {"reference": 0.0, "subject": 0.0}
@@ -186,7 +186,7 @@ class Replay:
 
 
 class Late:
-    """A check of arithmetic that begins at an event, and hears of none before. Exact ones see all."""
+    """A check of arithmetic that sees events only from a given one on; exact checks see all."""
 
     def __init__(self, check: Check, begin: int) -> None:
         self.name, self.tier = check.name, check.tier
@@ -197,12 +197,12 @@ class Late:
         return () if early else self._check(context)
 
 
-# What an engine keeps wide whatever its activations are.
+# Weights that an engine keeps wide for all activations.
 KEPT_WIDE = (".A_log", ".dt_bias", ".linear_attn.norm.weight")
 
 
 def must_hold(checkpoint: Checkpoint, dtype: str) -> None:
-    """Refuse activations that cannot hold the weights: an engine casts those, a rounding that no yardstick declares."""
+    """Refuse activations narrower than the weights: an engine would cast these, a rounding that is not declared."""
     width = WIDTHS[dtype]
     for name, tensor in checkpoint.tensors.items():
         if not name.endswith(KEPT_WIDE) and torch.promote_types(width, tensor.dtype) != width:
@@ -214,12 +214,12 @@ def must_hold(checkpoint: Checkpoint, dtype: str) -> None:
 
 
 def _model_of(trace: Trace) -> Path:
-    """The directory of the model that the trace names."""
+    """The directory of the trace's model."""
     directory = trace.path.parent / trace.header.checkpoint.near
     if not directory.is_dir():
         raise BadInput(f"the model of {trace.path.name}", found=f"no directory {directory}",
                        expected="the model that the trace was recorded with",
-                       hint="--model DIR (for pytest --instep-checkpoint DIR) says where it is")
+                       hint="--model DIR (in pytest --instep-checkpoint DIR) sets its folder")
     return directory
 
 
@@ -232,7 +232,7 @@ def must_have(layers: Iterable[int], config: ModelConfig) -> None:
 
 
 def must_reach(until: int | None, trace: Trace) -> None:
-    """Refuse an event that the trace does not have as the last one."""
+    """Refuse a last event that the trace does not have."""
     last = len(trace.events) - 1
     if until is not None and until > last:
         raise BadInput("--until", found=until, expected=f"an event of {trace.path.name}, 0 to {last}")
@@ -241,7 +241,7 @@ def must_reach(until: int | None, trace: Trace) -> None:
 def oracle_for(
     plan: Plan, participants: Participants, variant: Variant = AS_IS
 ) -> PatchedOracle | FreeOracle | None:
-    """Of one run; None: the subject moves labels, and nothing is computed again."""
+    """The oracle of one run; None if the subject moves labels and nothing is recomputed."""
     if moves_labels(participants.ops):
         return None
     declared = participants.declared
@@ -257,7 +257,7 @@ def oracle_for(
 
 
 def of_kernels(participants: Participants) -> dict[str, Any]:
-    """The fields of an outcome that say what is known of somebody's kernels."""
+    """The fields of an outcome about kernels that are not ours."""
     ops, log = participants.ops, participants.instrumentation
     return {"exercised": {} if log is None else log.exercised, "packed": ops is not None and ops.packed,
             "in_parts": () if ops is None else exact_of(ops)}
@@ -266,9 +266,9 @@ def of_kernels(participants: Participants) -> dict[str, Any]:
 def checks_for(
     oracle: PatchedOracle | FreeOracle | None, recorded: RecordedChoices | None = None
 ) -> tuple[Check, ...]:
-    """Every check that has a meaning for these sides; checks remember their run, so each run has its own.
+    """All checks that apply to these sides. Checks keep data of their run, so each run needs new ones.
 
-    recorded: the check against what a recorded trace's reference answered, if there is one.
+    recorded: the check against the choices of a recorded trace, if there are any.
     """
     if oracle is None:
         return for_labels()
@@ -277,13 +277,13 @@ def checks_for(
 
 
 def served() -> dict[str, str]:
-    """What source answered: a digest over the files of each package, wherever it was imported from."""
+    """The source that was imported: a digest over the files of each package."""
     return {name: _source(Path(str(sys.modules[name].__file__)).parent) for name in PACKAGES}
 
 
 @cache
 def _source(root: Path) -> str:
-    """Read once: what a file says later, this process has not imported."""
+    """The digest of a folder, computed once, as later changes of files are not imported."""
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
         digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())

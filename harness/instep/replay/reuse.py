@@ -1,8 +1,8 @@
-"""Runs of the reference that begin with the same events share them: an event is computed once, and then read.
+"""A cache of reference runs: runs that begin with the same events compute each of them once.
 
-What the reference shows follows from the model, the declared arithmetic, the draw and the events, and from nothing of
-the subject. So all runs of a trace (one op set after another, the runs that locate a cause, a trace that is cut
-shorter) need it once. Its memories are values: what stands between two events can be kept, and taken up again.
+The reference depends on the model, the declared arithmetic, the draw and the events, and not on the subject. So all
+runs of a trace (several op sets, the runs of the ladder, a shorter trace) share it. The reference's memories are
+immutable values, so its state between two events can be stored and resumed.
 Leaves out: which sides there are (`participants.py`).
 """
 
@@ -25,13 +25,12 @@ from ..player import Side
 from ..shelf import EVENTS
 from .participant import Participant
 
-REMEMBERED = ("requests", "preempted", "saved", "num_steps")  # by a reference engine, beside its controller
+REMEMBERED = ("requests", "preempted", "saved", "num_steps")  # state of a reference engine, plus its controller
 
 
 @dataclass(frozen=True)
 class Served:
-    """An event that was served. left: what the engine remembers after it; chance, form: where its arithmetic stood;
-    routes: what its rows chose."""
+    """A served event. left: the engine's state after it. chance, form: the state of its arithmetic. routes: choices."""
 
     side: Side
     left: Mapping[str, Any]
@@ -41,13 +40,13 @@ class Served:
 
 
 class Reusing(Participant):
-    """A side of the reference that computes an event only if no run before this one did.
+    """A side of the reference that computes an event only if no earlier run did.
 
     of: a digest of everything but the events
     """
 
     _last: Served | None = None
-    _behind = False  # whether the engine has not served what was read
+    _behind = False  # whether the engine has not served the cached events
 
     def __init__(self, name: str, engine: Rounds[Any, Any, Any], of: bytes, **given: Any) -> None:
         self.reference, self._path, self._run = engine, of, set[bytes]()
@@ -55,7 +54,7 @@ class Reusing(Participant):
 
     @property
     def engine(self) -> Any:
-        """The engine as it stands after the last event: what was read and not served is taken up first."""
+        """The engine after the last event; it first resumes from cached events that it has not served."""
         if self._behind and self._last is not None:
             self._take_up(self._last.left)
             self._behind = False

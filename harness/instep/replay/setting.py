@@ -1,4 +1,4 @@
-"""How a subject is set up: one frozen value, from the command line to the engine's options and back to a command.
+"""The setting of a subject: one frozen value for the command line, the engine's options and printed commands.
 
 Leaves out: building anything from it (`participants.py`, `single.py`), and combinations that an engine refuses.
 """
@@ -28,45 +28,45 @@ from ..options import known as known_value
 from ..proposers import NAMES, Propose, mode_of, proposer
 from ..trace.header import Recording
 
-DEFAULTS = Options()  # where nothing is named
+DEFAULTS = Options()  # values without an option
 WIDTHS = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }
-# What an engine that --engine names is not told.
+# Options that an --engine does not receive.
 UNTOLD = ("ops", "state_dtype", "state_rounding", "kv_dtype", "snapshot_layout", "strategy", "conv", "graphs",
           "overlap", "guarded")  # fmt: skip
-ADDRESSED = ("strategy", "conv", "drafter")  # further options whose value may be an address
+ADDRESSED = ("strategy", "conv", "drafter")  # more options whose value may be module:attribute
 NEAREST, STOCHASTIC = "nearest", "stochastic"
 STATES: Mapping[str, Storage] = {**WIDTHS, FP8: SCALED_STATE}
-FALLING = ("bfloat16", "float16", FP8)  # of states that may be rounded by chance
+FALLING = ("bfloat16", "float16", FP8)  # dtypes of states that may be rounded stochastically
 KVS: Mapping[str, Storage] = {FP8: SCALED_KV}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Who serves, and how. Every field has the name of its command-line option.
+    """The op set or engine and its options. Every field has the name of its command-line option.
 
-    ops       op set by name, somebody's engine, or module:attribute
-    device    cpu or cuda, where the subject runs
+    ops       op set by name, an engine, or module:attribute
+    device    cpu or cuda, for the subject
     dtype     activations
-    state_dtype  how states are stored; None: in fp32, under float64 activations in fp64
-    state_rounding  how states are rounded to a state_dtype of 16 bits at most; None or nearest: to nearest.
-              stochastic: by chance, of the seed 0; stochastic:N of the seed N, from 0 to 2**64 - 1
-    kv_dtype  how KV and draft KV are stored; None: in the dtype of activations
+    state_dtype  the storage of states; None: fp32, or fp64 with float64 activations
+    state_rounding  the rounding of states to a state_dtype of at most 16 bits; None or nearest: to nearest;
+              stochastic: stochastic with seed 0; stochastic:N: with seed N, from 0 to 2**64 - 1
+    kv_dtype  the storage of KV and draft KV; None: the dtype of activations
     layout    physical order of a state block: VK or KV
     snapshot_layout  the same in the pool of snapshots; None: as `layout`
-    strategy  how recurrent states are committed; conv: how conv windows are. `lazy-rerun` is as good as `lazy_rerun`.
-              Ours, one that the op set brings, one that a package offers, or module:attribute
-    drafter   how drafts are made, or who proposes what an engine is handed (`proposers.py`); None: as the trace says,
-              or the engine's default where there is no trace
-    graphs    rounds are held in graphs: CUDA's on a GPU, an emulator's elsewhere
-    overlap   a round may be launched before the counts of the round before are known
-    guarded   red zones stand between the units of every pool
-    engine    somebody's engine that is led by verbs, module:attribute; None: what `ops` names
-    handed    the op set or engine itself, where it is an object at hand; `ops` or `engine` is what it is called then
+    strategy  the commit strategy of recurrent states; conv: of conv windows. `lazy-rerun` equals `lazy_rerun`.
+              One of ours, of the op set, of a package, or module:attribute
+    drafter   the drafter, or the proposer of external drafts (`proposers.py`); None: the trace's, or the engine's
+              default without a trace
+    graphs    rounds run in graphs: CUDA graphs on a GPU, an emulator elsewhere
+    overlap   a round may be launched before the counts of the previous round are known
+    guarded   there are red zones between the units of every pool
+    engine    an engine driven through callbacks, module:attribute; None: `ops` is used
+    handed    the op set or engine as an object; `ops` or `engine` is then its name
 
-    An engine of somebody else is given device, dtype and layout; it has its own word about the rest.
-    Raises `BadInput`, which names the option, for a value that is not known or a device that is not here.
+    An engine of the user receives device, dtype and layout, and decides about the rest.
+    Raises `BadInput`, which names the option, for an unknown value or a device that this machine does not have.
     """
 
     ops: str = "plain"
@@ -84,7 +84,7 @@ class Setting:
     kv_dtype: str | None = None
     snapshot_layout: StateLayout | None = None
     engine: str | None = None
-    handed: Any = field(default=None, repr=False)  # Ops | Maker | ByVerbs | None, which no file can hold
+    handed: Any = field(default=None, repr=False)  # Ops | Maker | ByVerbs | None, which cannot be stored in a file
 
     def __post_init__(self) -> None:
         for name in CHOICES:
@@ -109,18 +109,18 @@ class Setting:
 
     @property
     def width(self) -> torch.dtype:
-        """The dtype in which something declared to be stored narrower is computed."""
+        """The dtype in which values with narrower declared storage are computed."""
         return wide(self.activation)
 
     @property
     def state(self) -> Storage:
-        """How states are stored."""
+        """The storage of states."""
         state = self.width if self.state_dtype is None else STATES[self.state_dtype]
         return state if self._seed is None else by_chance(state, self._seed)
 
     @property
     def _seed(self) -> int | None:
-        """Of states that are rounded by chance."""
+        """The seed of stochastic rounding of states."""
         how, _, seed = (self.state_rounding or NEAREST).partition(":")
         if how == NEAREST and not seed:
             return None
@@ -133,43 +133,43 @@ class Setting:
 
     @property
     def kv(self) -> Storage | None:
-        """How KV is stored; None: in the dtype of activations."""
+        """The storage of KV; None means the dtype of activations."""
         return None if self.kv_dtype is None else KVS[self.kv_dtype]
 
     @property
     def mode(self) -> str:
-        """How the engine drafts, once nobody has named another."""
+        """The drafting mode of the engine, with the default filled in."""
         return mode_of(self.drafter or DEFAULTS.drafter)
 
     def proposer(self) -> Propose | None:
-        """Who is asked for the drafts that an engine is handed; None: nobody."""
+        """The proposer of external drafts; None if there is none."""
         return proposer(self.drafter or DEFAULTS.drafter)
 
     @classmethod
     def of(cls, **named: Any) -> Setting:
-        """From what was named; None: not named."""
+        """A setting from options; None means that the option was not given."""
         return cls(**{name: value for name, value in named.items() if value is not None})
 
     def recorded(self, recording: Recording) -> Setting:
-        """The same, with the drafter of a recording where none was named."""
+        """The same setting, with the drafter of a recording if none was given."""
         return self if self.drafter else replace(self, drafter=recording.drafter)
 
     @property
     def name(self) -> str:
-        """What serves, as it is called in every message."""
+        """The name of the op set or engine in all messages."""
         return self.engine or self.ops
 
     @property
     def led(self) -> bool:
-        """Whether it is an engine that is led by verbs."""
+        """Whether it is an engine driven through callbacks."""
         return self.engine is not None
 
     def subject(self) -> Ops | Maker | ByVerbs:
-        """The op set or the engine of that name; its kernels are loaded as the device needs them."""
+        """The op set or the engine with that name; kernels are loaded for the device."""
         return self._with_keepers(*OPTIONS)
 
     def _with_keepers(self, *options: str) -> Ops | Maker | ByVerbs:
-        """The subject; an op set knows the strategies that these options name."""
+        """The subject; an op set gets the strategies that these options name."""
         wanted_on(self.device)
         found = self.handed or (find(self.ops) if self.engine is None else verbs.find(self.engine))
         for name in options:
@@ -181,20 +181,20 @@ class Setting:
         return found
 
     def strategies(self, option: str) -> tuple[str, ...]:
-        """The names that `--strategy` or `--conv` may have with this subject."""
+        """The values that `--strategy` or `--conv` may have with this subject."""
         found = self.subject()
         names = tuple(known(OPTIONS[option], found) if isinstance(found, Ops) else OURS[OPTIONS[option]])
         return tuple(name for name in names if (name, options.nearest(self.state)) not in options.LATE)
 
     def op_set(self) -> Ops:
-        """The op set; refuses somebody else's engine, and a set that moves labels and so computes no text."""
+        """The op set; refuses an engine of the user, and a set that moves labels and so computes no text."""
         found = self.subject()
         if not isinstance(found, Ops) or moves_labels(found):
             raise BadInput("ops", found=self.name, expected="an op set that computes: plain, triton, ...")
         return found
 
     def options(self, **otherwise: Any) -> Options:
-        """The engine's options; `otherwise`: fields of `Options` that differ."""
+        """The engine's options. otherwise: fields of `Options` with other values."""
         chosen: dict[str, Any] = {
             "device": self.device, "activation": self.activation, "state": self.state, "kv": self.kv,
             "layout": self.layout, "snapshot_layout": self.snapshot_layout, "strategy": self.strategy,
@@ -204,7 +204,7 @@ class Setting:
         return Options(**chosen)
 
     def words(self, *always: str) -> tuple[str, ...]:
-        """The command-line options that give this setting: the op set, what is not the default, and `always`."""
+        """The command-line options of this setting: the op set, values that are not defaults, and `always`."""
         words = ["--ops", in_a_shell(self.ops)] if self.engine is None else ["--engine", in_a_shell(self.engine)]
         for each in fields(self):
             if each.name in ("ops", "engine", "handed"):
@@ -219,22 +219,22 @@ class Setting:
         return tuple(words)
 
     def data(self) -> dict[str, Any]:
-        """For a result file: every field by its name; None: somebody else's engine decides that itself."""
+        """The fields for a result file; None where an engine of the user decides."""
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "handed"}
         found["drafter"] = self.mode
         return found if self.engine is None else found | dict.fromkeys(UNTOLD)
 
 
 def wide(activation: torch.dtype) -> torch.dtype:
-    """The width in which something declared to be stored in `activation` is computed."""
+    """The width of the computation of values that are stored in `activation`."""
     return torch.float64 if activation is torch.float64 else torch.float32
 
 
 def device_here(name: str) -> str:
-    """The same name, if there is such a device on this machine."""
+    """The name of a device, if this machine has it."""
     try:
         kind = torch.device(name).type
-    except RuntimeError:  # torch on a name that is none, or with a number that is none
+    except RuntimeError:  # torch raises for an unknown name or number
         kind = ""
     if kind not in ("cpu", "cuda"):
         raise BadInput("--device", found=name, expected="cpu or cuda")
@@ -244,5 +244,5 @@ def device_here(name: str) -> str:
 
 
 def moves_labels(ops: Ops | None) -> bool:
-    """Whether the op set moves labels instead of computing: its hidden rows are integers."""
+    """Whether the op set moves labels instead of computing, so that its hidden rows are integers."""
     return ops is not None and options.moves_labels(ops)

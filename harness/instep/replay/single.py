@@ -1,7 +1,7 @@
-"""An optimized engine by itself, and the header of what it runs.
+"""A single optimized engine, and the header of its trace.
 
-Leaves out: how it is set up (`setting.py`), and comparing it with anything (`participants.py`; `large_model.py` where
-the model is too large for a whole reference).
+Leaves out: its setting (`setting.py`), and comparing it with anything (`participants.py`, or `large_model.py` for
+models that are too large for a whole reference).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def engine(
     checkpoint: Checkpoint, setting: Setting, capacity: Capacity, *, num_steps: int,
     adaptive: AdaptiveFile | None = None, ops: Ops | None = None, batches: tuple[int, ...] | None = None,
 ) -> OptimizedEngine:
-    """The engine, nothing watched; `ops`: those of the setting, wrapped; batches: those of its graphs."""
+    """The engine without observers. ops: the op set, wrapped. batches: the batch sizes of its graphs."""
     with calling(MAKES), enough_memory(capacity):
         return OptimizedEngine(
             checkpoint, ops or setting.op_set(), setting.options(batches=batches), capacity, num_steps=num_steps,
@@ -39,12 +39,12 @@ def header_of(
     policy: Policy, checkpoint: Checkpoint, *, model: Model | None = None, replay: tuple[Part, ...] | None = None,
     recording: Recording | None = None, created: Mapping[str, str] | None = None, field: str = "policy",
 ) -> tuple[Header, tuple[str, ...]]:
-    """The first line of a trace of this policy, and what was changed about its step counts on the way.
+    """The header of a trace of this policy, and messages about changes of its step counts.
 
-    model      where the checkpoint stands, if it is a file
-    replay     the op sets that `instep replay` runs where none is named; None: the policy's
-    recording  how whoever chooses is set up;  created: names and versions of what records
-    field      what errors call the policy
+    model      the path of the checkpoint, if it is a file
+    replay     the default op sets of `instep replay`; None means the policy's
+    recording  the setting of the recorder;  created: names and versions of the recorder
+    field      the name of the policy in errors
     """
     config = checkpoint.config
     header = Header(

@@ -1,7 +1,7 @@
-"""The reference with states that are stored, and with products that are multiplied, as a subject declares it.
+"""The reference with the subject's declared storage of states and declared products.
 
-Leaves out: every other place, which `see` rounds. Between events a state is what the store kept of it; within one it
-runs in full width, as an engine's does in its registers.
+Between events a state has the precision of its storage; during an event it has full width, as in an engine's registers.
+Leaves out: all other places, which `see` rounds.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from ..observe.products import InChunks, Operands
 from ..observe.reorder import stored
 from ..observe.storage import State
 
-States = Callable[[int, GdnMemory], torch.Tensor]  # by layer, of what is there
+States = Callable[[int, GdnMemory], torch.Tensor]  # (layer, memory) -> its state
 
 
 class StoringEngine(ReferenceEngine):
-    """stored: how its states are stored between events; chance: by which they then fall up or down. operands: rounds
-    the products, as the arithmetic around it."""
+    """A reference with declared rounding.
+
+    stored    the storage of states between events;  chance: the generator of stochastic rounding
+    operands  rounds the operands of products, together with the arithmetic around it
+    """
 
     stored: Storage
     chance: torch.Generator | None = None
@@ -36,7 +39,7 @@ class StoringEngine(ReferenceEngine):
     _rules: Mapping[int, InChunks] = MappingProxyType({})  # by layer, while a prefill chunk runs
 
     def watch(self, see: See) -> None:
-        """What is seen here first: which op comes next, and the read-out of a declared chunk form."""
+        """Set the hook. Before it runs, the next op and the read-out of a declared chunk form are recorded."""
 
         def hooked(place: Place, tensor: torch.Tensor) -> torch.Tensor:
             rule = self._rules.get(place.layer) if place.stage == "trunk" else None
@@ -89,7 +92,7 @@ class StoringEngine(ReferenceEngine):
             self._keep(name, self._rounded(len(self.requests[name].standing.tokens)))
 
     def _rounded(self, tokens: int) -> States:
-        """What the store keeps of states with so many tokens in them."""
+        """The stored states after that many tokens."""
         return lambda layer, memory: stored(memory.state, self.stored, self.chance, State(layer, tokens))
 
     def _keep(self, name: str, state: States) -> None:
@@ -99,7 +102,7 @@ class StoringEngine(ReferenceEngine):
 
 
 def _with(memories: Memories, state: States) -> Memories:
-    """Another state in every GDN layer of a request."""
+    """The memories with another state in every GDN layer."""
     return tuple(
         replace(memory, state=state(layer, memory)) if isinstance(memory, GdnMemory) else memory
         for layer, memory in enumerate(memories)

@@ -1,7 +1,7 @@
-"""This trace again, but ...: an op from another set, a place with the reference's tensor in it, no graphs.
+"""Variants of a run: an op from another set, the reference's tensor at a place, or no graphs.
 
-Leaves out: running it (`replay.py`), and when which variant says what (`instep.localise`). On the command line a place
-is spelled stage.layer.component: trunk.2.core, chain.1.0.query; without a layer where none has it: extend.fused.
+On the command line a place is stage.layer.component: trunk.2.core, chain.1.0.query; without a layer if it has none:
+extend.fused. Leaves out: running it (`replay.py`), and the conclusions (`instep.localise`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from instep_reference.contract.place import AFTER_LAYERS, COMPONENTS, STAGE_LEVE
 
 from ..adapters import find
 
-MEMORY = ("conv", "state", "keys", "values")  # replaced once the event is over
-BEHIND = ("final", "logits", "pick")  # what stands after the last layer
-FORMS = ("plain", "ledger")  # sets of ours: of an op that a keeper brings they have the form that the keeper has
+MEMORY = ("conv", "state", "keys", "values")  # replaced after the event
+BEHIND = ("final", "logits", "pick")  # components after the last layer
+FORMS = ("plain", "ledger")  # our sets, which take an op of a commit strategy in the form of the strategy
 
 
 @dataclass(frozen=True)
 class Patch:
-    """In that place, during that event, the tensor of the rounded reference (for labels: the ledger's) goes on.
+    """Replaces the tensor at a place during an event with the rounded reference's (for labels: the ledger's).
 
     A place in memory (trunk.3.state) is replaced after the event, for every request that is not within a round.
     """
@@ -37,7 +37,7 @@ class Patch:
 
     @property
     def until(self) -> int:
-        """How far a trace must be run for it."""
+        """The last event that the replacement needs."""
         return self.event + in_memory(self.place)
 
     def __str__(self) -> str:
@@ -46,10 +46,10 @@ class Patch:
 
 @dataclass(frozen=True)
 class Variant:
-    """What is otherwise than in the plain run; the default changes nothing.
+    """The changes of a run; the default changes nothing.
 
     swap     op -> the op set, or module:attribute, whose op serves instead: {"gdn": "plain"}
-    patch    places that get the reference's tensor; a place inside a captured graph cannot, so this runs eagerly
+    patch    places that get the reference's tensor; the run is then eager, as captured graphs cannot be changed
     eager    no graphs
     options  further fields of the engine's `Options`
     """
@@ -68,9 +68,9 @@ AS_IS = Variant()
 
 
 def swapped(ops: Ops, swap: Mapping[str, str]) -> Ops:
-    """`ops` with some of its ops from other sets; what it declares about itself stays.
+    """`ops` with some of its ops from other sets, and with its own declarations.
 
-    Two things do not: how these ops multiply, and whether all of them serve trees.
+    The products of these ops, and whether all ops serve trees, come from the other sets.
     """
     others, products, trees = dict[str, Any](), dict(ops.products), ops.trees
     for name, source in swap.items():
@@ -101,7 +101,7 @@ def _labels(ops: Ops) -> bool:
 
 
 def patch_of(text: str) -> Patch:
-    """From PLACE@EVENT as it is typed."""
+    """Parse PLACE@EVENT."""
     place, at, event = text.partition("@")
     if not at or not event.isdecimal():
         raise BadInput("--graft", found=text, expected="PLACE@EVENT, for example trunk.2.core@17")
@@ -109,7 +109,7 @@ def patch_of(text: str) -> Patch:
 
 
 def swaps_of(texts: Iterable[str]) -> dict[str, str]:
-    """From OP=SET, as often as it was typed."""
+    """Parse all OP=SET."""
     found = dict[str, str]()
     for text in texts:
         op, equals, source = text.partition("=")
@@ -122,7 +122,7 @@ def swaps_of(texts: Iterable[str]) -> dict[str, str]:
 
 
 def place_of(text: str) -> Place:
-    """A place as `spelled` writes it."""
+    """Parse a place that `spelled` wrote."""
     stage, *numbers, component = text.split(".") if "." in text else (text, "")
     known = stage in STAGES and component in COMPONENTS and all(number.isdecimal() for number in numbers)
     step = stage == "chain" or (stage == "extend" and (len(numbers) == 2 or numbers[:1] not in ([], ["0"])))
@@ -137,7 +137,7 @@ def place_of(text: str) -> Place:
 
 
 def in_memory(place: Place) -> bool:
-    """Whether no op hands it on: it is read in a later event."""
+    """Whether a place is memory, which a later event reads, and no result of an op."""
     return place.component in MEMORY
 
 
