@@ -1,7 +1,7 @@
-"""Adaptive step counts on this side: candidates resolved, and the controller that wishes for a count.
+"""Adaptive step counts on this side: the resolved candidates, and the controller that wishes for a count.
 
-Leaves out: when a wish is followed (the driver's choice) and what a switch does (`round.py`). The specification is the
-text of `instep_reference.contract.adaptive`; the reference has its own writing of it, and the wishes are compared.
+Leaves out: when a wish is followed (the driver's choice) and the effect of a switch (`round.py`). The specification is
+the text of `instep_reference.contract.adaptive`; the reference implements it separately, and the wishes are compared.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class _Course:
 
 
 class Controller:
-    """The step count in force, the one that is wished for, and all that may ever be in force.
+    """The step count in force, the wish, and all counts that may ever be in force.
 
-    candidates  sorted, of all brackets, with 0;  messages: changes to the candidates of the file
+    candidates  sorted, over all brackets, with 0;  messages: changes to the candidates of the file
     """
 
     def __init__(self, initial: int, file: AdaptiveFile | None) -> None:
@@ -78,7 +78,7 @@ class Controller:
         self.candidates = tuple(sorted(known))
 
     def set(self, num_steps: int) -> None:
-        """`num_steps` is in force from here."""
+        """Put `num_steps` in force."""
         if num_steps not in self.candidates:
             raise BadInput("set_num_steps", found=num_steps, expected=f"one of {self.candidates}")
         if num_steps == 0:
@@ -93,14 +93,14 @@ class Controller:
         return self._course(self._batch).wish if self._courses else self.in_force
 
     def committed(self, num_correct_drafts: Sequence[int]) -> None:
-        """A commit of these accepted counts, one per request."""
+        """Count a commit with these accepted counts, one per request."""
         if num_correct_drafts:
             mean = sum(num_correct_drafts) / len(num_correct_drafts)
             self._count(len(num_correct_drafts), mean)
             self._probing = False
 
     def decoded(self, rows: int) -> None:
-        """A forward with that many decode rows. It is a counted batch only while the step count is 0."""
+        """Count a forward with that many decode rows, which is a batch only while the step count is 0."""
         if rows and self.in_force == 0:
             self._count(rows, None)
 
@@ -110,7 +110,7 @@ class Controller:
             self._course(size).count(self.in_force, mean, self._probing)
 
     def _course(self, size: int) -> _Course:
-        """The largest key not above the batch; below all keys, the smallest."""
+        """Return the largest key not above the batch; below all keys, the smallest."""
         return self._courses[max((key for key in self._courses if key <= size), default=min(self._courses))]
 
     def _resolved(self, file: AdaptiveFile, initial: int) -> dict[int, _Course]:

@@ -1,4 +1,4 @@
-"""From a checkpoint to what an engine runs on: pools, the model over them, and a round per step count.
+"""Building an engine from a checkpoint: pools, the model over them, and a round per step count.
 
 Leaves out: requests and events (`engine.py`), and graphs (`graphs/capture.py`).
 """
@@ -29,7 +29,7 @@ from .weights import Stored
 def built(
     checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, candidates: Sequence[int]
 ) -> tuple[Model, dict[int, Round]]:
-    """The model on its pools, and one round per candidate. Pools are sized for the window of the largest candidate."""
+    """Build the model on its pools, and one round per candidate. Pools have room for the largest candidate's window."""
     config, device = in_use(checkpoint.config, options.drafter), torch.device(options.device)
     widest = capacity.widest(max(candidates))
     check_room(capacity, widest)
@@ -42,8 +42,8 @@ def built(
     wanted, guarded = distinct(demands(config, sizes) + kept), options.guarded and not ops.packed
     try:
         memory = Memory(wanted, capacity, guarded=guarded, poison=options.poison, device=device)
-    except (MemoryError, RuntimeError, TypeError) as error:  # there is no room for them
-        if {options.strategy, options.conv} & ops.keepers.keys():  # whose demands may be why
+    except (MemoryError, RuntimeError, TypeError) as error:  # the pools do not fit
+        if {options.strategy, options.conv} & ops.keepers.keys():  # their demands may be the cause
             largest = max(wanted, key=lambda demand: demand.bytes(guarded))
             error.add_note(f"the largest pool is {largest.name}, of {largest.bytes(guarded)} bytes")
         raise

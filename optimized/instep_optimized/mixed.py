@@ -48,7 +48,7 @@ class Planned:
 
     @property
     def rooted(self) -> bool:
-        """Whether a root follows: after a decode row and after the last chunk of a prompt."""
+        """Return whether a root follows: after a decode row and after the last chunk of a prompt."""
         end = self.begin + self.span.count
         return self.span.kind == "decode" or (self.span.kind == "prefill" and end == len(self.request.prompt))
 
@@ -218,7 +218,7 @@ def _tokens(planned: Planned, memory: Memory) -> torch.Tensor:
 
 
 def _following(planned: Planned, memory: Memory) -> torch.Tensor:
-    """For each row the token one place after its own: of the prompt, or the root after the last row."""
+    """Return for each row the token one place after its own: of the prompt, or the root after the last row."""
     root = memory.slot_table.window[memory.slots.of(planned.span.request), :1]
     if planned.span.kind == "decode":
         return root

@@ -1,6 +1,6 @@
 """An MTP layer as a head: it runs over rows of hidden states, writes its own KV, and picks tokens.
 
-Leaves out: which rows it runs on, and which hidden rows it is given. Drafters differ in these two.
+Leaves out: the choice of rows and of hidden rows. Drafters differ in these two.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MtpLayer:
 
     @classmethod
     def all(cls, stored: w.Stored, config: ModelConfig, head: Head, memory: Memory) -> tuple[MtpLayer, ...]:
-        """All MTP layers of a checkpoint. Each has its own decoder layer and KV; fc, norms and head are shared.
+        """Build all MTP layers of a checkpoint. Each has its own decoder layer and KV; fc, norms and head are shared.
 
         `config` is the target's. It is not changed: `config.drafter()` is the draft head's own configuration.
         """
@@ -50,7 +50,7 @@ class MtpLayer:
         )
 
     def rows(self, ops: Ops, hidden: torch.Tensor, batch: Batch, stage: str) -> torch.Tensor:
-        """hidden [N, D], paired with `batch.tokens` -> y [N, D]; the rows' draft KV is written on the way."""
+        """Run hidden [N, D], paired with `batch.tokens` -> y [N, D], and write the rows' draft KV."""
 
         def at(component: str, layer: int = STAGE_LEVEL) -> Place:
             return Place(stage, layer, component)
@@ -66,5 +66,5 @@ class MtpLayer:
         return answer.normed(ops, weights.norm, eps, at("final", AFTER_LAYERS)).normed
 
     def pick(self, ops: Ops, y: torch.Tensor, stage: str) -> torch.Tensor:
-        """y [M, D] -> the head's argmax [M] int64."""
+        """Pick from y [M, D] -> the head's argmax [M] int64."""
         return self.head.pick(ops, y, stage)

@@ -1,6 +1,6 @@
 """The graphs of an engine: every body of every step count, captured at the start for every bucket of `batches`.
 
-Leaves out: how a body is recorded and replayed (`runner.py`), and forwards with prompts, which always run eagerly.
+Leaves out: recording and replaying a body (`runner.py`), and forwards with prompts, which always run eagerly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def prepared(
     ops: Ops, rounds: Iterable[Round], device: torch.device, recorder: Recorder | None = None,
     batches: Sequence[int] | None = None,
 ) -> Runner:
-    """CUDA graphs where the device and the op set have them; elsewhere the emulator, which makes stale data show.
+    """Capture CUDA graphs if the device and the op set support them; else use the emulator, which exposes stale data.
 
     A verify of one window of w tokens and w decodes have equally many packed rows, but they are different graphs. So
     the kind is part of the key.

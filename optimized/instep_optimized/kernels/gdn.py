@@ -1,7 +1,7 @@
 """The `gdn` op: each part of a packed batch by the kernel of its form.
 
-Leaves out: the kernels (`chunk.py`, `blocks.py`, `window.py`; `blocks_staged.py` and `staged.py` serve for the last two
-where they fit).
+Leaves out: the kernels (`chunk.py`, `blocks.py`, `window.py`; `blocks_staged.py` and `staged.py` replace the last two
+if they fit).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ staged, blocks_staged = explicit("windows.staged"), explicit("prompts.blocks_sta
 
 
 def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
-    """`Gdn` of the seam. Prefill multiplies in bf16 where activations have 16 bits."""
+    """`Gdn` of the seam. Prefill multiplies in bf16 if activations have 16 bits."""
     return _served(inputs, parts, dtype, _blocks if dtype.itemsize == 2 else chunk)
 
 
@@ -34,13 +34,13 @@ def precise_gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtyp
 
 
 def _blocks(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> None:
-    """The staged kernels where they fit. Both give the same bits."""
+    """Run the staged kernels if they fit. Both give the same bits."""
     fits = blocks_staged is not None and blocks_staged.fits(inputs, part, core)
     (blocks_staged.blocks_staged if fits else blocks)(inputs, part, core, look)
 
 
 def windows(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> None:
-    """The staged kernel where it fits. Both give the same bits. look: as in `window`"""
+    """Run the staged kernel if it fits. Both give the same bits. look: as in `window`"""
     if staged is not None and staged.fits(inputs, part, core):
         staged.staged(inputs, part, core, look=look)
     else:
@@ -50,7 +50,7 @@ def windows(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) ->
 def _served(
     inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, prefill: Callable[..., None]
 ) -> torch.Tensor:
-    """Rows that no part covers, and rows of idle requests, are zero; the kernels of a part that is alone write them.
+    """Run every part. Uncovered rows and rows of idle requests are zero; the kernels of a single part write them.
 
     prefill: the kernel of chunks
     """

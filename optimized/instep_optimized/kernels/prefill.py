@@ -1,7 +1,7 @@
-"""The delta rule of prompts with what comes before it: rows of 16 bits between the kernels instead of 32.
+"""The delta rule of prompts with the conv and norms before it: rows of 16 bits between the kernels instead of 32.
 
-Leaves out: the kernels (`conv.py`, `inputs.py`, `blocks.py`). None of them is another one here: they store and load by
-the dtypes of the tensors that they are given.
+Leaves out: the kernels (`conv.py`, `inputs.py`, `blocks.py`). They are the usual ones: they store and load in the
+dtypes of their tensors.
 """
 
 from __future__ import annotations

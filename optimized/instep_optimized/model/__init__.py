@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Model:
-    """The target, the drafter if MTP layers run (None: drafts are handed in), and the memory that both run on."""
+    """The target, the drafter if MTP layers run (None: events bring the drafts), and the memory that both run on."""
 
     trunk: Trunk
     drafter: Drafter | None

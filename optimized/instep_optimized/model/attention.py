@@ -42,7 +42,7 @@ class AttentionLayer:
         return cls(layer, norm, w.attention(stored, prefix), half, config, keys, values)
 
     def __call__(self, ops: Ops, hidden: Residual, batch: Batch, stage: str) -> Residual:
-        """hidden [N, D] -> [N, D]."""
+        """Map hidden [N, D] -> [N, D]."""
 
         def at(component: str) -> Place:
             return Place(stage, self.layer, component)

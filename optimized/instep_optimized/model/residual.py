@@ -1,6 +1,6 @@
-"""The residual stream between two halves of layers: a sum that is made where it is normed next.
+"""The residual stream between two halves of layers: a sum that the next norm computes.
 
-Leaves out: what is added to it (`mlp.py`, `gdn.py`, `attention.py`).
+Leaves out: the terms of the sum (`mlp.py`, `gdn.py`, `attention.py`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..ops.fused import AddNorm, add_norm
 
 
 class Residual(NamedTuple):
-    """Rows x [N, D]; or x + y, not added yet, to be named `to`."""
+    """Rows x [N, D]; or x + y, not added yet, whose place will be `to`."""
 
     x: torch.Tensor
     y: torch.Tensor | None = None
     to: Place | None = None
 
     def normed(self, ops: Ops, weight: torch.Tensor, eps: float, to: Place) -> AddNorm:
-        """-> the rows themselves, and their norm."""
+        """Return the rows themselves, and their norm."""
         if self.y is None or self.to is None:
             return AddNorm(self.x, ops.norm(x=self.x, weight=weight, eps=eps, to=to))
         return add_norm(ops, x=self.x, y=self.y, weight=weight, eps=eps, to=(self.to, to))

@@ -1,6 +1,6 @@
 """The target: embedding, layers dispatched by their kind, final norm, head.
 
-Leaves out: what a layer does (`gdn.py`, `attention.py`) and the draft head (`draft/`). Ops only.
+Leaves out: the layers (`gdn.py`, `attention.py`) and the draft head (`draft/`). Ops only.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class Head:
         return ops.embed(tokens=tokens, table=self.embedding, to=Place(stage, STAGE_LEVEL, "embedding"))
 
     def pick(self, ops: Ops, rows: torch.Tensor, stage: str) -> torch.Tensor:
-        """rows [M, D] after the final norm -> argmax [M] int64."""
+        """Pick from rows [M, D] after the final norm -> argmax [M] int64."""
         places = (Place(stage, AFTER_LAYERS, "logits"), Place(stage, AFTER_LAYERS, "pick"))
         return head_pick(ops, x=rows, weight=self.lm_head, to=places)
 
     def best(self, ops: Ops, rows: torch.Tensor, stage: str, topk: int) -> TopkTokens:
-        """rows [M, D] after the final norm -> the most probable tokens of each."""
+        """Find the most probable tokens of each of the rows [M, D] after the final norm."""
         return ops.topk_tokens(logits=self._logits(ops, rows, stage), topk=topk)
 
     def draw(self, ops: Ops, rows: torch.Tensor, drawing: Drawing, stage: str) -> torch.Tensor:
-        """rows [M, D] after the final norm -> the drawn choices [M] int64; argmax where a request does not sample."""
+        """Draw from rows [M, D] after the final norm -> choices [M] int64; the argmax if a request does not sample."""
         logits = self._logits(ops, rows, stage)
         return ops.draw(logits=logits, **drawing._asdict(), to=Place(stage, AFTER_LAYERS, "pick"))
 
@@ -91,7 +91,7 @@ class Trunk:
         return cls(Head.of(stored, config), layers, stored.take("model.norm.weight"), config.eps)
 
     def __call__(self, ops: Ops, batch: Batch, bound: BoundPair) -> torch.Tensor:
-        """-> final hidden rows [N, D], after the final norm."""
+        """Run the target -> final hidden rows [N, D], after the final norm."""
         hidden = Residual(self.head.embed(ops, batch.tokens, STAGE))
         for layer in self.layers:
             hidden = layer(ops, hidden, batch, bound)

@@ -1,13 +1,13 @@
-"""Which ops make every row of their result of that row alone, so that they can be served row by row.
+"""The ops whose results depend row by row on their inputs, so that they can also run row by row.
 
-Leaves out: which op sets do so in the same bits (`Ops.row_invariant`).
+Leaves out: the op sets that give the same bits either way (`Ops.row_invariant`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Ops that make a row of the result of that row alone (`attend`: and of memory), and the arguments that hold the rows.
+# Ops whose result rows depend only on the same input row (`attend`: and on memory), and their row arguments.
 BY_ROW: Mapping[str, tuple[str, ...]] = {
     "norm": ("x",), "linear": ("x",), "add": ("x", "y"), "concat": ("x", "y"), "gdn_inputs": ("mixed", "a", "b"),
     "gated_norm": ("core", "z"), "attention_inputs": ("projected", "key_raw", "positions"), "attend": ("query",),

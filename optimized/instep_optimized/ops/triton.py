@@ -1,6 +1,6 @@
-"""The table of the production kernels: `TRITON`, and where its numbers are rounded.
+"""The table of the production kernels: `TRITON`, and its rounding points.
 
-To import it decides whether Triton interprets kernels (`kernels.runtime`). Leaves out: the kernels themselves.
+Importing it decides whether Triton interprets kernels (`kernels.runtime`). Leaves out: the kernels themselves.
 """
 
 from __future__ import annotations

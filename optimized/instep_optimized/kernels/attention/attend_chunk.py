@@ -24,7 +24,7 @@ def read_chunk(
     MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, GROUP: tl.constexpr, PAGE: tl.constexpr,
     WIDEN: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
-    """`tokens` rows of one request for the `group` query heads of one KV head. Grid (KV heads, row tiles, B).
+    """Attend `tokens` rows of one request, for the `group` query heads of one KV head. Grid (KV heads, row tiles, B).
 
     Tiles that see the most positions run first. `attend_parts.py` reads requests of at most `window` rows, and trees.
     """

@@ -120,7 +120,7 @@ def over(
 
 @triton.jit
 def page_of(line, table_column, start, stop, PAGE: tl.constexpr, NT: tl.constexpr):
-    """The page of each position of a step: one number if a step lies within a page, else [NT]."""
+    """Load the page of each position of a step: one number if the step is within a page, else [NT]."""
     if PAGE % NT == 0:
         page = tl.load(line + start // PAGE * table_column, mask=start < stop, other=-1)
     else:

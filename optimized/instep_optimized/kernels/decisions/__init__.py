@@ -1,1 +1,1 @@
-"""Whole numbers of a round: tokens that are chosen, drafts that are accepted, trees, places and lengths."""
+"""Integer work of a round: chosen tokens, accepted drafts, trees, places and lengths."""

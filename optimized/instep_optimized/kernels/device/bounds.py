@@ -1,6 +1,6 @@
 """Loads and stores of tiles that may reach out of bounds, as device functions.
 
-Leaves out: which tiles fit exactly (their kernels say so).
+Leaves out: which tiles fit exactly (their kernels pass WHOLE).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls

@@ -1,4 +1,4 @@
-"""Row-invariant matrix products: linear layers, the dense MLP and the head, all by one kernel with fixed tiles.
+"""Row-invariant matrix products: linear layers, the dense MLP and the head, with one kernel and fixed tiles.
 
 Leaves out: splitting a product along its inner axis, and tiles that follow the number of rows.
 """
@@ -55,12 +55,12 @@ def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor
 
 
 def multiply(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x [N, in] times weight [out, in] transposed -> [N, out] in `dtype`; each row gets the bits that it gets alone.
+    """Compute x [N, in] weight [out, in]^T -> [N, out] in `dtype`; each row gets the bits that it gets alone.
 
-    Why: an element of the result is one chain of instructions along the inner axis, in steps whose size depends only on
-    the weight. Each instruction takes a row of x, a column of the weight and the element's own fp32 accumulator. Other
-    rows, padding included, fill other places of the same instruction. A tensor core treats all rows of an instruction
-    alike. The height of the tile never changes, so it is always the same instruction.
+    Reason: an element of the result is one chain of instructions along the inner axis, in steps whose size depends only
+    on the weight. Each instruction takes a row of x, a column of the weight and the element's own fp32 accumulator.
+    Other rows, padding included, fill other places of the same instruction. A tensor core treats all rows of an
+    instruction alike. The height of the tile never changes, so it is always the same instruction.
     """
     assert x.stride(1) == 1, "rows are contiguous"
     rows, inner = x.shape
@@ -74,11 +74,11 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch
         KT=min(tile.inner, max(power_of_2(inner), NARROW[-1].columns)),
         WIDEN=INTERPRETED, ORDERED=INTERPRETED, warps=WARPS, stages=STAGES,
     )  # fmt: skip
-    return out.to(dtype)  # the interpreter would cut digits off where a GPU rounds
+    return out.to(dtype)  # the interpreter would truncate instead of rounding as a GPU does
 
 
 def tile_of(columns: int, element_size: int) -> Tile:
-    """The tile for a weight with `columns` rows: chosen by that and the dtype, never by the number of rows of x."""
+    """Choose the tile for a weight with `columns` rows: by that and the dtype, never by the number of rows of x."""
     if INTERPRETED:
         return SMALL
     if element_size > 2:
@@ -91,7 +91,7 @@ def _multiply(
     x, x_row, weight, weight_row, weight_column, out, rows, inner, columns,
     MT: tl.constexpr, NT: tl.constexpr, KT: tl.constexpr, WIDEN: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
-    """MT rows by NT columns. Grid (row tiles, column tiles): programs that share a weight tile run side by side."""
+    """Multiply MT rows by NT columns. Grid (row tiles, column tiles): programs that share a weight are adjacent."""
     row = tl.program_id(0).to(tl.int64) * MT + tl.arange(0, MT)
     column = tl.program_id(1).to(tl.int64) * NT + tl.arange(0, NT)
     live, there = (row < rows)[:, None], (column < columns)[None, :]

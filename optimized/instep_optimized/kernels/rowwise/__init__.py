@@ -1,1 +1,1 @@
-"""Kernels that take each row by itself: norms, rotary angles, moves, and element by element."""
+"""Kernels that process each row separately: norms, rotary angles, moves, and elementwise ops."""

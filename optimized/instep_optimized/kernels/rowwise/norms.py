@@ -40,7 +40,7 @@ def add_norm(
 def _normed(
     x: torch.Tensor, weight: torch.Tensor, eps: float, y: torch.Tensor | None = None, total: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The norm of x, or of x + y, which goes to `total`. One kernel, so one order of the sum: equal bits."""
+    """Normalize x, or x + y, which is stored in `total`. One kernel has one order of the sum, so the bits are equal."""
     assert x.stride(1) == 1 and (y is None or y.stride(1) == 1), "rows are contiguous"
     out = x.new_empty(x.shape)
     rows, width = x.shape

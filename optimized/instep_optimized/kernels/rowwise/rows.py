@@ -1,4 +1,4 @@
-"""Moves rows by number: embedding, selection, joining, and storing into pages. Bits move as whole numbers.
+"""Kernels that move rows by number: embedding, selection, joining, and storing into pages. Bits move as integers.
 
 Leaves out: arithmetic.
 """
@@ -20,7 +20,7 @@ from ..runtime import ceil_div, launch, power_of_2, tile
 from .move import BITS
 
 COLUMNS = 1024  # per program
-AXES = 2  # of a stored row, at most: [kv_heads, head_dim]
+AXES = 2  # maximum number of axes of a stored row: [kv_heads, head_dim]
 
 
 def select(*, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -61,12 +61,12 @@ def store_rows(
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
-    """[N] or [N, ...] as whole numbers [N, width]."""
+    """View [N] or [N, ...] as integers [N, width]."""
     return x.view(BITS[x.element_size()]).unsqueeze(-1).flatten(1)
 
 
 def _launch(kernel: object, rows: int, width: int, *arguments: object) -> None:
-    """A grid over row and column tiles."""
+    """Launch over row and column tiles."""
     tall, wide = tile(1, 16), min(power_of_2(width), COLUMNS)
     launch(kernel, (ceil_div(rows, tall), ceil_div(width, wide)), *arguments, rows, width, RT=tall, CT=wide)
 
@@ -86,7 +86,7 @@ def _gather(x, x_row, index, out, out_row, rows, width, RT: tl.constexpr, CT: tl
 
 @triton.jit
 def _join(x, x_row, first, y, y_row, out, rows, width, RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr):
-    """The first columns from x, the others from y."""
+    """Take the first columns from x, the others from y."""
     if EARLY:
         wait()
     row = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)

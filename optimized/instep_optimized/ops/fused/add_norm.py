@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class AddNorm(NamedTuple):
-    """total [N, D] = x + y, as it is stored; normed [N, D], made of the stored sum."""
+    """total [N, D] = x + y, as it is stored; normed [N, D], computed from the stored sum."""
 
     total: torch.Tensor
     normed: torch.Tensor
@@ -30,7 +30,7 @@ class MakeAddNorm(Protocol):
 def add_norm(
     ops: Ops, *, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, to: tuple[Place, Place]
 ) -> AddNorm:
-    """`MakeAddNorm`, or its parts."""
+    """Run `MakeAddNorm`, or its parts."""
     if ops.add_norm is not None:
         return ops.add_norm(x=x, y=y, weight=weight, eps=eps, to=to)
     total = ops.add(x=x, y=y, to=to[0])

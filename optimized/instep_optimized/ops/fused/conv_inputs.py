@@ -1,4 +1,4 @@
-"""The conv, and what the delta rule consumes of its result."""
+"""The conv, and the delta rule's inputs from its result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def conv_inputs(
     ops: Ops, *, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], a: torch.Tensor, b: torch.Tensor,
     A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, to: tuple[Place, ...],
 ) -> GdnInputs:  # fmt: skip
-    """`ConvInputs`, or its parts."""
+    """Run `ConvInputs`, or its parts."""
     gates = {"a": a, "b": b, "A_log": A_log, "dt_bias": dt_bias}
     heads = {"key_heads": key_heads, "key_dim": key_dim}
     if ops.conv_inputs is not None:

@@ -1,4 +1,4 @@
-"""Attention, and the gate that opens its rows."""
+"""Attention, and the output gate of its rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GatedAttend(Protocol):
 def gated_attend(
     ops: Ops, *, query: torch.Tensor, pages: Pages, projected: torch.Tensor, to: tuple[Place, Place]
 ) -> torch.Tensor:
-    """`GatedAttend`, or its parts."""
+    """Run `GatedAttend`, or its parts."""
     if ops.gated_attend is not None:
         return ops.gated_attend(query=query, pages=pages, projected=projected, to=to)
     attended = ops.attend(query=query, pages=pages, to=to[0])

@@ -1,6 +1,6 @@
-"""From the conv's output to the read-out in one call: norms and gates are computed inside.
+"""The delta rule from the conv's output to the read-out in one call, with norms and gates inside.
 
-Leaves out: kernels that have it. The op sets of this package serve `gdn_inputs`, then `gdn`.
+Leaves out: kernels for it. The op sets of this package run `gdn_inputs`, then `gdn`.
 """
 
 from __future__ import annotations

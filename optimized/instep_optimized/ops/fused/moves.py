@@ -1,4 +1,4 @@
-"""The same units of several layers, moved at once."""
+"""Moving the same units of several layers at once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Moved(NamedTuple):
 
 
 class Moves(Protocol):
-    """`move` for each pair. No pair writes what another one reads."""
+    """`move` for each pair. No pair writes memory that another pair reads."""
 
     def __call__(self, *, pairs: tuple[Moved, ...]) -> None: ...
 
 
 def moves(ops: Ops, *, pairs: tuple[Moved, ...]) -> None:
-    """`Moves`, or its parts."""
+    """Run `Moves`, or its parts."""
     if ops.moves is not None:
         ops.moves(pairs=pairs)
         return

@@ -1,4 +1,4 @@
-"""The delta rule of a verify, with the conv, the norms and the gates before it: nothing of a row is stored between."""
+"""The delta rule of a verify, with the conv, norms and gates before it: no intermediate row is stored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class VerifyGdn(Protocol):
     """`conv`, `gdn_inputs`, then `gdn`, with the arguments of all three  ->  core [N, HV, V].
 
     windows, parts: of the conv and of the states, none of them a tree. Windows are kept after every row, in other
-    memory than they are read from, for several programs may read the same one. x: of 16 bits.
+    memory than they are read from, because several programs may read the same one. x: of 16 bits.
     `to`: places of mixed, q, k, v, log_decay, beta and core. All but core stay inside.
     """
 
@@ -36,7 +36,7 @@ def verify_gdn(
     A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, parts: tuple[Part, ...],
     dtype: torch.dtype, to: tuple[Place, ...],
 ) -> torch.Tensor:  # fmt: skip
-    """`VerifyGdn` where it `serves`; of other windows the conv and `WindowGdn`, where that serves; or its parts."""
+    """Run `VerifyGdn` if it `serves`; else the conv and `WindowGdn`, if that serves; else the parts."""
     rule = {"a": a, "b": b, "A_log": A_log, "dt_bias": dt_bias, "key_heads": key_heads, "key_dim": key_dim}
     if ops.verify_gdn is not None and serves(windows, parts, x.dtype):
         return ops.verify_gdn(x=x, weight=weight, windows=windows, **rule, parts=parts, dtype=dtype, to=to)  # type: ignore[arg-type]
@@ -48,12 +48,12 @@ def verify_gdn(
 
 
 def serves(windows: tuple[Part, ...], parts: tuple[Part, ...], dtype: torch.dtype) -> bool:
-    """Whether the op is for these parts of rows in dtype."""
+    """Return whether the op supports these parts with rows in dtype."""
     return of_windows(windows, dtype) and of_windows(parts, dtype) and all(map(apart, windows))
 
 
 def apart(part: Part) -> bool:
-    """Whether windows are kept after every row, and nowhere in the memory that they are read from."""
+    """Return whether windows are kept after every row, outside of the memory that they are read from."""
     if part.store is not None or part.per_row is None:
         return False
     (begin, end), (first, last) = _span(part.per_row.pool), _span(part.read.pool)
@@ -61,6 +61,6 @@ def apart(part: Part) -> bool:
 
 
 def _span(pool: torch.Tensor) -> tuple[int, int]:
-    """From where to where its memory goes. Two tensors may share memory that does not begin alike."""
+    """Return the first and last address of its memory: tensors may share memory with different beginnings."""
     memory = pool.untyped_storage()
     return memory.data_ptr(), memory.data_ptr() + memory.nbytes()

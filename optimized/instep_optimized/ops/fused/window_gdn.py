@@ -1,4 +1,4 @@
-"""The delta rule of windows, with the norms and gates before it: nothing of a row is stored between them."""
+"""The delta rule of windows, with the norms and gates before it: no intermediate row is stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class WindowGdn(Protocol):
     """`gdn_inputs`, then `gdn`, with the arguments of both  ->  core [N, HV, V].
 
-    parts: windows, none of them a tree. mixed: of 16 bits. Rings keep what they would keep of the parts' rows.
+    parts: windows, none of them a tree. mixed: of 16 bits. Rings keep the same entries as with the parts.
     `to`: places of q, k, v, log_decay, beta and core. All but core stay inside.
     """
 
@@ -31,7 +31,7 @@ def window_gdn(
     ops: Ops, *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
     key_heads: int, key_dim: int, parts: tuple[Part, ...], dtype: torch.dtype, to: tuple[Place, ...],
 ) -> torch.Tensor:  # fmt: skip
-    """`WindowGdn` where it `serves`, or its parts."""
+    """Run `WindowGdn` if it `serves`, or else its parts."""
     rule = {"a": a, "b": b, "A_log": A_log, "dt_bias": dt_bias, "key_heads": key_heads, "key_dim": key_dim}
     if ops.window_gdn is not None and serves(parts, mixed.dtype):
         return ops.window_gdn(mixed=mixed, **rule, parts=parts, dtype=dtype, to=to)  # type: ignore[arg-type]
@@ -40,6 +40,6 @@ def window_gdn(
 
 
 def serves(parts: tuple[Part, ...], dtype: torch.dtype) -> bool:
-    """Whether the op is for these parts of rows in dtype. Rows of 32 bits are as wide in both forms."""
+    """Return whether the op supports these parts with rows in dtype. 32-bit rows gain nothing from it."""
     chains = len(parts) > 0 and all(part.form == "window" and part.parents is None for part in parts)
     return chains and dtype.itemsize == 2

@@ -92,7 +92,7 @@ def nodes_seen(pages: Pages, begin: int, count: int) -> torch.Tensor | None:
     bits = None if pages.ancestors is None else pages.ancestors[begin : begin + count]
     if bits is None or not bool(bits.any()):
         return None
-    # No more nodes than are seen: a tree that is a chain then has the products of a chain, and so its bits.
+    # Only the nodes that are seen: a tree that is a chain then has the products of a chain, and so its bits.
     node = torch.arange(int(bits.max()).bit_length(), device=bits.device)
     return (bits[:, None] >> node) & 1 > 0
 
@@ -112,7 +112,7 @@ def _softmax_read(query: torch.Tensor, pages: Pages, request: int, seen: torch.T
     chances = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1).masked_fill(~seen, 0)
     if pages.ancestors is None or bool(values.isfinite().all()):
         return torch.einsum("htp,phd->thd", chances, values)
-    # A node that only some rows see is NaN: the other rows must not meet it.
+    # A node that only some rows see may be NaN: the other rows must not use it.
     each = [(chances[:, row, None], values.masked_fill(~sees[:, None, None], 0)) for row, sees in enumerate(seen)]
     return torch.cat([torch.einsum("htp,phd->thd", chance, value) for chance, value in each])
 

@@ -14,14 +14,14 @@ from .tiles import put
 def store_rows(
     *, rows: torch.Tensor, pool: torch.Tensor, locations: torch.Tensor, scales: torch.Tensor | None = None
 ) -> None:
-    """Row n to position `locations[n]`, counted over pages of the pool's own size; -1 skips."""
+    """Store row n at position `locations[n]`, counted over pages of the pool's own size; -1 skips."""
     size, wanted = pool.shape[1], locations >= 0
     spots = locations[wanted]
     put(Address(pool, spots, scales=scales), (spots // size, spots % size), rows[wanted])
 
 
 def move(*, source: Address, target: Address) -> None:
-    """Units from source to target, request by request; everything is read before anything is written."""
+    """Copy units from source to target, request by request; all reads come before all writes."""
     wanted = (source.units >= 0) & (target.units >= 0)
     here, there = _spots(source, wanted), _spots(target, wanted)
     target.pool[there] = source.pool[here]
@@ -30,7 +30,7 @@ def move(*, source: Address, target: Address) -> None:
 
 
 def move_rows(*, pool: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Entries of a pool, one column of the plan after the other: requests share no entry."""
+    """Copy entries of a pool, one column of the plan after the other: requests share no entry."""
     size = pool.shape[1]
     for at, to in zip(source.T, target.T, strict=True):
         wanted = (at >= 0) & (to >= 0)

@@ -1,4 +1,4 @@
-"""The whole numbers of a ring: which tokens run again, where rows are kept, how many tokens the state then contains.
+"""Integer work of a ring: which tokens run again, where rows are kept, how many tokens the state then contains.
 
 Nothing here waits for the host. The `ledger` op set uses it too. Leaves out: the ring itself (`ring.py`).
 """

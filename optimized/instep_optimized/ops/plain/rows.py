@@ -1,4 +1,4 @@
-"""Ops that look at rows one by one: embedding, norm, linear, add, concat, select, lm_head.
+"""Ops on separate rows: embedding, norm, linear, add, concat, select, lm_head.
 
 Leaves out: the MLP (`mlp.py`) and everything with memory. Sums are in at least fp32, with one cast at the end.
 """
@@ -14,7 +14,7 @@ from .wide import wide, width
 
 
 def embed(*, tokens: torch.Tensor, table: torch.Tensor, to: Place) -> torch.Tensor:
-    """Rows of the table, bit by bit."""
+    """Copy rows of the table, bit by bit."""
     return table[tokens]
 
 
@@ -24,7 +24,7 @@ def norm(*, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> tor
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The same in the width of x, without the cast."""
+    """Do `norm` in the width of x, without the cast."""
     return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * (1 + weight.to(x.dtype))
 
 
@@ -36,7 +36,7 @@ def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to:
 
 
 def add(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
-    """x + y. A sum of two numbers is rounded once in every width, so nothing is widened."""
+    """Add x + y. A sum of two numbers is rounded once in every width, so nothing is widened."""
     return x + y
 
 
@@ -46,7 +46,7 @@ def concat(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
 
 
 def select(*, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Rows of x by number, any dtype; -1 gives zeros."""
+    """Copy rows of x by number, in any dtype; -1 gives zeros."""
     if not x.shape[0]:
         return x.new_zeros((index.shape[0], *x.shape[1:]))
     rows = x[index.clamp(min=0)]
@@ -54,6 +54,6 @@ def select(*, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor:
-    """x weight^T, left in the width in which it was summed."""
+    """Compute x weight^T, left in the width in which it was summed."""
     work = width(x.dtype, weight.dtype)
     return product(x.to(work), weight.to(work))
