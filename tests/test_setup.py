@@ -1,14 +1,18 @@
-"""The set-up of the repository: pinned versions, and what the workflow runs."""
+"""The set-up of the repository: pinned versions, the steps of CI, and the division of the tests among commands."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+
+from support.covering import WHOLE
 
 TOP = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -35,3 +39,15 @@ def test_constraints_pin_one_allowed_version_of_every_dependency(python: str) ->
     for requirement in map(Requirement, [*wanted, *PROJECT["dependency-groups"]["docs"]]):
         assert requirement.specifier.contains(pinned[requirement.name]), f"make constraints: {requirement}"
     assert not any("+" in version or " " in version for version in pinned.values()), "a public version, without a hash"
+
+
+@WHOLE
+def test_every_row_runs_in_one_command_and_the_last_line_counts_the_rest() -> None:
+    def collected(*words: str) -> tuple[set[str], str]:
+        command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "tests/harness/test_storage.py", *words]
+        lines = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=True).stdout.splitlines()
+        return {line for line in lines if "::" in line}, lines[-1]
+
+    (every, _), (whole, _), (test, last) = collected("--whole"), collected("--whole", "-m", "whole"), collected()
+    assert test and whole and test | whole == every and not test & whole
+    assert last == f"{len(whole)} more tests are run by `make whole`."
