@@ -15,20 +15,11 @@ LIMIT = 0.02  # of sentences with a finding, in each folder
 # Folders that are above the limit, each with the share that it may not exceed. Lower a share, or delete its line, after
 # a rewrite; none is raised.
 HIGHER = {
-    "CONTRIBUTING.md": 0.035,
-    "harness/instep": 0.076,
-    "harness/instep/adapters": 0.129,
-    "harness/instep/audit": 0.244,
-    "harness/instep/checks": 0.177,
-    "harness/instep/explain": 0.175,
-    "harness/instep/faults": 0.028,
-    "harness/instep/kit": 0.146,
-    "harness/instep/localise": 0.143,
-    "harness/instep/observe": 0.049,
-    "harness/instep/replay": 0.194,
-    "harness/instep/report": 0.157,
-    "harness/instep/shapes": 0.029,
-    "tests/harness": 0.061,
+    "CONTRIBUTING.md": 0.034,
+    "harness/instep/kit": 0.143,
+    "harness/instep/observe": 0.047,
+    "harness/instep/replay": 0.188,
+    "tests/harness": 0.043,
 }
 
 
