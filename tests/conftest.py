@@ -77,7 +77,7 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Print the number of tests that were left out as the last line, and let the collector see all objects again."""
     if (left := config.stash.get(LEFT, 0)) and not hasattr(config, "workeroutput"):
-        print(f"{left:,} more tests are run by `make whole`.")
+        print(f"`make whole` runs {left:,} more test{'s' if left > 1 else ''}.")
     gc.unfreeze()  # libraries that list their leaked objects at exit would list all of them
 
 

@@ -50,4 +50,4 @@ def test_every_row_runs_in_one_command_and_the_last_line_counts_the_rest() -> No
 
     (every, _), (whole, _), (test, last) = collected("--whole"), collected("--whole", "-m", "whole"), collected()
     assert test and whole and test | whole == every and not test & whole
-    assert last == f"{len(whole)} more tests are run by `make whole`."
+    assert last == f"`make whole` runs {len(whole)} more tests."
