@@ -72,10 +72,14 @@ class Explained:
 
 @dataclass(frozen=True)
 class Unexplained:
-    """No mistake accounts for the finding. fitting: how many do equally well; error: why the search broke off."""
+    """No mistake accounts for the finding.
+
+    fitting  how many do equally well, and their sentences, where they are known; error: why the search broke off
+    """
 
     fitting: int = 0
     error: str = ""
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,4 +147,6 @@ def _unexplained(why: Unexplained | None) -> str:
         return ""
     if why.error:
         return f"{UNEXPLAINED}: the search for an explanation raised {why.error}"
-    return UNEXPLAINED + (f": {why.fitting} explanations fit equally well" if why.fitting else "")
+    if not why.fitting:
+        return UNEXPLAINED
+    return f"{UNEXPLAINED}: {why.fitting} explanations fit equally well" + "".join(f"; {name}" for name in why.names)

@@ -119,10 +119,24 @@ STATES = [
 ]
 
 
+def rounded_after_every_token(mine: Scene, _: Scene, __: torch.Tensor) -> torch.Tensor:
+    state = mine.base
+    for t in range(mine.count):
+        decayed = mine.log_decay[t].exp()[:, None, None] * state
+        added = mine.beta[t][:, None] * (mine.v[t] - torch.einsum("hk,hkv->hv", mine.k[t], decayed))
+        state = (decayed + mine.k[t][:, :, None] * added[:, None]).bfloat16().double()
+    return state
+
+
 @pytest.mark.parametrize(("change", "sentence"), STATES, ids=[sentence for _, sentence in STATES])
 def test_a_state_that_was_made_of_something_else_is_explained(scene, change, sentence):
     said = scene.said(of_state(scene, change))[0]
     assert sentence in said.diagnosis and said.explained.by == "bank", said
+
+
+def test_a_mistake_of_the_rule_is_named_in_the_state_of_a_commit(scene):
+    said = scene.said(of_state(scene, rounded_after_every_token))[0]
+    assert said.explained == Explained("hypothesis", "the state is rounded to bfloat16 after every token"), said
 
 
 @pytest.mark.parametrize(("change", "ends"), [

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow  # replays of whole traces
 SAYS = {
     "gate-l2-eps-on-the-mean": "is normed with eps on the mean of the squares, not on their sum",
     "gate-l2-eps-outside-the-root": "is normed with eps outside the root",
-    "gate-beta-in-snapshots": "is computed with beta rounded to bfloat16",
+    "gate-beta-in-snapshots": "beta is rounded to bfloat16",
     "norm-one-plus-weight": "is scaled with 1 + w, not with w",
     "norm-cast-before-the-weight": "is rounded to bfloat16 before its weight",
     "product-narrow-tile": "is multiplied with both operands rounded to bfloat16, and so is the result, in head 3",

@@ -140,3 +140,17 @@ def _sentence(metric: str, worst: float, most: float, noise: float) -> str:
     rounding = most - YARDSTICK_FACTOR * noise
     smallest = f"would pass at {(worst - rounding) / noise:.3g} times that" if noise else "no factor would pass"
     return f"relative error {worst:.2e} by the {metric}; the yardstick errs by {noise:.1e} ({smallest})"
+
+
+def granted_error(
+    place: Place, stored: torch.dtype, truth: torch.Tensor, sampled: torch.Tensor, scale: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The relative error [2, blocks] that is allowed, by the norm and by the largest element.
+
+    Shapes:  truth, scale alike   sampled [draws, ...]
+    """
+    o = blocks(place.component, truth)
+    floor = None if scale is None else blocks(place.component, scale)
+    yardstick = relative_error(blocks(place.component, sampled, many=True), o, floor).amax(1)
+    granted = allowed(yardstick, stored)
+    return torch.where(granted.isfinite(), granted, 0.0)

@@ -40,7 +40,7 @@ from .norms import norms
 from .older import Older
 from .positions import positions
 from .products import products
-from .recurrence import recurrence
+from .recurrence import half_of_recurrence, recurrence
 from .rows import read_rows, result_rows
 from .shares import shares
 from .states import known_states, states
@@ -55,19 +55,21 @@ READ_BY = dict.fromkeys(("keys", "values"), ("attend",))  # component of memory 
 PLACES, OF_A_PLACE = 4, 2  # how many of the first places are explained, and how many requests at each
 
 # Groups of families in the order of trial; a group is tried only if none of the groups before explains the finding:
-# wrong tensors that the maker of the right one knows; where the right tensor went; how the tensor looks; mechanisms,
-# which compete with each other; and a number that is fitted to the finding.
+# wrong tensors that the maker of the right one knows; where the right tensor went; known mistakes of the delta rule;
+# how the tensor looks; mechanisms, which compete with each other; and a number that is fitted to the finding.
 Family = Callable[[Case], Iterable[Explanation]]
 BANK: tuple[tuple[Family, ...], ...] = (
     (known_rows, known_states, known_windows),
     (elsewhere,),
+    (recurrence,),
     (appearance,),
     (
-        result_rows, read_rows, inputs, mixing, norms, products, constants, recurrence, positions, shares, memory,
-        states, tokens, windows, labels, addresses, trees, experts,
+        result_rows, read_rows, inputs, mixing, norms, products, constants, half_of_recurrence, positions, shares,
+        memory, states, tokens, windows, labels, addresses, trees, experts,
     ),
     (fitted, other_experts),
 )
+HYPOTHESES = (BANK[0], (recurrence,))  # families of known mistakes with their own sentences
 NOT_FINITE: tuple[Family, ...] = (recurrence, addresses)  # families that give infinite numbers at the same places
 
 
@@ -107,11 +109,10 @@ def explanation_of(case: Case) -> tuple[Explained | None, int]:
     if case.granted is not None and case.finding.check != OwnInputs.name and agrees(case):
         return FOLLOWS, 1
     finite = case.granted is None or bool(case.found.isfinite().all())
-    for number, families in enumerate(BANK if finite else (NOT_FINITE,)):
+    for families in BANK if finite else (NOT_FINITE,):
         sentence, count = best(case, (one for family in families for one in family(case)))
         if count:
-            by: Literal["hypothesis", "bank"] = "bank" if number or not finite else "hypothesis"
-            return (None if sentence is None else Explained(by, sentence)), count
+            return (None if sentence is None else Explained(_by(families), sentence)), count
     return None, 0
 
 
@@ -140,8 +141,12 @@ def _nearer(case: Case) -> Explained | None:
     for families in BANK[1:]:
         sentence, count = best(case, (one for family in families for one in family(case)))
         if count:
-            return None if sentence is None else Explained("bank", sentence)
+            return None if sentence is None else Explained(_by(families), sentence)
     return None
+
+
+def _by(families: Sequence[Family]) -> Literal["hypothesis", "bank"]:
+    return "hypothesis" if families in HYPOTHESES else "bank"
 
 
 def _like(

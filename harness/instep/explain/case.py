@@ -5,7 +5,7 @@ Leaves out: the explanations (one file per family), and whether one fits (`judge
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,9 +15,8 @@ import torch
 from instep_reference.contract.place import Place
 from instep_reference.weights import Weights
 
-from ..checks.allowance import allowed
 from ..checks.derived import scale_of
-from ..checks.measure import blocks, relative_error
+from ..checks.measure import granted_error
 from ..checks.own_inputs import OwnInputs
 from ..checks.poison import Poison
 from ..observe.context import EventContext
@@ -25,7 +24,6 @@ from ..observe.oracle import Oracle
 from ..observe.own_inputs import rerun
 from ..observe.recomputation import Recomputation
 from ..observe.rows import row_spans, rows
-from ..observe.storage import before_rounding
 from ..problem import Code
 from ..verdict import Comparison, Tier
 from .older import Older
@@ -39,11 +37,13 @@ class Explanation(NamedTuple):
     """A sentence without a subject, and the tensor that the mistake would leave, with the shape of the found one.
 
     tries  how many tensors were tried for it, if it is the best of several
+    draws  [draws, ...]: the same tensor as implementations of the mistake may round it; None: rounded as the right one
     """
 
     sentence: str
     wrong: torch.Tensor
     tries: float = 1.0
+    draws: Callable[[], torch.Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,6 @@ class Case:
     @property
     def component(self) -> str:
         return self.finding.place.component
-
-    def off(self, other: torch.Tensor) -> torch.Tensor:
-        """The difference of the found tensor from another one in fp64, without the granted rounding."""
-        found, other = (x.to("cpu", torch.float64) for x in (self.found, other))
-        return (before_rounding(self.found.cpu(), other) if self.once else found) - other
 
     @cached_property
     def weights(self) -> Weights:
@@ -185,7 +180,7 @@ def _of_piece(
     kept = found.dtype if judge is None else judge.stored(finding.place.component, found, sampled)
     if kept != found.dtype:
         return None  # the finding reports it
-    granted = _granted(finding.place, sampled.dtype if once else kept, right, sampled, scale)
+    granted = granted_error(finding.place, sampled.dtype if once else kept, right, sampled, scale)
     return Case(finding, context, found, right.cpu(), granted, older, oracle, piece, scale, once)
 
 
@@ -199,7 +194,7 @@ def _free_running(finding: Comparison, context: EventContext, older: Older) -> C
     )
     if found is None or truth is None or rounded is None or found.shape != truth.shape or not truth.numel():
         return None
-    return Case(finding, context, found, truth, _granted(finding.place, found.dtype, truth, rounded[None]), older)
+    return Case(finding, context, found, truth, granted_error(finding.place, found.dtype, truth, rounded[None]), older)
 
 
 def _of_labels(finding: Comparison, context: EventContext, older: Older) -> Case | None:
@@ -216,13 +211,3 @@ def _of_labels(finding: Comparison, context: EventContext, older: Older) -> Case
     if found is None or right is None or found.shape != right.shape or not right.numel():
         return None
     return Case(finding, context, found, right, None, older)
-
-
-def _granted(
-    place: Place, stored: torch.dtype, truth: torch.Tensor, sampled: torch.Tensor, scale: torch.Tensor | None = None
-) -> torch.Tensor:
-    o = blocks(place.component, truth)
-    floor = None if scale is None else blocks(place.component, scale)
-    yardstick = relative_error(blocks(place.component, sampled, many=True), o, floor).amax(1)
-    granted = allowed(yardstick, stored)
-    return torch.where(granted.isfinite(), granted, 0.0)

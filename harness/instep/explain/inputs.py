@@ -15,8 +15,7 @@ from .case import Case, Explanation
 
 # Component -> the components that its op reads, if there are several, or if it reads memory, too.
 READS: dict[str, tuple[str, ...]] = {
-    "mixed": ("qkv",), "core": ("q", "k", "v", "log_decay", "beta"), "update": ("k", "v", "log_decay", "beta"),
-    "state": ("k", "v", "log_decay", "beta", "update"), "gated": ("core", "z"),
+    "mixed": ("qkv",), "state": ("update",), "gated": ("core", "z"),
     "attended": ("query", "key", "value"), "opened": ("attended", "projected"),
     "residual": ("mixer",), "hidden": ("residual", "mlp"), "joined": ("normed", "post_normed"),
 }  # fmt: skip
@@ -27,7 +26,6 @@ READS_ONE: dict[str, tuple[str, ...]] = {
     "key_raw": ("normed",), "value": ("normed",), "query": ("projected",), "key": ("key_raw",),
     "post_normed": ("residual",), "mlp": ("post_normed",), "fused": ("joined",),
 }  # fmt: skip
-GATES = ("log_decay", "beta")
 FAR = 4  # rows that an input may be shifted by
 
 
@@ -55,7 +53,7 @@ def _moved(case: Case, name: str, own: torch.Tensor) -> Iterator[tuple[str, torc
         where = "the row before" if step == 1 else "the row after" if step == -1 else (
             f"the row {abs(step)} {'before' if step > 0 else 'after'}")
         yield f"the {name} of {where}", own.roll(step, 0)
-    axis = HEAD_AXIS.get(name, 1 if name in GATES else None)
+    axis = HEAD_AXIS.get(name)
     axis = axis if axis is not None and own.dim() > axis else 0
     heads = own.shape[axis] if axis else 1
     for step in range(1, min(heads, FAR + 1)):
@@ -67,19 +65,10 @@ def _moved(case: Case, name: str, own: torch.Tensor) -> Iterator[tuple[str, torc
 
 
 def _replaced(name: str, own: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    if name == "log_decay":
-        yield "no decay", torch.zeros_like(own)
-        yield "every decay twice", 2 * own
-        yield "half of every log decay", own / 2
-        yield "the decay itself instead of its logarithm", own.exp()
-        return
     yield f"no {name}, but zeros", torch.zeros_like(own)
     yield f"{name} twice as large", 2 * own
     yield f"half of {name}", own / 2
     yield f"{name} of the opposite sign", -own
-    if name == "beta":
-        yield "beta of 1", torch.ones_like(own)
-        yield "beta applied twice", own.square()
 
 
 def _rounded(name: str, own: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

@@ -10,20 +10,42 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
 
 import torch
 
+from instep_reference.contract.place import Place
+
 from ..checks.allowance import COLUMNS, NEAR, SCALE_FLOOR
 from ..checks.base import listed
-from ..checks.measure import HEAD_AXIS, blocks
+from ..checks.measure import HEAD_AXIS, blocks, granted_error
 from ..observe.memory import bits
-from .case import Case, Explanation
+from ..observe.storage import before_rounding
+from .case import Explanation
 
 CHANCE = 1e-3  # largest probability that an unrelated tensor explains the finding
 # Two explanations differ if the remaining error of one, as a part of the allowance, is this many times the other's.
 # Below the floor both leave no more than the rounding of a correct engine.
 APART, FLOOR = 2.0, 0.25
 PER_HEAD = ("b", "a", "log_decay", "beta")  # one number per row and head
+SAME = 1e-12  # relative to the largest number: two formulas for the same tensor in fp64 differ by less
+
+
+class Compared(Protocol):
+    """What was found and what is right, with the fields of `Case`; a case is one."""
+
+    @property
+    def component(self) -> str: ...
+    @property
+    def found(self) -> torch.Tensor: ...
+    @property
+    def right(self) -> torch.Tensor: ...
+    @property
+    def granted(self) -> torch.Tensor | None: ...
+    @property
+    def scale(self) -> torch.Tensor | None: ...
+    @property
+    def once(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -36,31 +58,45 @@ class Fit:
     stands: torch.Tensor
 
 
-def best(case: Case, explanations: Iterable[Explanation]) -> tuple[str | None, int]:
+def best(case: Compared, explanations: Iterable[Explanation]) -> tuple[str | None, int]:
     """The sentence of the explanation that fits best, and how many fit equally well.
 
     Explanations with the same tensor count as one; the further sentences follow in brackets.
     """
-    tried = list(explanations)
-    fits = [found for one in tried if (found := fit(case, one, max(len(tried), 1))) is not None]
-    if not fits:
-        return None, 0
-    whole = [one for one in fits if not one.part] or fits
-    least = max(min(one.left for one in whole), FLOOR)
-    near = list({one.sentence: one for one in whole if one.left <= APART * least}.values())
-    apart = [one for one in near if not torch.equal(one.stands, near[0].stands)]
-    if apart:
+    near = nearest(case, explanations)
+    apart = [one for one in near if not _same(one.stands, near[0].stands)]
+    if apart or not near:
         return None, len(near)
     also = f" [equal bits: {'; '.join(one.sentence for one in near[1:])}]" if near[1:] else ""
     return near[0].sentence + also, 1
 
 
-def agrees(case: Case) -> bool:
-    """Whether the found tensor is right for its own inputs."""
-    return _left(case, case.right) <= 1
+def nearest(case: Compared, explanations: Iterable[Explanation]) -> list[Fit]:
+    """The explanations that fit equally well, each sentence once; one of all cells precedes one of some cells."""
+    tried = list(explanations)
+    fits = [found for one in tried if (found := fit(case, one, max(len(tried), 1))) is not None]
+    whole = [one for one in fits if not one.part] or fits
+    least = max(min((one.left for one in whole), default=0.0), FLOOR)
+    return list({one.sentence: one for one in whole if one.left <= APART * least}.values())
 
 
-def fit(case: Case, one: Explanation, tried: float = 1.0) -> Fit | None:
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if torch.equal(one, other):
+        return True
+    finite = one.shape == other.shape and bool(one.isfinite().all() and other.isfinite().all())
+    return finite and bool((one - other).abs().max() <= SAME * other.abs().max())
+
+
+def agrees(case: Compared, with_one: Explanation | None = None) -> bool:
+    """Whether the found tensor is right for its own inputs, or, as a whole, what an explanation makes of them."""
+    if with_one is None:
+        return _left(case, case.right) <= 1
+    wrong = _double(with_one.wrong)
+    finite = wrong.shape == case.found.shape and bool(wrong.isfinite().all())
+    return finite and _explained_left(case, wrong, with_one) <= 1
+
+
+def fit(case: Compared, one: Explanation, tried: float = 1.0) -> Fit | None:
     """How well an explanation fits; None if it does not."""
     if one.wrong.shape != case.found.shape:
         return None
@@ -72,8 +108,8 @@ def fit(case: Case, one: Explanation, tried: float = 1.0) -> Fit | None:
         return None
     if lost.any():  # equal in both; now compare the other numbers
         found, wrong = (torch.where(lost, right, x) for x in (found, wrong))
-        case = replace(case, found=found.to(case.found))
-    off = case.off(wrong), case.off(right), wrong - right
+        case = cast(Compared, replace(cast(Any, case), found=found.to(case.found)))
+    off = _off(case, wrong), _off(case, right), wrong - right
     near, far, apart = (cells(case.component, x).square().sum(-1) for x in off)
     grain = 9 * granted[0].max().square() * cells(case.component, right).square().sum(-1)
     matters, nearer = apart > grain, near < far
@@ -83,7 +119,7 @@ def fit(case: Case, one: Explanation, tried: float = 1.0) -> Fit | None:
         alone = lost.any() and not lost.all() and tried * one.tries <= CHANCE * begins and agrees(case)
         return Fit(one.sentence, 0.0, False, one.wrong) if alone else None
     stands = torch.where(_spread(case.component, nearer, found), wrong, right)
-    left = _left(case, stands)
+    left = _explained_left(case, stands, one)
     ratio = math.sqrt(float(near[taken].sum() / far[taken].sum()))
     count = int(_spread(case.component, taken, found).sum())
     chance = math.log(tried * one.tries) + count * math.log(max(ratio, 1e-300))
@@ -93,7 +129,7 @@ def fit(case: Case, one: Explanation, tried: float = 1.0) -> Fit | None:
     return Fit(one.sentence + (where(case.component, taken, matters) if part else ""), left, part, stands)
 
 
-def _exactly(case: Case, one: Explanation) -> Fit | None:
+def _exactly(case: Compared, one: Explanation) -> Fit | None:
     """The fit of moved data: every wrong element must be the explanation's, bit by bit."""
     found, right = bits(case.found), bits(case.right)
     wrong = bits(one.wrong.to(case.found.dtype))
@@ -104,16 +140,40 @@ def _exactly(case: Case, one: Explanation) -> Fit | None:
     return Fit(one.sentence + (where(case.component, off, matters) if part else ""), 0.0, part, wrong)
 
 
-def _left(case: Case, stands: torch.Tensor) -> float:
+def _explained_left(case: Compared, stands: torch.Tensor, one: Explanation) -> float:
+    """As `_left`. If it is too much, the error that the mistake makes by its own rounding is granted as well."""
+    left = _left(case, stands)
+    if left <= 1 or one.draws is None or case.granted is None or not math.isfinite(left):
+        return left
+    if _off(case, stands).norm() > NEAR * _off(case, case.right).norm():
+        return left  # no rounding
+    draws, stored = one.draws(), case.found.dtype
+    if case.once:
+        stored = draws.dtype
+    else:
+        draws = draws.to(stored).to(draws.dtype)
+    place = Place("", 0, case.component)
+    granted = torch.maximum(case.granted, granted_error(place, stored, _double(one.wrong), draws, case.scale))
+    return _left(case, stands, granted)
+
+
+def _off(case: Compared, other: torch.Tensor) -> torch.Tensor:
+    """The difference of the found tensor from another one in fp64, without the granted rounding."""
+    found, other = (_double(x) for x in (case.found, other))
+    return (before_rounding(case.found.cpu(), other) if case.once else found) - other
+
+
+def _left(case: Compared, stands: torch.Tensor, granted: torch.Tensor | None = None) -> float:
     """The worst error of the found tensor compared with this one, as a part of the allowance."""
-    assert case.granted is not None
+    granted_here = case.granted if granted is None else granted
+    assert granted_here is not None, "it is a number that has an error"
     if not case.found.isfinite().all():
         return math.inf
-    x, o, w = (blocks(case.component, tensor) for tensor in (case.off(stands), case.right, stands))
+    x, o, w = (blocks(case.component, tensor) for tensor in (_off(case, stands), case.right, stands))
     parts, least = [], o if case.scale is None else blocks(case.component, case.scale)
-    for metric, granted in zip((_norm, _largest), case.granted, strict=True):
+    for metric, part in zip((_norm, _largest), granted_here, strict=True):
         size = torch.maximum(torch.maximum(metric(o), metric(w)), metric(least))
-        limit = granted * size.clamp_min(SCALE_FLOOR)
+        limit = part * size.clamp_min(SCALE_FLOOR)
         error = metric(x)
         parts.append(torch.where(error == 0, 0.0, error / limit).max())
     return float(torch.stack(parts).max())

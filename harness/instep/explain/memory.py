@@ -111,16 +111,8 @@ def _read(case: Case, work: LayerWork, kept: GdnMemory) -> Iterator[Explanation]
             yield from reading(f'of request "{name}"', theirs)
     for says, state in case.older.of(case.finding.request or "", case.context.index):
         yield from reading(f"as it was {says}", getattr(state, field)[layer])
-    yield from reading("as all zero", torch.zeros_like(mine))
-    if field == "state":
-        yield from reading("transposed", mine.mT.reshape(mine.shape))
-        heads, key_dim, value_dim = mine.shape
-        yield from reading("transposed", mine.reshape(heads, value_dim, key_dim).mT)
-        for narrow in (torch.bfloat16, torch.float16):
-            yield from reading(f"rounded to {str(narrow).removeprefix('torch.')}", mine.to(narrow).to(mine))
-        for step in range(1, min(heads, 5)):
-            yield from reading(f"of another head: head h that of head (h - {step}) mod {heads}", mine.roll(step, 0))
-    else:
+    if field == "conv":
+        yield from reading("as all zero", torch.zeros_like(mine))
         yield from reading("with the newest input first", mine.flip(1))
         for step, says in ((1, "before"), (-1, "after")):
             yield from reading(f"of the channel {says}", mine.roll(step, 0))

@@ -6,11 +6,8 @@ Leaves out: heads that are rotated or swapped as a whole (`inputs.py`, `rows.py`
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
-
-from instep_reference.gdn import GdnMemory
 
 from ..observe.layer_work import LayerWork
 from .case import Case, Explanation
@@ -28,23 +25,6 @@ def mixing(case: Case) -> Iterator[Explanation]:
         if wrong is not None and 1 < groups < config.heads:
             yield Explanation(f"query head h reads KV head h % {groups}, not h // {config.heads // groups}",
                               _back(wrong, places, 1))  # fmt: skip
-    if case.component in ("core", "state", "update") and 1 < config.key_heads < config.value_heads:
-        yield from _of_rule(case, work, config.key_heads, config.value_heads)
-
-
-def _of_rule(case: Case, work: LayerWork, groups: int, heads: int) -> Iterator[Explanation]:
-    places = _places(heads, groups)
-    own = {name: case.own(name) for name in ("v", "log_decay", "beta", "update")}
-    changes = {name: rows[:, places] for name, rows in own.items() if rows is not None}
-    memory, piece = work.memory, case.piece
-    assert piece is not None, "there is a work"
-    if isinstance(memory, GdnMemory):
-        work = replace(work, memory=GdnMemory(memory.window, memory.state[places]))
-    folding = None if piece.folding is None else replace(piece.folding, base=piece.folding.base[places])
-    wrong = replace(case, piece=replace(piece, work=work, folding=folding)).again(changes)
-    if wrong is not None:
-        said = f"value head h reads key head h % {groups}, not h // {heads // groups}"
-        yield Explanation(said, _back(wrong, places, 0 if case.component == "state" else 1))
 
 
 def _places(heads: int, groups: int) -> torch.Tensor:

@@ -1,121 +1,119 @@
-"""Mistakes of the delta rule between its steps: at the edge of a block, or in the read-out.
+"""The mistakes of the catalogue on the subject's own inputs of the delta rule: its read-outs, updates and states.
 
-Kernels process a chunk in blocks of tokens and pass the state from one to the next. Leaves out: steps with the input of
-another row or head (`inputs.py`), and another memory before the first step (`memory.py`).
+Leaves out: the mistakes (`mistakes.py`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 
 from instep_reference.gdn import GdnMemory
 
-from ..checks.base import at_end
-from ..checks.scene import step
 from ..observe.layer_work import LayerWork
-from .case import Case, Explanation
+from .case import Case, Explanation, case_of
+from .delta_rule import ROWS, Call, Walked
+from .judge import agrees
+from .mistakes import Candidate, candidates
+from .states import own_scene
 
-BLOCKS = (4, 8, 16, 32, 64)  # block sizes of chunked kernels, in tokens
-SUMMED = (16, 32, 64, 128, 256)  # tokens after which a kernel's running sums restart
-OVERFLOWS = -math.log(torch.finfo(torch.float32).max)
-MOST = 1024  # tokens that are recomputed step by step at most
-
-State = torch.Tensor
-Edge = Callable[[State, State, torch.Tensor], State]  # before a block, after it, sum of its log decays -> next state
-Read = Callable[[State, State], State]  # before a token, after it -> the state that its row is read from
-
-
-class Tokens(NamedTuple):
-    """q, k [n, HV, K]; v [n, HV, V]; log_decay, beta [n, HV]; state [HV, K, V] before the first, all in fp64."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    log_decay: torch.Tensor
-    beta: torch.Tensor
-    state: torch.Tensor
-
-    def run(self, block: int = 0, edge: Edge | None = None, read: Read = lambda _, after: after) -> list[torch.Tensor]:
-        """The read-out [n, HV, V], and the last state."""
-        state = first = self.state
-        rows = []
-        for t in range(len(self.q)):
-            before = state
-            state = step(state, self.k[t], self.v[t], self.log_decay[t], self.beta[t])
-            rows.append(torch.einsum("hk,hkv->hv", self.q[t], read(before, state)))
-            if edge is not None and (t + 1) % block == 0:
-                begin = t + 1 - block
-                first = state = edge(first, state, self.log_decay[begin : t + 1].sum(0)[:, None, None])
-        return [torch.stack(rows), state]
+LONGEST = 1024  # tokens that are run again step by step
+NEIGHBOURS = 4  # other requests whose rows may be in memory next to these
+# A mistake that rounds to 16 bits is a mistake of many ties: a sum in another order falls to the other side of some of
+# them, and is then off by a unit of 16 bits. So a mistake is drawn on inputs that are moved by some units of fp32.
+DRAWS, NUDGE = 8, 2.0**-20
 
 
 def recurrence(case: Case) -> Iterator[Explanation]:
-    tokens = _tokens(case)
-    if tokens is None:
+    """Mistakes that account for the whole call, where its read-outs and the state that it leaves are both known."""
+    yield from (one for one, whole in _judged(case) if whole)
+
+
+def half_of_recurrence(case: Case) -> Iterator[Explanation]:
+    """Mistakes that account for this tensor, and not for the other one. Kernels may compute the two apart."""
+    alone = "in the state alone" if case.component == "state" else "in the read-outs alone"
+    yield from (one._replace(sentence=f"{one.sentence}, {alone}") for one, whole in _judged(case) if not whole)
+
+
+def _judged(case: Case) -> Iterator[tuple[Explanation, bool]]:
+    found = _of_commit(case) if _commits(case) else _of_layer(case)
+    if found is None:
         return
-    which, count = 0 if case.component == "core" else 1, len(tokens.q)
-    yield from _summed(tokens, which)
-    if not case.found.isfinite().all():
-        return  # no other mistake here gives infinite numbers
-    for size in [size for size in BLOCKS if size < count]:
-        for says, edge in EDGES:
-            yield Explanation(says.format(size), tokens.run(size, edge)[which])
-    for last in dict.fromkeys(count % size for size in BLOCKS):
-        if 0 < last < count:  # for all tokens it would be no decay at all
-            decay = tokens.log_decay.clone()
-            decay[count - last :] = 0
-            yield Explanation(f"lacks the decay of the {at_end(last)}",
-                              tokens._replace(log_decay=decay).run()[which])  # fmt: skip
-    if which == 0:
-        yield Explanation("is read before its own token is added", tokens.run(read=lambda before, _: before)[0])
-        for narrow in (torch.bfloat16, torch.float16):
-            says = f"is read out of the state rounded to {str(narrow).removeprefix('torch.')}"
-            yield Explanation(says, tokens.run(read=lambda _, after, to=narrow: after.to(to).to(after))[0])  # type: ignore[misc]
+    call, count = found
+    other = None if _commits(case) or case.granted is None else _other(case)
+    for candidate in candidates(call):
+        one = explanation(candidate, partial(part, case.component, count))
+        yield one, other is None or not agrees(case, one) or agrees(
+            other, explanation(candidate, partial(part, other.component, count)))
 
 
-EDGES: tuple[tuple[str, Edge], ...] = (
-    ("starts from zero at every block of {} tokens", lambda _, after, __: torch.zeros_like(after)),
-    ("drops the state from before the block at the end of every block of {} tokens",
-     lambda before, after, decay: after - decay.exp() * before),
-    ("does not decay the state from before the block over a block of {} tokens",
-     lambda before, after, decay: after + (1 - decay.exp()) * before),
-)  # fmt: skip
+def explanation(candidate: Candidate, take: Callable[[Walked], torch.Tensor]) -> Explanation:
+    """A mistake of the catalogue for the part of its results that was compared."""
+
+    def draws() -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return torch.stack([take(candidate.nudged(NUDGE, generator)) for _ in range(DRAWS)])
+
+    return Explanation(candidate.sentence, take(candidate.walked), draws=draws)
 
 
-def _summed(tokens: Tokens, which: int) -> Iterator[Explanation]:
-    count = len(tokens.q)
-    for size in dict.fromkeys((*[size for size in SUMMED if size < count], count)):
-        behind = f" of {size} tokens each" * (size < count)
-        yield Explanation(
-            f"its decays are exp(G_t) exp(-G_t-1) of running sums G{behind}, which are not finite where a sum passes "
-            f"{-OVERFLOWS:.1f}", tokens._replace(log_decay=_of_sums(tokens.log_decay, size)).run()[which])  # fmt: skip
+def part(component: str, count: int, walked: Walked) -> torch.Tensor:
+    """The tensor of a component; count: rows after which the state is taken."""
+    return {"core": walked.core, "update": walked.update}.get(component, walked.states[count])
 
 
-def _of_sums(log_decay: torch.Tensor, size: int) -> torch.Tensor:
-    """The log decays that fp32 gives from differences of running sums."""
-    parts = []
-    for begin in range(0, len(log_decay), size):
-        sums = log_decay[begin : begin + size].float().cumsum(0)
-        decay = sums.exp() * (-torch.nn.functional.pad(sums[:-1], (0, 0, 1, 0))).exp()
-        parts.append(decay.to(log_decay).log())
-    return torch.cat(parts)
+def _commits(case: Case) -> bool:
+    return case.piece is not None and case.piece.span.kind == "commit"
 
 
-def _tokens(case: Case) -> Tokens | None:
+def _of_commit(case: Case) -> tuple[Call, int] | None:
+    """A window's rows on the state before it. No query is kept, and none matters to a state."""
+    scene = own_scene(case)
+    if scene is None or len(scene.k) > LONGEST:
+        return None
+    return Call(scene.k, scene.k, scene.v, scene.log_decay, scene.beta, scene.base), scene.count
+
+
+def _of_layer(case: Case) -> tuple[Call, int] | None:
     work = None if case.piece is None else case.piece.work
-    if case.component not in ("core", "state") or not isinstance(work, LayerWork) or work.parents is not None:
-        return None  # rows of a tree are not consecutive steps
-    own = [case.own(name) for name in ("q", "k", "v", "log_decay", "beta")]
-    rows = [row for row in own if row is not None]
-    assert case.piece is not None, "there is a work"
-    if len(rows) < len(own) or len(rows[0]) > MOST or (case.component, case.piece.span.kind) == ("state", "commit"):
-        return None  # T2d covers the states of windows
-    q, k, v, log_decay, beta = rows
-    q, k = (x.repeat_interleave(v.shape[1] // x.shape[1], dim=1) for x in (q, k))
-    nothing = torch.zeros(*k.shape[1:], v.shape[2], dtype=torch.float64)
-    state = work.memory.state.to(nothing) if isinstance(work.memory, GdnMemory) else nothing
-    return Tokens(q, k, v, log_decay, beta, state)
+    if case.component not in ("core", "update", "state") or not isinstance(work, LayerWork):
+        return None
+    own: dict[str, Any] = {name: rows for name in ROWS if (rows := case.own(name)) is not None}
+    if len(own) < len(ROWS) or len(own["v"]) > LONGEST:
+        return None
+    k, v = own["k"], own["v"]
+    state = torch.zeros(v.shape[1], k.shape[2], v.shape[2], dtype=torch.float64)
+    if isinstance(work.memory, GdnMemory):
+        state = work.memory.state.to(state)
+    others = [(whose, {name: rows for name in ROWS for said, rows in case.others(name) if said == whose})
+              for whose, _ in case.others("v")]  # fmt: skip
+    others = [(whose, rows) for whose, rows in others if len(rows) == len(ROWS)]
+    near = [rows for _, rows in others[:NEIGHBOURS]]
+    return Call(
+        **own, state=state, parents=work.parents or (), raw=_raw(case, k), others=others,
+        before=[{name: x[-1] for name, x in rows.items()} for rows in near],
+        after=[{name: x[0] for name, x in rows.items()} for rows in near],
+    ), len(v)  # fmt: skip
+
+
+def _raw(case: Case, k: torch.Tensor) -> dict[str, torch.Tensor]:
+    """q and k before their norm, where the op norms them itself."""
+    mixed = case.own("mixed") if "q" in case.context.shown.inside else None
+    if mixed is None:
+        return {}
+    width = k.shape[1] * k.shape[2]
+    return {"q": mixed[:, :width].reshape(k.shape), "k": mixed[:, width : 2 * width].reshape(k.shape)}
+
+
+def _other(case: Case) -> Case | None:
+    """The state that the same call leaves, or its read-outs where the finding is about the state."""
+    piece = case.piece
+    if piece is None or not piece.writes_state:
+        return None
+    place = piece.place("core" if case.component == "state" else "state")
+    other = case_of(replace(case.finding, place=place), case.context, case.oracle, case.older)
+    return None if other is None or other.granted is None else other

@@ -14,7 +14,7 @@ from ..checks.base import counted
 from ..checks.directed import scene_of
 from ..checks.hypotheses import wrong_states
 from ..checks.run_again import wrong_updates
-from ..checks.scene import Scene, add, step
+from ..checks.scene import Scene
 from ..observe.folding import Run
 from ..observe.recomputation import Recomputation
 from ..observe.updates import UPDATE
@@ -24,7 +24,7 @@ from .rings import overwritten
 
 def known_states(case: Case) -> Iterator[Explanation]:
     """The wrong states of T2d."""
-    scene = _scene(case)
+    scene = own_scene(case)
     if scene is None:
         return
     if case.component == UPDATE:
@@ -36,18 +36,14 @@ def known_states(case: Case) -> Iterator[Explanation]:
 
 
 def states(case: Case) -> Iterator[Explanation]:
-    scene = _scene(case)
+    scene = own_scene(case)
     if scene is None or case.component == UPDATE:
         return
-    for narrow in (torch.bfloat16, torch.float16):
-        says = f"is rounded to {str(narrow).removeprefix('torch.')} after every token"
-        for again in (False, True) if scene.kept else (False,):
-            yield Explanation(says, _rounding(scene, narrow, again))
     yield from overwritten(scene)
     yield from _of_others(case)
 
 
-def _scene(case: Case) -> Scene | None:
+def own_scene(case: Case) -> Scene | None:
     """The scene of a state, on the subject's own rows."""
     if case.piece is None or case.piece.folding is None or case.component not in ("state", UPDATE):
         return None
@@ -64,16 +60,6 @@ def _own(piece: Recomputation, case: Case) -> Recomputation:
     own = {place: rows.to("cpu", torch.float64) for place, rows in piece.own.items()
            if place in folding.tokens.places and place.component != case.component}  # fmt: skip
     return replace(piece, folding=replace(folding, tokens=Run({**folding.tokens.places, **own})))
-
-
-def _rounding(scene: Scene, narrow: torch.dtype, again: bool) -> torch.Tensor:
-    state = scene.base
-    for t in range(scene.count):
-        k, log_decay = scene.k[t], scene.log_decay[t]
-        state = add(state, k, log_decay, scene.updates[t]) if again else (
-            step(state, k, scene.v[t], log_decay, scene.beta[t]))
-        state = state.to(narrow).to(state)
-    return state
 
 
 def _of_others(case: Case) -> Iterator[Explanation]:

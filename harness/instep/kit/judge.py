@@ -6,7 +6,7 @@ bits or counts has one right answer. Leaves out: the cases (`cases/`), and whole
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 
 from instep_optimized.ops.around import around, memory_of, tensors_of
-from instep_optimized.ops.base import ALONG_TREES, GdnInputs, Ops
+from instep_optimized.ops.base import ALONG_TREES, Ops
 from instep_optimized.ops.contracts import after
 from instep_optimized.ops.kinds import unlike
 from instep_optimized.ops.plain import PLAIN
@@ -24,15 +24,15 @@ from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place, unseen
 from instep_reference.weights import Weights
 
-from ..checks.allowance import NEAR, log_prob_error
-from ..checks.measure import Spot, measured
+from ..checks.allowance import log_prob_error
+from ..checks.measure import Spot, granted_error, measured
 from ..observe.products import Operands, in_chunks
 from ..observe.recomputation import DRAWS, FEWEST_DRAWS, ROUNDED_ONCE
 from ..observe.reorder import Reordered
 from ..observe.second_form import CHUNKS
 from ..observe.storage import before_rounding, narrower
 from ..observe.to_host import alive, settle
-from ..problem import Explained, Problem
+from ..problem import Problem
 from ..replay.declared import of_width
 from ..replay.failures import failure
 from ..replay.guard import SERVES, SubjectFailed, WrongType, calling
@@ -40,7 +40,8 @@ from ..replay.setting import wide
 from ..verdict import Comparison, Skipped, Tier, Verdict
 from .cases.case import Call, Case, moved, packed, serve
 from .cases.pools import Pool
-from .right import COMPUTED, Right, Rule, Written, by_token, experts, gates_of, in_chunks_of, right, widened
+from .naming import Launched, Observed, named
+from .right import COMPUTED, Right, Rule, Written, by_token, experts, in_chunks_of, right, widened
 
 Tensor = torch.Tensor
 KIND = "launch"  # of an event: what a case is
@@ -51,7 +52,7 @@ def judged(
     ops: Ops, cases: Sequence[Case], device: str = "cpu", progress: Callable[[int], None] = lambda number: None,
 ) -> Verdict:
     """Serve every case and compare; event i of the verdict is case i. What is not served is skipped with its reason."""
-    verdict = Verdict()
+    verdict, wrong = Verdict(), list[Launched]()
     for number, case in enumerate(cases):
         progress(number)
         if not ops.trees and case.op in ALONG_TREES and is_tree(case.build("cpu")):
@@ -59,7 +60,9 @@ def judged(
             continue
         seen = behind_conv(case) if case.op == "gdn" and ops.fused_gdn is not None else case
         try:
-            verdict.add(_Case(ops, seen, number, device))
+            one = _Case(ops, seen, number, device)
+            if verdict.add(one):
+                wrong.append(Launched(one.observed, one.given.inputs if case.op in ("gdn", "fused_gdn") else None))
         except Unsupported as error:
             verdict.skipped.append(Skipped("op", number, str(error), str(case)))
         except SubjectFailed as failed:
@@ -71,7 +74,7 @@ def judged(
                     why = f"{device} takes no launch any more, after {case}"
                     verdict.skipped += [Skipped("op", at, why, str(cases[at])) for at in range(number + 1, len(cases))]
                     break
-    verdict.events = len(cases)
+    verdict.events, verdict.compared = len(cases), named(verdict.compared, wrong)
     return verdict
 
 
@@ -80,6 +83,7 @@ class _Case:
 
     def __init__(self, ops: Ops, case: Case, number: int, device: str) -> None:
         self.ops, self.case, self.number, self.clauses, self.device = ops, case, number, list[str](), device
+        self.observed = list[Observed]()
         # Made on the CPU and moved: a card rounds sums and logarithms otherwise, and the truth has the same inputs.
         built = case.build("cpu")
         call = moved(packed(built) if ops.packed and case.op in ALONG_TREES else built, device)
@@ -128,7 +132,7 @@ class _Case:
                 yield from self._rows(name, found, truth, draws)
         for index, written in enumerate(truth.written):
             if written.block.numel():  # a conv of width 1 keeps nothing
-                yield self._memory(index, written, [draw.written[index] for draw in draws], truth)
+                yield self._memory(written, [draw.written[index] for draw in draws], truth)
 
     def _is_there(self, x: Tensor) -> bool:
         return x.device.type == torch.device(self.device).type
@@ -169,62 +173,28 @@ class _Case:
             if not o.numel():
                 continue
             x, stored, place = found[mine], found.dtype, _at(self.case, name)
-            if place.component in ROUNDED_ONCE and narrower(stored, sampled.dtype) and not self._narrow_state():
-                x, stored = before_rounding(x, o), sampled.dtype
+            once = place.component in ROUNDED_ONCE and narrower(stored, sampled.dtype) and not self._narrow_state()
+            if once:
+                stored = sampled.dtype
             else:
                 sampled = sampled.to(stored).to(sampled.dtype)
-            result = measured(self._spot(place, request), x, o, sampled, stored=stored)
-            yield self._named(result, x.double(), o, self._wrong_rows(name, mine, truth))
+            result = measured(
+                self._spot(place, request), before_rounding(x, o) if once else x, o, sampled, stored=stored)
+            self.observed.append(Observed(
+                result, x, o, granted_error(place, stored, o, sampled), once,
+                wrongs=lambda o=o: [("each row is that of the row before it", o.roll(1, 0))]))  # type: ignore[misc]
+            yield result
 
-    def _memory(self, index: int, due: Written, draws: Sequence[Written], truth: Right) -> Comparison:
+    def _memory(self, due: Written, draws: Sequence[Written], truth: Right) -> Comparison:
         pool = self.found.pools[due.pool]
         found, place = pool.view[due.at].cpu(), _at(self.case, due.component)
         sampled = torch.stack([draw.block for draw in draws])
-        result = measured(self._spot(place, due.request, due.at[0]), found, due.block,
-                          sampled.to(found.dtype).to(sampled.dtype), stored=found.dtype)
-        wrongs = [("holds what was there before the launch", due.before)]
-        for other in truth.written:
-            if other.pool == due.pool and other.block.shape == due.block.shape:
-                says = f"of request {other.request}" if other.request != due.request else (
-                    f"after {_tokens(other.row + 1)}; {due.row + 1} were due")
-                wrongs.append((f"holds the memory {says}", other.block))
-        wrongs.append(("holds it with its last two axes exchanged", due.block.mT.reshape(due.block.shape)))
-        if not result.agrees:
-            wrongs += [(says, other.written[index].block) for says, other in self._mistaken()]
-        return self._named(result, found.double(), due.block, wrongs)
-
-    def _wrong_rows(self, name: str, mine: slice, truth: Right) -> Iterator[tuple[str, Tensor]]:
-        yield "each row is that of the row before it", truth.results[name][mine].roll(1, 0)
-        yield from ((says, other.results[name][mine]) for says, other in self._mistaken())
-
-    def _mistaken(self) -> Iterator[tuple[str, Right]]:
-        """What known mistakes of gdn come to."""
-        inputs = widened(self.given.inputs, torch.float64)
-        rows = GdnInputs(**gates_of(inputs)) if self.case.op == "fused_gdn" else inputs.get("inputs")
-        if not isinstance(rows, GdnInputs):
-            return
-        q, k = (x.repeat(1, rows.v.shape[1] // x.shape[1], 1) for x in rows[:2])
-        anew = tuple(replace(part, fresh=torch.ones_like(part.fresh)) for part in inputs["parts"])
-        for says, changed in (
-            ("value head h reads key head h % H, not h // (HV / H)", {"inputs": rows._replace(q=q, k=k)}),
-            ("the state is begun anew", {"parts": anew}),
-            ("nothing is forgotten: the decay is left out",
-             {"inputs": rows._replace(log_decay=torch.zeros_like(rows.log_decay))}),
-            ("all is written: the gate beta is left out", {"inputs": rows._replace(beta=torch.ones_like(rows.beta))}),
-        ):  # fmt: skip
-            yield says, right("gdn", {**inputs, "inputs": rows, **changed}, self.given)
-
-    def _named(
-        self, result: Comparison, found: Tensor, truth: Tensor, wrongs: Iterable[tuple[str, Tensor]]
-    ) -> Comparison:
-        """A failure is named after the wrong answer that it stands next to, if there is one."""
-        if result.agrees or found.shape != truth.shape:
-            return result
-        near = [(float((found - wrong).norm()), says) for says, wrong in wrongs
-                if float((found - wrong).norm()) <= NEAR * float((truth - wrong).norm())]
-        if not near or result.problem is None:
-            return result
-        return replace(result, problem=replace(result.problem, mistake=Explained("hypothesis", min(near)[1])))
+        sampled = sampled.to(found.dtype).to(sampled.dtype)
+        result = measured(self._spot(place, due.request, due.at[0]), found, due.block, sampled, stored=found.dtype)
+        self.observed.append(Observed(
+            result, found, due.block, granted_error(place, found.dtype, due.block, sampled), row=due.row,
+            wrongs=lambda: _other_memory(due, truth)))  # fmt: skip
+        return result
 
     def _strays(self, name: str, pool: Pool) -> Comparison:
         was, now = _bytes(self.found.before[name]), _bytes(pool.raw)
@@ -275,12 +245,13 @@ class _Case:
 
 
 def behind_conv(case: Case) -> Case:
-    """A case of `gdn` for a kernel that norms and gates inside: raw rows of which the same inputs come."""
+    """A case of `gdn` for a kernel that norms and gates inside: raw rows, q and k of several lengths."""
 
     def build(device: str) -> Call:
         call = case.build(device)
         q, k, v, log_decay, beta = call.inputs["inputs"]
-        raw = torch.cat([(q * k.shape[2] ** 0.5).flatten(1), k.flatten(1), v.flatten(1)], dim=1)
+        length = 2.0 ** (torch.arange(q[..., 0].numel(), device=q.device) % 3).view(*q.shape[:2], 1)
+        raw = torch.cat([(length * q * k.shape[2] ** 0.5).flatten(1), (length * k).flatten(1), v.flatten(1)], dim=1)
         zeros = torch.zeros(v.shape[1], device=v.device)
         rest = {name: value for name, value in call.inputs.items() if name != "inputs"}
         return Call({
@@ -338,6 +309,17 @@ def _at(case: Case, name: str) -> Place:
                  "gated_norm": "gated", "output_gate": "opened", "moe": "mlp", "lm_head": "logits",
                  "pick": "pick"}.get(case.op, "hidden") if name == "result" else name
     return Place("trunk", 0, component)
+
+
+def _other_memory(due: Written, truth: Right) -> Iterator[tuple[str, Tensor]]:
+    """What a unit may hold instead: what it held before, the memory of another request or row, or its transpose."""
+    yield "holds what was there before the launch", due.before
+    for other in truth.written:
+        if other.pool == due.pool and other.block.shape == due.block.shape:
+            says = f"of request {other.request}" if other.request != due.request else (
+                f"after {_tokens(other.row + 1)}; {due.row + 1} were due")
+            yield f"holds the memory {says}", other.block
+    yield "holds it with its last two axes exchanged", due.block.mT.reshape(due.block.shape)
 
 
 def _where(pool: Pool, element: int) -> str:

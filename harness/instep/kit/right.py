@@ -97,7 +97,7 @@ def right(op: str, inputs: Inputs, call: Call, chunk: Rule = by_token) -> Right:
     return Right(found if isinstance(found, dict) else {"result": found})
 
 
-def _walk(parts: Sequence[Part], like: Tensor) -> Iterator[tuple[int, Part, int, list[int], Tensor]]:
+def walk(parts: Sequence[Part], like: Tensor) -> Iterator[tuple[int, Part, int, list[int], Tensor]]:
     """Every request that runs: number in the launch and in its part, the parent of each row, the memory before."""
     first = 0
     for part in parts:
@@ -131,7 +131,7 @@ def _written(
 
 def _gdn(inputs: GdnInputs, parts: Sequence[Part], call: Call, chunk: Rule) -> Right:
     core, spans, written = torch.zeros_like(inputs.v), dict[int, range](), list[Written]()
-    for number, part, request, parents, memory in _walk(parts, inputs.v):
+    for number, part, request, parents, memory in walk(parts, inputs.v):
         begin, states = int(part.begin[request]), {-1: memory}
         spans[number] = range(begin, begin + len(parents))
         if part.form == "chunk":
@@ -147,7 +147,7 @@ def _gdn(inputs: GdnInputs, parts: Sequence[Part], call: Call, chunk: Rule) -> R
 
 def _conv(x: Tensor, weight: Tensor, parts: Sequence[Part], call: Call) -> Right:
     out, spans, written = torch.zeros_like(x), dict[int, range](), list[Written]()
-    for number, part, request, parents, memory in _walk(parts, x):
+    for number, part, request, parents, memory in walk(parts, x):
         begin, windows = int(part.begin[request]), {-1: memory}
         spans[number] = range(begin, begin + len(parents))
         for row, parent in enumerate(parents):  # a row goes on from the window of its parent

@@ -28,7 +28,7 @@ FAULTS: tuple[Fault, ...] = (
         "",
         (Edit(GDN, ROWS, f"{ROWS}    rows = rows._replace(log_decay=inputs.log_decay.roll(1, 0)[who.rows])\n"),),
         "accepted", Setting(), 2, CORE,
-        "log_decay of the row before", ("derived", "directed"), ("identity", "bytes"),
+        "the gate of row t - 1 is used for row t", ("derived", "directed"), ("identity", "bytes"),
     ),
     Fault(
         "row-of-another-lane", "wrong-row",

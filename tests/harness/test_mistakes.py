@@ -1,0 +1,167 @@
+"""Mistakes inside one op: each is planted in a kernel's text and named by `instep op`, by the kit and by a replay.
+
+Leaves out: explanations of other ops (`test_explain.py`), and memory (`test_explain_memory.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from instep import kit
+from instep.explain.delta_rule import ROWS, Call, walk
+from instep.explain.mistakes import MISTAKES as CATALOGUE
+from instep.explain.mistakes import candidates
+from instep.problem import Explained, Unexplained
+from support.wrong_rules import MISTAKES, RAW_MISTAKES, UNKNOWN, dense_ops, raw_ops
+
+LAUNCHES = ("snapshots-r2-VK-float32", "prefill-r2-VK-float32")  # 4 value heads for 2 key heads
+REPLAYED = ("gate before, or its own", "decay last", "state in bf16", "q not normalised", "two at once")
+
+
+def launches(*names: str) -> list[kit.Case]:
+    return [kit.op_cases("gdn", case=name)[0] for name in names or LAUNCHES]
+
+
+def mistakes(findings: Any) -> set[Explained | Unexplained | None]:
+    """What accounts for the findings of the rule itself, and not for what follows from them."""
+    rule = [found.problem for found in findings if found.place.component in ("core", "state")]
+    return {problem.mistake or problem.unexplained for problem in rule}
+
+
+@pytest.mark.parametrize(("edits", "says"), MISTAKES.values(), ids=MISTAKES)
+def test_the_kit_names_a_mistake_of_the_rule(edits, says):
+    found = kit.served(launches(), dense_ops(edits))
+    named = mistakes(found.verdict.findings)
+    assert named and all(isinstance(one, Explained) and says in one.says for one in named), named
+    assert says in found.message and "unexplained" not in found.message
+
+
+def replays(names: Iterable[str]) -> Any:
+    return pytest.mark.parametrize("name", [
+        name if name in REPLAYED else pytest.param(name, marks=pytest.mark.slow) for name in names])
+
+
+@replays(MISTAKES)
+def test_a_replay_names_a_mistake_of_the_rule(name):
+    edits, says = MISTAKES[name]
+    run = kit.replayed(kit.small(), dense_ops(edits), strategy="lazy_rerun", until=2)
+    first = run.findings[0]
+    assert first.explained is not None and first.explained.by == "hypothesis", run.message
+    assert says in first.explained.says
+
+
+@pytest.mark.parametrize(("edits", "says"), RAW_MISTAKES.values(), ids=RAW_MISTAKES)
+def test_a_missing_norm_or_scale_of_a_raw_kernel_is_named(edits, says):
+    assert kit.served(launches(), raw_ops()).exit is kit.Exit.AGREED
+    found = kit.served(launches(), raw_ops(edits))
+    assert {one.says for one in mistakes(found.verdict.findings)} == {says}, found.message
+
+
+@replays(RAW_MISTAKES)
+def test_a_replay_names_a_missing_norm_or_scale_of_a_raw_kernel(name):
+    edits, says = RAW_MISTAKES[name]
+    run = kit.replayed(kit.small(), raw_ops(edits), strategy="snapshot", until=2)
+    assert run.findings[0].explained.says == says, run.message
+
+
+@pytest.mark.parametrize("edits", UNKNOWN.values(), ids=UNKNOWN)
+def test_a_mistake_without_an_entry_is_not_named(edits):
+    found = kit.served(launches(), dense_ops(edits))
+    assert mistakes(found.verdict.findings) == {Unexplained()}, found.message
+
+
+@replays(UNKNOWN)
+def test_a_replay_does_not_name_a_mistake_without_an_entry(name):
+    run = kit.replayed(kit.small(), dense_ops(UNKNOWN[name]), strategy="lazy_rerun", until=2)
+    first = run.findings[0].problem
+    assert first.mistake is None and first.unexplained == Unexplained(), run.message
+
+
+def test_a_mistake_in_the_window_kernel_alone_is_named():
+    edits, says = MISTAKES["beta h % H"]
+    run = kit.replayed(kit.small(), dense_ops(edits, chunk=()), strategy="lazy_rerun", layers=[0])
+    assert run.findings[0].event > 2 and says in run.findings[0].explained.says
+
+
+def test_a_right_kernel_and_another_order_of_sums_agree():
+    other = [('torch.einsum("hk,hkv->hv", k[row], S)', "(k[row][:, :, None] * S).flip(1).sum(1)")]
+    for edits in ([], other):
+        assert kit.served(launches(), dense_ops(edits)).exit is kit.Exit.AGREED
+
+
+def test_mistakes_that_fit_equally_are_listed():
+    """Launches of one row per sequence cannot tell a gate that is masked away from a gate that is left out."""
+    found = kit.served(launches("decode-r1-KV-float32"), dense_ops(MISTAKES["gate before, or none"][0]))
+    (one,) = mistakes(found.verdict.findings)
+    assert isinstance(one, Unexplained) and one.fitting == len(one.names) == 2
+    assert all(says in found.message for says in (
+        "2 explanations fit equally well", "the gate of row t - 1 is used for row t", "the decay is left out"))
+
+
+def test_a_mistake_must_account_for_launches_that_agree_too():
+    """In these launches one request of several decays twice."""
+    edits = UNKNOWN["some decays twice"]
+    found = kit.served(launches("decode-r1-KV-float32"), dense_ops(edits))
+    assert found.verdict.findings and mistakes(found.verdict.findings) == {Unexplained()}
+
+
+def test_the_command_prints_the_sentence(instep):
+    done = instep("op", "support.wrong_rules:STALE_GATE", "gdn", "--case", "chunk-r2-KV-float32")
+    assert done.code == 1 and "the gate of row t - 1 is used for row t; relative error" in " ".join(done.out.split())
+    assert instep("op", "support.wrong_rules:RIGHT", "gdn", "--case", "chunk-r2-KV-float32").code == 0
+
+
+# -- the catalogue -------------------------------------------------------------------------------------
+
+
+def sample(seed: int = 0) -> Call:
+    draw = torch.Generator().manual_seed(seed)
+    n, H, HV, K, V = 5, 2, 4, 4, 6
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+    q, k = (torch.nn.functional.normalize(normal(n, H, K), dim=-1) for _ in range(2))
+    rows = {"q": q * K**-0.5, "k": k, "v": normal(n, HV, V), "log_decay": -normal(n, HV).exp(),
+            "beta": normal(n, HV).sigmoid()}  # fmt: skip
+    near = {name: x[0] for name, x in rows.items()}
+    return Call(**rows, state=normal(HV, K, V), raw={"q": 3 * q, "k": 2 * k}, before=[near], after=[near],
+                others=[('of request "b"', {name: x.flip(0) for name, x in rows.items()})],
+                launched_before=[{name: x.flip(0) for name, x in rows.items()}])  # fmt: skip
+
+
+def test_every_mistake_has_its_own_name_and_sentence_and_changes_something():
+    assert len({one.name for one in CATALOGUE}) == len({one.sentence for one in CATALOGUE}) == len(CATALOGUE)
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", one.name) for one in CATALOGUE)
+    call = sample()
+    right, changed = walk(call), set[str]()
+    for one in candidates(call):
+        differ = [not torch.equal(x, y) for x, y in zip(one.walked, right, strict=True)]
+        if any(differ):
+            changed.add(one.mistake.name)
+        assert "{" not in one.sentence
+    assert {one.name for one in CATALOGUE} == changed
+
+
+def test_the_right_recurrence_of_the_catalogue_is_that_of_the_reference():
+    from instep_reference import gdn
+
+    call = sample()
+    q, k = (x.repeat_interleave(2, dim=1)[None] for x in (call.q, call.k))
+    decay, beta = call.log_decay[None, ..., None], call.beta[None, ..., None]
+    due = gdn.recur(q, k, call.v[None], decay, beta, beta, call.state[None])
+    done = walk(call)
+    for found, right in ((done.core, due.out[0]), (done.update, due.update[0]), (done.states[-1], due.state[0])):
+        torch.testing.assert_close(found, right)
+
+
+def test_a_tree_goes_on_from_its_parents():
+    call = replace(sample(), parents=(-1, 0, 0, 1, -1))
+    alone = replace(call, parents=(), **{name: getattr(call, name)[[0, 2]] for name in ROWS})
+    torch.testing.assert_close(walk(call).states[3], walk(alone).states[2])
