@@ -1,8 +1,8 @@
-"""A wrapper for `around` that judges every op call of an event by its contract, and notes which rows it served.
+"""A wrapper for `around` that judges every op call of an event by its contract, and logs which rows it served.
 
-Leaves out: what the ops compute, and what is made of the log (`checks/contracts.py`). It reads indices on the host,
-so calls under a capture of CUDA graphs are counted and not judged, and while it judges no host read is noted. On a card
-a call is judged by the indices that are known, and after the event once more if it was given others (`told.py`).
+It reads indices on the host. So calls under a capture of CUDA graphs are counted and not judged, and host reads of the
+judgement are not logged. On a GPU a call is judged with cached indices, and again after the event if these had changed
+(`told.py`). Leaves out: the results of ops, and the use of the log (`checks/contracts.py`).
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ from .reads import Reads
 from .to_host import alive
 from .told import Told
 
-SCALES = " scales"  # behind the name of their pool
-OURS = "instep_optimized"  # the package whose own ops need no count
+SCALES = " scales"  # suffix of the name of their pool
+OURS = "instep_optimized"  # the package whose ops are not counted
 
 
 class NotRun(RuntimeError):
-    """In place of a call that an interpreter would follow into memory of others. It ends the event, not the process."""
+    """Replaces a call that an interpreter would follow into foreign memory. It ends the event, not the process."""
 
 
 @dataclass
 class _Judged:
-    """A call. broken, served, lengths: by what its indices say; further: clauses that it broke whatever they say.
+    """A judged call.
 
-    lengths: of an op that is somebody's, the forms that it serves, and the rows of each sequence."""
+    broken, served  depend on its indices; further: broken clauses that do not
+    lengths         for an op that is not ours, the forms that it serves, and the rows of each sequence
+    """
 
     name: str
     place: Place | None
@@ -53,13 +55,13 @@ class _Judged:
 
 
 class Calls:
-    """What the op calls of one event were like. `wrapper` goes to `around`; `begin` and `take` bracket an event."""
+    """The log of the op calls of one event. Pass `wrapper` to `around`; call `begin` and `take` around an event."""
 
     def __init__(self, captures: bool, declared: Mapping[str, Storage], reads: Reads) -> None:
-        """captures: the op set claims that it never waits; declared: component -> dtype of its rows."""
+        """captures: the op set declares that it never waits. declared: component -> dtype of its rows."""
         self._captures, self._declared, self._reads = captures, declared, reads
         self._pools, self._on = Pools(()), False
-        self.tally = Tally()  # of the whole run, of ops that are somebody's
+        self.tally = Tally()  # of the whole run, for ops that are not ours
         self._addresses: list[tuple[object, ...]] = []
         self._last: Place | None = None
         self._failed_op: FailedOp | None = None
@@ -80,7 +82,7 @@ class Calls:
         judged = self._settled()
         for form, lengths in chain.from_iterable(one.lengths for one in judged):
             self.tally.ops[form] = self.tally.ops.get(form, Exercised()).with_call(lengths)
-        self._told = Told()  # what it held may serve others now
+        self._told = Told()  # the memory of cached indices may be reused now
         return {
             "calls": self._calls, "tensors": self._tensors, "captured": self._captured,
             "broken": tuple(chain.from_iterable((*one.broken, *one.further) for one in judged)),
@@ -89,7 +91,7 @@ class Calls:
         }
 
     def wrapper(self, name: str, op: Op) -> Op:
-        """Judge, run, judge."""
+        """The op, judged before and after its run."""
         by = f"{getattr(op, '__module__', '?')}.{getattr(op, '__qualname__', name)}"
         ours = by.partition(".")[0] == OURS
 
@@ -123,7 +125,7 @@ class Calls:
         return call
 
     def _run(self, name: str, op: Op, given: dict[str, Any]) -> Any:
-        """The op itself; if it raises, which one it was is known."""
+        """Run the op; if it raises, log which op it was."""
         try:
             with counted_in(self.tally) if self._on else nullcontext():
                 return op(**given)
@@ -132,21 +134,21 @@ class Calls:
             raise
 
     def _stop(self, judged: _Judged) -> None:
-        """Raise where an index leads outside. On a card the driver says so, and torch's own ops raise."""
+        """Raise if an index is out of range. On a GPU the driver reports it; torch's own ops raise themselves."""
         if any(isinstance(one.clause, Outside) for one in judged.broken):
             error = NotRun("not run: an index leads outside of its memory")
             self._failed_op = FailedOp(judged.name, judged.place, error)
             raise error
 
     def _settled(self) -> list[_Judged]:
-        """All calls of the event; those that were given other indices than were known then, judged by these."""
+        """All calls of the event; calls whose cached indices were stale are judged again."""
         judged = list(self._judged)
         try:
             otherwise = self._told.otherwise()
         except RuntimeError:
             if alive("cuda"):
                 raise
-            otherwise = {}  # a kernel has killed the device: what was known before it ran stands
+            otherwise = {}  # a kernel has killed the device, so the cached indices remain
         for number, given in otherwise.items():
             one = judged[number]
             again = _judged(one.name, one.place, given, not one.lengths)
@@ -154,7 +156,7 @@ class Calls:
         return judged
 
     def _place(self, given: dict[str, Any]) -> Place | None:
-        """Where the result is named, or where the memory stands that is written; else the place named before."""
+        """The place of the result, or of the written memory, or else the previous place."""
         to = given.get("to")
         if to is not None:
             self._last = to if isinstance(to, Place) else next(iter(to))
@@ -165,8 +167,8 @@ class Calls:
         return self._last if place is None or place.component == "length" else place
 
     def _views(self, name: str, given: dict[str, Any]) -> Iterator[str]:
-        """Memory is given as views on the engine's own pools, of the layer that is served; a fold may store aside."""
-        if name not in OPS:  # of an op that a keeper brings only `pool` is known: it is what is written
+        """Clauses about memory: it must be a view of the engine's pools, of the layer that is served."""
+        if name not in OPS:  # for an op of a commit strategy only `pool` is known, which it writes
             yield from self._pools.clauses("pool", given["pool"], None) if _is_pool(given) else ()
             return
         to = given.get("to")
@@ -182,7 +184,7 @@ class Calls:
                 yield f"units of {name} are {view.dtype}, {due} is declared"
 
     def _dtypes(self, given: dict[str, Any], result: Any) -> Iterator[str]:
-        """Named results are stored as the op set declares."""
+        """Clauses about dtypes: results are stored as the op set declares."""
         to = given.get("to")
         pairs = [(to, result)] if isinstance(to, Place) else zip(to, result, strict=True) if to else ()
         for place, tensor in pairs:
@@ -201,7 +203,7 @@ class Calls:
 
 
 def _judged(name: str, place: Place | None, told: dict[str, Any], ours: bool) -> _Judged:
-    """told: what the call is given, with its indices on the host."""
+    """Judge a call. told: its arguments, with indices on the host."""
     known, broken = name in OPS, _broken(name, place, before(name, told))
     return _Judged(name, place, broken, [*_served(name, told)] if known else [],
                    [*_lengths(name, told)] if known and not ours else [])  # fmt: skip
@@ -210,9 +212,9 @@ def _judged(name: str, place: Place | None, told: dict[str, Any], ours: bool) ->
 def _broken(name: str, place: Place | None, clauses: Iterator[str]) -> list[Broken]:
     found = []
     try:
-        for clause in clauses:  # one by one: what was found before a rule fell over stands
+        for clause in clauses:  # one by one, to keep those that come before an error
             found.append(Broken(name, place, clause))
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:  # so wrong that a rule fell over it
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:  # arguments so wrong that a rule raised
         found.append(Broken(name, place, f"was called in a way that cannot be judged ({error})"))
     return found
 
@@ -222,7 +224,7 @@ def _is_pool(given: Mapping[str, Any]) -> bool:
 
 
 def _memory(given: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The memory that a call reads or writes, by the name that its contract has for it."""
+    """The memory that a call reads or writes, by its name in the contract."""
     for part in (*given.get("windows", ()), *given.get("parts", ())):
         assert isinstance(part, Part)
         for name in ("read", "store", "per_row", "settled"):
@@ -245,14 +247,14 @@ def _memory(given: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _beside(name: str, pool: torch.Tensor, scales: torch.Tensor | None) -> Iterator[tuple[str, torch.Tensor]]:
-    """A pool, and the scales of its tiles, if it has any."""
+    """A pool, and the scales of its tiles if it has any."""
     yield name, pool
     if scales is not None:
         yield name + SCALES, scales
 
 
 def _served(name: str, given: dict[str, Any]) -> Iterator[Served]:
-    """Whose rows a call with memory serves, and how."""
+    """The rows that a call with memory serves, and their form."""
     to = given.get("to")
     if not isinstance(to, Place):
         return
@@ -274,16 +276,16 @@ def _served(name: str, given: dict[str, Any]) -> Iterator[Served]:
 
 
 def linked(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """`Served.branches` of rows with memory of their own."""
+    """`Served.branches` of rows with separate memory."""
     return () if list(parents) == list(range(-1, len(parents) - 1)) else tuple((parent,) for parent in parents)
 
 
 def seen(before: int, sets: Sequence[int]) -> tuple[int, tuple[tuple[int, ...], ...]]:
     """`Served.before` and `Served.branches` of rows of attention.
 
-    before: the position of node 0; sets: the nodes that each row sees, as bits. What the first row sees without a gap
-    but for itself stands before the rows. Example: before 8, sets 0b1 and 0b101: the rows stand behind 8 positions,
-    the first sees position 8, the second positions 8 and 10.
+    before: the position of node 0. sets: the nodes that each row sees, as bits. The positions that the first row sees
+    without a gap, except itself, are before the rows. Example: with before 8 and sets 0b1 and 0b101, the rows follow 8
+    positions; the first sees position 8, the second positions 8 and 10.
     """
     if not sets:
         return before, ()
@@ -295,7 +297,7 @@ def seen(before: int, sets: Sequence[int]) -> tuple[int, tuple[tuple[int, ...], 
 
 
 def _lengths(name: str, given: dict[str, Any]) -> Iterator[tuple[str, list[int]]]:
-    """The forms of an op that a call serves, and the rows of each sequence; without sequences all rows are one."""
+    """The forms of an op that a call serves, and the rows of each sequence; all rows are one without sequences."""
     for part in given.get("parts", ()):
         yield f"{name.removeprefix('fused_')}.{part.form}", [count for count in part.count.tolist() if count]
     if isinstance(given.get("pages"), Pages):

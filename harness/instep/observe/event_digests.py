@@ -39,7 +39,7 @@ class EventDigests:
 
 
 def feed(digest: Any, value: Any) -> None:
-    """Feed everything that tells values apart; for a tensor its dtype, its shape and its bytes."""
+    """Add a value to a digest; for a tensor its dtype, shape and bytes."""
     digest.update(type(value).__name__.encode() + b"\0")
     if isinstance(value, torch.Tensor):
         digest.update(f"{value.dtype}{tuple(value.shape)}".encode())

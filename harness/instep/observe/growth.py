@@ -30,7 +30,7 @@ Said = list[list[tuple[int, float]]]  # the most probable tokens of each row, wi
 class Growth:
     """A growth. growing: after as many steps as there are logits; logits: of each step, a row per beam, in fp64
 
-    said     the input of `growing`
+    `said`   the input of `growing`
     whole    whether no step is missing
     parents  of the nodes of the head's rows: the root, then the beams of every step that it ran on
     tokens   of these nodes. They end before the first step whose beams the side's own rounding may have reordered

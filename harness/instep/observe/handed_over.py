@@ -1,4 +1,4 @@
-"""The states that a step which was miscounted may have handed to the next one.
+"""States that a miscounted step may have left for the next step.
 
 Leaves out: the other wrong states (`checks/hypotheses.py`).
 """
@@ -15,7 +15,7 @@ from .recomputation import again, fold
 
 
 def handed_over(base: torch.Tensor, previous: PreviousStep) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-    """What a miscounted step may have handed over instead of `base`, the state after it: a sentence, and the state."""
+    """Wrong states that a miscounted step may have left instead of `base`: a sentence, and the state."""
     tokens = previous.tokens
     if tokens is None:
         return

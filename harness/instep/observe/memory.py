@@ -84,9 +84,9 @@ class Looked:
 
 @dataclass(frozen=True)
 class Changes:
-    """What was compared (bytes, units), the trespasses, every digest, and where the table is wider than the rules.
+    """The changes of an event: compared bytes and units, forbidden changes, digests, and too wide table entries.
 
-    regions  as they were before the event
+    regions  the regions before the event
     """
 
     units: int

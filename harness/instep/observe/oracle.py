@@ -1,8 +1,8 @@
-"""One layer of the reference alone, on the subject's own bits: in fp64 (truth) and as declared (yardsticks).
+"""The oracle: recomputes single layers of the reference from the subject's own bits, in fp64 and as declared.
 
-Every place of an event is computed anew from what the subject had one boundary earlier: a layer from its hidden
-rows and its memory before, the head from the rows it reads. An error is thus seen where it was made, and a model
-too large for a whole reference can be checked. Rows, positions, tokens and counts come from the trace.
+Every place of an event is recomputed from the subject's rows one boundary earlier: a layer from its hidden rows and its
+memory before, the head from its input rows. So an error shows where it was made, and models that are too large for a
+whole reference can be checked. The trace determines rows, positions, tokens and counts.
 Leaves out: the comparison (`checks/`).
 """
 
@@ -45,10 +45,10 @@ from .weights import weights_of
 
 
 class Oracle:
-    """Serves one run: it remembers what it computed of windows until their commit, and of the step before.
+    """The oracle of one run. It keeps recomputations of windows until their commit, and of the previous step.
 
-    every_op: whether pieces are computed from the subject's own rows at every place, too.
-    every: at every so many-th event all pieces are asked for; at the others those alone that end in a state, for T2d.
+    every_op: whether ops are also recomputed from the subject's own rows at every place.
+    every: the interval of events at which everything is recomputed; other events get only states, for T2d.
     """
 
     every_op = True
@@ -59,8 +59,8 @@ class Oracle:
         self, checkpoint: Checkpoint, rounds: Mapping[str, Storage], width: torch.dtype,
         products: Mapping[str, Product] = NONE,
     ) -> None:
-        """What the subject declares: rounds: component -> how it is stored; width: in which it computes;
-        products: form of an op -> how it multiplies."""
+        """The subject's declarations. rounds: component -> storage; width: dtype of its computation; products: form of
+        an op -> its products."""
         self.config, self.rounds = checkpoint.config, rounds
         self.runner = Runner(weights_of(checkpoint, torch.float64), weights_of(checkpoint, width), rounds, products)
         self.flights: dict[str, Mapping[int, Recomputation]] = {}  # by request and layer
@@ -69,7 +69,7 @@ class Oracle:
 
     @torch.inference_mode()
     def at(self, context: EventContext) -> list[Recomputation | Skipped]:
-        """Everything that this event computed, computed again; asked twice, it answers from memory."""
+        """All recomputations of this event; a second call returns the cached ones."""
         if self._answered is None or self._answered[0] is not context:
             self._answered = (context, list(self._pieces(context)))
         return self._answered[1]
@@ -99,7 +99,7 @@ class Oracle:
             yield Skipped("derived", context.index, "no draft head is in use, as drafts come from outside")
 
     def whole(self, context: EventContext) -> bool:
-        """Whether all pieces of this event are asked for."""
+        """Whether everything of this event is recomputed."""
         return context.index % self.every == 0
 
     # -- the target --------------------------------------------------------------------------------------
@@ -118,10 +118,10 @@ class Oracle:
             place = Place("trunk", layer - 1, "hidden") if layer else Place("trunk", STAGE_LEVEL, "embedding")
             hidden = rows(side, place, span)
             if hidden is None or hidden.shape[0] != span.count:
-                continue  # T0 has said so
+                continue  # T0 reports it
             work = self._layer(hidden, before, layer, kind == "gdn", span.start, tree)
             base = _base(before, layer, span.start) if kind == "gdn" else None
-            chunk = span.kind == "prefill"  # whose rule has a second form: what that one reads is compared, too
+            chunk = span.kind == "prefill"  # its rule has a second form, whose read-out is compared, too
             read = whole or chunk
             state = to_state(hidden, before, layer, layer, span.start, tree, read=read) if base is not None else None
             made = partial(self._piece, context, span, "trunk", layer, base=base if chunk else None)
@@ -148,7 +148,7 @@ class Oracle:
         self, hidden: torch.Tensor, before: RequestState, layer: int, start: int, folding: Folding,
         tree: tuple[int, ...] | None = None,
     ) -> tuple[tuple[str, Work], ...]:
-        """The layer begun from what a known mistake would have left there; only looked at when a place is wrong."""
+        """The layer started from states that known mistakes leave; used only if a place is wrong."""
         if not start:
             return ()
 
@@ -164,7 +164,7 @@ class Oracle:
         return tuple(wrongs)
 
     def _remember(self, span: RowSpan, layers: Mapping[int, Recomputation]) -> None:
-        """The step that was committed, for the next one."""
+        """Keep the committed step for the next one."""
         nodes = span.nodes or range(span.count)
         self.previous[span.request] = {
             layer: PreviousStep(
@@ -186,7 +186,7 @@ class Oracle:
         return LayerWork("trunk", layer, hidden, start, memory, tree)
 
     def _answers(self, context: EventContext, span: RowSpan, stage: str, last: int) -> Iterator[Recomputation]:
-        """The final norm, and logits where they are asked for."""
+        """The final norm, and the logits where they are needed."""
         hidden = rows(context.subject, Place(stage, last, "hidden"), span)
         final = rows(context.subject, Place(stage, AFTER_LAYERS, "final"), span)
         if hidden is None or final is None or min(len(hidden), len(final)) != span.count:
@@ -219,7 +219,7 @@ class Oracle:
                 yield replace(self.runner.fold(verified, folding, span.nodes), span=span)
                 under = tracks(context.event).get(name, "")
                 reached = context.expected.prefixes.get(under, 0) - span.start
-                if under in context.subject.tracked and 0 < reached < span.count:  # else it is the state itself
+                if under in context.subject.tracked and 0 < reached < span.count:  # or else it is the state itself
                     inside = replace(span, count=reached, nodes=span.nodes[:reached])
                     folding = self._folding(context, verified, verified.folding.base, reached, tree)
                     yield replace(self.runner.fold(verified, folding, inside.nodes), span=inside, prefix=under)
@@ -252,7 +252,7 @@ class Oracle:
         """The last rows of a prefix, with the tokens that follow in the prompt of the request that loads it."""
         kept = context.earlier.saved.get(name)
         if kept is None or kept.state.final is None or kept.state.length != span.start + span.count:
-            return  # T0 has said so
+            return  # T0 reports it
         tokens = list(context.expected.prompts[span.request][span.start + 1 :])
         final = torch.cat((*kept.state.tail.values(), kept.state.final[None]))
         yield from self._layers(context, span, tokens, final, kept.state)
@@ -261,8 +261,11 @@ class Oracle:
         self, context: EventContext, span: RowSpan, following: list[int], hidden: torch.Tensor, before: RequestState,
         others: Sequence[tuple[str, torch.Tensor]] = (),
     ) -> Iterator[Recomputation]:
-        """Every MTP layer of a draft extend; layer i stands i tokens further on, the last of them picks of the layers
-        before, and reads their rows while there is a step for it, else the target's."""
+        """All MTP layers of a draft extend.
+
+        Layer i is i tokens ahead; the last of these tokens are picks of earlier layers. It reads the rows of these
+        layers as far as they have a step for it, and the target's rows otherwise.
+        """
         fed, tokens = hidden, following
         for layer in range(self.config.mtp_layers):
             stage = draft_stage(layer)
@@ -273,7 +276,7 @@ class Oracle:
             )
             y, picks = (rows(context.subject, Place(stage, AFTER_LAYERS, name), mine) for name in ("final", "pick"))
             if y is None or (picks is None and mine.logit_rows):
-                return  # T0 has said so
+                return  # T0 reports it
             if len(tokens) == layer + mine.count and picks is not None:
                 tokens = [*tokens, *picks.tolist()]
             chained = layer + 1 < context.expected.num_steps
@@ -281,7 +284,7 @@ class Oracle:
             others = [(f"reads {'the target' if chained else f'MTP layer {layer}'}'s rows", stale)]
 
     def _chains(self, context: EventContext) -> Iterator[Recomputation]:
-        """A row reads the token of its node and the head's own y of its parent, which in a chain is the step before."""
+        """Chain steps: a row reads the token of its node and the output of its parent, in a chain the previous step."""
         answer, event, steps = context.subject.answer, context.event, context.expected.num_steps
         assert isinstance(answer, Drafted) and isinstance(event, Draft)
         for i in range(1, answer.drafts.shape[1] if context.expected.topk is None else steps):
@@ -289,7 +292,7 @@ class Oracle:
                 tree = head_tree(context, span.request, answer.drafts[event.requests.index(span.request)].tolist())
                 node, before = (*span.nodes, i)[0], context.subject.before[span.request]
                 if tree is None or node >= len(tree.parents):
-                    continue  # T0 has said so, or its beams are closer than rounding
+                    continue  # T0 reports it, or its beams are closer than rounding
                 line = lines(tree.parents)[node]
                 fed = row_of_parent(context, span, line)
                 if fed is not None:
@@ -302,10 +305,10 @@ class Oracle:
         before: RequestState, others: Sequence[tuple[str, torch.Tensor]] = (), *, layer: int = 0,
         line: Sequence[int] = (),
     ) -> Iterator[Recomputation]:
-        """Row p pairs hidden p with token p + 1; one MTP layer; the keys before are the subject's own.
+        """One MTP layer: row p reads hidden row p and token p + 1; earlier keys are the subject's own.
 
-        line: of a draft's step the nodes from the root to its own, whose steps left rows in scratch memory.
-        others: hidden rows that a known mistake would read instead, and the sentence that says so.
+        line: for a draft step, the nodes from the root to its own, whose rows are in scratch memory.
+        others: sentences of known mistakes, and the hidden rows that each reads.
         """
         side, start = context.subject, span.start
         if len(tokens) != span.count or hidden.shape[0] != span.count:
@@ -336,7 +339,7 @@ class Oracle:
         self, context: EventContext, span: RowSpan, stage: str, layer: int, work: Work,
         base: torch.Tensor | None = None, *, alone: bool = False,
     ) -> Recomputation:
-        """alone: without the runs on the subject's own rows."""
+        """A recomputation. alone: without the runs on the subject's own rows."""
         own = shown(context, span, stage, layer) if self.every_op and not alone else {}
         runs, near = self._ran(work, span.count, base, own)
         return Recomputation(span, stage, layer, *runs, work, own, near)
@@ -375,12 +378,12 @@ class Oracle:
 
 
 def tree_of(context: EventContext, span: RowSpan) -> tuple[int, ...] | None:
-    """The parents of a window's nodes; None where each row follows the row before it."""
+    """The parents of a window's nodes; None if each row follows the row before it."""
     return context.expected.tree(span.request) if span.kind == "verify" else None
 
 
 def _base(before: RequestState, layer: int, start: int) -> torch.Tensor:
-    """The state before the step in fp64; by the trace nothing came before a start of 0, whatever memory holds."""
+    """The state before the step in fp64; zeros for a start of 0, whatever the memory holds."""
     state = before.state[layer].to("cpu", torch.float64)
     return state if start else torch.zeros_like(state)
 

@@ -1,6 +1,6 @@
-"""Regions as addresses: which pool a tensor is a view on, whether it is a right one, and whether two pools overlap.
+"""Regions as addresses: the pool that a tensor is a view of, errors in the view, and overlaps of pools.
 
-Leaves out: contents. A pool's layout is nothing but its strides, so a view with others reads or writes elsewhere.
+Strides are the whole layout of a pool, so a view with other strides reads or writes elsewhere. Leaves out: contents.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ class Pools:
         self._known: dict[tuple[object, ...], tuple[str, ...]] = {}
 
     def of(self, tensor: torch.Tensor) -> Region | None:
-        """The region in whose memory a tensor begins."""
+        """The region whose memory contains the start of a tensor."""
         number = bisect_right(self._begins, tensor.data_ptr()) - 1
         if number < 0 or tensor.data_ptr() >= self._begins[number] + _reach(self.regions[number].units):
             return None
         return self.regions[number]
 
     def clauses(self, name: str, view: torch.Tensor, layer: int | None) -> tuple[str, ...]:
-        """What is wrong with this view on a pool; `layer`: whose pool it should be."""
+        """Errors of a view of a pool. layer: the layer that the pool must belong to."""
         key = name, view.data_ptr(), view.shape, view.stride(), view.dtype, layer
         if key not in self._known:
             self._known[key] = tuple(self._clauses(name, view, layer))
         return self._known[key]
 
     def _clauses(self, name: str, view: torch.Tensor, layer: int | None) -> Iterator[str]:
-        if not view.numel():  # a conv of width 1 keeps no inputs: nobody reads or writes there
+        if not view.numel():  # a conv of width 1 keeps no inputs, so nothing is read or written
             return
         region = self.of(view)
         if region is None:
@@ -65,7 +65,7 @@ class Pools:
             yield f"{name} is {region.name} of layer {region.layer}, the op serves layer {layer}"
 
     def overlaps(self) -> list[str]:
-        """Units or red zones, of whatever region, that share a byte: the first of every pair of regions."""
+        """Units or red zones of any regions that share a byte; the first for every pair of regions."""
         labels, begins, ends = [], [], []
         for region in self.regions:
             for tensor, what in ((region.units, "units"), (region.gaps, "red zones")):
@@ -86,7 +86,7 @@ class Pools:
 
 
 class Stands(NamedTuple):
-    """Where a finding about memory stands: its place; the slot, if units are slots, and the request that has it."""
+    """The place of a finding about memory; the slot and its request if units are slots."""
 
     place: Place
     request: str | None = None
@@ -94,7 +94,7 @@ class Stands(NamedTuple):
 
 
 def stands(region: Region, unit: int | None = None, slots: Mapping[str, int] = MappingProxyType({})) -> Stands:
-    """The place of a region, or of one of its units; `slots`: request -> slot. What is not declared is of no layer."""
+    """The place of a region or of one of its units. slots: request -> slot. An undeclared region has no layer."""
     means = region.means
     if means is None or means.component == NO_LAYER.component:
         place = NO_LAYER
@@ -106,6 +106,6 @@ def stands(region: Region, unit: int | None = None, slots: Mapping[str, int] = M
 
 
 def _reach(tensor: torch.Tensor) -> int:
-    """Bytes from the first element to the end of the last."""
+    """The number of bytes from the first element to the end of the last."""
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()

@@ -1,6 +1,6 @@
-"""Memory that nobody may write into any more: answers that were given, copies of requests that are kept.
+"""Memory that may not change any more: earlier answers, and kept copies of requests.
 
-Leaves out: what a change means (`checks/`), and pools, in which events may write (`memory.py`).
+Leaves out: the judgement of changes (`checks/`), and pools, which events may write (`memory.py`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .digests import bits
 from .event_log import Copies
 from .to_host import brought
 
-StorageWeakRef: Any = reductions.StorageWeakRef  # it has no types
-SMALL = 1 << 10  # numbers of a tensor that is compared together with others: it takes longer to ask than to answer
-RECENT = 64  # events whose answers are compared after every event: more than any buffer that is used in turn
-MOST = 1 << 28  # bytes of answers that are held, so that their memory serves nothing else; then the oldest are let go
+StorageWeakRef: Any = reductions.StorageWeakRef  # untyped
+SMALL = 1 << 10  # numbers up to which tensors are compared together, as launches would take longer than the work
+RECENT = 64  # events whose answers are compared after every event, more than any rotating buffer has
+MOST = 1 << 28  # bytes of answers that are held, so that their memory is not reused; beyond it the oldest are dropped
 
 
 class _Given(NamedTuple):
-    """An answer's name and tensor; line: its bytes where they stand, in one line; was: the same as they were."""
+    """An answer's name and tensor. line: its live bytes, flat; was: the bytes when it was returned."""
 
     name: str
     tensor: torch.Tensor
@@ -34,27 +34,27 @@ class _Given(NamedTuple):
     was: torch.Tensor
 
     def now(self) -> torch.Tensor:
-        """The bytes of the tensor, wherever it has them now. To make a view takes longer than to ask where it is."""
+        """The current bytes of the tensor, also after it moved. The address is compared first, which is fast."""
         same = self.tensor.data_ptr() == self.line.data_ptr() and self.tensor.numel() == self.line.numel()
         return self.line if same else _in_line(self.tensor)
 
 
 class Answers:
-    """Every tensor that was answered, held until the run ends, and its bytes when it was given.
+    """All tensors of answers, held until the run ends, and their bytes when they were returned.
 
-    Those of the last events are compared after every event, older ones the more rarely the older they are, and all of
-    them behind the last event: so a run of n events compares some n log n of them.
+    Answers of the last events are compared after every event, older ones less often, and all of them after the last
+    event. So a run of n events makes about n log n comparisons.
     """
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._held: list[list[_Given]] = []  # by event
-        self._looked: list[int] = []  # by event: at which one they were last compared
-        self._storages: dict[int, list[int]] = {}  # where a storage begins -> its bytes, and how many answers lie in it
+        self._looked: list[int] = []  # by event: the event of the last comparison
+        self._storages: dict[int, list[int]] = {}  # address of a storage -> its bytes, and how many answers are in it
         self._begin = self.let_go = self._size = 0
 
     def add(self, names: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """What one event answered."""
+        """Add the tensors of one answer."""
         now = len(self._held)
         lines = [_in_line(tensor) for _, tensor in names]
         self._held.append([_Given(*named, line, line.clone()) for named, line in zip(names, lines, strict=True)])
@@ -69,8 +69,7 @@ class Answers:
             self._begin += 1
 
     def changed(self, *, all_of_them: bool = False) -> tuple[str, ...]:
-        """Those that are no longer what they were, each told once; how long ago they were, where that is not the event
-        before this one."""
+        """Names of answers that have changed, each once, with the last known event if it is not the previous one."""
         now = len(self._held)
         due = range(self._begin, now) if all_of_them else self._due(now)
         groups = defaultdict[object, list[tuple[int, int]]](list)
@@ -96,7 +95,7 @@ class Answers:
         return tuple(told)
 
     def _due(self, now: int) -> list[int]:
-        """The last events; and those that are twice as old every second time, four times every fourth, ..."""
+        """The events to compare: the last ones always, twice as old ones every second time, and so on."""
         due, size = list(range(max(self._begin, now - RECENT), now)), RECENT
         while size < now - self._begin:
             size *= 2
@@ -115,13 +114,13 @@ class Answers:
 
 
 class KeptCopies:
-    """What the subject keeps of requests: the bytes of each since it was first shown. They stay when it moves."""
+    """The subject's copies of requests, and the bytes of each when it was first shown. A move keeps the bytes."""
 
     def __init__(self) -> None:
         self._were: dict[Copy, _Were] = {}
 
     def look(self, shown: Mapping[Copy, Mapping[str, torch.Tensor]]) -> Copies:
-        """After an event."""
+        """Compare the copies after an event."""
         changed, again = [], dict[Copy, _Were]()
         tensors = [tensor for parts in shown.values() for tensor in parts.values()]
         here = iter(brought(tensors))
@@ -139,16 +138,16 @@ class KeptCopies:
 
 
 def _before(copy: Copy) -> Copy:
-    """By what it was kept before, if it has moved just now."""
+    """The identity of a copy before it moved at this event."""
     by, name = copy
     return ("offload" if by == "save" else "save" if by == "offload" else by), name
 
 
 class _Were:
-    """The parts of a copy when it was first shown. What is the whole of its memory is given back with the copy."""
+    """The parts of a copy when it was first shown. A part that fills its memory must be freed with the copy."""
 
     def __init__(self, parts: Mapping[str, torch.Tensor], here: Mapping[str, torch.Tensor]) -> None:
-        """here: the same on the host."""
+        """here: the same parts on the host."""
         self._parts = {name: bits(tensor).clone() for name, tensor in here.items()}
         whole = [tensor.untyped_storage() for tensor in parts.values() if tensor.numel()
                  and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()]  # fmt: skip
@@ -159,24 +158,24 @@ class _Were:
         return sum(part.numel() for part in self._parts.values())
 
     def differing(self, parts: Mapping[str, torch.Tensor]) -> list[str]:
-        """The parts that are no longer what they were, or have come or gone."""
+        """The names of parts that changed, appeared or disappeared."""
         gone = [f"{name} is missing" for name in self._parts if name not in parts]
         return gone + [name for name, part in parts.items()
                        if name not in self._parts or not _same(part, self._parts[name])]  # fmt: skip
 
     def held(self) -> bool:
-        """Whether somebody still holds memory of it."""
+        """Whether anything still holds memory of the copy."""
         if not all(memory.expired() for memory in self._memory):
-            gc.collect()  # it may hang on a cycle that nobody reaches any more
+            gc.collect()  # an unreachable reference cycle may hold it
         return not all(memory.expired() for memory in self._memory)
 
 
 def _in_line(tensor: torch.Tensor) -> torch.Tensor:
-    """[n]: a view, if it stands in one line; else a copy."""
+    """[n]: a view if the tensor is contiguous, or else a copy."""
     return bits(tensor).reshape(-1)
 
 
 def _same(tensor: torch.Tensor, was: torch.Tensor) -> bool:
-    """Whether the bytes of a tensor are these."""
+    """Whether a tensor has these bytes."""
     now = bits(tensor).to(was.device)
     return now.dtype == was.dtype and torch.equal(now, was)

@@ -1,8 +1,8 @@
-"""A layer that is computed again on the same bits with the same draws is computed once, and then read.
+"""A cache of recomputed layers, for runs with the same bits and the same draws.
 
-Runs of a trace that part late (a fault, the runs that locate a cause) compute the same before they part: the subject's
-rows are the same bits, and the draws stand at the same number. Everything that a layer's runs depend on is part of the
-key; a read leaves the draws where the computation would have left them. Leaves out: pieces that are no whole layer.
+Runs of a trace that diverge late (a fault, the runs of the ladder) compute the same before: the subject's rows have the
+same bits, and the draws have the same number. The key contains everything that a layer's runs depend on; a cached
+result also advances the draws as the computation would. Leaves out: recomputations of less than a layer.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Both = tuple[Runs, Runs | None]
 
 
 class Remembering:
-    """`Runner` for layers, by way of what is kept."""
+    """A `Runner` for layers with a cache."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self.of = hashlib.sha256(type(runner).__name__.encode())
-        # Of the weights one width is enough: none is narrower there than it is stored.
+        # One width of the weights is enough for the key, as it is no narrower than the stored one.
         _add(self.of, (runner.rounded, runner.rounds, runner.products))
 
     def __call__(
@@ -48,7 +48,7 @@ class Remembering:
 
 
 def _add(key: Any, value: Any) -> None:
-    """All of a value: tensors by their bits, whatever else by how it is printed."""
+    """Add a value to a key: tensors by their bits, other values by their text."""
     if isinstance(value, torch.Tensor):
         key.update(repr((value.dtype, tuple(value.shape))).encode())
         key.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

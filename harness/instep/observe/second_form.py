@@ -1,15 +1,15 @@
-"""The second form of the delta rule over a prefill chunk, which widens an allowance only while it is the same rule.
+"""The chunked form of the delta rule over a prefill chunk, a second yardstick that must be the same rule.
 
-An engine may compute a prompt in chunks or token by token. Both are correct, so T2 takes the error of either form for a
-yardstick. A second form that is another rule would loosen T2, and nobody would be told. So it must stand near to the
-first one on the numbers at hand, in fp64 and in the width alike:
+An engine may compute a prompt in chunks or token by token. Both are correct, so T2 uses the error of either form as a
+yardstick. A chunked form with another rule would loosen T2 unnoticed. So the two forms must be close on the numbers at
+hand, in fp64 and in the declared width:
 
-    A sum over T tokens of K products is off by at most T K half units of its largest element, if every rounding adds
-    up; ten times that is granted for what is made on the way (decays, the triangular system).
+    A sum over T tokens of K products errs by at most T K half units of its largest element if all roundings add up.
+    The limit is ten times that, to cover intermediate results (decays, the triangular system).
 
-In fp64 that is 1e-10 for a long chunk, so another rule shows. In fp32 it is wide, as every bound is that takes all
-roundings to add up; what overflows there, or is multiplied in 16 bits, stands beyond it.
-Leaves out: a form that is declared, whose products are narrower on purpose (`products.py`).
+In fp64 that is 1e-10 for a long chunk, so another rule shows. In fp32 the limit is wide, like every bound that adds up
+all roundings; an overflow or a 16-bit product still exceeds it.
+Leaves out: a declared form, whose products are narrower on purpose (`products.py`).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import torch
 from instep_reference import gdn
 from instep_reference.chunked import recur_in_chunks
 
-CHUNKS = (16, 64)  # tokens to a chunk
-GRANTED = 10.0  # times what T K roundings add up to
+CHUNKS = (16, 64)  # tokens per chunk
+GRANTED = 10.0  # limit in units of T K roundings
 
 
 class AnotherRule(Exception):
-    """The reference's two forms of the delta rule part: nothing that is judged by them would be worth anything."""
+    """The reference's two forms of the delta rule differ, so they are useless as yardsticks."""
 
 
 def in_chunks(inputs: Sequence[torch.Tensor], base: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """core [1, T, HV, V] and the state [1, HV, K, V] after it, for every chunk size.
+    """core [1, T, HV, V] and the final state [1, HV, K, V] for every chunk size.
 
-    Shapes:  inputs q, k, v, log_decay, erase, write of one request, as `gdn.recur` takes them; base [HV, K, V]
+    Shapes:  inputs q, k, v, log_decay, erase, write of one request, as for `gdn.recur`; base [HV, K, V]
     """
     return [_chunked(inputs, base, chunk) for chunk in CHUNKS]
 
@@ -40,8 +40,11 @@ def in_chunks(inputs: Sequence[torch.Tensor], base: torch.Tensor) -> list[tuple[
 def must_be_one_rule(
     inputs: Sequence[torch.Tensor], base: torch.Tensor, forms: Sequence[tuple[torch.Tensor, torch.Tensor]]
 ) -> None:
-    """Hold both widths of the form to the rule token by token; inputs: the reference's own, of unit keys and gates of
-    at most 1, with which rounding does not grow. Numbers that nearly overflow prove nothing."""
+    """Compare the form in both widths with the rule token by token.
+
+    inputs: the reference's own, with unit keys and gates of at most 1, so that rounding does not grow. Numbers that
+    nearly overflow prove nothing.
+    """
     wide, width = [x.double() for x in inputs], torch.finfo(inputs[0].dtype)
     q, k, v, log_decay, erase, write = wide
     token = gdn.recur(q, k, v, log_decay=log_decay, erase=erase, write=write, state=base.to(q)[None])
@@ -60,7 +63,7 @@ def _chunked(inputs: Sequence[torch.Tensor], base: torch.Tensor, chunk: int) -> 
 def _must_agree(
     chunk: int, form: Sequence[torch.Tensor], right: Sequence[torch.Tensor], width: torch.finfo, terms: int
 ) -> None:
-    """core and state in chunks, and token by token in fp64."""
+    """Compare core and state in chunks with those token by token in fp64."""
     most = GRANTED * terms * width.eps / 2
     for name, x, o in zip(("core", "state"), form, right, strict=True):
         apart = float((x.to(o) - o).abs().max() / o.abs().max().clamp_min(width.tiny))

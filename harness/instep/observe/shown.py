@@ -1,8 +1,8 @@
-"""What a subject shows at one event, and from that: what is judged, what is not, and why.
+"""Visibility: the places and memory that a subject shows at one event, and therefore what is judged.
 
-An engine of the contract shows everything. One that is led by a few verbs (`verbs.py`) shows what these give, and a
-check asks here before it compares: what is not shown is told as not judged, and is never made up.
-Leaves out: the engine that asks the verbs (`derived.py`).
+An engine of the contract shows everything. An engine driven through callbacks (`verbs.py`) shows only their results.
+Checks look here before they compare; invisible data are reported as not judged and never invented.
+Leaves out: the engine that calls the callbacks (`derived.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from instep_reference.contract.place import Place
 if TYPE_CHECKING:
     from ..player import Side
 
-# Verbs, or keys of what `step` gives -> what they feed, by tier. In the order in which it is told.
+# Callbacks, or keys of the result of `step` -> the comparisons that need them, by tier, in the order of the report.
 FEEDS: Mapping[str, str] = {
     "logits": "logits (T3), own choices and acceptance (T4)",
     "final": "final hidden rows (T3)",
@@ -29,29 +29,28 @@ FEEDS: Mapping[str, str] = {
     "pages": "the owner of each page (T0)",
     "regions": "bytes of pools, poison, leaks, aliasing (T1), their sizes (T0)",
 }
-PROPAGATED = ("hidden", "final", "logits")  # components in which comes out what was computed so far
+PROPAGATED = ("hidden", "final", "logits")  # components in which accumulated errors show
 OWN = "lengths, roots, accepted counts and requested step counts (T0), which the harness keeps itself"
 NEVER = "op contracts, graphs and host reads (T0)"
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What one event shows of the subject; the default is everything.
+    """The visible data of the subject at one event; the default is everything.
 
-    whole     it serves the contract itself, so nothing below but `inside` has a meaning; else lengths, roots, counts
-              and wishes are the harness's own words, and are compared with nothing
-    feeds     those of `FEEDS` that it has
-    places    the places that it has shown so far, and whose rows are the trace's at this event
-    exact     slots and pages are in the trace's order, so their numbers are compared; else up to a one-to-one map
-    hidden    request -> why nothing of its memory is shown at this event
-    gone      requests that have left the run: nothing of them is judged
-    rebuilt   requests whose tokens ran once more at this event: what they hold is as near as a free run, not the same
-              bits
-    last      requests of whose final rows the last one alone is shown
-    unserved  whether nobody served the event: it names requests that have left, and no other
-    said      sentences about how this event was served otherwise than it stands in the trace
-    inside    components that stay inside a fused op, so nobody can show them; also of an engine of the contract
-    refuses   it says that it refuses illegal events, so it is offered them
+    whole     it serves the contract itself, so the fields below except `inside` have no meaning; if not, the harness
+              computes lengths, roots, counts and requested step counts, which are compared with nothing
+    feeds     the entries of `FEEDS` that it has
+    places    the places that it has shown so far and whose rows are the trace's at this event
+    exact     slots and pages are in the trace's order, so their numbers are compared; if not, up to a one-to-one map
+    hidden    request -> the reason why its memory is not visible at this event
+    gone      requests that have left the run and are not judged
+    rebuilt   requests whose tokens ran again at this event, so their memory is as close as a free run, not equal
+    last      requests of which only the last final row is visible
+    unserved  whether the engine did not serve the event, as it names only requests that have left
+    `said`    sentences about differences between the trace and the way the event was served
+    inside    components inside a fused op, which are invisible; also for an engine of the contract
+    refuses   it declares that it refuses illegal events, so these are played
     """
 
     whole: bool = True
@@ -68,29 +67,29 @@ class Shown:
     refuses: bool = True
 
     def place(self, place: Place) -> bool:
-        """Whether the subject has to show it."""
+        """Whether the subject must show a place."""
         return place.component not in self.inside and (self.whole or place in self.places)
 
     def has(self, feed: str) -> bool:
         return self.whole or feed in self.feeds
 
     def rows(self, place: Place, request: str) -> slice:
-        """Which of a request's rows of a place are shown."""
+        """The visible rows of a request at a place."""
         return slice(-1 if place.component == "final" and request in self.last else 0, None)
 
     def computed(self, side: Side) -> bool:
-        """Whether anything is shown that the subject computed at this event."""
+        """Whether any visible data were computed by the subject at this event."""
         if self.whole:
             return bool(side.places)
         rows = any(place.component in PROPAGATED for place in side.places)
         return rows or any(left.conv or left.keys for left in side.after.values())
 
     def memory(self, request: str) -> bool:
-        """Whether what a request holds after this event is shown, and is what it was but for what the event wrote."""
+        """Whether a request's memory after this event is visible, and unchanged except for writes of the event."""
         return request not in self.hidden
 
     def not_judged(self) -> tuple[tuple[str, str], ...]:
-        """What is not judged in this run: what would have to be shown, and what it would feed; "": nothing feeds it."""
+        """Comparisons that are not made in this run, with the callback that each needs; "" if none would help."""
         if self.whole:
             return ()
         missing = tuple((feed, what) for feed, what in FEEDS.items() if feed not in self.feeds)
