@@ -148,7 +148,7 @@ class Comparison:
 
 
 def prefer_shared(compared: Sequence[Comparison]) -> list[Comparison]:
-    """Where several mistakes leave equal bits, name the one that explains most findings of the same event."""
+    """Name the mistake that explains most findings of an event, if several mistakes leave equal bits."""
     votes = Counter(
         (found.event, key) for found in compared if not found.agrees and found.explained is not None
         for key in {mistake.key for mistake in found.explained.equal}

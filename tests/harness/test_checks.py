@@ -62,7 +62,7 @@ def index_of(contexts, kind, holds=lambda context: True):
 
 
 def commit_of(contexts, accepted):
-    """A commit after a window of 4, and a request of which so many drafts were accepted."""
+    """A commit after a window of 4, and a request with that many accepted drafts."""
     for context in contexts:
         if isinstance(context.event, Commit):
             for name, path in zip(context.event.requests, context.event.accepted, strict=True):
@@ -100,7 +100,7 @@ def test_a_correct_run_agrees_in_every_tier_with_room_to_spare(request, opened, 
     assert all(c.elements > 0 for c in verdict.compared)
     used = sorted(c.used for c in verdict.compared)
     assert used[99 * len(used) // 100] < 0.5
-    # T3 runs free, and its largest part hangs on the order in which a machine's library sums: 0.912 was seen.
+    # T3 runs free, and its largest part depends on the order of a library's sums: 0.912 was seen.
     assert max(c.used for c in verdict.compared if c.tier is not Tier.PROPAGATED) < 0.9
 
 
@@ -112,7 +112,7 @@ def test_a_correct_run_of_labels_agrees_exactly(labelled):
 
 @pytest.mark.parametrize("made", [Bytes, Identity, Labels])
 def test_a_check_remembers_nothing_of_the_events_before(labelled, made):
-    """One that is made anew for every event says the same as one that saw them all."""
+    """A check that is built for every event gives the same results as one that saw all events."""
     old = made()
     for context in labelled:
         assert list(made()(context)) == list(old(context))
@@ -140,7 +140,7 @@ UPDATE = Place("trunk", 1, "update")
 
 
 def test_an_update_that_is_one_percent_off_is_found_where_it_is_kept(opened, correct):
-    """Of the rows of a window alone: no other row's update is kept by anybody."""
+    """Only rows of a window: no engine keeps updates of other rows."""
     at = index_of(correct, Forward, lambda context: UPDATE in context.subject.places)
     assert all(UPDATE not in context.truth.places for context in correct[:at])
     damaged = m.spoiled(correct, at, lambda context: m.with_rows(context, UPDATE, lambda rows: rows * 1.01))
@@ -159,8 +159,8 @@ def test_updates_that_are_due_and_not_shown_are_missing(opened, correct):
     assert all(f.place == UPDATE for f in found(opened, m.spoiled(correct, at, without)))
 
 
-def test_a_window_beside_a_prompt_shows_its_own_rows_updates(correct):
-    """What a prompt's rows add is kept nowhere; in one forward with a window they are zeros on every side."""
+def test_a_window_next_to_a_prompt_shows_updates_of_its_own_rows(correct):
+    """No engine keeps updates of prompts; in a forward with a window they are zeros on every side."""
     mixed = [context for context in correct if isinstance(context.event, Forward)
              and {"verify", "prefill"} <= {row.kind for row in context.event.rows}]  # fmt: skip
     assert mixed
@@ -196,7 +196,7 @@ def test_four_zeroed_rows_of_one_head_are_found_in_that_head_of_that_request(ope
 @pytest.mark.parametrize(("component", "value", "kind"), [
     ("hidden", "nan", "NaN"), ("core", "nan", "NaN"), ("logits", "nan", "NaN"), ("hidden", "inf", "infinite"),
 ])
-def test_what_is_not_finite_never_passes_and_is_counted(opened, correct, component, value, kind):
+def test_infinite_numbers_never_pass_and_are_counted(opened, correct, component, value, kind):
     at = index_of(correct, Forward)
     place = Place("trunk", AFTER_LAYERS if component == "logits" else 0, component)
 
@@ -216,7 +216,7 @@ def test_two_swapped_requests_are_found_in_the_first_thing_they_read(opened, cor
     assert findings[0].place == place
 
 
-def test_a_missing_row_and_a_missing_place_are_said(opened, correct):
+def test_a_missing_row_and_a_missing_place_are_reported(opened, correct):
     at = index_of(correct, Forward)
     short = m.spoiled(correct, at, lambda context: m.with_rows(context, FINAL, lambda rows: rows[:-1]))
     assert any(f"has {len(correct[at].truth.places[FINAL]) - 1} rows" in f.diagnosis for f in found(opened, short))
@@ -326,7 +326,7 @@ def test_a_flipped_choice_is_judged_by_the_margin_of_the_truth(opened, correct):
     assert any("against its own logits" in finding.diagnosis for finding in found(opened, other))
 
 
-def test_a_label_in_the_wrong_place_is_said_with_its_row_or_its_count(labelled):
+def test_a_label_in_the_wrong_place_is_reported_with_its_row_or_count(labelled):
     at, name = commit_of(labelled, 2)
     before = labelled[at - 1].subject.before[name]
     stale = m.spoiled(
@@ -363,8 +363,8 @@ def test_a_yardstick_that_overflows_allows_nothing_and_an_exact_block_hides_no_o
 
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("wrong", [None, torch.nan, torch.inf])
-def test_what_is_measured_is_the_relative_error(scaled, wrong):
-    """Both write one formula: the one at once for many small tensors, the other for whoever wants every block."""
+def test_the_measure_is_the_relative_error(scaled, wrong):
+    """Both compute one formula, the first quickly for many small tensors, the second for every block."""
     generator = torch.Generator().manual_seed(0)
     truth, *off = torch.randn(5, 40, 4, 32, generator=generator, dtype=torch.float64)
     subject, *drawn = ((truth + 1e-6 * x).float() for x in off)

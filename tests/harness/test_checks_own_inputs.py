@@ -1,4 +1,4 @@
-"""Slips on one path of a 16-bit run drown behind a layer's boundary; judged from an op's own inputs, none does.
+"""Small errors in a 16-bit run are hidden at a layer's boundary, and found from an op's own inputs.
 
 Leaves out: how a piece is run again from the subject's own rows (`test_own_inputs.py`).
 """
@@ -49,7 +49,7 @@ def read_out(of: str) -> Edit:
     return Edit(GDN, "_sum_by_halves(S * q[:alive, row])", f"_sum_by_halves({of})")
 
 
-# What is planted, under which strategy, in which trace, at which kind of event it is found first, and in what there.
+# Planted error, strategy, trace, kind of the first event with a finding, components found there.
 SLIPS = {
     "beta of a verify": (written(WINDOW, "beta"), "rerun", "short", "forward", {"core", "update"}),
     "beta of a verify that stores states": (written(WINDOW, "beta"), "snapshot", "short", "forward", {"core"}),
@@ -82,19 +82,19 @@ TWO = Policy(
 
 @pytest.fixture(scope="module")
 def decodes(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Two prompts of the trained model, and plain steps right behind them."""
+    """Two prompts of the trained model, followed by plain steps."""
     prompts = {"one": tuple(b"R"), "few": tuple(b"In")}
     return make(TRACES.parents[1] / "tiny", prompts, TWO, tmp_path_factory.mktemp("decodes") / "decodes.jsonl")
 
 
 def judged(ops: str, trace: Trace, strategy: str = "rerun") -> list[Comparison]:
-    """With the drafts of the trace handed in: the slips are ones of the delta rule, and the draft head has none."""
+    """Replay with external drafts: the errors are in the delta rule, which the draft head does not have."""
     setting = Setting(ops, dtype="bfloat16", strategy=strategy, drafter="external")
     return Replay(trace, setting).run(explain=False).verdict.findings
 
 
 def must_be(findings: Sequence[Comparison], kind: str, components: Collection[str]) -> None:
-    """Found in the first layer, by no other check, and said to be of the op alone."""
+    """The finding is in the first layer, from no other check, and about the op alone."""
     assert {found.check for found in findings} == {"own_inputs"}, "nobody else sees it"
     first = [found for found in findings if found.place.layer == 0 and found.event == findings[0].event]
     assert (first[0].kind, first[0].tier) == (kind, Tier.DERIVED)

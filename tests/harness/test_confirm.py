@@ -1,4 +1,4 @@
-"""The ladder: graphs, ops, places and memory at fault are told apart, with wrong ops and engines planted in-process.
+"""The ladder distinguishes graphs, ops, places and memory at fault, with wrong ops and engines planted in-process.
 
 Leaves out: faults in the source, which the catalogue plants (`instep faults`).
 """
@@ -76,7 +76,7 @@ def test_a_wrong_op_is_named(trace, ops, strategy, op, component):
 
 
 def test_an_op_far_from_the_place_is_found_by_halving(trace):
-    """`shift` and `place_rows` hand on no place: what is wrong shows behind them."""
+    """`shift` and `place_rows` return no place, so the error shows in later ops."""
     _, found = located(trace, ops="support.wrong_ops:ONE_ON")
     assert (found.cause, found.op) == ("op", "place_rows")
     assert found.finding.place.component in ("query", "keys")
@@ -133,7 +133,7 @@ def test_places_alike_in_several_layers_are_at_fault_together(tmp_path, plant):
     assert [option.partition("@")[0] for option in found.options] == ["--graft trunk.1.gated", "--graft trunk.2.gated"]
 
 
-def test_what_the_same_op_writes_is_not_behind_the_place(trace, monkeypatch):
+def test_memory_that_the_same_op_writes_may_stay_wrong(trace, monkeypatch):
     """A delta rule that forgets what it read: its read-out is wrong, and so is the state that it leaves."""
     def forgetful(**given: Any) -> torch.Tensor:
         parts = tuple(replace(part, fresh=torch.ones_like(part.fresh)) for part in given.pop("parts"))
@@ -147,7 +147,7 @@ def test_what_the_same_op_writes_is_not_behind_the_place(trace, monkeypatch):
 
 
 def test_two_places_of_one_layer_stay_unconfirmed(trace, monkeypatch):
-    """The reference's tensor in the first one mends the first one alone."""
+    """The reference's tensor at the first place fixes only the first place."""
     def both(self: Any, ops: Ops, *given: Any) -> torch.Tensor:
         wrong = replace(ops, gated_norm=lambda *, z, **more: ops.gated_norm(z=1.01 * z, **more),
                         mlp=lambda *, x, **more: ops.mlp(x=1.01 * x, **more))  # fmt: skip
@@ -164,7 +164,7 @@ def test_two_places_of_one_layer_stay_unconfirmed(trace, monkeypatch):
 
 
 @pytest.mark.parametrize("ops", ["plain", "ledger"])
-def test_memory_that_a_commit_wrote_wrongly_is_told_from_an_op(rounds, ops, plant):
+def test_wrong_memory_from_a_commit_is_distinguished_from_an_op(rounds, ops, plant):
     """One node too few, whichever op moves it: with the reference's memory the next events agree."""
     plant(EARLY)
     _, found = located(rounds, ops=ops, strategy="snapshot", conv="widened")
@@ -177,8 +177,8 @@ def test_memory_that_a_commit_wrote_wrongly_is_told_from_an_op(rounds, ops, plan
     assert any("with --strategy rerun it agrees" in hint for hint in found.hints)
 
 
-def test_memory_that_nobody_reads_later_is_told(rounds, plant):
-    """The same commit as the last event of a trace: nothing could be replaced behind it."""
+def test_memory_that_no_later_event_reads_is_reported(rounds, plant):
+    """The same commit as the last event of a trace, so that no later event can be replaced."""
     plant(EARLY)
     first = next(number for number, event in enumerate(rounds.events) if isinstance(event, Commit))
     _, found = located(replace(rounds, events=rounds.events[: first + 1]), ops="plain", strategy="snapshot")
@@ -186,8 +186,8 @@ def test_memory_that_nobody_reads_later_is_told(rounds, plant):
     assert found.says == f"event {first} writes wrong memory; nothing reads it later in this trace"
 
 
-def test_memory_that_is_read_wrongly_is_told_from_the_ops_that_read_it(trace, monkeypatch):
-    """A second chunk that begins anew, in the conv and in the delta rule alike."""
+def test_wrong_reads_are_distinguished_from_the_ops_that_read(trace, monkeypatch):
+    """A second chunk that starts from zero, in the conv and in the delta rule."""
     def anew(self: Any, ops: Ops, hidden: torch.Tensor, bound: Any, stage: str) -> torch.Tensor:
         def fresh(parts: Any) -> Any:
             return tuple(replace(part, fresh=torch.ones_like(part.fresh)) for part in parts)
@@ -203,7 +203,7 @@ def test_memory_that_is_read_wrongly_is_told_from_the_ops_that_read_it(trace, mo
     assert found.says.startswith("cause: the reads from memory (with the reference's mixed and core")
 
 
-def test_bytes_of_nobody_are_memory_too(trace, plant):
+def test_unowned_bytes_are_memory_too(trace, plant):
     scribble = "next(region for region in self.regions() if region.name == 'state').units[0].fill_(1.0)"
     plant(Wrap("instep_optimized/engine.py", "OptimizedEngine.idle", scribble))
     outcome, found = located(trace, ops="ledger", strategy="snapshot")
@@ -214,15 +214,15 @@ def test_bytes_of_nobody_are_memory_too(trace, plant):
 # -- graphs, and what cannot be confirmed -------------------------------------------------------------
 
 
-def test_what_vanishes_eagerly_is_a_graph_fault(rounds, monkeypatch):
-    """Inputs are not copied into the graph's own buffers: every replay serves nobody, as the capture did."""
+def test_a_finding_that_vanishes_eagerly_is_a_graph_fault(rounds, monkeypatch):
+    """Inputs are not copied into the graph's buffers, so every replay has the idle rows of the capture."""
     monkeypatch.setattr(runner, "_fill", lambda *given: None)
     _, found = located(rounds, ops="ledger", graphs=True)
     assert found.cause == "graph" and found.replays == 1
     assert found.says.startswith("cause: the CUDA graph (run eagerly, ")
 
 
-def test_what_a_graph_cannot_be_blamed_for_is_looked_for_eagerly(rounds):
+def test_faults_outside_of_graphs_are_located_eagerly(rounds):
     _, found = located(rounds, ops="support.wrong_ops:LABELS_SWAPPED", graphs=True)
     assert (found.cause, found.op) == ("op", "store_rows")
 
@@ -235,7 +235,7 @@ def test_an_engine_that_raises_is_not_confirmed(trace):
 # -- from the command line ----------------------------------------------------------------------------
 
 
-def test_replay_says_where_it_was_made(trace, instep, tmp_path):
+def test_replay_prints_the_cause(trace, instep, tmp_path):
     file = tmp_path / "result.json"
     told = instep("replay", trace.path, "--ops", "support.subjects:LOUDER", "--json", file)
     assert told.code == Exit.DIVERGED

@@ -78,7 +78,7 @@ def test_every_wrong_state_is_called_by_its_name(width, noise, make):
         assert result.diagnosis.startswith(wrong.sentence)
 
 
-# What a state may wrongly be, and the functions that say so. `another_node` stands for all that trees make possible.
+# Wrong states and the functions that make them. `another_node` represents all wrong states of trees.
 LISTED = {
     "one token less": "one_less", "one more": "one_more", "column 0": "column_zero", "all drafts": "all_drafts",
     "no commit": "no_commit", "another count": "another_count", "another node": "another_node",
@@ -106,7 +106,7 @@ LISTED = {
 }  # fmt: skip
 
 
-def test_the_bank_is_what_was_asked_for():
+def test_the_bank_has_all_listed_wrong_states():
     assert [make.__name__ for make in BANK] == list(LISTED.values())
 
 
@@ -120,7 +120,7 @@ def test_the_last_token_counted_twice_is_named_where_all_were_taken(width, noise
         assert result.diagnosis.startswith("counts the last token twice") and result.worst > 0.9
 
 
-def test_what_is_kept_and_run_again_is_of_windows_alone():
+def test_kept_updates_are_only_of_windows():
     """A prompt's tokens are not kept: no wrong state of theirs is made of updates."""
     given = scene(count=5, window=5, verb="given")
     assert not given.kept and not any(wrong for make in RUN_AGAIN for wrong in make(given))
@@ -155,14 +155,14 @@ def test_one_stale_tile_of_one_head_is_found_in_its_columns(width, noise, group)
     assert result.diagnosis.startswith("holds the state after 2 tokens; 3 were accepted, in 1 of 12 blocks")
 
 
-def test_wrong_states_of_equal_bits_are_said_together():
+def test_wrong_states_with_equal_bits_are_listed_together():
     of = replace(scene(), base=torch.zeros(HV, K, V, dtype=torch.float64))
     result = looked(torch.zeros(HV, K, V), of, torch.float32, 1e-6)
     assert result.diagnosis.startswith("holds the state from before the step")
     assert "equal bits: is all zero" in result.diagnosis
 
 
-def test_a_wrong_state_that_nobody_thought_of_is_unknown():
+def test_a_wrong_state_outside_of_the_bank_is_unknown():
     of = scene()
     result = looked((of.right + 2 * (of.after(2) - of.right).abs()).float(), of, torch.float32, 1e-6)
     assert "unknown" in result.diagnosis
@@ -180,7 +180,7 @@ def test_a_number_that_is_not_finite_never_passes(value):
     assert result.diagnosis.startswith("holds a number that is not finite")
 
 
-def test_what_bf16_cannot_tell_apart_is_undecided_and_counted():
+def test_states_that_bf16_cannot_distinguish_are_undecided():
     of = scene()
     of = replace(of, log_decay=torch.full_like(of.log_decay, -1e-5))
     result = looked(stored(of.right, torch.bfloat16, 2e-3), of, torch.bfloat16, 2e-3)
@@ -223,7 +223,7 @@ def test_a_rounding_that_fell_otherwise_is_no_wrong_state():
         assert alone.undecided < looked.undecided < 0.2 * looked.pairs
 
 
-def test_what_is_wrong_is_still_named_beside_roundings_by_chance():
+def test_a_wrong_state_is_named_despite_stochastic_rounding():
     of, yardsticks, again, _ = flipped_tie()
     looked = look(of.after(2).float(), of, yardsticks, again, narrow=True)
     assert looked.diagnosis.startswith("holds the state after 2 tokens; 3 were accepted")
@@ -240,7 +240,7 @@ def test_nothing_more_is_drawn_where_nothing_is_stored_narrow_and_nothing_leans(
 
 
 def test_a_right_state_is_no_wrong_one_whatever_the_count():
-    """All drafts accepted, or the root alone: some members of the bank are then right, and are left out."""
+    """All drafts accepted, or only the root: then some members of the bank are right, and are not used."""
     everything, root = scene(count=5), scene(count=1)
     assert not any(torch.equal(wrong.state, everything.right) for wrong in wrong_states(everything))
     assert not any(torch.equal(wrong.state, root.right) for wrong in wrong_states(root))
@@ -281,7 +281,7 @@ def run(tmp_path_factory):
 
 
 def spoil(run, accepted, state_of):
-    """The commit of a request of which so many drafts were accepted, with another state in layer 1."""
+    """The commit of a request with that many accepted drafts, with another state in layer 1."""
     opened, contexts = run
     at, name = next(
         (context.index, name)

@@ -1,4 +1,4 @@
-"""Explanations: a place of a right run is computed in one wrong way, and the finding says in which, or "unexplained".
+"""Explanations: one place of a right run has one mistake, and the finding names it or is "unexplained".
 
 Leaves out: faults of the engine itself (`test_explain_planted.py`), and wrong states, which T2d names.
 """
@@ -183,7 +183,7 @@ WRONG: list[tuple[str, int, Callable[[Scenario, Rows, RowSpan], torch.Tensor], s
 
 @few(10)
 @pytest.mark.parametrize(("component", "layer", "change", "sentence"), WRONG, ids=[f"{w[0]}: {w[3]}" for w in WRONG])
-def test_what_was_computed_in_one_wrong_way_is_said(scene, component, layer, change, sentence):
+def test_a_result_with_one_known_mistake_is_explained(scene, component, layer, change, sentence):
     said = scene.at_place(Place("trunk", layer, component), change).diagnosis
     assert sentence in said and UNEXPLAINED not in said, said
 
@@ -205,7 +205,7 @@ def near_but_not(s: Scenario, r: Rows, _: RowSpan) -> torch.Tensor:
     ("z", noise), ("gated", smooth), ("gated", near_but_not),
     ("beta", lambda s, r, span: noise(s, r, span, "beta")), ("core", lambda s, r, span: noise(s, r, span, "core")),
 ])
-def test_what_nothing_explains_is_said_to_be_unexplained(scene, component, change):
+def test_a_finding_without_explanation_is_unexplained(scene, component, change):
     said = scene.at_place(Place("trunk", GDN, component), change).diagnosis
     assert said.startswith("relative error") and said.endswith(f"; {UNEXPLAINED}")
 
@@ -239,7 +239,7 @@ def case(found: torch.Tensor, right: torch.Tensor, granted: float = 1e-6) -> Cas
     return Case(finding, context, found, right, torch.full((2, 1), granted).double(), Older())
 
 
-def test_of_two_that_fit_the_strictly_better_is_said_or_neither():
+def test_two_explanations_give_the_strictly_better_one_or_neither():
     right, wrong = torch.randn(2, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     nearly, close = wrong * (1 + 9e-7), wrong * (1 + 1e-7)
     assert best(case(wrong, right), [Explanation("a", wrong), Explanation("b", nearly)]) == ("a", 1)
@@ -248,7 +248,7 @@ def test_of_two_that_fit_the_strictly_better_is_said_or_neither():
     assert best(case(wrong, right), [Explanation("a", nearly * 2), Explanation("b", right)]) == (None, 0)
 
 
-def test_a_number_that_is_met_by_chance_explains_nothing():
+def test_a_number_that_matches_at_random_explains_nothing():
     """One number within a hundredth of the way, out of a thousand that were tried."""
     right = torch.ones(1, 1, dtype=torch.float64)
     found, wrong = 2 * right, 2.009 * right
@@ -257,7 +257,7 @@ def test_a_number_that_is_met_by_chance_explains_nothing():
     assert best(case(2 * many, many, 0.01), [Explanation("a", 2.009 * many)] * 1000) == ("a", 1)
 
 
-def test_where_some_cells_only_are_wrong_that_is_said():
+def test_an_explanation_of_some_cells_names_them():
     right = torch.randn(4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = right.clone()
     found[1, 8:] = 0
@@ -265,10 +265,10 @@ def test_where_some_cells_only_are_wrong_that_is_said():
     assert said == ("is all zero, in row 1, in columns 8 to 15", 1)
 
 
-# What stands beside it
+# Further parts of a finding
 
 
-def test_labels_that_stand_in_other_rows_are_named(tmp_path):
+def test_labels_in_other_rows_are_named(tmp_path):
     opened = m.checkpoint(tmp_path)
     labels = m.run_labels(opened, m.events_of(opened)[:6])
     place = Place("trunk", 0, "z")
@@ -296,7 +296,7 @@ def test_a_contract_that_is_broken_there_is_quoted(scene):
     assert both[1].diagnosis.endswith(f"; a contract is broken at the same place: {broken.diagnosis}")
 
 
-def test_what_follows_from_a_wrong_input_is_said_to_follow(scene):
+def test_a_consequence_of_a_wrong_input_is_reported_as_one(scene):
     """Both are wrong by the layer's boundary; the second is right for what it was computed from."""
     context = scene.packed(second=False)
     span = max(row_spans(context, "trunk"), key=lambda each: each.count)
@@ -314,7 +314,7 @@ def test_what_follows_from_a_wrong_input_is_said_to_follow(scene):
     assert follows.diagnosis.startswith("follows from an earlier error")
 
 
-def test_a_run_that_agrees_is_explained_by_nobody(scene, monkeypatch):
+def test_a_run_that_agrees_is_not_explained(scene, monkeypatch):
     monkeypatch.setattr("instep.explain.bank.case_of", None)
     assert explained([], scene.contexts[3], None, Older()) == []
     assert not scene.said(scene.contexts[3])
@@ -332,7 +332,7 @@ def test_findings_beyond_the_first_places_are_left_as_they_are(scene):
 
 
 
-def test_what_explains_another_requests_poison_is_told_and_explains_it_not(monkeypatch):
+def test_poison_gets_the_explanation_of_another_request(monkeypatch):
     one = Comparison(Poison.name, Tier.BITWISE, 0, "commit", Place("trunk", 0, "state"), 4, 4.0, 0.0, request="a",
                      problem=Problem("poison", "is poison"))  # fmt: skip
     known = {"a": Explained("bank", "is all zero"), "b": None}

@@ -35,7 +35,7 @@ def scene(tmp_path_factory) -> Scenario:
 
 
 def of_memory(scene: Scenario, field: str, layer: int, change: Callable[[EventContext, str, Any], torch.Tensor]) -> str:
-    """What T1 says of the first request of a commit of several, late enough to have a past."""
+    """T1's findings for the first request of a late commit of several requests."""
     context = [each for each in scene.contexts if isinstance(each.event, Commit) and len(each.event.requests) > 1][-1]
     name = context.event.requests[0]
     wrong = m.with_state(context, name, lambda state: replace(state, **{
@@ -95,7 +95,7 @@ def of_state(scene: Scenario, change: Callable[[Scene, Scene, torch.Tensor], tor
 
 
 def run_again(mine: Scene, room: int) -> torch.Tensor:
-    """Of the window's tokens that share an entry of a ring, the last one."""
+    """The state after a replay in which, of tokens in one ring entry, the last one is used."""
     state, tokens = mine.base, len(mine.k)
     for t in range(mine.count):
         last = max(other for other in range(tokens) if other % room == t % room)

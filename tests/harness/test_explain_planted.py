@@ -1,6 +1,6 @@
-"""Faults of the engine itself, planted in this process: the first finding at the fault's place says the mechanism.
+"""Faults of the engine itself, planted in this process: the first finding at the fault's place names the mechanism.
 
-The catalogue's own sentence is not asked. Leaves out: single wrong computations (`test_explain.py`).
+The catalogue's own sentence is not used. Leaves out: single wrong computations (`test_explain.py`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def there(place: Place) -> Place:
 
 @few(6)
 @pytest.mark.parametrize("fault", SAYS)
-def test_a_planted_fault_is_explained_without_a_sentence_of_its_own(fault):
+def test_a_planted_fault_is_explained_by_the_general_bank(fault):
     """Faults of the trunk with the drafts of the trace handed in: no draft head is computed then."""
     planted = by_id()[fault]
     given = planted.place.stage == "trunk" and planted.how.drafter is None and fault not in FOUR_LAYERS
@@ -79,7 +79,7 @@ def test_a_planted_fault_is_explained_without_a_sentence_of_its_own(fault):
     assert not any(UNEXPLAINED in said for said in here[:1])
 
 
-def test_a_run_whose_explanations_are_not_asked_for_has_none():
+def test_a_run_without_explain_has_no_explanations():
     planted = by_id()["norm-one-plus-weight"]
     with planted_here(*planted.edits):
         findings = Replay(few_channels(planted.trace, 2), planted.how).run(explain=False).verdict.findings
@@ -87,7 +87,7 @@ def test_a_run_whose_explanations_are_not_asked_for_has_none():
 
 
 OTHERS = [
-    # Slots stand as far apart as the widest window; at a narrower one they are looked for nearer together.
+    # Slots have the distance of the widest window; the fault reads them with that of a narrower one.
     (by_id()["mtp-hidden-row-stride"].edits, "short", Setting(guarded=False), "post_normed",
      "reads the verified rows with a wrong stride: it takes slot r, step t from row r * 2 + t"),
     # The snapshots of another row at its own column: inside the other request's window.
@@ -98,7 +98,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("edits", "trace", "how", "component", "says"), OTHERS, ids=["stride", "another row"])
-def test_another_stride_and_another_row_are_told(edits, trace, how, component, says):
+def test_another_stride_and_another_row_are_distinguished(edits, trace, how, component, says):
     with planted_here(*edits):
         findings = Replay(few_channels(trace, 2), how).run().verdict.findings
     first = next(found for found in findings if found.place.component == component)

@@ -40,7 +40,7 @@ def test_a_sentence_has_every_field_once(changes: dict[str, object], text: str) 
 
 
 def test_an_explanation_does_not_depend_on_the_sentence() -> None:
-    """Whatever a check words, its code decides whether the bank looks further."""
+    """The code of a problem decides whether it needs an explanation, for every wording."""
     for clause in ("unknown: close to none of 9 wrong states", "resembles no known mistake", ""):
         assert _unknown(comparison(problem=Problem("unidentified", clause)))
         assert not _unknown(comparison(problem=Problem("identified", clause)))

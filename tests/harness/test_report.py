@@ -1,4 +1,4 @@
-"""What a user reads: the message of a divergence, counts, and texts.
+"""Output for users: the message of a divergence, counts, and texts.
 
 Leaves out: commands (`test_cli.py`).
 """
@@ -27,7 +27,7 @@ def shown(*outcomes: Any) -> str:
     return printed(show, outcomes)
 
 
-def test_what_a_user_reads(golden: Golden) -> None:
+def test_messages_and_tables(golden: Golden) -> None:
     found = comparison(
         worst=0.9996, request="b", slot=5, head=2, columns=(8, 15),
         diagnosis="holds the state after 2 tokens; 3 were accepted",
@@ -43,7 +43,7 @@ def test_what_a_user_reads(golden: Golden) -> None:
     golden("replay-report", sections({
         "agreed": shown(outcome(comparison(), comparison(tier=Tier.BITWISE, worst=0.0, allowed=0.0))),
         "diverged": shown(outcome(comparison(event=3), found)),
-        "where it was made stands before the command": shown(outcome(found, located=located)),
+        "the cause is before the command": shown(outcome(found, located=located)),
         "the first in data flow is first, and others are counted": divergence(outcome(hidden, conv)),
         "a number that is none": divergence(outcome(comparison(worst=float("nan")))),
         "no diagnosis, and no rounding declared": divergence(outcome(conv, declared=Declared({}, {}))),
@@ -71,7 +71,7 @@ def test_levels_of_one_trace_have_a_table_each_and_shared_notes_once() -> None:
     assert "triton, rerun, windows agrees: " in said and "triton, columns, windows agrees: " in said
 
 
-def test_what_is_located_is_written_as_data():
+def test_the_cause_is_written_as_data():
     located = Located(comparison(), "memory", None, "says", ("--graft trunk.3.state@41",), ("if transposed",), 3)
     assert data.of([outcome(comparison(worst=1.0), located=located)]).data()["runs"][0]["located"] == {
         "cause": "memory", "op": None, "says": "says", "options": ("--graft trunk.3.state@41",),
@@ -79,7 +79,7 @@ def test_what_is_located_is_written_as_data():
     }
 
 
-def test_what_a_number_measures_is_called_by_its_name():
+def test_the_measure_of_a_number_is_named():
     for check, tier, said in (
         ("undecidable", Tier.DIRECTED, "(part 0.6, limit 0.5;"), ("ties", Tier.DECISIONS, "(ties 0.6, limit 0.5;"),
         ("directed", Tier.DIRECTED, "(projection 0.6000, limit 0.5;"), ("derived", Tier.DERIVED, "(error 0.6,"),
@@ -87,7 +87,7 @@ def test_what_a_number_measures_is_called_by_its_name():
         assert said in divergence(outcome(comparison(check=check, tier=tier, worst=0.6)))
 
 
-def test_what_is_undecided_is_told_of_how_many():
+def test_undecided_pairs_are_printed_with_their_total():
     pairs = [comparison(undecided=3, pairs=1200, blocks=8), comparison(undecided=1, pairs=300, blocks=2)]
     ties = [comparison(tier=Tier.DECISIONS, undecided=1, blocks=40), comparison(tier=Tier.DERIVED, blocks=5)]
     rows = {total.tier: cells_of(total)[-2] for total in tiers(outcome(*pairs, *ties))}
@@ -111,10 +111,10 @@ def test_the_command_repeats_what_is_not_usual():
     )
 
 
-def test_what_was_otherwise_is_repeated():
+def test_the_command_repeats_the_variant():
     patches = tuple(map(patch_of, ("trunk.0.core@2", "trunk.3.state@41", "trunk.0.core@42")))
     told = outcome(comparison(worst=1.0), variant=Variant({"gdn": "plain"}, patches))
-    assert divergence(told).endswith(  # behind event 41 its memory is replaced; what is put at 42 changed nothing
+    assert divergence(told).endswith(  # memory is replaced after event 41; the replacement at 42 changed nothing
         "--ops triton --until 42 --layer 3 --swap gdn=plain --graft trunk.0.core@2 --graft trunk.3.state@41"
     )
     run = data.of([told]).data()["runs"][0]
@@ -122,7 +122,7 @@ def test_what_was_otherwise_is_repeated():
     assert run["graft"] == ["trunk.0.core@2", "trunk.3.state@41", "trunk.0.core@42"]
 
 
-def test_of_streams_the_strategy_is_always_said():
+def test_the_command_of_streams_always_has_the_strategy():
     """Left out, it is every strategy there, and the usual one of a replay."""
     found = comparison(worst=1.0)
     assert "--strategy" not in divergence(outcome(found))
@@ -136,7 +136,7 @@ def test_places_are_spelled_in_words():
     assert spelled(Place("trunk", STAGE_LEVEL, "embedding")) == "embedding"
 
 
-def test_totals_are_per_tier_and_exactness_is_said():
+def test_totals_are_per_tier_and_name_exact_tiers():
     totals = tiers(outcome(
         comparison(), comparison(worst=0.4, undecided=3), comparison(tier=Tier.BITWISE, worst=0.0, allowed=0.0),
     ))
