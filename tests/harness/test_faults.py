@@ -222,7 +222,10 @@ def test_name_counts_once_for_its_author_in_the_first_finding(arm: Arm, by: str)
     assert f"{int(bool(by))} named (" in render.summary(ended) and "<svg" in picture_of(Matrix.of(ended))
 
 
-@pytest.mark.parametrize("says", ["relative error 2.7e-01 by the norm", "row 0 is wrong", "8 of 8 bytes differ"])
+@pytest.mark.parametrize("says", [
+    "relative error 2.7e-01 by the norm", "row 0 is wrong", "8 of 8 bytes differ", "next_num_steps requests 3",
+    "holds labels that do not belong here", "4 of 8 elements are NaN",
+])
 def test_the_size_of_an_error_is_no_name(says: str) -> None:
     with pytest.raises(AssertionError, match="not what it is"):
         replace(FAULT, says=says)

@@ -13,7 +13,8 @@ from instep_reference.contract.place import Place
 from ..replay.setting import Setting
 
 # Sentences that tell how much is wrong, or where: whoever reads one knows of no mistake.
-BARE = re.compile(r"relative error|bytes differ|is wrong|not finite|not a number|unknown|wishes|labels that nobody")
+BARE = re.compile("relative error|bytes differ|is wrong|not finite|NaN|unknown|next_num_steps requests|"
+                  "labels that do not belong")
 
 
 @dataclass(frozen=True)
