@@ -1,4 +1,4 @@
-"""Conv kernels of others behind `pooled_conv` and `dense_conv`: right ones agree, and each alarm rings.
+"""Conv kernels of other packages through `pooled_conv` and `dense_conv`: right ones agree, wrong ones are found.
 
 Leaves out: the page's file (`test_adapter_fla.py`), and SGLang's adapter (`test_peers_kernels.py`).
 """
@@ -26,14 +26,14 @@ from support.fake_kernels import Kernels
 from support.ops_agree import agree
 from support.traces import brief, recorded
 
-pytestmark = pytest.mark.slow  # replays behind somebody's conv
+pytestmark = pytest.mark.slow  # replays through an external conv
 
 PLAIN, FAKE = load("plain"), Kernels()
-OF_WINDOWS = frozenset(Tier) - {Tier.DIRECTED}  # which judges states, and no conv window
+OF_WINDOWS = frozenset(Tier) - {Tier.DIRECTED}  # T2d compares states, not conv windows
 
 
 def update(call: ConvLaunch) -> torch.Tensor:
-    """A live window that a verify must leave alone: the fake kernel, like SGLang's, shifts it."""
+    """A live window that a verify must not change. The fake kernel, like SGLang's, shifts it."""
     return FAKE.causal_conv1d_update(
         call.even, call.pool, call.weight, None, "silu", conv_state_indices=call.index,
         intermediate_conv_window=call.snapshots, intermediate_state_indices=call.rows,
@@ -71,7 +71,7 @@ def dense(window: Any = carried) -> Ops:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Windows of 2, 4 and 1 tokens in pools for 4, a preemption, a reload; slot 2 is never handed out."""
+    """Windows of 2, 4 and 1 tokens in pools for 4, a preemption, a reload; slot 2 is never used."""
     return recorded(tmp_path_factory.mktemp("small"), brief())
 
 
@@ -91,7 +91,7 @@ def judged(small: Trace, monkeypatch: pytest.MonkeyPatch) -> Any:
     (pooled(packed=True), 4, "rerun", True),
     (pooled(chunk=None), 4, "rerun", False), (dense(), 1, "columns", True),
 ], ids=["mirrors", "strided", "packed", "prefill of plain", "dense"])  # fmt: skip
-def test_a_right_kernel_agrees_and_what_it_saw_is_counted(ops, widest, strategy, chunks, judged, small):
+def test_right_kernel_agrees_and_its_calls_are_counted(ops, widest, strategy, chunks, judged, small):
     all_of_them = not ops.packed and chunks and widest == 4 and strategy == "rerun"
     outcome = judged(ops, frozenset(Tier) if all_of_them else OF_WINDOWS, strategy=strategy)
     assert outcome.verdict.exit is Exit.AGREED and outcome.verdict.events == len(small.events), outcome.verdict.findings
@@ -101,7 +101,7 @@ def test_a_right_kernel_agrees_and_what_it_saw_is_counted(ops, widest, strategy,
 
 
 def _then(change: Any) -> Any:
-    """The kernel, and something more of the launch."""
+    """The kernel, and one more change to the launch."""
     def run(call: ConvLaunch) -> torch.Tensor:
         found = update(call)
         change(call)
@@ -111,7 +111,7 @@ def _then(change: Any) -> Any:
 
 
 def _late(call: ConvLaunch) -> torch.Tensor:
-    """It keeps each window one row too early."""
+    """Keeps each window one row too early."""
     found = update(call)
     if call.snapshots is not None and call.window > 1:
         call.snapshots[call.rows, 1:call.window] = call.snapshots[call.rows, :call.window - 1].clone()
@@ -119,7 +119,7 @@ def _late(call: ConvLaunch) -> torch.Tensor:
 
 
 def _unshared(call: ConvLaunch) -> None:
-    """A number behind the pool."""
+    """Writes a number after the end of the pool."""
     call.pool.as_strided((1,), (1,), call.pool.storage_offset() + call.pool.numel()).zero_()
 
 
@@ -134,21 +134,21 @@ def _unshared(call: ConvLaunch) -> None:
     (dense(lambda **given: carried(**given | {"x": given["x"].mul_(1.5)})), "forward", "mixed",
      "the kernel changed x, which it may only read"),
 ], ids=["stray", "behind", "inputs", "live window", "late", "kept", "dense inputs"])  # fmt: skip
-def test_each_alarm_rings(ops, kind, component, says, judged):
+def test_wrong_kernel_is_found_and_named(ops, kind, component, says, judged):
     found = judged(ops, OF_WINDOWS, strategy="rerun").verdict.findings[0]
     assert (found.kind, found.place.component) == (kind, component) and says in found.diagnosis, found
 
 
-def test_a_kernel_that_never_saw_a_window_is_said_not_to_be_judged_there(judged):
+def test_kernel_without_a_window_is_reported_as_not_judged(judged):
     said = [line for line in exercised(judged(dense(), {Tier.IDENTITY})) if line.startswith("conv.window")]
     assert len(said) == 1 and "never with more than one row of a sequence; windows have up to 4" in said[0]
 
 
 @pytest.mark.parametrize("case", CONV, ids=str)
-def test_a_window_per_sequence_keeps_to_the_contract(case: Case) -> None:
+def test_dense_conv_obeys_the_contract(case: Case) -> None:
     assert agree(case, serve(PLAIN, case), serve(dense(), case)) == []
 
 
-def test_windows_that_are_widened_are_refused(judged):
+def test_widened_windows_are_refused(judged):
     with pytest.raises(Unsupported, match="--conv windows"):
         judged(pooled(), conv="widened")

@@ -1,4 +1,4 @@
-"""Somebody else's kernels behind the `gdn` op: one written as `docs/adapters.md` says, and FLA's where it is installed.
+"""Kernels of other packages as the `gdn` op: the one in `docs/adapters.md`, and FLA's if it is installed.
 
 Leaves out: native kernels at real sizes (`tests/perf/fla_gpu.py`, run here with a few channels).
 """
@@ -48,7 +48,7 @@ PAGES = {way: (TOP / "docs" / f"{page}.md").read_text() for way, page in
          (("dense", "adapters"), ("pooled", "pooled"), ("conv", "conv"))}  # fmt: skip
 FILES = {way: re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0] for way, page in PAGES.items()}
 RUNS = {way: re.findall(r"^instep (replay .*)$", page, re.MULTILINE)[0] for way, page in PAGES.items()}
-# What each page breaks: (old, new, parts of the message).
+# The faults of each page: (old, new, parts of the message).
 BROKEN = {
     way: [re.findall(r"`([^`]+)`", line) for line in page.splitlines() if re.match(r"\| `.+` \| `.+` \| `", line)]
     for way, page in PAGES.items()
@@ -57,7 +57,7 @@ BROKEN = {
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
-    """`mine(old, new)`: a file of the page, broken there, where `--ops mine:OPS` finds it."""
+    """`mine(old, new)`: write a file of the page with this change, so that `--ops mine:OPS` finds it."""
 
     def written(old: str = "", new: str = "", way: str = "dense") -> Path:
         text = FILES[way]
@@ -74,7 +74,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Every kind of event, through a model of a few channels."""
+    """Every kind of event, on a model with few channels."""
     return recorded(tmp_path_factory.mktemp("small"), brief())
 
 
@@ -87,7 +87,7 @@ def run_of(way: str) -> list[str | Path]:
 @few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "lines"), [("dense", 30), ("pooled", 40), ("conv", 45)])
-def test_the_files_of_the_page_agree_and_are_short(
+def test_files_of_the_pages_agree_and_are_short(
     way: str, lines: int, mine: Callable[..., Path], instep: Runner
 ) -> None:
     assert len(mine(way=way).read_text().splitlines()) < lines
@@ -101,7 +101,7 @@ def test_the_files_of_the_page_agree_and_are_short(
 @pytest.mark.parametrize(
     ("way", "old", "new", "says"), [(way, *edit[:2], edit[2:]) for way, edits in BROKEN.items() for edit in edits]
 )
-def test_what_the_page_breaks_is_found_where_it_says(
+def test_faults_of_the_pages_are_found_as_printed(
     way: str, old: str, new: str, says: list[str], mine: Callable[..., Path], instep: Runner
 ) -> None:
     mine(old, new, way)
@@ -109,7 +109,7 @@ def test_what_the_page_breaks_is_found_where_it_says(
     assert ran.code == 1 and all(part in ran.out for part in says), ran.out
 
 
-def test_each_page_breaks_three_things() -> None:
+def test_each_page_has_three_faults() -> None:
     assert [len(edits) for edits in BROKEN.values()] == [3, 3, 3]
     assert any("2 were accepted" in part for part in BROKEN["dense"][-1])
 
@@ -119,10 +119,10 @@ def test_each_page_breaks_three_things() -> None:
     pytest.param(*one, marks=WHOLE if one[0] == Options().strategy else ())  # which the page's command runs
     for one in zip(STRATEGIES, cycle(("VK", "KV")), strict=False)
 ])
-def test_every_strategy_serves_dense_states(
+def test_dense_states_agree_under_every_strategy(
     strategy: str, layout: StateLayout, mine: Callable[..., Path], small: Trace
 ) -> None:
-    """With the drafts of the trace handed in: the draft head has no GDN layer. It drafts in the commands above."""
+    """Use the drafts of the trace, because the draft head has no GDN layer. The commands above use the head."""
     mine()
     setting = Setting("mine:OPS", strategy=strategy, layout=layout, drafter="external")
     verdict = Replay(small, setting).run().verdict
@@ -130,8 +130,8 @@ def test_every_strategy_serves_dense_states(
 
 
 @pytest.mark.parametrize("case", GDN, ids=str)
-def test_dense_keeps_to_the_contract(case: Case, mine: Callable[..., Path]) -> None:
-    """Idle and padded requests, fresh ones, columns, skipped stores, red zones: what every op set is asked."""
+def test_dense_obeys_the_contract(case: Case, mine: Callable[..., Path]) -> None:
+    """Idle and padded requests, fresh ones, columns, skipped stores, red zones: the cases of every op set."""
     mine()
     ours = find("mine:OPS")
     assert isinstance(ours, Ops)
@@ -140,7 +140,7 @@ def test_dense_keeps_to_the_contract(case: Case, mine: Callable[..., Path]) -> N
 
 
 @pytest.mark.slow
-def test_dense_states_without_the_word_that_rings_keep_inputs_are_refused(
+def test_dense_without_keeps_inputs_is_refused(
     mine: Callable[..., Path], small: Trace
 ) -> None:
     mine(', keeps="inputs"', "")
@@ -150,8 +150,8 @@ def test_dense_states_without_the_word_that_rings_keep_inputs_are_refused(
         Replay(small, Setting("mine:OPS", strategy="rerun")).run()
 
 
-def test_a_kernel_that_loses_what_is_run_again_is_found(mine: Callable[..., Path], small: Trace) -> None:
-    """`dense` hands kept tokens over as sequences of their own, asked by their keys."""
+def test_kernel_that_ignores_rerun_tokens_is_found(mine: Callable[..., Path], small: Trace) -> None:
+    """`dense` passes kept tokens as separate sequences, with their keys as queries."""
     first = "    q, k = (x.repeat_interleave"
     mine(first, f"    if q is k:\n        return v, state\n{first}")
     verdict = Replay(small, Setting("mine:OPS", strategy="rerun", drafter="external")).run().verdict
@@ -161,7 +161,7 @@ def test_a_kernel_that_loses_what_is_run_again_is_found(mine: Callable[..., Path
 
 
 @pytest.mark.slow
-def test_the_figures_on_a_gpu_can_be_made(tmp_path: Path) -> None:
+def test_gpu_benchmark_of_fla_runs(tmp_path: Path) -> None:
     file = tmp_path / "fla.json"
     names = ("plain", "fla") if HERE else ("plain", "plain")
     words = [word for name in names for word in ("--ops", name)]
@@ -176,7 +176,7 @@ def test_the_figures_on_a_gpu_can_be_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(HERE, reason="fla-core is installed")
-def test_without_the_package_the_name_says_so(instep: Runner) -> None:
+def test_fla_without_its_package_names_the_package(instep: Runner) -> None:
     said = complaint(instep("replay", ADAPTIVE, "--ops", "fla"))
     assert "'fla', whose package is not installed, expected fla-core and einops" in said
     assert said.endswith("pip install fla-core einops")
@@ -184,14 +184,14 @@ def test_without_the_package_the_name_says_so(instep: Runner) -> None:
 
 @needs_fla
 @pytest.mark.parametrize("case", GDN, ids=str)
-def test_flas_recurrent_kernel_keeps_to_the_contract(case: Case) -> None:
+def test_recurrent_kernel_of_fla_obeys_the_contract(case: Case) -> None:
     served = serve(find("fla"), case)
     assert agree(case, serve(PLAIN, case), served) == []
 
 
 @needs_fla
 @pytest.mark.parametrize("case", [case for case in GDN if "chunk" in case.name or "mixed" in case.name], ids=str)
-def test_flas_chunked_kernels_keep_to_the_contract(case: Case, patched: ModuleType) -> None:
+def test_chunked_kernels_of_fla_obey_the_contract(case: Case, patched: ModuleType) -> None:
     ops = replace(PLAIN, gdn=dense(window=patched.RECURRENT, chunk=patched.CHUNKED), keeps="inputs")
     served = serve(ops, case)
     assert agree(case, serve(PLAIN, case), served) == []
@@ -206,7 +206,7 @@ def test_fla_computes_the_model_under_every_strategy(strategy: str, small: Trace
 
 
 @needs_fla
-def test_fla_refuses_what_it_would_narrow() -> None:
+def test_fla_refuses_float64() -> None:
     ops = find("fla")
     assert isinstance(ops, Ops) and not ops.captures
     with pytest.raises(Unsupported, match="float64"):
@@ -215,7 +215,7 @@ def test_fla_refuses_what_it_would_narrow() -> None:
 
 @pytest.fixture
 def patched(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The adapter, with FLA's chunked kernels mended for the interpreter: nothing to tune, indices with methods."""
+    """The adapter, with FLA's chunked kernels fixed for the interpreter: no tuning, indices with methods."""
     from triton.runtime.autotuner import Autotuner
 
     adapter = importlib.import_module("instep.adapters.fla")
@@ -229,7 +229,7 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def _indices(count: Any) -> Iterator[Any]:
-    """`range` as it is in a compiled kernel: of Triton's scalars."""
+    """`range` as in a compiled kernel: its values are Triton scalars."""
     import numpy as np
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle

@@ -1,6 +1,6 @@
-"""Kernels that index pools themselves behind `pooled`: the page's file, right and with one slip at a time.
+"""Kernels over pools through `pooled`: the file of the page, right and with one fault at a time.
 
-Leaves out: what the page itself says of it (`test_adapter_fla.py`).
+Leaves out: the texts of the page (`test_adapter_fla.py`).
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ PREFILL_OF_PLAIN = ("chunk=kernel, ", "")
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Windows of 2, 4 and 1 tokens in pools for 4, a preemption, a reload; slot 2 is never handed out."""
+    """Windows of 2, 4 and 1 tokens in pools for 4, a preemption, a reload; slot 2 is never used."""
     return recorded(tmp_path_factory.mktemp("small"), first(4))
 
 
 @pytest.fixture
 def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Trace) -> Any:
-    """`judged(*edits, strategy=..)`: the page's file with these edits, through a whole trace.
+    """`judged(*edits, strategy=..)`: replay a whole trace with these edits of the page's file.
 
     The drafts of the trace are handed in: the draft head has no GDN layer, and calls no kernel of the file.
     """
@@ -83,7 +83,7 @@ def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Trace) -> Any
     ((PREFILL_OF_PLAIN,), {}), ((OWN, KEPT), {}), ((PACKED,), {"strategy": "columns"}),
     (('packed', 'KV'), {"layout": "KV"}),
 ], ids=["raw", "columns", "gated", "prefill of plain", "strided", "packed", "order"])  # fmt: skip
-def test_a_right_kernel_over_pools_agrees(edits: Any, setting: dict[str, Any], judged: Any, small: Trace) -> None:
+def test_right_pooled_kernel_agrees(edits: Any, setting: dict[str, Any], judged: Any, small: Trace) -> None:
     if edits == ("packed", "KV"):  # the same states in the other order, in the engine's own memory
         edits = (("raw=True)", 'raw=True, packed=True, order="KV")'), ("[unit].clone()", "[unit].mT.clone()"),
                  ("call.pool[unit] = S", "call.pool[unit] = S.mT"), (KEPT[0], KEPT[0] + ".mT"))
@@ -97,7 +97,7 @@ def test_a_right_kernel_over_pools_agrees(edits: Any, setting: dict[str, Any], j
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trace", "until", "dtype"), [("ragged", None, "float32"), ("wider", 12, "bfloat16")])
-def test_a_right_kernel_over_pools_agrees_in_windows_of_many_widths(
+def test_right_pooled_kernel_agrees_in_windows_of_many_widths(
     trace: str, until: int | None, dtype: str, judged: Any
 ) -> None:
     outcome = judged(trace=trace, until=until, dtype=dtype)
@@ -120,11 +120,11 @@ FAULTS = {
     "a column too far": (
         [("t - begin]] = S", "min(t + 1, end - 1) - begin]] = S")], {"strategy": "columns"},
         ("commit", "state", "holds the state from before the step")),
-    "a column behind the window": (
+    "a column after the window": (
         [("t - begin]] = S", "t + 1 - begin]] = S if t + 2 - begin <= call.blocks.shape[1] else S")],
         {"strategy": "columns"}, ("forward", "state", "")),
     "keys without their norm": ([("q * width**-0.5, k)", "q * width**-0.5, 2 * k)")], {}, ("forward", "core", "")),
-    "a write behind the pool": (
+    "a write after the pool": (
         [(STRAY, f"    p = call.pool\n    p.as_strided((1,), (1,), p.storage_offset() + p.numel()).zero_()\n{STRAY}")],
         {}, ("forward", "core", "wrote after the last of the 4 units")),
     "a NaN before the pool": (
@@ -138,7 +138,7 @@ FAULTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_slip_of_a_kernel_over_pools_is_found_and_named(fault: str, judged: Any) -> None:
+def test_fault_of_a_pooled_kernel_is_found_and_named(fault: str, judged: Any) -> None:
     edits, setting, (kind, component, said) = FAULTS[fault]
     verdict = judged(*edits, **setting).verdict
     assert verdict.exit is Exit.DIVERGED
@@ -147,8 +147,8 @@ def test_a_slip_of_a_kernel_over_pools_is_found_and_named(fault: str, judged: An
 
 
 @pytest.mark.slow
-def test_what_stays_inside_a_kernel_is_not_asked_of_it_but_its_inputs_are(judged: Any) -> None:
-    """Swapped for two ops of plain's, the same op set shows q, k, v and the gates again."""
+def test_raw_kernel_is_compared_from_its_inputs(judged: Any) -> None:
+    """With two ops of `plain` instead, the same op set shows q, k, v and the gates."""
     slip = ("repeat_interleave(heads, dim=1)", "repeat_interleave(heads, dim=1).half().float()")
     found, mended = judged(slip).verdict, judged(slip, variant=Variant(swap={"fused_gdn": "plain"})).verdict
     assert found.exit is Exit.DIVERGED and found.findings[0].place.component == "core", found.findings[:1]
@@ -158,7 +158,7 @@ def test_what_stays_inside_a_kernel_is_not_asked_of_it_but_its_inputs_are(judged
 
 
 @pytest.mark.slow
-def test_a_dense_kernel_that_never_saw_a_window_is_said_not_to_be_judged_there(judged: Any, longer: Trace) -> None:
+def test_dense_kernel_without_a_window_is_reported_as_not_judged(judged: Any, longer: Trace) -> None:
     outcome = judged(text=DENSE, trace=longer, until=12)
     kernel, run = outcome.exercised["gdn.window"], of([outcome]).found["runs"][0]
     assert kernel.widest == 1 and kernel.asked == 4 and kernel.calls == kernel.rows
@@ -167,17 +167,17 @@ def test_a_dense_kernel_that_never_saw_a_window_is_said_not_to_be_judged_there(j
     assert judged(text=DENSE, trace=longer, until=12, strategy="rerun").exercised["gdn.window"].widest == 4
 
 
-def test_a_form_that_no_event_asks_for_was_never_called(judged: Any) -> None:
+def test_unused_form_is_reported_as_never_called(judged: Any) -> None:
     outcome = judged(text=DENSE, until=2)
     assert outcome.exercised["gdn.window"].calls == 0 and "gdn.window: never called" in exercised(outcome)
 
 
-def test_a_dense_kernel_may_not_change_its_rows(judged: Any) -> None:
+def test_dense_kernel_that_changes_its_rows_is_found(judged: Any) -> None:
     found = judged(("    return ", "    beta.zero_()\n    return "), text=DENSE, until=4).verdict.findings[0]
     assert "the kernel changed beta, which it may only read" in found.diagnosis
 
 
-def test_ops_of_ours_need_no_count(small: Trace) -> None:
+def test_calls_of_own_ops_are_not_counted(small: Trace) -> None:
     assert Replay(small, Setting("plain")).run(until=3).exercised == {}
 
 
@@ -186,14 +186,14 @@ def test_ops_of_ours_need_no_count(small: Trace) -> None:
     ((OWN, KEPT), {"strategy": "columns"}, "packed=True"),
     ((OWN, KEPT), {"layout": "KV"}, "--layout VK"),
 ], ids=["rerun", "strided columns", "the other order"])  # fmt: skip
-def test_what_a_kernel_over_pools_cannot_serve_is_refused(
+def test_unsupported_setting_of_a_pooled_kernel_is_refused(
     edits: Any, setting: dict[str, Any], why: str, judged: Any
 ) -> None:
     with pytest.raises(Unsupported, match=re.escape(why)):
         judged(*edits, **setting)
 
 
-def test_units_that_a_pool_pads_cannot_be_packed() -> None:
+def test_padded_pools_cannot_be_packed() -> None:
     state = Demand("state", "slot", (0,), 2, (4, 8), torch.float32)
     mark = replace(state, name="mark", shape=(1,), dtype=torch.int64)
     must_fill_pitch((state, mark))

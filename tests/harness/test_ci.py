@@ -132,7 +132,7 @@ def test_finding_without_a_file_is_shown_at_the_definition() -> None:
     assert place["locations"] == []
 
 
-def test_an_op_that_raises_is_shown_at_its_line(instep: Runner, tmp_path: Path) -> None:
+def test_error_of_an_op_is_shown_at_its_line(instep: Runner, tmp_path: Path) -> None:
     ran = instep("op", "support.kit_ops:RAISING", "gdn", "--drawn", 0, "--sarif", tmp_path / "log")
     first = required(json.loads((tmp_path / "log").read_text()))[0]
     line = first["locations"][0]["physicalLocation"]["region"]["startLine"]
@@ -222,7 +222,7 @@ PLACED = [{"findings": told("request 0", case="gdn-a", columns=columns, event=ev
     (cut(0, 100, None), cut(0, 100), 0, "list cut off: of more findings, now 300"),
     (cut(0, 100, case="c"), cut(1, 100, 99, case="c"), 0, "gone: event 0"),
 ])  # fmt: skip
-def test_two_results_differ_by_what_is_new_and_what_is_missing(
+def test_diff_reports_new_and_missing_findings(
     before: Any, after: Any, exit: int, says: str, instep: Runner, tmp_path: Path
 ) -> None:
     for name, content in (("a.json", before), ("b.json", after)):
@@ -292,7 +292,7 @@ def flow() -> dict[Any, Any]:
     return read
 
 
-def test_workflow_is_valid_and_says_what_each_step_is(flow: dict[Any, Any]) -> None:
+def test_workflow_is_valid_and_its_steps_have_names(flow: dict[Any, Any]) -> None:
     assert flow["name"] and flow[True] == ["push", "pull_request"]  # YAML 1.1 reads the key `on` as true
     (job,) = flow["jobs"].values()
     assert job["runs-on"] and all(step["name"] and ("run" in step) != ("uses" in step) for step in job["steps"])
@@ -304,7 +304,7 @@ def test_workflow_is_valid_and_says_what_each_step_is(flow: dict[Any, Any]) -> N
 @pytest.mark.interpreted
 @pytest.mark.parametrize("wrong", [False, True])
 def test_workflow_runs_with_a_triton_kernel(flow: dict[Any, Any], wrong: bool, tmp_path: Path) -> None:
-    """Every `run:` of the workflow, in order. Steps with `uses:` are left out, and pip only notes its arguments."""
+    """Run every `run:` of the workflow, in order, without the steps that have `uses:`. pip only notes its arguments."""
     home, shell = tmp_path / "home", install(tmp_path / "installed")
     home.mkdir()
     kernel = (TOP / "tests" / "support" / "triton_kernel.py").read_text()

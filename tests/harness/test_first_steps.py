@@ -90,7 +90,7 @@ def test_triton_kernel_runs_under_the_plugin_without_a_setting(project: Path, ru
 @pytest.mark.slow
 @pytest.mark.interpreted
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the kit leaves Triton native")
-def test_triton_imported_too_early_says_what_to_set(project: Path, run: Pytest) -> None:
+def test_triton_imported_too_early_names_the_variable_to_set(project: Path, run: Pytest) -> None:
     kernel_test(project)
     (project / "conftest.py").write_text("import triton.language\n")
     done = run("test_gdn_kernels.py")

@@ -1,4 +1,4 @@
-"""The kit: cases of ops find planted mistakes and name them, workloads replay from memory, and it works installed.
+"""The kit: its cases find planted faults and name them, workloads replay from memory, and an installed kit works.
 
 Leaves out: the cases themselves (`tests/optimized`), and the replay.
 """
@@ -37,12 +37,12 @@ from support.kit_ops import FORGETFUL, PLAIN
 
 TOP = Path(__file__).resolve().parents[2]
 PAGE, EXAMPLE = (TOP / "docs" / "kit.md").read_text(), TOP / "fixtures" / "example"
-small = cache(kit.small)  # as it is, made once; nobody writes into it
+small = cache(kit.small)  # made once and never changed
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def changed(op: str, change: Change = dict, then: Any = lambda out, given: out) -> Any:
-    """`plain` with one op that gets other arguments, or whose result is changed."""
+    """`plain` with one op whose arguments or result are changed."""
     own = getattr(PLAIN, op)
     return replace(PLAIN, name="wrong", **{op: lambda **given: then(own(**change(given)), given)})
 
@@ -53,7 +53,7 @@ def parts(**fields: Callable[[Part], Any]) -> Change:
 
 
 def beside(out: Any, given: dict[str, Any]) -> Any:
-    """Also writes behind the unit of the first request."""
+    """Also write after the unit of the first request."""
     for part in given["parts"]:
         pool = part.read.pool
         pool.as_strided((pool[1].numel() + 1,), (1,), pool[1].storage_offset())[-1] = 0
@@ -75,7 +75,7 @@ WRONG = {
     "no-decay": ("gdn", changed("gdn", lambda given: {**given, "inputs": given["inputs"]._replace(
         log_decay=given["inputs"].log_decay * 0)}), "the decay is left out: nothing is forgotten"),
     "not-fresh": ("gdn", changed("gdn", parts(fresh=lambda part: part.fresh & False)), "not finite"),
-    "red-zone": ("gdn", changed("gdn", then=beside), "the first in the red zone behind unit 1"),
+    "red-zone": ("gdn", changed("gdn", then=beside), "the first in the red zone after unit 1"),
     "idle-row": ("gdn", changed("gdn", then=lambda out, given: out + 1e-9), "rows that no request covers are not zero"),
     "another-row": ("gdn", changed("gdn", then=lambda out, given: out.roll(1, 0)), "read-out"),
     "2^-12": ("linear", changed("linear", then=lambda out, given: out * (1 + 2.0**-12)), "relative error"),
@@ -95,7 +95,7 @@ WRONG = {
 @few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "ops", "says"), WRONG.values(), ids=WRONG)
-def test_a_wrong_op_is_found_by_its_cases_and_named(op: str, ops: Any, says: str) -> None:
+def test_wrong_op_is_found_by_its_cases_and_named(op: str, ops: Any, says: str) -> None:
     found = kit.served(kit.op_cases("gdn", dtype="float32")[::3] if op == "gdn" else kit.op_cases(op), ops)
     assert found.exit is kit.Exit.DIVERGED and says in "\n".join(
         f"{found.where(one)}, {one.diagnosis}" for one in found.verdict.findings)
@@ -117,7 +117,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize(("op", "then", "says"), KINDS.values(), ids=KINDS)
-def test_an_op_that_gives_back_the_wrong_kind_of_thing_is_told_so_by_its_cases_and_in_a_run(
+def test_result_of_a_wrong_type_is_found_by_cases_and_by_a_run(
     op: str, then: Any, says: str
 ) -> None:
     ops = changed(op, then=then)
@@ -128,7 +128,7 @@ def test_an_op_that_gives_back_the_wrong_kind_of_thing_is_told_so_by_its_cases_a
 
 @pytest.mark.parametrize("then", [
     lambda out, given: 5, lambda out, given: torch.tensor(1.0), lambda out, given: given["pool"]])
-def test_what_an_op_that_only_writes_gives_back_is_not_looked_at(then: Any) -> None:
+def test_return_value_is_ignored_when_an_op_only_writes(then: Any) -> None:
     ops = changed("store_rows", then=then)
     assert kit.served(kit.op_cases("store_rows")[:2], ops).must_agree()
     assert kit.replayed(small(), ops, until=2).must_agree()
@@ -136,8 +136,8 @@ def test_what_an_op_that_only_writes_gives_back_is_not_looked_at(then: Any) -> N
 
 @few(6)
 @pytest.mark.parametrize("op", sorted({case.op for case in CASES}))
-def test_a_right_op_agrees_on_every_case(op: str) -> None:
-    """Trees and states in bf16 among them."""
+def test_right_op_agrees_on_every_case(op: str) -> None:
+    """The cases include trees and bf16 states."""
     cases = [case for case in CASES if case.op == op]
     found = kit.served(cases, PLAIN)
     assert found.must_agree() and not found.verdict.skipped
@@ -145,7 +145,7 @@ def test_a_right_op_agrees_on_every_case(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["gdn", "conv", "attend"])
-def test_drawn_cases_are_right_too_and_their_numbers_name_them(op: str) -> None:
+def test_drawn_cases_agree_and_are_named_by_their_numbers(op: str) -> None:
     drawn = kit.op_cases(op, drawn=3, seed=3)[-3:]
     assert kit.served(drawn, PLAIN).must_agree()
     (again,) = kit.op_cases(op, case=drawn[2].name)
@@ -155,7 +155,7 @@ def test_drawn_cases_are_right_too_and_their_numbers_name_them(op: str) -> None:
         kit.op_cases(op, case="drawn-x")
 
 
-def test_cases_of_real_sizes_are_asked_for_and_named() -> None:
+def test_cases_of_real_sizes_are_chosen_by_option_and_name() -> None:
     cases = kit.op_cases("attend", real=True, dtype="bfloat16")
     assert [case.name for case in cases] == [f"real-{what}-bfloat16" for what in ("decode", "verify", "prefill")]
     assert {case.op for case in REAL} == {"gdn", "conv", "attend"} and not {*REAL} & {*CASES}
@@ -167,7 +167,7 @@ def test_cases_of_real_sizes_are_asked_for_and_named() -> None:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_kernel_that_norms_and_gates_inside_is_judged_where_it_serves_gdn(broken: bool) -> None:
+def test_raw_kernel_is_compared_on_cases_of_gdn(broken: bool) -> None:
     text = re.findall(r"```python\n(.*?)```", (TOP / "docs" / "pooled.md").read_text(), re.S)[0]
     names: dict[str, Any] = {}
     exec(text.replace("repeat_interleave(heads, dim=1)", "repeat(1, heads, 1)") if broken else text, names)
@@ -180,7 +180,7 @@ def test_a_kernel_that_norms_and_gates_inside_is_judged_where_it_serves_gdn(brok
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_kernel_that_takes_no_strides_gets_pools_that_lie_side_by_side(packed: bool) -> None:
+def test_packed_kernel_gets_contiguous_pools(packed: bool) -> None:
     seen: list[bool] = []
 
     def kernel(call: kit.Launch) -> torch.Tensor:
@@ -195,7 +195,7 @@ def test_a_kernel_that_takes_no_strides_gets_pools_that_lie_side_by_side(packed:
     assert kit.served(cases, ops).must_agree() and set(seen) == {packed}
 
 
-def test_what_serves_no_case_is_inconclusive_and_what_raises_is_a_finding() -> None:
+def test_unserved_cases_are_inconclusive_and_an_error_is_a_finding() -> None:
     dense = replace(PLAIN, gdn=kit.dense(window=lambda **given: 1 / 0, chunk=lambda **given: 1 / 0))
     trees = [case for case in CASES if str(case) in ("gdn-trees-fp32", "gdn-chain")]
     none = kit.served(trees, dense)
@@ -218,13 +218,13 @@ def test_what_serves_no_case_is_inconclusive_and_what_raises_is_a_finding() -> N
     ({"op": None, "dtype": "float64"}, "every op: no case has dtype float64"),
     ({"case": "decode-r1-KV-float32", "dtype": "bfloat16"}, "gdn: no case has dtype bfloat16: there are float32"),
 ])
-def test_cases_that_there_are_not_are_no_empty_list(asked: dict[str, Any], says: str) -> None:
-    """A test that is parametrized with no case is skipped, and nobody sees that nothing ran."""
+def test_missing_cases_are_refused_instead_of_an_empty_list(asked: dict[str, Any], says: str) -> None:
+    """pytest skips a test that is parametrized with an empty list, so a user would not see that nothing ran."""
     with pytest.raises(InstepError, match=re.escape(says)):
         kit.op_cases(**{"op": "gdn", **asked})
 
 
-def test_a_width_may_be_named_by_torch() -> None:
+def test_dtype_may_be_a_torch_dtype() -> None:
     assert kit.op_cases("gdn", dtype=torch.bfloat16) == kit.op_cases("gdn", dtype="bfloat16")
 
 
@@ -237,7 +237,7 @@ REPLAYED: list[tuple[dict[str, Any], str]] = [
     ({"zzz": 1}, "zzz: found no parameter of replayed, expected one of conv, device, drafter, dtype"),
     ({"ops": "plain"}, "ops: found no parameter of replayed, expected subject"),
     ({"handed": PLAIN}, "handed: found no parameter of replayed, expected subject"),
-    ({"engine": "support.by_verbs:right", "subject": "ledger"}, "engine: found it beside ledger"),
+    ({"engine": "support.by_verbs:right", "subject": "ledger"}, "engine: found it together with ledger"),
     ({"strategy": 5}, "strategy: found 5 (int), expected a text"),
     ({"graphs": "yes"}, "graphs: found 'yes' (str), expected True or False"),
     ({"graphs": 1}, "graphs: found 1 (int), expected True or False"),
@@ -248,7 +248,7 @@ REPLAYED: list[tuple[dict[str, Any], str]] = [
     ({"until": "5"}, "until: found '5' (str), expected the number of an event"),
     ({"until": -1}, "until: found -1"), ({"until": True}, "until: found True (bool)"),
     ({"checkpoint": 5}, "checkpoint: found 5 (int)"),
-    ({"checkpoint": "elsewhere"}, "checkpoint: found one beside a workload, expected none"),
+    ({"checkpoint": "elsewhere"}, "checkpoint: found one for a workload, expected none"),
 ]
 SMALL: list[tuple[dict[str, Any], str]] = [
     ({"linear_headdim": 6}, "linear_headdim: found no parameter of the model, expected linear_key_head_dim"),
@@ -267,12 +267,12 @@ GIVEN += [(lambda: kit.served(5, PLAIN), "cases: found 5 (int)"), (lambda: kit.s
 
 @pytest.mark.filterwarnings("ignore::hypothesis.errors.NonInteractiveExampleWarning")
 @pytest.mark.parametrize(("call", "says"), GIVEN, ids=[says[:40] for _, says in GIVEN])
-def test_what_is_given_wrongly_is_named_with_what_is_meant(call: Callable[[], object], says: str) -> None:
+def test_wrong_argument_is_named_with_the_expected_value(call: Callable[[], object], says: str) -> None:
     with pytest.raises(BadInput, match=re.escape(says)):
         call()
 
 
-def test_small_has_every_kind_of_event_and_cannot_hide_a_transposed_state() -> None:
+def test_small_has_every_event_and_shows_a_transposed_state() -> None:
     work = kit.small()
     config = work.checkpoint.config
     assert config.key_dim != config.value_dim and config.value_heads == 2 * config.key_heads
@@ -285,7 +285,7 @@ def test_small_has_every_kind_of_event_and_cannot_hide_a_transposed_state() -> N
 
 
 @pytest.mark.slow
-def test_a_workload_is_replayed_from_memory_and_from_its_files_with_objects_and_names(tmp_path: Path) -> None:
+def test_workload_is_replayed_from_memory_and_from_files(tmp_path: Path) -> None:
     work = kit.small()
     assert kit.replayed(work, PLAIN, strategy="snapshot", until=9).must_agree().outcomes[0].verdict.events == 10
     file = work.write(tmp_path)
@@ -306,7 +306,7 @@ def test_a_workload_is_replayed_from_memory_and_from_its_files_with_objects_and_
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None, database=None, derandomize=True)
 @given(work=kit.traces(), config=kit.configurations(), prompts=kit.prompts(vocab=5))
-def test_drawn_traces_are_legal_and_drawn_models_and_prompts_fit(work: Any, config: Any, prompts: Any) -> None:
+def test_drawn_traces_models_and_prompts_are_legal(work: Any, config: Any, prompts: Any) -> None:
     rules = EventRules(work.trace.header)
     for event in work.trace.events:
         rules.check(event)
@@ -316,8 +316,8 @@ def test_drawn_traces_are_legal_and_drawn_models_and_prompts_fit(work: Any, conf
 
 
 @pytest.mark.slow
-def test_drawn_traces_reach_what_goes_wrong() -> None:
-    """Of 50. What is kept is moved only where prefixes are tracked: it takes no room from commits elsewhere."""
+def test_drawn_traces_reach_events_that_often_fail() -> None:
+    """50 traces: kept data is moved only with tracked prefixes, so other traces have room for commits."""
     command = [sys.executable, "-m", "support.drawn_traces"]
     done = warm.run(command, timeout=300, env={"PYTHONPATH": ":".join(sys.path)})
     assert done.returncode == 0, done.stderr
@@ -329,11 +329,11 @@ def test_drawn_traces_reach_what_goes_wrong() -> None:
 
 @settings(max_examples=2, deadline=None, database=None, derandomize=True)
 @given(prompts=kit.prompts(), config=kit.configurations())
-def test_a_drawn_model_agrees(prompts: Any, config: Any) -> None:
+def test_drawn_model_agrees(prompts: Any, config: Any) -> None:
     kit.replayed(kit.small(prompts=prompts, **config), until=4).must_agree()
 
 
-def test_the_page_has_the_file_and_every_public_name() -> None:
+def test_page_has_the_example_and_every_public_name() -> None:
     code = re.search(r"```python\n(.*?)```", PAGE, re.S)
     assert code is not None and (EXAMPLE / "test_mine.py").read_text().endswith(code[1])
     assert code[1].count("\n") < 25
@@ -344,8 +344,8 @@ def test_the_page_has_the_file_and_every_public_name() -> None:
 
 
 @pytest.mark.slow
-def test_the_example_suite_runs_against_the_installed_package_outside_the_checkout(tmp_path: Path) -> None:
-    """The packages and files that a wheel has, by `pyproject.toml`, and of the checkout what was compiled of them."""
+def test_example_suite_runs_with_the_installed_package(tmp_path: Path) -> None:
+    """The packages and files that `pyproject.toml` puts into a wheel, with their compiled files."""
     site, home = tmp_path / "site", tmp_path / "home"
     wheel = tomllib.loads((TOP / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     for package in wheel["packages"]:
@@ -369,7 +369,7 @@ def test_the_example_suite_runs_against_the_installed_package_outside_the_checko
 
 
 @pytest.mark.slow
-def test_instep_op_tells_each_op_and_refuses_what_is_not_there(instep: Runner, tmp_path: Path) -> None:
+def test_instep_op_prints_each_op_and_refuses_unknown_names(instep: Runner, tmp_path: Path) -> None:
     ran = instep("op", "plain", "gdn", "norm", "--drawn", "2", "--json", tmp_path / "r.json")
     assert ran.code == 0 and "AGREES: " in ran.out and "allowance used" in ran.out, ran
     assert '"used": ' in (tmp_path / "r.json").read_text()

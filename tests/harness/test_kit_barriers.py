@@ -1,4 +1,4 @@
-"""What `kit.over_barriers` says of a kernel's text. Kernels that are compiled for this stand in `test_compiled.py`."""
+"""`kit.over_barriers` on the text of kernels. Leaves out: compiled kernels (`tests/optimized/test_compiled.py`)."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ module attributes {{"ttg.num-ctas" = 1 : i32, "ttg.num-warps" = 4 : i32, ttg.tar
       tt.reduce.return %both : i32
     }}) : (tensor<128xi32, #blocked>) -> i32
     tt.store %out, %sum : !tt.ptr<i32>
-    {behind}
+    {following}
     tt.return
   }}
 }}
 """
 
 
-def kernel(before: str = "", behind: str = "", backend: str = "cuda") -> Any:
-    """A kernel that sums over its warps, as a launch gives it"""
-    text = TEXT.format(memory=MEMORY, before=before, behind=behind)
+def kernel(before: str = "", following: str = "", backend: str = "cuda") -> Any:
+    """A kernel that sums over its warps, as a launch returns it."""
+    text = TEXT.format(memory=MEMORY, before=before, following=following)
     return SimpleNamespace(asm={"ttgir": text}, metadata=SimpleNamespace(target=GPUTarget(backend, 90, 32)))
 
 
 @pytest.mark.parametrize(
-    ("before", "behind", "lies"),
+    ("before", "following", "lies"),
     [(WAIT, WAIT, []), (WAIT + END, "", []), (WAIT, "", ["%full: tt.reduce"]),
-     ("", "", ["%full: tt.reduce", "%full: nobody waits for it"])],
+     ("", "", ["%full: tt.reduce", "%full: no code waits for it"])],
     ids=["used to the end", "invalidated", "used up", "unused"],
 )  # fmt: skip
-def test_what_lies_over_a_barrier_and_who_is_not_used_are_named(before: str, behind: str, lies: list[str]) -> None:
-    assert kit.over_barriers(kernel(before, behind)) == lies
+def test_overlapping_memory_and_unused_barriers_are_named(before: str, following: str, lies: list[str]) -> None:
+    assert kit.over_barriers(kernel(before, following)) == lies
 
 
 @pytest.mark.parametrize("kind", ["i64", "f64", "f8E5M2"])
 def test_memory_of_numbers_may_be_reused(kind: str) -> None:
-    """Whatever numbers they are, beside a barrier that is kept or in a kernel without one"""
+    """For every type of number, in a kernel with a barrier and in one without."""
     memory = MEMORY.replace("1xi64", f"512x{kind}")
     numbers = f"\n    %old = ttg.local_alloc : () -> {memory} loc(\"old\")"
     assert kit.over_barriers(kernel(WAIT + numbers, WAIT)) == []
@@ -69,14 +69,14 @@ def test_memory_of_numbers_may_be_reused(kind: str) -> None:
 
 
 @pytest.mark.parametrize("found", [None, "text", SimpleNamespace(asm={"ptx": ""}), kernel(backend="hip")], ids=repr)
-def test_what_is_no_compiled_kernel_is_refused(found: Any) -> None:
+def test_object_that_is_no_compiled_kernel_is_refused(found: Any) -> None:
     with pytest.raises(BadInput, match="a kernel that Triton compiled for a CUDA device; an interpreted launch"):
         kit.over_barriers(found)
 
 
-def test_a_triton_that_cannot_be_asked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_without_the_allocator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton._C.libtriton import nvidia
 
     monkeypatch.delattr(nvidia.passes.ttgpuir, "add_allocate_shared_memory_nv")
-    with pytest.raises(Unsupported, match=r"Triton [\d.]+.* cannot be asked where it puts what"):
+    with pytest.raises(Unsupported, match=r"Triton [\d.]+.* does not give the places"):
         kit.over_barriers(kernel(WAIT))

@@ -1,7 +1,7 @@
-"""Cases of ops on a card: the same bits as on the CPU, nothing of the judge's own on another device, a card that falls.
+"""Cases of ops on a GPU: the same bits as on the CPU, no mix of devices in the judge, a GPU that fails.
 
-Without a card a tensor type stands for one: it refuses to be put together with tensors of the CPU. Leaves out: what the
-judge finds (`test_kit.py`), and the kernels (`tests/optimized`).
+Without a GPU a tensor type imitates one: it refuses to combine with CPU tensors. Leaves out: the findings of the judge
+(`test_kit.py`), and the kernels (`tests/optimized`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"
 
 
 class OnCard(torch.Tensor):
-    """Takes no tensor of the CPU beside it but a single number, as a card does; `.cpu()` leaves the card."""
+    """A tensor that combines with no CPU tensor except a single number, as on a GPU; `.cpu()` gives a CPU tensor."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -54,7 +54,7 @@ def launched(op: Any) -> Any:
     return lambda **given: mapped(op(**mapped(given, taken)), put)
 
 
-def test_the_judge_puts_no_tensor_of_the_cpu_beside_one_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_judge_mixes_no_tensors_of_cpu_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "moved", on_card)
     ops = sorted({case.op for case in CASES})
     card = replace(PLAIN, name="card", **{op: launched(getattr(PLAIN, op)) for op in ops})
@@ -65,7 +65,7 @@ def test_the_judge_puts_no_tensor_of_the_cpu_beside_one_of_a_card(monkeypatch: p
 
 
 @pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=[CUDA, pytest.mark.gpu])])
-def test_a_moved_case_lies_as_the_case_does_and_has_its_bits(device: str) -> None:
+def test_moved_case_keeps_its_layout_and_bits(device: str) -> None:
     for case in CASES:
         for built in (case.build("cpu"), packed(case.build("cpu"))):
             there = moved(built, device)
@@ -78,18 +78,18 @@ def test_a_moved_case_lies_as_the_case_does_and_has_its_bits(device: str) -> Non
                 here, away = ([memory_of(x) for x in tensors if x.numel()] for tensors in (mine, theirs))
                 assert [here.index(x) for x in here] == [away.index(x) for x in away]
                 assert all(judge._bytes(x).equal(judge._bytes(y)) for x, y in zip(mine, theirs, strict=True))
-            for name, pool in there.pools.items():  # what an op writes into its input stands in the pool
+            for name, pool in there.pools.items():  # the op writes into an input that is a pool
                 assert pool.view._base is pool.raw._base, name
 
 
 def every(value: Any) -> list[torch.Tensor]:
-    """All tensors of it, those of addresses, too."""
+    """All tensors of the call, including those of addresses."""
     found: list[torch.Tensor] = []
     mapped(value, lambda x: found.append(x) or x)
     return found
 
 
-def test_a_result_elsewhere_and_a_card_that_fell_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_on_a_wrong_device_and_a_failed_gpu_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:  # all of it stays on the CPU
         patch.setattr(judge, "moved", lambda call, device: call)
         patch.setattr(judge, "settle", lambda device: None)
@@ -111,7 +111,7 @@ def test_a_result_elsewhere_and_a_card_that_fell_are_findings(monkeypatch: pytes
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
-def test_without_a_card_it_is_one_line(instep: Runner) -> None:
+def test_missing_gpu_is_refused_in_one_line(instep: Runner) -> None:
     ran = instep("op", "plain", "gdn", "--device", "cuda")
     assert "found cuda, expected cpu; no CUDA device is here" in complaint(ran)
 
@@ -119,7 +119,7 @@ def test_without_a_card_it_is_one_line(instep: Runner) -> None:
 @CUDA
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["plain", "triton", "precise", "invariant"])
-def test_the_op_sets_agree_on_a_card(name: str) -> None:
+def test_op_sets_agree_on_a_gpu(name: str) -> None:
     """All cases and some drawn, in fp32 and native bf16, with trees and narrow states; once at real sizes."""
     cases = [case for state in ("float32", "bfloat16") for case in kit.op_cases(trees=True, state_dtype=state)]
     cases += [*kit.op_cases(drawn=6)[-18:], *(kit.op_cases(real=True) if name == "triton" else [])]
@@ -129,7 +129,7 @@ def test_the_op_sets_agree_on_a_card(name: str) -> None:
 
 @CUDA
 @pytest.mark.gpu
-def test_the_command_judges_an_op_on_the_card_and_its_line_says_so(instep: Runner) -> None:
+def test_command_for_a_gpu_case_names_the_device(instep: Runner) -> None:
     assert instep("op", "plain", "gdn", "--device", "cuda", "--drawn", 2).code == 0
     wrong = instep("op", "support.kit_ops:FORGETFUL", "gdn", "--device", "cuda", "--drawn", 0)
     line = "instep op support.kit_ops:FORGETFUL gdn --case decode-r1-KV-float32 --device cuda"

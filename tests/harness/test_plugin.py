@@ -1,4 +1,4 @@
-"""The pytest plugin: every trace is an item, a failure is the message, and what compares nothing is no pass.
+"""The pytest plugin: every trace is an item, a failure prints the message, and an empty comparison is no pass.
 
 Leaves out: what replaying finds (its own tests). A session runs within the test's own; one of other roots in a process.
 """
@@ -31,7 +31,7 @@ from support.golden import Golden
 
 TOP = Path(__file__).resolve().parents[2]
 ROOTS = ":".join(str(TOP / root) for root in ("reference", "optimized", "harness"))
-# What a session within this one has no need of; the last of them collects garbage, twice a session.
+# Plugins that an inner session does not need; the last of them collects garbage, twice a session.
 LEAN = [word for name in ("cacheprovider", "faulthandler", "unraisableexception") for word in ("-p", f"no:{name}")]
 
 OFF_BY_ONE = Edit(
@@ -43,7 +43,7 @@ OFF_BY_ONE = Edit(
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project of somebody: a model, a folder of traces and a test of their own."""
+    """A user's project: a model, a folder of traces and a test."""
     folder = tmp_path_factory.mktemp("home")
     traces = folder / "traces"
     traces.mkdir()
@@ -59,7 +59,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def session(home: Path, *args: str, roots: str = "") -> Ran:
-    """pytest with this plugin and no other, installed or not. roots: sources of a process of its own."""
+    """Run pytest with no other plugin than this one. roots: source folders of a separate process."""
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
         for name in [name for name in os.environ if name.startswith(("PYTHON", "PYTEST"))]:
             patch.delenv(name)
@@ -78,7 +78,7 @@ def session(home: Path, *args: str, roots: str = "") -> Ran:
 
 
 @pytest.mark.slow
-def test_each_trace_is_an_item_per_op_set(home: Path) -> None:
+def test_trace_is_an_item_per_op_set(home: Path) -> None:
     done = session(home, "--instep-traces=traces", "--instep-ops=ledger", "--instep-ops=plain", "-v")
     assert done.code == 0, done.out + done.err
     assert "short.jsonl::ledger PASSED" in done.out and "short.jsonl::plain PASSED" in done.out
@@ -96,18 +96,18 @@ def test_other_paths_and_settings_add_to_each_other(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_op_sets_the_trace_decides(home: Path) -> None:
+def test_trace_decides_when_no_op_set_is_named(home: Path) -> None:
     done = session(home, "--instep-traces", "traces", "-v")
     assert "short.jsonl::plan PASSED" in done.out and "1 passed" in done.out, done.out + done.err
 
 
-def test_an_op_set_without_traces_gets_those_that_come_with_instep(home: Path) -> None:
+def test_op_set_alone_gets_the_traces_of_instep(home: Path) -> None:
     done = session(home, "--instep-ops=ledger", "--collect-only", "-q")
     assert "traces/adaptive.jsonl::ledger" in done.out and "test_own" not in done.out, done.out + done.err
 
 
 @pytest.mark.slow
-def test_a_failure_is_the_message_and_no_stack(home: Path, tmp_path: Path, golden: Golden) -> None:
+def test_failure_prints_the_message_without_a_stack(home: Path, tmp_path: Path, golden: Golden) -> None:
     folder = planted(tmp_path / "planted", OFF_BY_ONE)
     done = session(home, "--instep-traces", "traces", "--instep-ops", "ledger", "-q", "-rN", roots=str(folder))
     assert done.code == 1, done.out + done.err
@@ -116,7 +116,7 @@ def test_a_failure_is_the_message_and_no_stack(home: Path, tmp_path: Path, golde
 
 
 @pytest.mark.slow
-def test_tiers_that_are_left_out_are_said_at_the_end(home: Path) -> None:
+def test_summary_names_the_compared_tiers(home: Path) -> None:
     words = ("--instep-traces=traces", "--instep-ops=support.subjects:LOUDER")
     done = session(home, *words, "--instep-tiers=T0,T1")
     assert done.code == 0 and "1 passed" in done.out, done.out + done.err
@@ -126,7 +126,7 @@ def test_tiers_that_are_left_out_are_said_at_the_end(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_subject_raises_is_told_with_its_line_and_traceback(home: Path) -> None:
+def test_error_of_the_subject_is_printed_with_line_and_traceback(home: Path) -> None:
     done = session(home, "--instep-traces", "traces", "--instep-ops", "support.fallen:IN_AN_OP")
     assert done.code == 1, done.out + done.err
     assert "op attend (trunk." in done.out and "raised IndexError" in done.out
@@ -135,7 +135,7 @@ def test_what_the_subject_raises_is_told_with_its_line_and_traceback(home: Path)
 
 
 @pytest.mark.slow
-def test_what_compares_nothing_fails(home: Path, tmp_path: Path) -> None:
+def test_run_that_compares_nothing_fails(home: Path, tmp_path: Path) -> None:
     looks = "return (Identity(), Grown(), Labels(), Bytes(), *structure())"
     blind = Edit("instep/checks/__init__.py", looks, "return ()")
     folder = planted(tmp_path / "planted", blind)
@@ -157,7 +157,7 @@ def test_bad_input_is_one_line(home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ini_options_say_the_same_and_stand_back_where_a_path_is_named(home: Path) -> None:
+def test_ini_options_apply_unless_a_path_is_named(home: Path) -> None:
     (home / "set.ini").write_text("[pytest]\ninstep_traces = traces\ninstep_ops = ledger\ninstep_checkpoint = model\n")
     (home / "set.toml").write_text('[tool.pytest.ini_options]\ninstep_traces = ["traces"]\ninstep_ops = ["ledger"]\n')
     for file in ("set.ini", "set.toml"):
@@ -171,9 +171,9 @@ def test_ini_options_say_the_same_and_stand_back_where_a_path_is_named(home: Pat
 
 
 @pytest.mark.slow
-def test_what_pytest_prints_as_an_items_name_runs_that_item(home: Path) -> None:
+def test_printed_name_of_an_item_runs_it(home: Path) -> None:
     named = "instep_optimized.ops.ledger:LEDGER"
-    root = "--rootdir=."  # names are seen from there
+    root = "--rootdir=."  # names are relative to it
     options = (root, "--instep-traces=traces", "--instep-ops=ledger", f"--instep-ops={named}")
     listed = session(home, *options, "--collect-only", "-q").out.splitlines()
     ids = [line for line in listed if "::" in line]
@@ -186,7 +186,7 @@ def test_what_pytest_prints_as_an_items_name_runs_that_item(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_trace_outside_the_root_folder_has_a_name_that_runs_it(home: Path) -> None:
+def test_printed_name_runs_a_trace_outside_the_root_folder(home: Path) -> None:
     (home / "root").mkdir()
     listed = session(home / "root", "--rootdir=.", "--instep-traces=../traces", "--instep-ops=ledger", "-q", "--co")
     (node,) = [line for line in listed.out.splitlines() if "::" in line]
@@ -195,15 +195,15 @@ def test_a_trace_outside_the_root_folder_has_a_name_that_runs_it(home: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_file_of_somebody_elses_is_no_trace(home: Path, tmp_path: Path) -> None:
+def test_jsonl_file_of_another_plugin_is_no_trace(home: Path, tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"schema": 1, "level": "info"}\n')
     done = session(home, str(tmp_path / "log.jsonl"), "test_own.py")
     assert "instep" not in done.out + done.err and "1 failed" not in done.out, done.out
 
 
 @pytest.mark.slow
-def test_a_root_folder_that_does_not_hold_the_folder_of_the_call_is_told(home: Path, tmp_path: Path) -> None:
-    """pytest's own rule: of all words of the command line, the folder above them with an ini file is the root.
+def test_configuration_of_another_root_folder_is_a_warning(home: Path, tmp_path: Path) -> None:
+    """pytest's rule: the root is the common parent folder with an ini file of all words on the command line.
 
     It looks before it knows a plugin's options, but for a plugin that was there before: so, in processes.
     """
@@ -224,7 +224,7 @@ def test_a_root_folder_that_does_not_hold_the_folder_of_the_call_is_told(home: P
 
 
 @pytest.mark.slow
-def test_what_cannot_be_run_here_is_skipped_with_its_reason(home: Path) -> None:
+def test_unsupported_run_is_skipped_with_a_reason(home: Path) -> None:
     done = session(home, "--instep-traces=traces", "--instep-ops=support.subjects:declining", "--instep-ops=ledger",
                    "-rs")
     assert done.code == 0 and "1 passed, 1 skipped" in done.out, done.out + done.err
@@ -245,7 +245,7 @@ def test_what_cannot_be_run_here_is_skipped_with_its_reason(home: Path) -> None:
     (("--instep-checkpoint=nowhere",), "--instep-checkpoint: "),
     (("--instep-layout=KVV", "--instep-ops=plan"), "--instep-layout: found KVV, expected VK or KV"),
 ])  # fmt: skip
-def test_a_setting_that_there_is_not_is_one_usage_error_for_all_traces(
+def test_unknown_setting_is_one_usage_error_for_all_traces(
     home: Path, words: tuple[str, ...], says: str
 ) -> None:
     every = ("--instep-traces=traces", "--instep-ops=ledger", "--instep-ops=plain", "test_own.py")
@@ -254,7 +254,7 @@ def test_a_setting_that_there_is_not_is_one_usage_error_for_all_traces(
     assert "passed" not in done.out and "failed" not in done.out
 
 
-def test_every_option_of_a_setting_is_spelled_as_that_of_the_commands_and_in_the_ini_file_with_underlines(
+def test_options_have_the_names_of_the_commands_options(
     home: Path
 ) -> None:
     said = session(home, "--help").out
@@ -263,8 +263,8 @@ def test_every_option_of_a_setting_is_spelled_as_that_of_the_commands_and_in_the
 
 
 @pytest.mark.slow
-def test_a_failure_leaves_a_folder_and_junit_has_its_numbers_and_the_end_a_sum(home: Path, tmp_path: Path) -> None:
-    """A trace, and a test with the fixture: one file for both, and -m tells them apart."""
+def test_failure_writes_a_folder_junit_properties_and_a_summary(home: Path, tmp_path: Path) -> None:
+    """A trace and a test with the fixture, in one session; -m selects one of them."""
     (home / "test_fixture.py").write_text(
         "from instep import kit\n"
         "def test_mine(instep_replayed):\n"
@@ -297,8 +297,8 @@ def test_a_failure_leaves_a_folder_and_junit_has_its_numbers_and_the_end_a_sum(h
     assert "test_mine" in marked.out and "jsonl" not in marked.out
 
 
-def test_a_folder_has_a_name_that_no_other_test_has_and_every_file_system_takes(tmp_path: Path) -> None:
-    """Where case does not count, and names have at most 255 bytes."""
+def test_folder_of_a_failure_has_a_unique_and_portable_name(tmp_path: Path) -> None:
+    """On file systems that ignore case and limit names to 255 bytes."""
     long = "test_x.py::test_mine[" + "ü" * 300
     nodes = ["t.py::x[a/b]", "t.py::x[a:b]", "t.py::x[A/B]", "t.py::x a-b", long, f"{long}1", "::", ".."]
     names = {folder_of(node, tmp_path, number).name.casefold() for node in nodes for number in (0, 1)}
@@ -307,21 +307,21 @@ def test_a_folder_has_a_name_that_no_other_test_has_and_every_file_system_takes(
     assert folder_of(nodes[0], tmp_path).name.startswith("t.py-x-a-b-"), "it can still be read"
 
 
-def test_the_fixture_takes_the_model_of_the_session(home: Path, tmp_path: Path) -> None:
+def test_fixture_uses_the_model_of_the_session(home: Path, tmp_path: Path) -> None:
     for file in (home / "traces").glob("short.*"):
         shutil.copy(file, tmp_path)
     (tmp_path / "test_model.py").write_text(
         "from instep import kit\n"
         "def test_mine(instep_replayed):\n"
         "    assert instep_replayed('short.jsonl', 'ledger', until=2).must_agree()\n"
-        "    assert instep_replayed(kit.small(), 'ledger', until=2).must_agree()  # it has a model of its own\n")
+        "    assert instep_replayed(kit.small(), 'ledger', until=2).must_agree()  # it has another model\n")
     done = session(tmp_path, "test_model.py", f"--instep-checkpoint={home / 'model'}")
     assert done.code == 0 and "1 passed" in done.out, done.out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ops", ["leger", "test_own:NOTHING"])
-def test_an_op_set_that_there_is_not_is_one_usage_error_before_anything_runs(home: Path, ops: str) -> None:
+def test_unknown_op_set_is_one_usage_error_before_any_run(home: Path, ops: str) -> None:
     shutil.copy(home / "traces" / "short.jsonl", home / "traces" / "second.jsonl")
     shutil.copy(home / "traces" / "short.safetensors", home / "traces" / "second.safetensors")
     try:
@@ -336,8 +336,8 @@ def test_an_op_set_that_there_is_not_is_one_usage_error_before_anything_runs(hom
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_led_by_verbs_is_an_item_of_its_own(home: Path) -> None:
-    """The end of the session says what it served and what it does not show; a typed name that is none is one line."""
+def test_engine_with_verbs_is_an_item(home: Path) -> None:
+    """The summary reports events that it served and results that it does not show; an unknown name is one line."""
     done = session(home, "--instep-traces=traces", "--instep-engine=support.by_verbs:right", "-v")
     assert done.code == 0 and "short.jsonl::support.by_verbs:right PASSED" in done.out, done
     assert "support.by_verbs:right: served " in done.out and "it shows no kv, draft" in done.out
@@ -353,7 +353,7 @@ def test_an_engine_that_is_led_by_verbs_is_an_item_of_its_own(home: Path) -> Non
     ("instep_engine = support.by_verbs:right", "--instep-ops=ledger", "ledger",
      "--instep-ops overrides instep_engine of the ini file"),
 ])  # fmt: skip
-def test_who_serves_is_what_was_typed_and_the_ini_file_yields_aloud(home, ini, typed, served, said):
+def test_command_line_overrides_the_ini_file_with_a_note(home, ini, typed, served, said):
     from_file = ("-c", "who.ini", "--rootdir", ".")  # no pytest.ini: the next test would read it too
     (home / "who.ini").write_text(f"[pytest]\n{ini}\n")
     done = session(home, *from_file, "--instep-traces=traces", typed, "-v")
@@ -364,6 +364,6 @@ def test_who_serves_is_what_was_typed_and_the_ini_file_yields_aloud(home, ini, t
     assert both.code == 4 and "instep_engine: found instep_ops as well" in both.out + both.err
 
 
-def test_an_op_set_beside_an_engine_is_a_usage_error(home: Path) -> None:
+def test_op_set_together_with_an_engine_is_a_usage_error(home: Path) -> None:
     both = session(home, "--instep-traces=traces", "--instep-engine=support.by_verbs:right", "--instep-ops=plain")
     assert both.code == 4 and "--instep-engine: found --instep-ops as well" in both.out + both.err

@@ -1,6 +1,6 @@
-"""What users of pytest are used to: the last failures first, one id, reruns, workers, summaries that say something.
+"""Features of pytest that users rely on: last failures first, ids, reruns, workers, informative summaries.
 
-Leaves out: what the plugin collects and says (`test_plugin.py`).
+Leaves out: what the plugin collects and prints (`test_plugin.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_drawn(work, case):
     raise kit.Divergence("DIVERGED  drawn")
 '''
 WRONG = "test_own.py::test_case[wrong-gdn-decode-r1-KV-float32]"
-# What a plugin for reruns does: the same item once more, the reports of its last run.
+# A plugin for reruns: it runs the same item again, and reports its last run.
 AGAIN = '''
 from _pytest.runner import runtestprotocol
 
@@ -53,7 +53,7 @@ def pytest_runtest_protocol(item, nextitem):
 
 @pytest.fixture
 def mine(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
-    """A session of a project with traces and tests of its own, which remembers its failures."""
+    """A session of a project with traces and tests, which remembers its failures."""
     for name in ("model", "traces"):
         shutil.copytree(home / name, tmp_path / name)
     (tmp_path / "test_own.py").write_text(OWN)
@@ -66,7 +66,7 @@ def failed(ran: Ran) -> list[str]:
     return [line.split()[1] for line in ran.out.splitlines() if line.startswith("FAILED ")]
 
 
-def test_what_failed_is_run_again_alone_or_first_and_an_id_names_its_item(mine: Callable[..., Ran]) -> None:
+def test_failed_items_run_first_alone_or_by_their_id(mine: Callable[..., Ran]) -> None:
     words = (*TRACES, "test_own.py", "-k", "not drawn", "-q")
     listed = [line for line in mine(*words, "--co").out.splitlines() if "::" in line]
     assert len(listed) == 4 and {WRONG, f"traces/short.jsonl::{BAD}"} < {*listed}
@@ -78,7 +78,7 @@ def test_what_failed_is_run_again_alone_or_first_and_an_id_names_its_item(mine: 
     assert failed(mine(WRONG, "-q", "-p", "no:cacheprovider")) == [WRONG]
 
 
-def test_the_summary_and_junit_say_what_diverged_and_hypothesis_for_what(
+def test_summary_and_junit_have_the_message_and_the_example(
     mine: Callable[..., Ran], tmp_path: Path
 ) -> None:
     ran = mine("test_own.py", "-q", f"--junitxml={tmp_path / 'j.xml'}")
@@ -89,7 +89,7 @@ def test_the_summary_and_junit_say_what_diverged_and_hypothesis_for_what(
     assert len(told) == 2 and all(one.startswith("DIVERGED  ") for one in told)
 
 
-def test_a_test_that_is_run_again_is_counted_once(mine: Callable[..., Ran], tmp_path: Path) -> None:
+def test_rerun_test_is_counted_once(mine: Callable[..., Ran], tmp_path: Path) -> None:
     ran = mine(*TRACES[:1], f"--instep-ops={BAD}", "-q", "-p", "again", f"--instep-out={tmp_path / 'out'}",
                f"--junitxml={tmp_path / 'j.xml'}")
     assert "1 failed" in ran.out and "instep: 1 DIVERGED: " in ran.out and ran.out.count("page.html") == 1, ran
@@ -101,7 +101,7 @@ def test_a_test_that_is_run_again_is_counted_once(mine: Callable[..., Ran], tmp_
     ("--instep-traces=traces", "--instep-ops=nope"), ("traces/short.jsonl::nope",), ("-c", "set.ini"),
     ("-c", "set.ini", "traces"),
 ])  # fmt: skip
-def test_a_wrong_setting_is_one_usage_error_also_with_workers(
+def test_wrong_setting_is_one_usage_error_with_workers(
     mine: Callable[..., Ran], words: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "set.ini").write_text("[pytest]\ninstep_traces = traces\ninstep_ops = nope\n")
@@ -111,7 +111,7 @@ def test_a_wrong_setting_is_one_usage_error_also_with_workers(
 
 
 @WHOLE
-def test_workers_send_what_the_end_says(mine: Callable[..., Ran]) -> None:
+def test_workers_send_the_figures_of_the_summary(mine: Callable[..., Ran]) -> None:
     words = ("-p", "instep.plugin", "-p", "xdist.plugin", "-n", "1", "--dist=loadgroup", "-q", *TRACES)
     ran = mine(*words, "test_own.py", "-k", "not drawn")
     assert "2 failed, 2 passed" in ran.out and "instep: 1 DIVERGED, 1 agrees: " in ran.out, ran.out

@@ -155,7 +155,7 @@ def test_barrier_memory_is_not_reused(taken: Mapping[str, list[Taken]]) -> None:
     assert [one for form, told in taken.items() if form != "forgotten" for one in told if one.over_barriers] == []
     kept, ended, forgotten, used, used_up, unused, exchanged = (one.over_barriers for one in taken["forgotten"])
     assert kept == ended == used == [] and forgotten == ["%full: %numbers", "%full: no group has it"]
-    assert used_up == ["%full: tt.reduce"] and unused == ["%full: tt.reduce", "%full: nobody waits for it"]
+    assert used_up == ["%full: tt.reduce"] and unused == ["%full: tt.reduce", "%full: no code waits for it"]
     if tuple(map(int, version("triton").split(".")[:2])) >= (3, 9):  # it lists the cost of layout conversions
         assert exchanged == ["%full: ttg.convert_layout"]
 

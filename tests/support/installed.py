@@ -1,4 +1,4 @@
-"""instep as an installed wheel has it, in a separate folder: packages, fixtures, entry points and the command.
+"""Install instep into a folder as a wheel would: packages, fixtures, entry points and the command.
 
 Leaves out: building the wheel, which needs hatchling; what a wheel contains is read from `pyproject.toml`.
 """
@@ -15,7 +15,7 @@ TOP = Path(__file__).resolve().parents[2]
 
 
 def install(folder: Path) -> dict[str, str]:
-    """Install into the folder -> the environment of a shell in which it is installed, and nothing of this checkout."""
+    """Install into the folder -> the environment of a shell that has this installation and not the checkout."""
     project = tomllib.loads((TOP / "pyproject.toml").read_text())
     wheel, about = project["tool"]["hatch"]["build"]["targets"]["wheel"], project["project"]
     site, scripts = folder / "site", folder / "bin"

@@ -6,7 +6,7 @@
     def test_whole_runs(): kit.replayed(kit.small(), OPS, strategy="snapshot").must_agree()
 
 Names are imported lazily, as those of `instep` are. On a machine without a GPU, importing this module switches Triton's
-interpreter on. Leaves out: everything else. What is not named here may change in any version.
+interpreter on. Leaves out: everything else. Names that are not listed here may change in any version.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _HOMES = {
     "instep.kit.strategies": ("configurations", "prompts", "traces"), "instep.kit.workload": ("Workload", "small"),
 }
 
-wanted_without_gpu()  # at once: the next line of a test may import Triton
+wanted_without_gpu()  # now, because the next line of a test may import Triton
 
 
 def __getattr__(name: str) -> object:

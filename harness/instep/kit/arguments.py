@@ -1,4 +1,4 @@
-"""What the functions of the kit are given: one `BadInput` that names the parameter, and the nearest name that there is.
+"""Check the arguments of the kit's functions: one `BadInput` names the parameter, or the most similar known name.
 
 Leaves out: values of options (`replay/setting.py`), and numbers of a model (`ModelConfig`).
 """
@@ -12,12 +12,12 @@ from instep_reference.contract.errors import BadInput
 
 from ..options import OPTIONS, either
 
-INSTEAD = {"ops": "subject", "handed": "subject"}  # names that other functions have for it
-CLOSE = 0.5  # of `difflib`: how alike a name must be to be proposed
+INSTEAD = {"ops": "subject", "handed": "subject"}  # names of the same parameter in other functions
+CLOSE = 0.5  # of `difflib`: how similar a name must be to be proposed
 
 
 def must_be_known(given: Iterable[str], known: Collection[str], of: str, also: Iterable[str] = ()) -> None:
-    """Refuse a parameter that `of` does not have, or does not read. also: further names that may be meant."""
+    """Refuse a parameter that `of` does not have or read. also: further names that the user may have meant."""
     for name in given:
         if name not in known:
             near = get_close_matches(name, {*known, *also} - {name}, 1, CLOSE)
@@ -26,13 +26,13 @@ def must_be_known(given: Iterable[str], known: Collection[str], of: str, also: I
 
 
 def must_be(name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
-    """Refuse a value of another type; True and False are no numbers."""
+    """Refuse a value of another type. True and False do not count as numbers."""
     if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
         raise wrong(name, value, expected)
 
 
 def must_be_several(name: str, values: object, kind: type, expected: str) -> None:
-    """Refuse what is no sequence of values of this kind. A text is one value."""
+    """Refuse a value that is not a sequence of this type. A string counts as one value."""
     if isinstance(values, str | bytes) or not isinstance(values, Sequence):
         raise wrong(name, values, expected)
     for number, value in enumerate(values):
@@ -40,7 +40,7 @@ def must_be_several(name: str, values: object, kind: type, expected: str) -> Non
 
 
 def must_be_setting(setting: Mapping[str, object], of: str, also: Iterable[str]) -> None:
-    """Refuse what is no option of a subject, or has the wrong type. also: the other parameters of the function `of`."""
+    """Refuse unknown options and values of a wrong type. also: the other parameters of the function `of`."""
     options = {name: kind for name, (kind, _) in OPTIONS.items() if name != "ops"}
     must_be_known(setting, options, of, also)
     for name, value in setting.items():

@@ -1,15 +1,15 @@
-"""What a compiled Triton or Gluon kernel has in shared memory over a barrier: `over_barriers(kernel) == []`.
+"""Find shared memory of a compiled Triton or Gluon kernel that overlaps a barrier: `over_barriers(kernel) == []`.
 
-The compiler's allocator reuses memory behind its last use. But a word that was made a barrier stays one: where a device
-takes a program off a multiprocessor, for another process's slice of time, and puts it back, it writes the words of its
-barriers again, over whatever stands there by then. Racecheck and memcheck do not see it, nor does a run alone. So
-nothing may have the memory of a barrier, and each is used: one that nobody waits for, or that no group of warps has, is
-free for what the next change of the kernel brings. `mbarrier.invalidate` ends a barrier, as PTX has it: one that a
-kernel invalidates anywhere is left alone.
+The compiler's allocator reuses memory after its last use. But a word that was initialised as a barrier stays a barrier:
+when a GPU preempts a program for another process's time slice and resumes it, it restores the words of the program's
+barriers, and overwrites data that was put there in the meantime. Racecheck and memcheck do not see this, nor does a run
+without another process. So no data may share memory with a barrier. Every barrier must also be used: if no code waits
+for it, or no group of warps receives it, the compiler may reuse its memory after the next change of the kernel. In PTX
+`mbarrier.invalidate` ends a barrier, so a barrier that the kernel invalidates is not checked.
 
-Where a kernel makes barriers in PTX of its own, all its memory of 64-bit numbers is taken for barriers. Where a Triton
-does not say how much memory the compiler takes for itself, as to change a layout, 8 bytes are counted: 3.6 does not,
-3.9 does. Leaves out: whether a barrier is used rightly, which racecheck and the bits say.
+If a kernel initialises barriers in inline PTX, all its memory of 64-bit numbers counts as barriers. Triton 3.6 does not
+report how much memory the compiler itself uses (for example, to change a layout), and 8 bytes are assumed; 3.9 reports
+it. Leaves out: whether the kernel uses a barrier correctly, which racecheck and the results show.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from instep_reference.contract.errors import BadInput, Unsupported
 
-PTX = 86  # the pass asks for a version; what it places hangs on none that has barriers
+PTX = 86  # the pass needs a version; every version with barriers gives the same places
 _TYPE = r"<((?:\d+x)+)([a-z]+\d+\w*)[,>]"
 _MEMORY = re.compile(r"(%\w+) = ttg\.local_alloc .*memdesc" + _TYPE)
 _AT, _SAID = re.compile(r"allocation\.offset = (\d+) "), re.compile(r"allocation\.size = (\d+) ")
@@ -33,7 +33,7 @@ _GROUPS = "ttg.warp_specialize("
 
 
 class Span(NamedTuple):
-    """Bytes of shared memory, and what has them: of a source's name, or an operation of the compiler."""
+    """A range of bytes in shared memory, and its owner: a name in the source, or an operation of the compiler."""
 
     begin: int
     end: int
@@ -42,18 +42,18 @@ class Span(NamedTuple):
 
 
 def over_barriers(kernel: Any) -> list[str]:
-    """What lies over barriers of a compiled kernel, and which of them nobody uses: nothing, and none, if it is empty.
+    """List the memory that overlaps barriers of a compiled kernel, and the barriers that are not used.
 
-    kernel: what a launch `kernel[grid](...)` gives, or `triton.compile`. Nothing runs, and no GPU is needed.  ->  lines
-    such as "%full: %scales", by the names of the source. A `BadInput` says what is no such kernel, `Unsupported` that
-    this Triton cannot be asked.
+    kernel: the return value of a launch `kernel[grid](...)` or of `triton.compile`. Nothing runs, and no GPU is needed.
+    ->  lines such as "%full: %scales", with the names of the source. Raises `BadInput` for any other object, and
+    `Unsupported` if this version of Triton does not give the places.
     """
     asm = getattr(kernel, "asm", None)
     target = getattr(getattr(kernel, "metadata", None), "target", None)
     if not isinstance(asm, Mapping) or "ttgir" not in asm or getattr(target, "backend", "") != "cuda":
         raise BadInput(
             "kernel", found=type(kernel).__name__, expected="a kernel that Triton compiled for a CUDA device",
-            hint="an interpreted launch gives none",
+            hint="an interpreted launch returns none",
         )  # fmt: skip
     ttgir, in_ptx = asm["ttgir"], "mbarrier.init" in asm["ttgir"]
     if "init_barrier" not in ttgir and not in_ptx:
@@ -67,14 +67,14 @@ def over_barriers(kernel: Any) -> list[str]:
             (barriers if one.name in made or (in_ptx and one.kind == "i64") else others).append(one)
     pairs = [(one, other) for at, one in enumerate(barriers) for other in [*barriers[at + 1 :], *others]]
     found = [f"{one.name}: {other.name}" for one, other in pairs if one.begin < other.end and other.begin < one.end]
-    lack, has = "nobody waits for it", {_root(name, text) for name in re.findall(r"wait_barrier (%\w+)", text)}
+    lack, has = "no code waits for it", {_root(name, text) for name in re.findall(r"wait_barrier (%\w+)", text)}
     if groups := [line.split(_GROUPS)[1].split(")")[0] for line in text.splitlines() if _GROUPS in line]:
         lack, has = "no group has it", set(re.findall(r"%\w+", " ".join(groups)))
     return found + [f"{one.name}: {lack}" for one in barriers if one.name in made - has]
 
 
 def _placed(ttgir: str, target: Any) -> str:
-    """The text of a kernel with the place of everything in shared memory, by the compiler's own allocator"""
+    """The text of a kernel with all places in shared memory, from the compiler's own allocator."""
     import triton
     from triton.compiler.compiler import make_backend
 
@@ -93,7 +93,7 @@ def _placed(ttgir: str, target: Any) -> str:
         nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, target.arch, PTX)
         manager.run(module, "placed")
     except (ImportError, AttributeError, TypeError, RuntimeError) as other:
-        raise Unsupported(f"Triton {triton.__version__} cannot be asked where it puts what: {other}") from None
+        raise Unsupported(f"Triton {triton.__version__} does not give the places of shared memory: {other}") from None
     return str(module)
 
 
@@ -101,7 +101,7 @@ def _spans(text: str) -> Iterator[Span]:
     programs = next(iter(re.findall(r'"ttg\.num-ctas" = (\d+)', text)), "1")  # of a cluster
     op = ""
     for line in text.splitlines():
-        op = named[1] if (named := _OP.match(line)) else op  # what a reduction takes stands in its last line, `}) {..`
+        op = named[1] if (named := _OP.match(line)) else op  # the memory of a reduction is in its last line, `}) {..`
         if not (at := _AT.search(line)) or "tt.func" in line:
             continue
         begin, said = int(at[1]), _SAID.search(line)
@@ -114,7 +114,7 @@ def _spans(text: str) -> Iterator[Span]:
 
 
 def _root(name: str, text: str) -> str:
-    """The memory that a view is of"""
+    """The memory that a view shows."""
     views = dict(_VIEW.findall(text))
     while name in views:
         name = views[name]

@@ -1,7 +1,7 @@
-"""One op on one case: its results and its memory against the reference, and every byte that it must leave alone.
+"""Compare one op on one case with the reference: results, memory, and every byte that the op must not change.
 
-Rows and memory are held as T2 holds an op from its own inputs: e_x <= 3 e_r + 4 ulp (`checks/allowance.py`). What moves
-bits or counts has one right answer. Leaves out: the cases (`cases/`), and whole models (`runs.py`).
+Rows and memory are held as T2 holds an op from its own inputs: e_x <= 3 e_r + 4 ulp (`checks/allowance.py`). Ops that
+move bits or count have one right answer. Leaves out: the cases (`cases/`), and whole models (`runs.py`).
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from .naming import Launched, Observed, named
 from .right import COMPUTED, Right, Rule, Written, by_token, experts, in_chunks_of, right, widened
 
 Tensor = torch.Tensor
-KIND = "launch"  # of an event: what a case is
-WAVERS = ("attend", "moe")  # ops that may hang on the error of one score (`checks/allowance.py`)
+KIND = "launch"  # the kind of event that a case is
+WAVERS = ("attend", "moe")  # ops whose result may depend on the error of one score (`checks/allowance.py`)
 
 
 def judged(
     ops: Ops, cases: Sequence[Case], device: str = "cpu", progress: Callable[[int], None] = lambda number: None,
 ) -> Verdict:
-    """Serve every case and compare; event i of the verdict is case i. What is not served is skipped with its reason."""
+    """Serve every case and compare. Event i of the verdict is case i. Unserved cases are skipped with a reason."""
     verdict, wrong = Verdict(), list[Launched]()
     for number, case in enumerate(cases):
         progress(number)
@@ -84,7 +84,7 @@ class _Case:
     def __init__(self, ops: Ops, case: Case, number: int, device: str) -> None:
         self.ops, self.case, self.number, self.clauses, self.device = ops, case, number, list[str](), device
         self.observed = list[Observed]()
-        # Made on the CPU and moved: a card rounds sums and logarithms otherwise, and the truth has the same inputs.
+        # Made on the CPU and moved: a GPU rounds sums and logarithms differently, and the truth needs the same inputs.
         built = case.build("cpu")
         call = moved(packed(built) if ops.packed and case.op in ALONG_TREES else built, device)
         self.memory = {memory_of(pool.raw) for pool in call.pools.values()}
@@ -157,7 +157,7 @@ class _Case:
                 yield right(op, inputs, self.given, rule)
 
     def _rows(self, name: str, found: Tensor, truth: Right, draws: Sequence[Right]) -> Iterator[Comparison]:
-        """Rows of every request; what no request covers is zeros."""
+        """Compare the rows of every request. Rows that no request covers must be zeros."""
         if truth.spans is not None:
             idle = torch.ones(len(found), dtype=torch.bool)
             for span in truth.spans.values():
@@ -221,7 +221,7 @@ class _Case:
                              wrong if alike else 1, f"{name}: {says}")
 
     def _log_probs(self, found: Tensor) -> Comparison:
-        """The one result of these ops that is computed: of the chosen tokens, from logits that are given."""
+        """Compare the only computed result of these ops: log-probabilities of the chosen tokens, from given logits."""
         logits = self.given.inputs["logits"].double()
         truth = logits.log_softmax(-1).gather(-1, self.plain.results["tokens"])
         largest = float(logits.abs().max()) if logits.numel() else 0.0
@@ -245,7 +245,7 @@ class _Case:
 
 
 def behind_conv(case: Case) -> Case:
-    """A case of `gdn` for a kernel that norms and gates inside: raw rows, q and k of several lengths."""
+    """A case of `gdn` for a kernel that computes norms and gates itself: raw rows, with q and k of several lengths."""
 
     def build(device: str) -> Call:
         call = case.build(device)
@@ -262,7 +262,7 @@ def behind_conv(case: Case) -> Case:
 
 
 def _unfused(build: Callable[[str], Call]) -> Callable[[str], Call]:
-    """The call of `gdn` behind one of `fused_gdn`."""
+    """The call of `gdn` that a call of `fused_gdn` contains."""
 
     def built(device: str) -> Call:
         inputs, pools = build(device)
@@ -275,7 +275,7 @@ def _unfused(build: Callable[[str], Call]) -> Callable[[str], Call]:
 
 
 def _in_blocks(operands: Operands, rows: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
-    """Prefill in the block form that is declared."""
+    """Prefill in the declared block form."""
     operands.form = "gdn.chunk"
     try:
         return in_chunks(operands, rows, state)
@@ -304,7 +304,7 @@ def _bytes(x: Tensor) -> Tensor:
 
 
 def _at(case: Case, name: str) -> Place:
-    """The place of a result: what the op was told, or the result's own name."""
+    """The place of a result, from the op's name or the result's own name."""
     component = {"gdn": "core", "fused_gdn": "core", "conv": "mixed", "attend": "attended", "norm": "normed",
                  "gated_norm": "gated", "output_gate": "opened", "moe": "mlp", "lm_head": "logits",
                  "pick": "pick"}.get(case.op, "hidden") if name == "result" else name
@@ -312,7 +312,7 @@ def _at(case: Case, name: str) -> Place:
 
 
 def _other_memory(due: Written, truth: Right) -> Iterator[tuple[str, Tensor]]:
-    """What a unit may hold instead: what it held before, the memory of another request or row, or its transpose."""
+    """Wrong contents of a unit: its contents before, the memory of another request or row, or its transpose."""
     yield "holds what was there before the launch", due.before
     for other in truth.written:
         if other.pool == due.pool and other.block.shape == due.block.shape:
@@ -323,13 +323,13 @@ def _other_memory(due: Written, truth: Right) -> Iterator[tuple[str, Tensor]]:
 
 
 def _where(pool: Pool, element: int) -> str:
-    """unit 3, or the red zone behind it."""
+    """unit 3, or the red zone after unit 3."""
     units = pool.numbers.flatten(1).cpu()
     inside = (units == element).any(1).nonzero()
     if len(inside):
         return f"unit {int(inside[0])}"
     below = (units.amin(1) <= element).nonzero()
-    return f"the red zone behind unit {int(below[-1])}" if len(below) else "the red zone before unit 0"
+    return f"the red zone after unit {int(below[-1])}" if len(below) else "the red zone before unit 0"
 
 
 def _unlike(found: Tensor | None, due: Tensor) -> str:

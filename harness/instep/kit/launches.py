@@ -1,4 +1,4 @@
-"""Cases of one op as a list for pytest, and what an op set makes of them: `served(case, OPS).must_agree()`.
+"""Cases of one op as a list for pytest, and their comparison on an op set: `served(case, OPS).must_agree()`.
 
 Leaves out: the comparison (`judge.py`), and the cases (`cases/`).
 """
@@ -32,7 +32,7 @@ OPS = tuple(dict.fromkeys(case.op for case in CASES))  # that have cases
 
 @dataclass(frozen=True)
 class Served:
-    """What an op set made of cases. name: of the op set; command: whether `instep op` finds it under this name."""
+    """The verdict on an op set over cases. name: the op set's; command: whether `instep op` finds it by this name."""
 
     name: str
     cases: Sequence[Case]
@@ -46,7 +46,7 @@ class Served:
 
     @property
     def message(self) -> str:
-        """The message of a divergence; where nothing was compared, why; empty: all agree."""
+        """The message of a divergence, or the reason why nothing was compared; empty if all agree."""
         findings = self.verdict.findings
         if findings:
             first = self.cases[findings[0].event]
@@ -93,11 +93,11 @@ def op_cases(
 ) -> list[Case]:
     """The cases of one op, or of all: for `pytest.mark.parametrize("case", op_cases("gdn"), ids=str)`.
 
-    case         the one of this name;  drawn, seed: so many of random shapes besides (gdn, conv, attend)
-    dtype        of activations: only cases of this one;  state_dtype: the same of states
-    trees        also windows that are trees;  real: cases of the sizes of a 9B model instead (gdn, conv, attend)
+    case         only the case of this name;  drawn, seed: add this number of random shapes (gdn, conv, attend)
+    dtype        only cases with activations of this dtype;  state_dtype: the same for states
+    trees        also windows that are trees;  real: only cases at the sizes of a 9B model (gdn, conv, attend)
 
-    Raises `Unsupported` where no case is left, and says why: a list without cases would be a test that skips.
+    Raises `Unsupported` with the reason if no case is left: pytest would skip a test with an empty list.
     """
     known = tuple(dict.fromkeys(one.op for one in REAL)) if real else OPS
     if op is not None and op not in known:
@@ -112,11 +112,11 @@ def op_cases(
         found = [one for one in (*every, *named) if one.name == case][:1]
         if not found:
             raise BadInput("--case", found=case, expected=f"one of {', '.join(one.name for one in every)}")
-        every, trees, wanted = found, True, wanted._replace(state_dtype=None)  # it is named: it has its own
+        every, trees, wanted = found, True, wanted._replace(state_dtype=None)  # a named case has its own dtypes
     looked = [(one, is_tree(call), _widths(one, call)) for one in every for call in [one.build("cpu")]]
     there = {one: widths for one, tree, widths in looked if trees or not tree}
     if not there:
-        raise Unsupported(f"{op}: its cases are windows that are trees, which trees=True asks for")
+        raise Unsupported(f"{op}: its cases are windows that are trees; pass trees=True")
     _must_have(op or "every op", wanted, [*there.values()])
     return [one for one, widths in there.items() if widths.fit(wanted)]
 
@@ -126,7 +126,7 @@ def _drawn(op: str | None, numbers: Iterable[int]) -> list[Case]:
 
 
 class Widths(NamedTuple):
-    """Of activations, and of states; None: it has none, or any will do."""
+    """Dtypes of activations and of states. None means that a case has none, or that any is accepted."""
 
     dtype: str | None
     state_dtype: str | None
@@ -143,7 +143,7 @@ def _width(name: str, value: str | torch.dtype | None) -> str | None:
 
 
 def _widths(case: Case, call: Call) -> Widths:
-    """A state's is that of its pool, an activation's the narrowest of the others."""
+    """The dtype of the state's pool, and the narrowest dtype of the other inputs."""
     memory = call.pools.get("memory") if case.op == "gdn" else None
     given = [value for name, value in call.inputs.items() if name not in ("parts", "pages")]
     found = [x.dtype for value in given for x in tensors_of(value) if x.is_floating_point()]

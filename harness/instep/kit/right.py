@@ -1,7 +1,7 @@
-"""What a case of one op must come to: rows and memory as the reference computes them, request by request.
+"""The right answer of a case: rows and memory as the reference computes them, request by request.
 
-The inputs decide the width: in fp64 it is the truth, in a narrower width one draw of a yardstick. Leaves out: ops that
-move bits or count; these have one right answer, which `plain` gives (`judge.py`).
+The dtype of the inputs decides the role: fp64 gives the truth, a narrower one a sample of the allowed error. Leaves
+out: ops that move bits or count; `plain` gives their only right answer (`judge.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Rule = Callable[[Sequence[Tensor], Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Written:
-    """A unit of memory after the launch. row: the row after which it is kept; before: its request's memory before."""
+    """A unit of memory after the launch. row: it is stored after this row; before: the memory before the launch."""
 
     request: int
     row: int
@@ -44,7 +44,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Right:
-    """results by name; spans: request -> its rows, all others are zeros; None: every row is computed by itself."""
+    """results by name; spans: request -> its rows, all others are zeros. None means that every row is independent."""
 
     results: Mapping[str, Tensor]
     spans: Mapping[int, range] | None = None
@@ -52,7 +52,7 @@ class Right:
 
 
 def widened(inputs: Inputs, width: torch.dtype) -> Inputs:
-    """The inputs in a width; memory stays as it is, and is widened where it is read."""
+    """The inputs in this dtype. Memory keeps its dtype, and is converted when it is read."""
 
     def to(value: Any) -> Any:
         if isinstance(value, GdnInputs):
@@ -71,20 +71,20 @@ def by_token(rows: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def in_chunks_of(size: int, rows: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
-    """The rule in chunks of so many rows."""
+    """The rule in chunks of `size` rows."""
     core, after = recur_in_chunks(*opened(rows), state[None], size)
     return core[0], after[0]
 
 
 def opened(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Rows of one request as `gdn.recur` takes them: q, k, v, log_decay, erase, write."""
+    """Rows of one request as arguments of `gdn.recur`: q, k, v, log_decay, erase, write."""
     q, k, v, log_decay, beta = rows
     q, k = (x.repeat_interleave(v.shape[1] // k.shape[1], dim=1)[None] for x in (q, k))
     return q, k, v[None], log_decay[None, ..., None], beta[None, ..., None], beta[None, ..., None]
 
 
 def right(op: str, inputs: Inputs, call: Call, chunk: Rule = by_token) -> Right:
-    """What the op must come to on inputs of some width. call: whose memory it reads; chunk: the form of prefill."""
+    """The right answer of the op on these inputs. call: the call with its memory; chunk: the form of prefill."""
     if op == "fused_gdn":
         inputs = {**inputs, "inputs": GdnInputs(**gates_of(inputs))}
     if op in ("gdn", "fused_gdn"):
@@ -115,7 +115,7 @@ def walk(parts: Sequence[Part], like: Tensor) -> Iterator[tuple[int, Part, int, 
 def _written(
     number: int, part: Part, request: int, states: Mapping[int, Tensor], before: Tensor, component: str, call: Call
 ) -> Iterator[Written]:
-    """Where the memory after rows belongs. A memory that is begun holds no number before."""
+    """Yield the units that must hold the memory after rows. The memory of a fresh request is zero before them."""
 
     def at(address: Address, row: int, spot: tuple[int, ...]) -> Written:
         pool = next(name for name, pool in call.pools.items() if pool.view is address.pool)
@@ -150,7 +150,7 @@ def _conv(x: Tensor, weight: Tensor, parts: Sequence[Part], call: Call) -> Right
     for number, part, request, parents, memory in walk(parts, x):
         begin, windows = int(part.begin[request]), {-1: memory}
         spans[number] = range(begin, begin + len(parents))
-        for row, parent in enumerate(parents):  # a row goes on from the window of its parent
+        for row, parent in enumerate(parents):  # a row continues the window of its parent
             convolved, windows[row] = gdn.causal_conv(x[begin + row, None], weight, windows[parent])
             out[begin + row, None] = F.silu(convolved)
         written += _written(number, part, request, windows, memory, "conv", call)
@@ -183,7 +183,7 @@ def _attend(query: Tensor, pages: Pages) -> Right:
 
 
 def gates_of(given: Inputs) -> dict[str, Tensor]:
-    """What `gdn` takes in, of rows behind the conv."""
+    """Inputs of `gdn`, computed from rows after the conv."""
     keys, width, rows = given["key_heads"] * given["key_dim"], given["key_dim"], len(given["mixed"])
     q, k, v = torch.tensor_split(given["mixed"], (keys, 2 * keys), dim=1)
     q, k = (norms.l2_norm(x.reshape(rows, given["key_heads"], width)) for x in (q, k))
@@ -207,7 +207,7 @@ def _swiglu(gate_up: Tensor, down: Tensor) -> MlpWeights:
 
 
 def experts(given: ExpertWeights) -> MoeWeights:
-    """The weights as the reference has them; without a shared expert that is one of zeros."""
+    """The weights in the reference's form. A missing shared expert becomes one of zeros."""
     none = torch.zeros_like(given.router[:1])
     shared = (none.new_zeros(2, none.shape[1]), none.new_zeros(none.shape[1], 1))
     if given.shared_gate_up is not None and given.shared_down is not None:
@@ -234,4 +234,4 @@ ROWS: Mapping[str, Callable[[Inputs], Tensor | dict[str, Tensor]]] = {
     "moe": _moe,
     "lm_head": lambda given: given["x"] @ given["weight"].T,
 }
-COMPUTED = frozenset({"gdn", "fused_gdn", "conv", "attend", *ROWS})  # ops that have a truth beside `plain`
+COMPUTED = frozenset({"gdn", "fused_gdn", "conv", "attend", *ROWS})  # ops with a truth other than `plain`

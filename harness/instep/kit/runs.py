@@ -1,6 +1,6 @@
-"""A trace replayed from Python, and what it came to: `replayed(small(), OPS).must_agree()`.
+"""Replay a trace from Python, and hold the verdict: `replayed(small(), OPS).must_agree()`.
 
-Leaves out: the replay itself (`instep.replay`) and its words (`instep.report`).
+Leaves out: the replay itself (`instep.replay`) and its messages (`instep.report`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Failed: Any = pytest.fail.Exception
 
 
 class Divergence(Failed, AssertionError):  # type: ignore[misc]
-    """The sides differ, or nothing was compared. Its text is the message; pytest shows the text alone."""
+    """The sides differ, or nothing was compared. Its text is the message; pytest prints only this text."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, pytrace=False)  # type: ignore[call-arg]
@@ -49,7 +49,7 @@ class Divergence(Failed, AssertionError):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Replayed:
-    """What replays of one trace came to. outcomes: one for every op set; name: the trace's."""
+    """The outcome of a replay. outcomes: one for every op set; name: the trace's."""
 
     outcomes: Sequence[Outcome]
     name: str
@@ -65,7 +65,7 @@ class Replayed:
 
     @property
     def message(self) -> str:
-        """The message of a divergence; where nothing was compared, that; empty: all agree."""
+        """The message of a divergence, or the note that nothing was compared; empty if all agree."""
         if self.exit is Exit.INCONCLUSIVE:
             return f"INCONCLUSIVE  {self.name}: nothing was compared, which is never a pass"
         return "\n".join(divergence(outcome) for outcome in self.outcomes if outcome.verdict.findings)
@@ -100,7 +100,7 @@ def replayed(
     must_be_several("tiers", tiers, str, f"a list, as [{TIERS[0]!r}], of {', '.join(TIERS)}")
     must_be_several("layers", () if layers is None else layers, int, "a list of layers, as [0]")
     if isinstance(what, Workload) and checkpoint is not None:
-        raise BadInput("checkpoint", found="one beside a workload", expected="none: a workload has its own model",
+        raise BadInput("checkpoint", found="one for a workload", expected="none: a workload has its own model",
                        hint="small(**config) changes the model, and a trace takes another one")
     chosen, named = setting_of(subject, **setting)
     with ExitStack() as files:
@@ -125,7 +125,7 @@ def replayed(
 def setting_of(subject: Subject, **setting: Any) -> tuple[Setting, bool]:
     """How it is set up, and whether a command line can name it."""
     if setting.get("engine") is not None and subject != "plain":
-        raise BadInput("engine", found=f"it beside {subject}", expected="one of the two: who serves")
+        raise BadInput("engine", found=f"it together with {subject}", expected="only one of them")
     if isinstance(subject, str):
         return Setting.of(ops=subject, **setting), True
     if not isinstance(subject, Ops) and not callable(subject):

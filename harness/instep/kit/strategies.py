@@ -3,7 +3,7 @@
     @given(workload=kit.traces())
     def test_it(workload): kit.replayed(workload, OPS).must_agree()
 
-Leaves out: the content of an event (`fuzz/draw.py`), and campaigns that go on for hours (`instep fuzz`).
+Leaves out: the content of an event (`fuzz/draw.py`), and long campaigns (`instep fuzz`).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from .workload import PROMPTS, Workload, model_of
 EVENTS = 12  # steps of a drawn trace
 LONGEST = 20  # tokens of a drawn prompt, so that every policy of two slots has room for it
 WIDTHS = ((16, 32), (32, 16), (16, 64))  # of keys and of values: never equal, or a transposed state would be invisible
-One = tuple[Collection[str], drawn.Drawer]  # a drawer, and the kinds of which one must be legal
+One = tuple[Collection[str], drawn.Drawer]  # a function that draws an event; one of these kinds must be legal
 FORWARD: One = ("prefill", "verify", "decode"), drawn.forward
-READ: One = ("prefill",), drawn.forward  # and whatever runs beside it
+READ: One = ("prefill",), drawn.forward  # and other work in the same forward
 VERIFY: One = ("verify",), drawn.forward
 ADMIT: One = ("admit",), drawn.admit
 DRAFT: One = ("draft",), drawn.draft
 
 
 def commit(draw: drawn.Draw, rules: EventRules, edges: Sequence[int]) -> Any:
-    """A commit. Where all accepted counts are the same, in half of the draws one of them becomes another one."""
+    """Draw a commit. If all accepted counts are equal, one of them is changed in half of the draws."""
     event: Any = drawn.commit(draw, rules, edges)
     (name, *others), (path, *paths) = event.requests, event.accepted
     drafts = len(rules.table.live[name].window) - 1
@@ -59,7 +59,7 @@ STEPS: Mapping[str, Sequence[One]] = {
     "commit": (COMMIT,), "admit": (ADMIT, READ, READ),
     **{kind: (((kind,), drawer),) for kind, drawer in drawn.UPKEEP.items()},
 }
-OFTEN = ("whole round",) * 4 + ("round", "forward", "resume")  # beside one of each: most mistakes are made by a commit
+OFTEN = ("whole round",) * 4 + ("round", "forward", "resume")  # in addition to one of each: commits make most mistakes
 
 
 @st.composite
@@ -83,10 +83,10 @@ def prompts(vocab: int = 64, names: Sequence[str] = tuple(PROMPTS)) -> SearchStr
 
 @st.composite
 def traces(draw: drawn.Draw, /, events: int = EVENTS, *, prefixes: bool = False, **config: Any) -> Workload:
-    """A trace of legal events, in which every choice is drawn, and the model of `small(**config)`.
+    """A trace of legal events with every choice drawn, and the model of `small(**config)`.
 
-    events    steps at most, after two requests have begun; a round is one, and is three events or more
-    prefixes  also tracked prefixes, and what is kept goes to the host, back, and away: an engine must have them
+    events    maximum number of steps after two requests have begun; a round is one step of three or more events
+    prefixes  also track prefixes, and move kept data to the host, back, and away. The engine must support these
     """
     must_be("events", events, int, "a number of steps, from 1")
     if events < 1:
@@ -103,7 +103,7 @@ def traces(draw: drawn.Draw, /, events: int = EVENTS, *, prefixes: bool = False,
         return any(drawn.may(rules, kind) for kind in one[0])
 
     def serve(one: One) -> None:
-        """One event more, unless none of its kinds is legal now, or there is no room for it."""
+        """Add one event, unless none of its kinds is legal now, or the pools have no room for it."""
         if not legal(one):
             return
         try:
@@ -117,7 +117,7 @@ def traces(draw: drawn.Draw, /, events: int = EVENTS, *, prefixes: bool = False,
     for first in (ADMIT, ADMIT, READ, READ, READ):
         serve(first)
     count = st.integers(1, events)
-    for _ in range(max(draw(count), draw(count))):  # of two: most drawn numbers are small
+    for _ in range(max(draw(count), draw(count))):  # the larger of two, because most drawn numbers are small
         names = [name for name in (*OFTEN, *STEPS) if legal(STEPS[name][0])]
         for one in STEPS[draw(st.sampled_from(names))] if names else ():
             serve(one)

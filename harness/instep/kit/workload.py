@@ -1,7 +1,7 @@
-"""A model and a trace in memory: what a test replays without a file.
+"""A model and a trace in memory, which a test replays without files.
 
-`small()` is made for kernels: K is not V, and two value heads share a key head, so that a transposed state and a wrong
-head are seen. Leaves out: running it (`runs.py`), and drawn ones (`strategies.py`).
+`small()` is designed for kernels: K differs from V, and two value heads share a key head, so a transposed state or a
+wrong head is visible. Leaves out: the replay (`runs.py`), and drawn workloads (`strategies.py`).
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ POLICY = Policy(
 
 @dataclass(frozen=True, repr=False)
 class Workload:
-    """A trace, and the model that it was recorded with. config: the model's, as its `config.json` has it."""
+    """A trace, and the model that it was recorded with. config: the fields of the model's `config.json`."""
 
     trace: Trace
     checkpoint: Checkpoint
     config: Mapping[str, Any]
 
     def __repr__(self) -> str:
-        """What is said of a failing example: what is not as in `small()`, and the events."""
+        """Describe a failing example: the numbers that differ from `small()`, and the events."""
         numbers = [f"{name}={value!r}" for name, value in self.config.items() if CONFIG.get(name) != value]
         events = [f"  {index} {kind}  {text}".rstrip() for index, kind, text in told(self.trace)]
         return "\n".join([f"<Workload {self.trace.header.name}: small({', '.join(numbers)}), of events", *events, ">"])
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Hypothesis writes the fields of a dataclass unless it has this."""
+        """Print the text above. Without this method Hypothesis prints the fields of the dataclass."""
         printer.text(repr(self))
 
     def write(self, folder: Path) -> Path:
@@ -89,7 +89,7 @@ class Workload:
 
 
 def small(policy: Policy = POLICY, prompts: Mapping[str, tuple[int, ...]] = PROMPTS, **config: Any) -> Workload:
-    """A random model, and what the reference does with a policy. config: other numbers for the model (`CONFIG`)."""
+    """Record a policy with a random model on the reference. config: other numbers for the model (`CONFIG`)."""
     must_be("policy", policy, Policy, "a Policy")
     must_be("prompts", prompts, Mapping, "a dict of lists of tokens, by name")
     for name, tokens in prompts.items():
@@ -104,7 +104,7 @@ def _drawn(config: bytes) -> tuple[Checkpoint, dict[str, Any]]:
 
 
 def model_of(**config: Any) -> tuple[Checkpoint, dict[str, Any]]:
-    """A random model, and its `config.json`. A number that nobody reads is refused."""
+    """A random model, and its `config.json`. A number that the model does not use is refused."""
     read = _Read({**CONFIG, **config})
     ModelConfig.from_dict(read)
     must_be_known(config, {*CONFIG, *read.names}, "the model", ("policy", "prompts", "events"))
@@ -112,7 +112,7 @@ def model_of(**config: Any) -> tuple[Checkpoint, dict[str, Any]]:
 
 
 class _Read(dict[str, Any]):
-    """A file's fields. names: those that were asked for."""
+    """Fields of a file. names: the fields that were read."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         super().__init__(fields)
@@ -126,7 +126,7 @@ class _Read(dict[str, Any]):
 def recorded_with(
     model: tuple[Checkpoint, Mapping[str, Any]], policy: Policy, prompts: Mapping[str, tuple[int, ...]]
 ) -> Workload:
-    """The workload that the reference makes of a policy."""
+    """Run the policy on the reference, and return the recorded workload."""
     checkpoint, config = model
     header, _ = header_of(policy, checkpoint, recording=Recording())
     plan = Plan(checkpoint, header.room(), header.num_steps, header.adaptive_file("policy"), Setting(dtype="float64"))

@@ -1,4 +1,4 @@
-"""The cases of single ops: idle and padded requests, fresh memory, ragged batches, red zones, stores that are skipped.
+"""The cases of single ops: idle and padded requests, fresh memory, ragged batches, red zones, skipped stores.
 
 Leaves out: how a case is built (`case.py`), and the right answers (`kit/right.py`).
 """

@@ -1,8 +1,8 @@
-"""What a case of one op is, and how it is run on an op set. A case states inputs and which elements may be written.
+"""A case of one op, and how to run it on an op set. A case has inputs, and the elements that the op may write.
 
-Leaves out: the cases (the table stands in `__init__.py`), and what the right answer is (`kit/right.py`).
+Leaves out: the cases (their table is in `__init__.py`), and the right answers (`kit/right.py`).
 
-What the cases take from the contracts, said once:
+The cases rely on these parts of the contracts:
   - a request whose count is 0 or whose `read` unit is -1 does nothing: zero rows, nothing written, even if fresh;
   - a `store` or `per_row` unit of -1 skips that write alone; a fresh request's memory is NaN and must not be read;
   - `per_row` keeps the memory after every row; rounding to the pool's dtype there does not round the running state;
@@ -27,7 +27,7 @@ Inputs = dict[str, Any]
 
 
 class Call(NamedTuple):
-    """Keyword arguments of one op call, and the pools behind them by name."""
+    """Keyword arguments of one op call, and the pools that they view, by name."""
 
     inputs: Inputs
     pools: dict[str, Pool]
@@ -36,7 +36,7 @@ class Call(NamedTuple):
 @dataclass(frozen=True)
 class Case:
     """`build(device)` gives the same bits on every call. `exact`: results and memory must agree bit by bit; `narrow`:
-    products are of bf16 operands, so fp32 memory agrees as bf16 does."""
+    products have bf16 operands, so fp32 memory is as accurate as bf16."""
 
     op: str
     name: str
@@ -70,7 +70,7 @@ def serve(ops: Any, case: Case, device: str = "cpu") -> Outcome:
 
 
 def packed(call: Call) -> Call:
-    """The same call on pools without red zones, whose units lie side by side: for kernels that take no strides."""
+    """The same call on pools without gaps between units, for kernels that take no strides."""
     pools, views = dict[str, Pool](), dict[int, torch.Tensor]()
     for name, pool in call.pools.items():
         raw = pool.view.clone(memory_format=torch.contiguous_format)
@@ -86,7 +86,7 @@ def packed(call: Call) -> Call:
 
 
 def moved(call: Call, device: str) -> Call:
-    """The same bits on a device. Strides and offsets stay, and what lies in one memory does so there, too."""
+    """The same bits on a device, with the same strides and offsets. Views of one memory stay views of one memory."""
     memories = dict[tuple[int, torch.dtype], torch.Tensor]()
 
     def put(x: torch.Tensor) -> torch.Tensor:
@@ -99,7 +99,7 @@ def moved(call: Call, device: str) -> Call:
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The value with every tensor in it changed."""
+    """Apply a function to every tensor in the value."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
@@ -113,7 +113,7 @@ def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def strays(outcome: Outcome) -> dict[str, int]:
-    """Per pool, how many elements changed that the op may not write (bitwise)."""
+    """Count per pool the elements that changed (bitwise) although the op may not write them."""
     counts = {}
     for name, pool in outcome.pools.items():
         width = pool.raw.element_size()
@@ -123,7 +123,7 @@ def strays(outcome: Outcome) -> dict[str, int]:
 
 
 class Draw:
-    """Seeded inputs on a device."""
+    """Random inputs from a seed, on a device."""
 
     def __init__(self, seed: int, device: str) -> None:
         self.source, self.device = torch.Generator().manual_seed(seed), device
@@ -139,7 +139,7 @@ class Draw:
 
 
 def at(component: str) -> Place:
-    """A place for results; which one does not matter to numbers."""
+    """A place for results. Which one has no effect on the numbers."""
     return Place("trunk", 0, component)
 
 

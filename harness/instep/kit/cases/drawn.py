@@ -1,4 +1,4 @@
-"""Cases of random shapes, for the ops that people bring kernels for: gdn, conv, attend. A number names a case for good.
+"""Cases of random shapes, for the ops of user kernels: gdn, conv, attend. A number always names the same case.
 
 Leaves out: the table of chosen shapes (`recurrent.py`, `paged.py`).
 """
@@ -58,7 +58,7 @@ def _activation(dice: Random) -> torch.dtype:
 
 
 def _parts(dice: Random) -> tuple[Shape, ...]:
-    """One part, or prefill beside windows; units in any order, some requests idle."""
+    """One part, or prefill together with windows; units in any order, some requests idle."""
     kind = dice.choice((*KINDS, "beside"))
     if kind == "columns":
         return (_part(dice, kind, dice.sample(range(1, 9), dice.randrange(1, 5))),)

@@ -26,9 +26,9 @@ def topk_tokens_case(rows: int, vocab: int, topk: int, dtype: torch.dtype = FP32
 
 
 def said(draw: Draw, rows: int, topk: int, ties: bool) -> dict[str, torch.Tensor]:
-    """What the head says: falling log-probabilities, often equal ones."""
+    """The results of a draft head: falling log-probabilities, many of them equal if `ties`."""
     falls = draw.uniform(rows, topk, low=0, high=3).to(FP32).cpu()
-    # A sum on the host: a card adds in another order, and these are what is given, not what is judged.
+    # Summed on the host: a GPU adds in another order, and these are inputs of a case.
     falls = (falls.round() if ties else falls).cumsum(1).to(draw.device)
     return {"tokens": draw.uniform(rows, topk, low=0, high=99).long(), "log_probs": -falls}
 

@@ -20,7 +20,7 @@ TABLES = ((0, 0, 0, 0), (9, 8, 7, -1), (2, 3, -1, -1), (4, -1, -1, -1), (5, 6, 7
 
 @dataclass(frozen=True)
 class Placing:
-    """Per request: slot, first row, rows; and how many rows there are."""
+    """For each request: slot, first row, number of rows; and the number of all rows."""
 
     slots: tuple[int, ...]
     begin: tuple[int, ...]
@@ -89,7 +89,7 @@ def advance_case(slots: Sequence[int], by: Sequence[int]) -> Callable[[str], Cal
 
 
 def shift_case(placing: Placing) -> Callable[[str], Call]:
-    """Tokens at the rows of a placing, whose idle requests have no rows here."""
+    """Tokens at the rows of a placing. Idle requests have no rows here."""
 
     def build(device: str) -> Call:
         draw = Draw(14, device)

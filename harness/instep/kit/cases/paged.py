@@ -82,7 +82,7 @@ def attend_case(seed: int, reading: Reading, dtype: torch.dtype) -> Callable[[st
 
 
 def _lines(draw: Draw, reading: Reading, width: int) -> torch.Tensor:
-    """[slots, width], as a pool has it: lines at a pitch, and page 1 in every line that is nobody's."""
+    """[slots, width], as in a pool: lines at a pitch, and page 1 in every unused line."""
     pitch = draw.ints([1] * ((max(reading.lines(), default=0) + 2) * (width + 16))).view(-1, width + 16)
     table = pitch[:, :width]
     for slot, pages in zip(reading.lines(), reading.tables, strict=True):

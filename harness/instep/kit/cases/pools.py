@@ -12,14 +12,14 @@ import torch
 
 from instep_optimized.layout import Address, Part
 
-GAP = 48  # elements of red zone behind every position, or unit without positions; keeps pitches multiples of 16
+GAP = 48  # elements of red zone after every position, or unit without positions; keeps pitches multiples of 16
 
 
 @dataclass(frozen=True)
 class Pool:
     """raw: the whole allocation, NaN at first; view: what the op sees, pitch wider than packed.
 
-    numbers: the element of `raw` behind every element of `view`; writable: elements of `raw` an op may write.
+    numbers: index in `raw` of every element of `view`; writable: the elements of `raw` that an op may write.
     """
 
     raw: torch.Tensor
@@ -28,14 +28,14 @@ class Pool:
     writable: torch.Tensor
 
     def allow(self, *at: int) -> None:
-        """The op may write the unit (and column) at these leading indices."""
+        """Allow the op to write the unit (and column) at these leading indices."""
         self.writable[self.numbers[at].flatten()] = True
 
 
 def guarded(
     leading: tuple[int, ...], block: tuple[int, ...], dtype: torch.dtype, *, swap: bool = False, device: str = "cpu"
 ) -> Pool:
-    """A pool [*leading, *block] whose every leading index is followed by a red zone.
+    """Make a pool [*leading, *block] with a red zone after every leading index.
 
     swap: the last two axes of the block are exchanged in memory (a `VK` state pool, a channel-last window).
     """
@@ -45,7 +45,7 @@ def guarded(
     outer: list[int] = []
     for size in reversed(leading):
         outer.insert(0, pitch)
-        pitch = pitch * (size + 1)  # a position more, as an engine's pool may be wider than what is handed over
+        pitch = pitch * (size + 1)  # one more position: an engine may pass a part of its pool
     if swap:
         strides[-2], strides[-1] = strides[-1], strides[-2]
     raw = torch.full((GAP + pitch,), math.nan).to(dtype).to(device)
@@ -60,12 +60,12 @@ def guarded(
 
 
 def runs(part: Part, request: int) -> bool:
-    """Whether a request of a part does anything: it has rows and its unit is not -1."""
+    """Whether a request of a part runs: it has rows, and its unit is not -1."""
     return int(part.count[request]) > 0 and int(part.read.units[request]) >= 0
 
 
 def permit(part: Part, store: Pool | None, each: Pool | None) -> None:
-    """Mark what `part` may write: `store` units, and the columns of `per_row` below the count."""
+    """Mark the elements that `part` may write: `store` units, and the columns of `per_row` below the count."""
     for request in range(part.count.numel()):
         if not runs(part, request):
             continue

@@ -1,6 +1,6 @@
 """Cases of gdn, conv and attend at the sizes of a layer of Qwen3.5-9B: for kernels that are compiled for one width.
 
-Leaves out: products and rows, which have small cases alone, and whole layers (`instep shapes`).
+Leaves out: products and rows, which have only small cases, and whole layers (`instep shapes`).
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
     ),
     "snapshots": (Shape("window", (4, 2, 0, 3), (6, 2, 3, 9), (0, 0, 0, 0), per_row=(2, 0, 3, 1)),),
     "prefill": (Shape("chunk", (7, 0, 1, 3), (2, 5, 8, 4), (1, 0, 1, 0), store=(2, 5, 8, 4)),),
-    # More rows than a block of the conv has, in the interpreter too; behind them rows of nobody.
+    # More rows than a block of the conv, in the interpreter too, and then rows that no request covers.
     "blocks": (Shape("chunk", (70, 2, 0, 133), (3, 1, 2, 6), (0, 0, 0, 1), store=(3, -1, 2, 6), skip=3),),
     "empty_part": (Shape("window", (), (), (), store=()),),
     "no_parts": (),

@@ -1,4 +1,4 @@
-"""Cases of the ops that look at rows alone: embedding, linear, norms, GDN and attention inputs, MLP, pick, accept.
+"""Cases of the ops that need only rows: embedding, linear, norms, GDN and attention inputs, MLP, pick, accept.
 
 Leaves out: everything with memory (`recurrent.py`, `paged.py`).
 """
@@ -129,7 +129,7 @@ def pick(draw: Draw, dtype: torch.dtype) -> Inputs:
 
 
 def pick_in_blocks(draw: Draw, dtype: torch.dtype) -> Inputs:
-    """A vocabulary that no program looks at as a whole: ties between blocks, the largest in the last one, no largest"""
+    """A vocabulary that several programs share: ties between blocks, the maximum in the last block, no maximum."""
     logits = draw.normal(4, 33_000, dtype=dtype)
     logits[0, 5] = logits[0, 20_000] = logits[0, 32_999] = 9.0
     logits[1, 32_999], logits[2] = 9.0, float("-inf")
@@ -137,7 +137,7 @@ def pick_in_blocks(draw: Draw, dtype: torch.dtype) -> Inputs:
 
 
 def accept(draw: Draw, dtype: torch.dtype) -> Inputs:
-    """All accepted, none, some, the root alone, idle, and padding that would match if it were looked at."""
+    """All accepted, none, some, the root alone, idle, and padding that would match if the op read it."""
     window = [[9, 1, 2, 3], [9, 1, 2, 3], [9, 1, 2, 3], [9, 0, 0, 0], [9, 1, 2, 3], [9, 1, 2, 3]]
     picks = [[1, 2, 3, 4], [5, 2, 3, 4], [1, 2, 7, 4], [6, 0, 0, 0], [1, 2, 3, 4], [1, 2, 3, 4]]
     count = (4, 4, 4, 1, 0, 2)
@@ -147,7 +147,7 @@ def accept(draw: Draw, dtype: torch.dtype) -> Inputs:
 
 
 def accept_forced(draw: Draw, dtype: torch.dtype) -> Inputs:
-    """Shorter and longer than our own, beyond the window, an idle request, a bonus alone, and nothing."""
+    """Forced counts below and above the op's own, beyond the window, for an idle request; only a bonus; and none."""
     correct, bonus = draw.ints((0, 3, 1, 5, 2, -1)), draw.ints((-1, 77, 0, 8, 5, 6))
     return {**accept(draw, dtype), "forced_last": correct, "forced_bonus": bonus}
 

@@ -1,6 +1,7 @@
-"""Cases of windows that are trees, for every op that knows them.
+"""Cases of windows that are trees, for every op that supports them.
 
-Leaves out: chains (the other tables), and that a path has the bits of a chain (`tests/optimized/test_trees.py`).
+Leaves out: chains (the other tables), and the test that a path has the bits of a chain
+(`tests/optimized/test_trees.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .recurrent import HEADS, Shape, conv_case, gdn_case
 
 Build = Callable[[str], Call]
 Parents = tuple[int, ...]  # of the nodes of a window, the root first: -1, then a lower number than the node's own
-NOBODYS = 99  # what a tensor holds behind a window's end
+NOBODYS = 99  # fills a tensor after a window's end
 TREES: dict[str, tuple[Parents, ...]] = {
     "ragged": ((-1, 0, 0, 1, 1, 2, 5), (-1, 0, 1, 2), (-1,), (), (-1, 0, 0, 0, 2, 1)),
     "chain": ((-1, 0, 1, 2, 3),),
@@ -35,7 +36,7 @@ def path(parents: Parents, node: int) -> list[int]:
 
 
 def ancestors(tree: Parents) -> list[int]:
-    """Of every node the bits of its path."""
+    """For every node, the nodes of its path as bits."""
     return [sum(1 << above for above in path(tree, node)) for node in range(len(tree))]
 
 
@@ -45,7 +46,7 @@ def padded(draw: Draw, rows: Sequence[Sequence[int]], width: int, behind: int = 
 
 
 def packed(draw: Draw, begin: torch.Tensor, rows: Sequence[Sequence[int]], total: int) -> torch.Tensor:
-    """[total] int64: the numbers of every request's rows, where these rows are packed."""
+    """[total] int64: the numbers of every request at its packed rows."""
     out = draw.ints(total * [NOBODYS])
     for first, row in zip(begin.tolist(), rows, strict=True):
         out[first : first + len(row)] = draw.ints(row)
@@ -53,7 +54,7 @@ def packed(draw: Draw, begin: torch.Tensor, rows: Sequence[Sequence[int]], total
 
 
 def shaped(build: Build, trees: tuple[Parents, ...], *, over: bool = False) -> Build:
-    """The one part of a conv or gdn case as trees; `over`: windows are kept per row in the memory that is read."""
+    """Make trees of the only part of a conv or gdn case. over: memory after every row goes to the pool that is read."""
 
     def built(device: str) -> Call:
         inputs, pools = build(device)
@@ -82,8 +83,8 @@ def window(trees: tuple[Parents, ...], **more: Any) -> Shape:
 def seen(
     build: Build, trees: tuple[Parents, ...], drafted: Sequence[int] | None = None, chains: Sequence[int] = ()
 ) -> Build:
-    """A reading as trees. drafted: of every request only the row of this node runs, before others are written; chains:
-    the requests whose rows have no bits."""
+    """Make trees of a case of attention. drafted: only the row of this node runs for each request, before others are
+    written; chains: requests whose rows have no bits."""
 
     def built(device: str) -> Call:
         inputs, pools = build(device)
@@ -116,7 +117,7 @@ def plan_tree_case(trees: tuple[Parents, ...], slots: Sequence[int]) -> Build:
 
 
 def accept_case(trees: tuple[Parents, ...], forced: Sequence[tuple[int, int]] | None, seed: int) -> Build:
-    """Tokens of a vocabulary of two, so that walks go on, several children fit, and padding would fit."""
+    """Tokens from a vocabulary of two, so that walks are long, several children match, and padding would match."""
 
     def build(device: str) -> Call:
         draw, width, many = Draw(seed, device), max(map(len, trees), default=3), len(trees)
@@ -148,7 +149,7 @@ def plan_path_case(size: int, before: Sequence[int], table: bool) -> Build:
 
 
 def move_rows_case(block: tuple[int, ...], dtype: torch.dtype, swap: bool = False) -> Build:
-    """Paths whose entries lie in each other's way, one over two units, and columns that move nothing."""
+    """Paths whose entries overwrite each other, one across two units, and columns that move nothing."""
     source = ((-1, 3, 5, 9), (-1, -1, -1, -1), (14, 12, -1, 16))
     target = ((-1, 2, 3, 5), (-1, -1, -1, -1), (11, 14, -1, 12))
 
@@ -179,7 +180,7 @@ WIDE_OVER = replace(window(WIDE), per_row=None, column=(2, 18))  # written befor
 FORCED = ((3, -1), (-1, 1), (-1, 0), (2, 5), (60, 4))
 READ = Reading(((5, 2, 9), (7, 1, -1), (3, -1, -1), (-1, -1, -1), (6, 8, 4)), before=(5, 2, 0, 0, 3),
                count=tuple(map(len, RAGGED)), skip=1)  # fmt: skip
-ENDS = Reading(((3, 1), (2, 4)), before=(5, 1), count=(7, 4), slots=(3, 1))  # nodes stand behind the first table
+ENDS = Reading(((3, 1), (2, 4)), before=(5, 1), count=(7, 4), slots=(3, 1))  # nodes beyond the end of the first list
 DRAFTED = Reading(((5, 2, 9), (7, 1, -1)), before=(5, 2), count=(7, 6), slots=(3, 1))
 DRAFT_TREES = RAGGED[0], RAGGED[4]
 
