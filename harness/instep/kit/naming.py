@@ -1,7 +1,7 @@
-"""Names the mistake of a kernel that failed its cases: one known mistake that accounts for everything it computed.
+"""Name the mistake of a kernel that failed its cases: one known mistake that accounts for all its results.
 
-Of the delta rule that is an entry of the catalogue (`explain/mistakes.py`). It must give every read-out and every state
-of every launch, also those that agree. Leaves out: the comparison (`judge.py`), and whether a tensor fits
+For the delta rule it is an entry of the catalogue (`explain/mistakes.py`), which must give every read-out and every
+state of every launch, including those that agree. Leaves out: the comparison (`judge.py`), and whether a tensor fits
 (`explain/judge.py`).
 """
 
@@ -53,7 +53,7 @@ class Observed:
         return self.result.place.component
 
     def of(self, candidate: Candidate) -> Explanation:
-        """What a mistake makes of this tensor."""
+        """This tensor as the mistake would compute it."""
         return explanation(candidate, partial(part, self.component, 0 if self.row is None else self.row + 1))
 
 
