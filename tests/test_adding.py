@@ -163,7 +163,7 @@ def test_a_check_is_a_file_and_a_line_of_the_table(tmp_path: Path, trace: Trace)
     for one in runs:
         assert one["looked"]["idleness"] == "T0"
         (found,) = one["findings"]
-        assert (found["check"], found["event"], found["diagnosis"]) == ("idleness", idle, "nothing was asked for")
+        assert (found["check"], found["event"], found["diagnosis"]) == ("idleness", idle, "no request was served")
 
 
 @pytest.mark.parametrize(("channels", "right"), [(ALIKE, 0), (FALLING, 1)], ids=["alike", "falling"])

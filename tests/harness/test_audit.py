@@ -100,7 +100,7 @@ def test_a_plain_file_of_prompts_and_answers_is_audited(spoken, tmp_path, instep
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["tokens"] == result["decided"] > 30 and result["exit"] == 0 and result["peak_mib"] > 50
     assert result["used"] == 0 and result["walks"] == 1 and result["findings"] == []
-    assert "Tokens that were said" in page.read_text() and '"runs"' not in page.read_text(), "it has no events"
+    assert "Generated tokens" in page.read_text() and '"runs"' not in page.read_text(), "it has no events"
     assert sum(len(text["by"]) for text in result["texts"]) == result["tokens"]
     assert "not judged  logits, final rows" in ran.out and result["not_judged"][0]["what"].startswith("logits")
 

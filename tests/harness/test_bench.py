@@ -370,7 +370,7 @@ def test_rounds_are_listed_by_batch_in_any_order_of_measurement() -> None:
 @pytest.mark.parametrize(("words", "says"), [
     (["--ops", "triton", "--device", "cpu"], "its kernels are interpreted there"),
     (["--ops", "ledger"], "expected an op set that computes"), (["--kind", "speed"], "--kind"),
-    (["--grid", "full"], "--json FILE beside it"), (["--grid", "large"], "default or full"),
+    (["--grid", "full"], "--json FILE as well"), (["--grid", "large"], "default or full"),
     (["--minutes", "0"], "--minutes"), (["--at", "batch"], "expected AXIS=VALUE"),
     (["--kind", "pick", "--plots", "README.md"], "expected a folder"),
 ])  # fmt: skip
@@ -387,7 +387,7 @@ def test_command_explains_cpu_times_and_writes_its_result(instep: Runner, tmp_pa
     assert found["command"].endswith("bench --kind pick --commit a1")
     assert (found["commit"], found["exit"], len(found["rows"])) == ("a1", 0, 2) and found["machine"]["cores"]
     assert [file.name for file in (tmp_path / "p").iterdir()] == ["pick.svg"]
-    assert '"form":"curves","title":"pick"' in (tmp_path / "page.html").read_text()
+    assert '"form":"curves","group":"pick",' in (tmp_path / "page.html").read_text()
     assert set(KINDS) == {
         "strategies", "decode", "mixer", "conv", "prefill", "attend", "pick", "products", "rounds", "decoding"
     }  # fmt: skip

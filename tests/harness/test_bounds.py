@@ -102,7 +102,7 @@ def test_undeclared_pool_is_compared_whole_and_reported(four_rounds):
     verdict = replayed(four_rounds, "UNDECLARED").verdict
     assert verdict.exit is Exit.AGREED
     reasons = [skipped.reason for skipped in verdict.skipped if skipped.check == "tails"]
-    assert len(reasons) == 1 and "keys, " in reasons[0] and "looked at as a whole" in reasons[0]
+    assert len(reasons) == 1 and "keys, " in reasons[0] and "compared as a whole" in reasons[0]
     assert not [one for one in verdict.compared if one.check == "tails"]
 
 

@@ -235,7 +235,7 @@ def test_diff_reports_new_and_missing_findings(
 
 FULL = result("e")
 MALFORMED = {
-    "{": "no JSON (", "[" * 200_000: "no JSON (", '{"schema": 2, "exit": 0, "runs": [{"fin': "no JSON (",
+    "{": "invalid JSON (", "[" * 200_000: "invalid JSON (", '{"schema": 2, "exit": 0, "runs": [{"fin': "invalid JSON (",
     '{"schema": true, "exit": 0, "runs": []}': "schema True", '{"schema": 99}': "a newer instep wrote it",
     '{"schema": 2, "exit": 0, "runs": 5}': "runs: found int, expected a list of objects",
     '{"schema": 2, "exit": 0, "runs": [[]]}': "expected a list of objects",

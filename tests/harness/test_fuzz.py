@@ -173,7 +173,7 @@ def test_a_shrink_that_is_cut_short_reports_the_smallest_so_far(
     ops = f"support.subjects:{subject}"
     ran = instep("fuzz", "--checkpoint", model, "--ops", ops, "--examples", 20, "--seed", SEED, "--shrink", shrink,
                  "--out", tmp_path / "found")
-    trace = tmp_path / "found" / f"fuzz-{ops}-{SEED}.jsonl"
+    trace = tmp_path / "found" / f"fuzz-{ops.replace(':', '-')}-{SEED}.jsonl"
     assert ran.code == Exit.DIVERGED, ran
     assert "shrinking was cut short: its time was over" in ran.out and "not again" not in ran.out
     told = re.search(r"shrunk to (\d+) events", ran.out)

@@ -64,7 +64,7 @@ def test_divergence_prints_the_command_that_reproduces_it(instep: Runner, trace:
     wrong = {place["row"]: place["wrong"] for place in found["places"]}
     assert wrong["layer 0 GDN"] > 0 == wrong["embedding"] and sum(wrong.values()) >= len(found["findings"])
     page = (tmp_path / "page.html").read_text()
-    assert "All that the terminal says" in page and "layer 0 GDN" in page and message[-1].strip() in page
+    assert "Output on the terminal" in page and "layer 0 GDN" in page and message[-1].strip() in page
 
 
 @pytest.mark.parametrize("words", [("schedule", "--until", "1"), ("drift", "--ops", "ledger")])

@@ -99,7 +99,7 @@ def test_schema_1_result_is_read_in_current_terms(tmp_path: Path) -> None:
     file = tmp_path / "old.json"
     file.write_text(json.dumps(old))
     assert read(file) == {**old, "schema": SCHEMA, "runs": [{"tiers": [{"tier": "T2", "used": 0.4}]}]}
-    for text, says in (('{"schema": 99, "exit": 0}', "newer"), ("[1]", "schema None"), ("{", "no JSON")):
+    for text, says in (('{"schema": 99, "exit": 0}', "newer"), ("[1]", "schema None"), ("{", "invalid JSON")):
         file.write_text(text)
         with pytest.raises(BadInput, match=says):
             read(file)
