@@ -24,6 +24,7 @@ from instep.report.result import Result
 from instep.verdict import Exit
 from support import kit_ops
 from support.command import Ran, Runner, complaint
+from support.covering import WHOLE
 from support.installed import install
 
 TOP = Path(__file__).resolve().parents[2]
@@ -300,6 +301,7 @@ def test_workflow_is_valid_and_its_steps_have_names(flow: dict[Any, Any]) -> Non
     assert (TOP / "docs" / "ci.md").read_text().count("ci/instep.yml") == 2
 
 
+@WHOLE
 @pytest.mark.slow
 @pytest.mark.interpreted
 @pytest.mark.parametrize("wrong", [False, True])

@@ -15,6 +15,7 @@ from instep.cli import demo
 from instep.faults import by_id
 from instep.faults.plant import PACKAGES, digests, source
 from support.command import Runner, complaint
+from support.covering import WHOLE
 
 
 @pytest.mark.slow
@@ -35,6 +36,7 @@ def test_demo_plants_in_a_copy_and_shows_message_and_page(
     assert before == {package: digests(source(package).parent)[package] for package in PACKAGES}
 
 
+@WHOLE
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_printed_command_shows_the_fault_in_a_kept_copy(

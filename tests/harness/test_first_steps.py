@@ -16,6 +16,7 @@ import torch
 
 from instep_optimized.ops.address import attribute_at, module_at
 from support.command import Runner, complaint
+from support.covering import WHOLE, few
 from support.installed import TOP, install
 
 pytest.importorskip("triton")
@@ -78,6 +79,7 @@ def test_triton_kernel_runs_under_pytest_without_a_setting(project: Path, run: P
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
 
+@WHOLE
 @pytest.mark.slow
 @pytest.mark.interpreted
 def test_triton_kernel_runs_under_the_plugin_without_a_setting(project: Path, run: Pytest) -> None:
@@ -87,6 +89,7 @@ def test_triton_kernel_runs_under_the_plugin_without_a_setting(project: Path, ru
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
 
 
+@WHOLE
 @pytest.mark.slow
 @pytest.mark.interpreted
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the kit leaves Triton native")
@@ -118,6 +121,7 @@ def wrong(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "starts"), [
     ("python -m pytest -q tests/test_mine.py", "instep op src/mine.py:OPS gdn --case "),

@@ -28,6 +28,7 @@ from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput, InstepError
 from support.checkpoints import write
 from support.command import Runner, complaint
+from support.covering import WHOLE
 
 TOP = Path(__file__).resolve().parents[2]
 ALLOWED = 0.1
@@ -106,6 +107,7 @@ def test_a_wrong_arm_is_refused_and_nothing_is_timed(model: Path, tmp_path: Path
     assert render.of(report).data()["judged"] == []
 
 
+@WHOLE
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_a_wrong_arm_cannot_pass_by_its_own_checks(model: Path, tmp_path: Path) -> None:
@@ -136,6 +138,7 @@ def test_silent_arm_is_ended(model: Path, tmp_path: Path) -> None:
         gate(setting, tmp_path)
 
 
+@WHOLE
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_an_arm_that_ends_while_it_is_timed_is_refused(model: Path, tmp_path: Path) -> None:
@@ -192,6 +195,7 @@ def test_an_op_set_that_is_timed_may_be_named_twice(
         asked.clear()
 
 
+@WHOLE
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_a_batch_that_is_too_small_to_judge_is_inconclusive(tmp_path: Path, instep: Runner) -> None:

@@ -35,6 +35,7 @@ from instep.replay.setting import Setting
 from instep.verdict import Exit
 from support.checkpoints import write
 from support.command import Runner, complaint
+from support.covering import few
 from support.outcomes import printed
 from support.planting import planted_here
 
@@ -260,6 +261,7 @@ def test_a_gain_that_is_a_fault_is_seen_by_the_gate_s_own_reference(
     assert (shown.acceptance > yardstick.truth.acceptance + 0.1) is (fault is ACCEPTS_MORE), "it gains acceptance"
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(("fault", "left", "says"), [
