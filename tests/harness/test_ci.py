@@ -219,7 +219,7 @@ PLACED = [{"findings": told("request 0", case="gdn-a", columns=columns, event=ev
     (cut(0, 100), cut(1, 101), 3, "new, or not listed before: event 100: is wrong"),
     (cut(0, 100), cut(0, 100, 301), 1, "new findings: 1"),
     (cut(1, 101), cut(0, 100), 1, "new: event 0: is wrong"),
-    (cut(0, 100, None), cut(1, 101, None), 3, "a list of findings is cut off"),
+    (cut(0, 100, None), cut(1, 101, None), 3, "a list of findings is shortened"),
     (cut(0, 100, None), cut(0, 100), 0, "list cut off: of more findings, now 300"),
     (cut(0, 100, case="c"), cut(1, 100, 99, case="c"), 0, "gone: event 0"),
 ])  # fmt: skip
@@ -240,7 +240,7 @@ MALFORMED = {
     '{"schema": true, "exit": 0, "runs": []}': "schema True", '{"schema": 99}': "a newer instep wrote it",
     '{"schema": 2, "exit": 0, "runs": 5}': "runs: found int, expected a list of objects",
     '{"schema": 2, "exit": 0, "runs": [[]]}': "expected a list of objects",
-    '{"schema": 2, "exit": 0, "runs": [{"ops": "plain", "exit": 0}]}': "expected a file with runs",
+    '{"schema": 2, "exit": 0, "runs": [{"ops": "plain", "exit": 0}]}': "expected a result with runs",
     '{"schema": 2, "exit": 0, "findings": ["a: b"]}': "runs[0].findings[0]: found str, expected object",
     json.dumps(result(findings={})): "runs[0].findings: found object, expected array",
     json.dumps(result(findings=told("e", check=5))): "runs[0].findings[0].check: found int, expected str",
@@ -272,7 +272,7 @@ def test_diff_reads_results_of_every_command(instep: Runner, tmp_path: Path) -> 
     for file in results.glob("*.json"):
         ran = instep("diff", file, file)
         if ran.code == 2:
-            assert re.search("expected a file with runs|expected a result file", complaint(ran)), ran
+            assert re.search("expected a result (with runs|file)", complaint(ran)), ran
             continue
         assert ran.code == 0 and "no new finding" in ran.out, ran
         held.add(file.stem)
