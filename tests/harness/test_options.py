@@ -67,6 +67,12 @@ def test_choices_are_in_the_help_of_every_command() -> None:
             assert metavar == named(values) or command == "audit", (command, name)
 
 
+def test_no_metavar_is_the_name_of_its_option_in_capitals() -> None:
+    """typer 0.27.0 loses such an option."""
+    shown = {(name, word) for name, by in options().items() for _, word in by.values() if word}
+    assert len(shown) > 5 and not [name for name, word in shown if word == name[2:].replace("-", "_").upper()]
+
+
 def test_both_names_of_the_model_option_are_accepted() -> None:
     assert {*options()["--checkpoint"]} == {*options()["--model"]} > {"gate", "replay"}
 

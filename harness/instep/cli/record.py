@@ -43,7 +43,7 @@ def record(
                                                      "Default: a request per prompt with a mix of events.")] = None,
     example_policy: Annotated[bool, typer.Option("--example-policy", callback=_example, is_eager=True,
                                                  help="Print a policy for two prompts as a template.")] = False,
-    dtype: Annotated[str, typer.Option(metavar="DTYPE", help=f"The dtype in which the reference decides: "
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help=f"The dtype in which the reference decides: "
                                                               f"{either(WIDTHS)}.")] = "float64",
     num_steps: Annotated[int | None, typer.Option(help="Instead of the policy's initial step count.", min=0)] = None,
     rounds: Annotated[int | None, typer.Option(help="Instead of the policy's maximum number of rounds.", min=1)] = None,

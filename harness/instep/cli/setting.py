@@ -55,9 +55,12 @@ class Given:
 
 
 def named(values: Collection[str]) -> str:
-    """A closed list of values for `--help`. A long one would leave no room for the text on a narrow terminal."""
+    """A closed list of values for `--help`. A long one would leave no room for the text on a narrow terminal.
+
+    The word must differ from the option's name: typer 0.27.0 loses an option whose metavar is its name in capitals.
+    """
     listed = "|".join(values)
-    return listed if len(listed) <= WIDEST_METAVAR else "DTYPE"
+    return listed if len(listed) <= WIDEST_METAVAR else "TYPE"
 
 
 def takes_setting(
