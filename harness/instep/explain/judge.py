@@ -32,7 +32,7 @@ SAME = 1e-12  # relative to the largest number: two formulas for the same tensor
 
 
 class Compared(Protocol):
-    """What was found and what is right, with the fields of `Case`; a case is one."""
+    """The found and the right tensor, with the fields of `Case`, which has this type."""
 
     @property
     def component(self) -> str: ...

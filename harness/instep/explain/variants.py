@@ -85,7 +85,7 @@ def by_row(*tokens: Token) -> Forms:
 
 # -- mistakes over several rows ------------------------------------------------------------------------
 
-Edge = Callable[[Tensor, Tensor, Tensor], Tensor]  # before a block, after it, the sum of its log decays -> goes on
+Edge = Callable[[Tensor, Tensor, Tensor], Tensor]  # before a block, after it, sum of its log decays -> next state
 
 
 def last_row_skipped(call: Call) -> Iterator[Variant]:
@@ -208,7 +208,7 @@ def heads_off(name: str) -> Forms:
 
 
 def by_key_head(name: str, modulo: bool) -> Forms:
-    """Of gates, which have a number for each value head: value head h takes that of another map of heads."""
+    """Gates with another map of heads: value head h takes the number of another value head."""
 
     def wrong(call: Call) -> Iterator[Variant]:
         own, keys = getattr(call, name), call.k.shape[1]
