@@ -20,6 +20,7 @@ from instep.trace.file import Trace
 from instep_reference.contract.engine import AnyEvent, Idle, Row
 from instep_reference.contract.event_facts import FACTS, ROW_FACTS
 from support import put_by
+from support.covering import WHOLE
 from support.traces import brief, recorded
 
 EVENT_FILES = 6  # that a new event type may cost; none of them a check
@@ -179,6 +180,7 @@ def test_a_decay_per_channel_is_a_line_of_the_layer(tmp_path: Path, trace: Trace
     assert [(found["layer"], found["component"]) for found in one["findings"][:1]] == [(0, "gated")] * right
 
 
+@WHOLE
 def test_an_event_type_costs_six_files_and_no_check(tmp_path: Path) -> None:
     """Record it from a policy that requests it, and replay it with two op sets. Leaves out: the files in BESIDE."""
     copy = added(tmp_path / "copy", EVENT)

@@ -26,6 +26,7 @@ from instep.bench.rows import redrawn
 from instep_optimized.ops.base import ExpertWeights
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import Unsupported
+from support.covering import WHOLE
 from support.process import ENVIRONMENT, ROOTS, start
 
 
@@ -165,6 +166,7 @@ def sources(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@WHOLE
 def test_a_peer_without_metadata_is_timed(sources: Path) -> None:
     file, path = sources / "r.json", os.pathsep.join((str(sources), ROOTS))
     done = start("bench", "--kind", "decode", "--ops", "plain", "--peers", "--json", file, cold=True,

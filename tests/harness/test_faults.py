@@ -144,6 +144,7 @@ def test_printed_rows_are_the_judged_ones(ran: Result) -> None:
     assert picture.startswith("<svg") and picture.count('class="meant"') >= 4 * len(FEW)  # three signs, and a check
 
 
+@WHOLE
 @pytest.mark.slow
 def test_faulty_engine_generates_another_text(warm: None, tmp_path: Path) -> None:
     fault = by_id()["commit-index-minus-one"]

@@ -156,6 +156,7 @@ def test_address_that_finds_nothing_gives_the_error_of_the_import(
     assert says in line and "module:attribute" not in line
 
 
+@WHOLE
 def test_current_directory_is_searched_unless_python_runs_with_the_option_p(
     wrong: Path, shell: dict[str, str]
 ) -> None:

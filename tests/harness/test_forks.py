@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from instep.faults import forks, plant
+from support.covering import WHOLE
 
 SAYS = """
 import os, sys, instep, torch
@@ -25,6 +26,7 @@ WORDS = (
 )
 
 
+@WHOLE
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks are made on Linux alone")
 def test_a_fork_ends_as_a_new_python_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

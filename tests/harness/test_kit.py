@@ -32,7 +32,7 @@ from instep_reference.contract.errors import BadInput, InstepError
 from support import warm
 from support.by_verbs import right as make
 from support.command import Runner, advances, complaint
-from support.covering import few
+from support.covering import WHOLE, few
 from support.kit_ops import FORGETFUL, PLAIN
 
 TOP = Path(__file__).resolve().parents[2]
@@ -315,6 +315,7 @@ def test_drawn_traces_models_and_prompts_are_legal(work: Any, config: Any, promp
     assert {*prompts} == {"one", "few", "more"} and all(0 <= token < 5 for said in prompts.values() for token in said)
 
 
+@WHOLE
 @pytest.mark.slow
 def test_drawn_traces_reach_events_that_often_fail() -> None:
     """50 traces: kept data is moved only with tracked prefixes, so other traces have room for commits."""
@@ -343,6 +344,7 @@ def test_page_has_the_example_and_every_public_name() -> None:
     assert all(getattr(kit, name) is not None for name in kit.__all__)
 
 
+@WHOLE
 @pytest.mark.slow
 def test_example_suite_runs_with_the_installed_package(tmp_path: Path) -> None:
     """The packages and files that `pyproject.toml` puts into a wheel, with their compiled files."""
