@@ -100,7 +100,7 @@ class Looked:
         return "" if self.problem is None else sentence(self.problem)
 
 
-Draw = Callable[[int], torch.Tensor]  # that many further correct states [draws, HV, K, V], or all that are left
+Draw = Callable[[int], torch.Tensor]  # n -> up to n further correct states [draws, HV, K, V]
 
 
 def look(
@@ -111,11 +111,13 @@ def look(
 
         alpha_h = <x - o, o_h - o> / |o_h - o|^2         0: right; 1: wrong in the way of h
 
-    The standard error of alpha is the larger of two: that of an error of the yardstick's size in a random direction,
-    and the root mean square of correct projections. Correct projections are those of the yardsticks, or of further
-    draws if yardsticks share their roundings (`narrow`). More draws are made before anything is called wrong.
-    leaning: the yardsticks with truncated operands. Their error has a mean, which no standard error covers, so the
-    limit must be LEANING times that mean further away.
+    x is the subject's state, o the correct one in fp64, o_h the wrong state of mistake h.
+
+    Yardsticks are states that correct engines with the declared rounding compute. The standard error of alpha is the
+    larger of two: that of an error of their size in a random direction, and the root mean square of their projections.
+    If they share their roundings (`narrow`), further draws replace them. More draws are made before anything is called
+    wrong. leaning: the yardsticks with truncated operands. Truncation biases the error, which no standard error
+    covers, so the limit is raised by LEANING times that bias.
     Shapes:  found x [HV, K, V]   yardsticks, leaning [draws, HV, K, V]
     """
     right = scene.right
@@ -228,7 +230,9 @@ def _worst(largest: torch.Tensor) -> tuple[float, int, int]:
 def _nearest(
     error: torch.Tensor, towards: torch.Tensor, wrong: Sequence[Wrong], where: str
 ) -> tuple[Problem, float | None]:
-    """The wrong states that are nearest over all blocks that lean, equal bits together, and the projection on them.
+    """The wrong state nearest to the found one over all blocks beyond the limit, and the projection on it.
+
+    States with equal bits count as one.
 
     where: in which blocks, as the end of a clause
 

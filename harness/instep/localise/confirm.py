@@ -1,12 +1,13 @@
 """Confirm a cause: run the trace again with one thing changed, until the first finding is gone.
 
     graph   without graphs
-    op      with an op of the plain twin (for labels: of the ledger), first near the place, then all, then half of them
+    op      with ops of the plain set (for labels: of the ledger): first those near the place, then all of them, then
+            ever smaller halves
     place   with the reference's tensor at that place, at all results of the same call, and in other layers
     memory  with the reference's tensors in every result that reads memory; or with the reference's memory after the
-            event that wrote it, and then the events that read it
+            event that wrote it, up to the events that read it
 
-A cause is confirmed only if everything that is computed from there agrees. Every rung but the last stops at the event
+A cause is confirmed only if everything that is computed from there agrees. Every step but the last stops at the event
 of the finding, and judges arithmetic only in the round of that event. Leaves out: explanations (`instep.explain`).
 """
 
@@ -31,7 +32,7 @@ from .order import READERS, also_writes, memory_name, ops_of, siblings
 BEYOND = 6  # events that may read what an event wrote: two rounds
 # Checks that look at calls and memory rather than at results.
 DIRECT = ("contracts", "capacity", "aliasing", "graphs", "hostreads", "leaks", "copies", "bounds", "interface")
-SHOWN = 2  # options printed after the sentence at most
+SHOWN = 2  # maximum number of options after the sentence
 # Component -> the option that selects how it is committed, and two values, one of which is not in use.
 ANOTHER = {"state": ("strategy", "snapshot", "rerun"), "conv": ("conv", "windows", "widened")}
 
@@ -94,10 +95,10 @@ class _Climb:
         return self._is("unconfirmed", None, says)
 
     def _memory_not_compared(self) -> list[str]:
-        """Kinds of memory that this event may have read wrong: no comparison with the reference covers them before it.
+        """Kinds of memory that this event reads and that no earlier comparison covered, so that they may be wrong.
 
-        Which kinds there are is read from the reference's requests, field by field of `answers.MEMORY`. The target
-        reads none of the draft head's memory.
+        `answers.MEMORY` lists the kinds, and the reference's requests show which of them exist. The target reads none
+        of the draft head's memory.
         """
         if self.last is None or not self.event:
             return []
@@ -245,7 +246,7 @@ class _Climb:
         return not self._left(Variant(swap=swap))
 
     def _left(self, variant: Variant, until: int | None = None) -> list[Comparison]:
-        """The findings of a run with this change; those of before where such a run is not possible."""
+        """The findings of a run with this change; the old findings if such a run is not possible."""
         self.replays += 1
         try:
             ran = self.replay.run(

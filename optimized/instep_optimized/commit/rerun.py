@@ -89,12 +89,12 @@ class Rerun:
 
     @staticmethod
     def own_entries(widest: int) -> int:
-        """Number of entries of the pool of updates (or values): one window, as no other program reads them."""
+        """Number of entries of the pool of updates (or values): one window, read by its own writer."""
         return widest
 
     @staticmethod
     def spare(size: int, width: int, widest: int) -> int:
-        """Number of tokens that a verify may leave pending instead of storing the state after them: none."""
+        """Number of old tokens that a verify may leave pending: 0, as it always replays and stores that state."""
         return 0
 
     def bind(self, ops: Ops, batch: Batch) -> BoundStrategy:
