@@ -9,6 +9,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from operator import getitem
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -103,8 +104,8 @@ def _option(name: str, repeated: bool, says: str | None) -> inspect.Parameter:
         help=text, show_default=False, rich_help_panel=PANEL, metavar=named(CHOICES[name]) if name in CHOICES else None,
         autocompletion=(lambda: choices) if choices else None,
     )
-    # Built at run time, so no checker can read it as a type.
-    annotation = Annotated.__class_getitem__((kind | None, how))  # type: ignore[attr-defined]
+    # Built at run time, so no checker can read it as a type. Python 3.13 has no `Annotated.__class_getitem__`.
+    annotation = getitem(cast(Any, Annotated), (kind | None, how))
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
