@@ -1,6 +1,6 @@
-"""Every pair of options that is served agrees in some row, judged in all tiers; what is refused is refused at once.
+"""Every supported pair of options agrees in some row, in all tiers; every unsupported one is refused at once.
 
-A row of the few ends behind its second round, but for those with which every value goes on to a plain step.
+A row of `few` ends after its second round. Only the rows of `to_the_end` continue to a plain step.
 Leaves out: the whole product (`tests/perf/combinations.py`).
 """
 
@@ -52,7 +52,7 @@ def trace_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Row], Trace]
     return lambda row: made.get(name_of(row)) or made.setdefault(name_of(row), trace(folder, row))
 
 
-def test_every_pair_that_is_served_stands_in_a_row() -> None:
+def test_the_rows_contain_every_supported_pair() -> None:
     every = {pair for one, other in combinations(FACTORS, 2) for pair in map(tuple, map(cells, whole((one, other))))}
     possible = {pair for row in whole(CONSTRAINED) if not refusals(row) for pair in cells(row)}
     free = {pair for (pair,) in every if {name for name, _ in pair} - set(CONSTRAINED)}
@@ -62,7 +62,7 @@ def test_every_pair_that_is_served_stands_in_a_row() -> None:
 
 @cache
 def to_the_end() -> tuple[Row, ...]:
-    """Of the rows few, in which every value of every factor stands: these go on to a plain step."""
+    """A few rows that together contain every value of every factor: these continue to a plain step."""
     due, rows = {(name, value) for name, values in FACTORS.items() for value in values}, list[Row]()
     while due:
         rows.append(max(pairwise(), key=lambda row: len(due & row.items())))
@@ -78,7 +78,7 @@ def played(row: Row, entire: Trace) -> Trace:
     return replace(entire, events=entire.events[: second + 1])
 
 
-def test_every_value_goes_on_to_a_plain_step_in_a_row() -> None:
+def test_every_value_is_in_a_row_that_ends_with_a_plain_step() -> None:
     rows = to_the_end()
     assert {cell for row in rows for cell in row.items()} == {
         (name, value) for name, values in FACTORS.items() for value in values
@@ -103,7 +103,7 @@ class Looking:
 @few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("row", pairwise(), ids=words)
-def test_what_is_served_agrees(row: Row, trace_of: Callable[[Row], Trace]) -> None:
+def test_every_row_agrees(row: Row, trace_of: Callable[[Row], Trace]) -> None:
     seen, replayed = Looking(), played(row, trace_of(row))
     outcome = Replay(replayed, setting(row)).run(also=[seen])
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
@@ -124,7 +124,7 @@ def test_what_is_served_agrees(row: Row, trace_of: Callable[[Row], Trace]) -> No
 
 
 @pytest.mark.slow
-def test_what_is_refused_is_refused_in_the_whole_product() -> None:
+def test_the_whole_product_is_refused_exactly_where_predicted() -> None:
     ops, steps = load("plain"), POLICY.num_steps
     configs = {
         (kind, drafter): ModelConfig.from_dict(config_of(kind, mtp_num_hidden_layers=mtp_layers(drafter)))
@@ -143,7 +143,7 @@ def test_what_is_refused_is_refused_in_the_whole_product() -> None:
 
 
 @pytest.mark.parametrize(("told", "why"), REFUSED, ids=lambda told: words(told) if isinstance(told, dict) else "")
-def test_what_is_refused_is_refused_before_anything_runs(
+def test_an_unsupported_row_is_refused_before_anything_runs(
     told: dict[str, tuple[Any, ...]], why: str, trace_of: Callable[[Row], Trace]
 ) -> None:
     row = {**pairwise()[0], "state_dtype": None, "state_rounding": None, "dtype": "float32", "snapshot_layout": None,
@@ -155,7 +155,7 @@ def test_what_is_refused_is_refused_before_anything_runs(
     assert not served
 
 
-def test_of_the_whole_product_every_pair_was_replayed_and_agreed() -> None:
+def test_the_result_has_every_pair_of_the_whole_product() -> None:
     found = json.loads((RESULTS / "combinations.json").read_text())
     run, of = found["met"]["pairs"]
     assert (found["exit"], found["found"]) == (0, []) and run == of > 500

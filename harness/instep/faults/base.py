@@ -1,4 +1,4 @@
-"""What a fault is: edits of the source with their origin, the trace that shows it, and what must be said of it.
+"""The type of a fault: edits of the source, their origin, the trace that shows it, and the expected finding.
 
 Leaves out: planting it (`plant.py`), and which there are (`catalogue/`, one file per family).
 """
@@ -12,7 +12,7 @@ from instep_reference.contract.place import Place
 
 from ..replay.setting import Setting
 
-# Sentences that tell how much is wrong, or where: whoever reads one knows of no mistake.
+# Sentences that give only the size or the place of an error. They do not name a mistake.
 BARE = re.compile("relative error|bytes differ|is wrong|not finite|NaN|unknown|next_num_steps requests|"
                   "labels that do not belong")
 
@@ -55,7 +55,7 @@ class Fault:
     id       kebab case, unique over all families: the class, then the variant
     kind     its class, as the design names it ("commit-index")
     what     one sentence: what the planted source does
-    origin   the project and number of the bug that it stands for; empty where the class is ours
+    origin   the project and number of the bug that it copies; empty if the class is ours
     trace    stem of a file under `fixtures/traces/faults`: the smallest trace that shows it
     event    the first event of that trace at which something is wrong, and the place of the first finding there
     says     part of a sentence from which a reader knows the mistake; never the size of an error, or what it led to.
@@ -81,9 +81,9 @@ class Fault:
     relation: str | None = None
 
     def __post_init__(self) -> None:
-        assert not BARE.search(self.says), f"{self.id}: {self.says!r} tells what it led to, not what it is"
+        assert not BARE.search(self.says), f"{self.id}: {self.says!r} describes the effect, not the mistake"
 
 
 def speaking(how: Setting) -> Setting:
-    """The same setting where it says text: labels say none, so `plain` speaks for them."""
+    """Return the setting for generating text: labels have no text, so `plain` replaces them."""
     return replace(how, ops="plain") if how.ops == "ledger" else how
