@@ -180,7 +180,7 @@ def test_a_wrong_window_is_named_at_its_commit(copy, accepted, path, check, says
     (10, "state.a.0", lambda x, r: shown(r, 7)["state.a.0"], Tier.DIRECTED, "holds the state from before the step"),
     (10, "state.b.2", lambda x, r: x.flip(0), Tier.DIRECTED, "unknown: close to none"),
     (10, "conv.b.1", lambda x, r: x.roll(1, 1), Tier.PROPAGATED, "is shifted by one to newer inputs"),
-    (2, "conv.a.0", lambda x, r: x * 0, Tier.PROPAGATED, "from before the step; 6 were given [equal bits: is all zero"),
+    (2, "conv.a.0", lambda x, r: x * 0, Tier.PROPAGATED, "the step; 6 tokens were given [equal bits: is all zero"),
 ], ids=["logits of another row", "rows", "a stale state", "heads", "conv", "equal windows"])  # fmt: skip
 def test_a_wrong_recorded_tensor_is_named_at_its_event(brief, tmp_path, event, name, change, tier, says):
     made = Path(shutil.copytree(brief, tmp_path / "r"))

@@ -250,7 +250,7 @@ def test_a_conv_window_that_was_not_rolled_back_is_named_by_its_count(opened, co
 
     findings = found(opened, m.spoiled(correct, at, lambda context: m.with_state(context, name, late)))
     assert findings[0].place == Place("trunk", 1, "conv")
-    assert findings[0].diagnosis.startswith(f"holds the window after {span.count} tokens; 2 were accepted; ")
+    assert findings[0].diagnosis.startswith(f"holds the window after {span.count} tokens; 2 tokens were accepted; ")
 
 
 @pytest.mark.parametrize(("field", "stage"), [("keys", "trunk"), ("values", "trunk"), ("draft_keys", "extend")])
@@ -335,7 +335,7 @@ def test_a_label_in_the_wrong_place_is_reported_with_its_row_or_count(labelled):
     )  # fmt: skip
     first = m.first(m.judge(stale[-1:], for_labels()))  # what it needs of the verify, the run kept
     assert (first.event, first.place, first.request) == (at, Place("trunk", 1, "state"), name)
-    assert first.diagnosis == "holds the state from before the step; 3 were accepted"
+    assert first.diagnosis == "holds the state from before the step; 3 tokens were accepted"
     hidden = Place("trunk", 2, "hidden")
     swapped = m.spoiled(labelled, at - 1, lambda context: m.with_rows(context, hidden, lambda rows: rows.flip(0)))
     first = m.first(m.judge(swapped, for_labels()))

@@ -152,7 +152,7 @@ def test_one_stale_tile_of_one_head_is_found_in_its_columns(width, noise, group)
     state[head, :, 8 * group : 8 * group + 8] = of.after(2)[head, :, 8 * group : 8 * group + 8]
     result = looked(stored(state, width, noise), of, width, noise)
     assert (result.head, result.group) == (head, group)
-    assert result.diagnosis.startswith("holds the state after 2 tokens; 3 were accepted, in 1 of 12 blocks")
+    assert result.diagnosis.startswith("holds the state after 2 tokens; 3 tokens were accepted; 1 of 12 blocks differs")
 
 
 def test_wrong_states_with_equal_bits_are_listed_together():
@@ -226,7 +226,7 @@ def test_a_rounding_that_fell_otherwise_is_no_wrong_state():
 def test_a_wrong_state_is_named_despite_stochastic_rounding():
     of, yardsticks, again, _ = flipped_tie()
     looked = look(of.after(2).float(), of, yardsticks, again, narrow=True)
-    assert looked.diagnosis.startswith("holds the state after 2 tokens; 3 were accepted")
+    assert looked.diagnosis.startswith("holds the state after 2 tokens; 3 tokens were accepted")
 
 
 def test_nothing_more_is_drawn_where_nothing_is_stored_narrow_and_nothing_leans():
@@ -305,7 +305,7 @@ def spoil(run, accepted, state_of):
 @pytest.mark.slow
 def test_a_commit_that_did_nothing_is_named(run):
     finding = spoil(run, 2, lambda commit, name, right: commit.subject.before[name].state[1])
-    assert "holds the state from before the step; 3 were accepted" in finding.diagnosis
+    assert "holds the state from before the step; 3 tokens were accepted" in finding.diagnosis
     assert finding.worst == pytest.approx(1.0, abs=1e-3)
 
 
@@ -318,7 +318,7 @@ def test_a_stale_tile_after_a_commit_is_named_with_head_and_columns(run):
 
     finding = spoil(run, 1, tile)
     assert (finding.head, finding.columns) == (3, (8, 15))
-    assert "holds the state from before the step; 2 were accepted, in 1 of 8 blocks" in finding.diagnosis
+    assert "holds the state from before the step; 2 tokens were accepted; 1 of 8 blocks differs" in finding.diagnosis
 
 
 def test_another_slots_state_and_a_transposed_one_are_named(run):

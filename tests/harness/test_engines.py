@@ -63,14 +63,15 @@ def test_engine_without_refuses_gets_no_illegal_events() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "event", "kind", "place", "says"), [
-    ("no_rollback", 6, "commit", "trunk layer 0 conv", "holds the window after 3 tokens; 2 were accepted"),
-    ("no_rollback", 6, "commit", "trunk layer 0 state", "holds the state after 3 tokens; 2 were accepted"),
-    ("one_more", 6, "commit", "trunk layer 0 state", "holds the state after 3 tokens; 2 were accepted"),
+    ("no_rollback", 6, "commit", "trunk layer 0 conv", "holds the window after 3 tokens; 2 tokens were accepted"),
+    ("no_rollback", 6, "commit", "trunk layer 0 state", "holds the state after 3 tokens; 2 tokens were accepted"),
+    ("one_more", 6, "commit", "trunk layer 0 state", "holds the state after 3 tokens; 2 tokens were accepted"),
     ("of_another", 6, "commit", "trunk layer 0 state", 'holds the state of request "a"'),
     ("stale_logits", 8, "forward", "trunk logits", "relative error"),
     ("no_drop", 16, "resume", "trunk layer 0 state", "relative error"),
     ("shifted_window", 6, "commit", "trunk layer 0 conv", "is shifted by one to newer inputs"),
-    ("stale_tile", 6, "commit", "trunk layer 0 state", "holds the state from before the step; 2 were accepted, in 1"),
+    ("stale_tile", 6, "commit", "trunk layer 0 state",
+     "holds the state from before the step; 2 tokens were accepted; 1 of "),
     ("neighbour", 12, "load", "trunk layer 0 state", "4 of 2048 bytes differ"),
     ("slightly", 5, "forward", "trunk final", "is 1.0001 times the right value"),
     ("hidden_rollback", 8, "forward", "trunk final", "relative error"),

@@ -205,7 +205,7 @@ def test_the_plugin_knows_it(write: Write, pytester: pytest.Pytester) -> None:
     words = [f"--instep-{name}={value}" for name, value in named.items()]
     ran = pytester.runpytest_inprocess("-p", "no:benchmark", f"--instep-traces={few_channels(RAGGED, 2).path}", *words)
     ran.assert_outcomes(failed=1)
-    ran.stdout.fnmatch_lines(["*holds the window after 4 tokens; 3 were accepted*"])
+    ran.stdout.fnmatch_lines(["*holds the window after 4 tokens; 3 tokens were accepted*"])
 
 
 def test_a_package_offers_one_under_a_name(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

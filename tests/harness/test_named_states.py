@@ -90,7 +90,8 @@ def test_lost_tokens_of_the_previous_step_are_named(run, two_commits, some):
     state = folded(folded(earlier.folding.base, earlier, some), piece, piece.folding.count)
     tokens = "1 token" if some == 1 else f"{some} tokens"
     assert directed(run, at, name, state).startswith(
-        f"was continued from the state after {tokens} of the previous step; {earlier.folding.count} were accepted")
+        f"was continued from the state after {tokens} of the previous step; "
+        f"{earlier.folding.count} tokens were accepted")
 
 
 def run_again(piece, updates):

@@ -39,7 +39,7 @@ EXACT: Mapping[str, Any] = {"check": "bytes", "tier": Tier.BITWISE, "worst": 0.0
 def test_page_is_readable_without_javascript():
     found = comparison(
         event=5, worst=0.9996, request="a", slot=3, head=2, columns=(8, 15),
-        diagnosis="holds the state after 2 tokens; 3 were accepted",
+        diagnosis="holds the state after 2 tokens; 3 tokens were accepted",
     )
     told = outcome(comparison(event=2), comparison(event=3, **EXACT), found, plan=PLAN, of=7)
     page = page_of([told], trace_of(*round_of("a", "b"))).decode()

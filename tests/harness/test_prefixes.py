@@ -91,7 +91,7 @@ KEPT = "                self._keep(p.row.track, p.request, count, peeked, final[
     (Edit(SAVED, MORE_KV, MORE_KV.replace("rows)", "rows) if 'keys' in name else None")), Setting("ledger"), "load",
      "comes back different from what was saved"),
     (Edit(COLUMNS, "columns.taken(slot, node)", "columns.taken(slot, 0)"), Setting("plain", strategy="columns"),
-     "commit", "holds the state after 1 token; 3 were tracked"),
+     "commit", "holds the state after 1 token; 3 tokens were tracked"),
     (Wrap(ENGINE, "OptimizedEngine.prefix", result="result = None"), Setting("ledger"), "forward",
      "prefix returned None; the contract expects a `RequestState`"),
     (Wrap(PREFIXES, "Prefixes.of_chunks", result="result = dict.fromkeys(result, '4')"), Setting("ledger"), "forward",

@@ -77,7 +77,8 @@ def test_manual_steps_of_the_page_give_its_results(replay: Replay, outcome: Outc
     assert outcome.located is not None and outcome.located.options == ("--swap move=plain",)
     patched = replay.run(until=6, judged_from=3, layers=[0], variant=Variant(patch=(patch_of("trunk.0.conv@5"),)))
     first, other = patched.verdict.findings[0], next(f for f in outcome.verdict.findings if f.place.layer == 1)
-    assert (first.place.component, first.diagnosis) == ("state", "holds the state after 2 tokens; 3 were accepted")
+    diagnosis = "holds the state after 2 tokens; 3 tokens were accepted"
+    assert (first.place.component, first.diagnosis) == ("state", diagnosis)
     assert other.diagnosis == outcome.verdict.findings[0].diagnosis
     for typed in ("--swap move=plain", "--graft trunk.0.conv@5 --layer 0", "--until 5 --layer 1"):
         assert f"\n{typed} " in PAGE

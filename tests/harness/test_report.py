@@ -30,7 +30,7 @@ def shown(*outcomes: Any) -> str:
 def test_messages_and_tables(golden: Golden) -> None:
     found = comparison(
         worst=0.9996, request="b", slot=5, head=2, columns=(8, 15),
-        diagnosis="holds the state after 2 tokens; 3 were accepted",
+        diagnosis="holds the state after 2 tokens; 3 tokens were accepted",
     )
     derived = {"worst": 1.0, "tier": Tier.DERIVED}
     hidden, conv = (comparison(place=Place("trunk", 3, name), **derived) for name in ("hidden", "qkv"))

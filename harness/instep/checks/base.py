@@ -111,9 +111,9 @@ def listed(what: str, numbers: Collection[int]) -> str:
 
 
 def held(what: str, count: int, right: int, verb: str) -> str:
-    """holds the state after 2 tokens; 3 were accepted"""
+    """holds the state after 2 tokens; 3 tokens were accepted"""
     after = f"after {counted(count)}" if count else "from before the step"
-    return f"holds the {what} {after}; {right} {'was' if right == 1 else 'were'} {verb}"
+    return f"holds the {what} {after}; {counted(right)} {'was' if right == 1 else 'were'} {verb}"
 
 
 def slot_of(context: EventContext, request: str | None) -> int | None:

@@ -150,7 +150,9 @@ def look(
         worst, head, group = _worst(largest)
         return Looked(max(worst, 0.0), head, group, *counts, None)
     head, group = (int(i) for i in leans.nonzero()[0])
-    where = f", in {int(leans.sum())} of {leans.numel()} blocks" if not leans.all() else ""
+    wrong_count = int(leans.sum())
+    differ = "differs" if wrong_count == 1 else "differ"
+    where = f"; {wrong_count} of {leans.numel()} blocks {differ}" if not leans.all() else ""
     problem, projection = _nearest(error[leans], towards[:, leans], wrong, where)
     worst = _worst(largest)[0] if projection is None else projection
     return Looked(worst, head, group, *counts, problem)
@@ -234,7 +236,7 @@ def _nearest(
 
     States with equal bits count as one.
 
-    where: in which blocks, as the end of a clause
+    where: how many blocks differ, as the end of a clause
 
     Shapes:  error [blocks, elements]   towards [hypotheses, blocks, elements]
     """

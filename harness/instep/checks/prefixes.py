@@ -59,7 +59,7 @@ def others_kept(
     for request, state in context.subject.after.items():
         held = dict(state.parts()).get(place)
         if held is not None:
-            of = f"after {counted(state.length)}; {count} were tracked"
+            of = f"after {counted(state.length)}; {counted(count)} {'was' if count == 1 else 'were'} tracked"
             yield f'holds what request "{request}" has now, {of}', held[: len(due)]
     for under, kept in context.earlier.saved.items():
         held = dict(kept.state.parts()).get(place)

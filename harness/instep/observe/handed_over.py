@@ -25,7 +25,7 @@ def handed_over(base: torch.Tensor, previous: PreviousStep) -> Iterator[tuple[st
     if previous.verb == "accepted":
         yield twice, partial(again, tokens, base)
     for some in range(1, count):
-        said = f"{some} token{'s' * (some > 1)} of the previous step; {count} were {previous.verb}"
+        said = f"{some} token{'s' * (some > 1)} of the previous step; {count} tokens were {previous.verb}"
         yield f"was continued from the state after {said}", partial(_folded, tokens, previous.base, range(some))
 
 

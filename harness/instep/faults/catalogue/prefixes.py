@@ -46,14 +46,14 @@ FAULTS: tuple[Fault, ...] = (
         "prefix-state-newer-than-its-key", "prefix-state",
         "The ring is folded one token further than the prefix goes.",
         "", (Edit(RERUN, "self.peek(ops, slot, length)", "self.peek(ops, slot, length + 1)"),), "prefix", PLAIN, 5,
-        Place("trunk", 0, "state"), "holds the state after 4 tokens; 3 were tracked", ("directed",),
+        Place("trunk", 0, "state"), "holds the state after 4 tokens; 3 tokens were tracked", ("directed",),
         ("identity", "bytes"),
     ),
     Fault(
         "prefix-of-the-last-node", "prefix-state",
         "A commit keeps the memory after the last accepted node, although the prefix ends before it.",
         "", (Edit(PREFIXES, "path[depth]", "path[-1]"),), "prefix", Setting(strategy="snapshot"), 5,
-        Place("trunk", 0, "conv"), "holds the window after 4 tokens; 3 were tracked", ("bytes", "directed"),
+        Place("trunk", 0, "conv"), "holds the window after 4 tokens; 3 tokens were tracked", ("bytes", "directed"),
         ("identity",),
     ),
     Fault(

@@ -33,26 +33,26 @@ FAULTS: tuple[Fault, ...] = (
         "commit-index-minus-one", "commit-index", "The commit takes the state one token before the accepted node.",
         "sglang 25029", (_node("(acceptance.last_correct_step_indices - 1).clamp(min=0)"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the window after 2 tokens; 3 were accepted", ("bytes", "directed"),
+        "holds the window after 2 tokens; 3 tokens were accepted", ("bytes", "directed"),
     ),
     Fault(
         "commit-index-plus-one", "commit-index", "The number of accepted tokens serves as the index of the last one.",
         "sglang 25029", (_node("acceptance.accept_lens.clamp(max=self.num_steps)"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the window after 4 tokens; 3 were accepted", ("bytes", "directed"),
+        "holds the window after 4 tokens; 3 tokens were accepted", ("bytes", "directed"),
     ),
     Fault(
         "commit-index-last", "commit-index", "The commit takes the state of the last node, whatever was accepted.",
         "sglang 25029", (_node("inputs.width - 1"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the window after 5 tokens; 3 were accepted", ("bytes", "directed"),
+        "holds the window after 5 tokens; 3 tokens were accepted", ("bytes", "directed"),
     ),
     Fault(
         "commit-index-column-zero", "commit-index", "The commit takes column 0 of the snapshots, the root's.",
         "sglang 25029",
         (Edit(SNAPSHOT, ACCEPTED, "source=Units(pair.snapshots.pool[:, 0]).at(accepted.rows),"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the window after 1 token; 3 were accepted", ("bytes", "directed"),
+        "holds the window after 1 token; 3 tokens were accepted", ("bytes", "directed"),
     ),
     Fault(
         "commit-index-offset", "commit-index",
@@ -61,7 +61,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(COLUMNS, "self._marks.write(ops, accepted.slots, accepted.nodes)",
               "self._marks.write(ops, accepted.slots, accepted.lens)"),),
         "ragged", Setting(conv="widened"), 5, CONV,
-        "holds the window after 4 tokens; 3 were accepted", ("bytes",), ("directed",),
+        "holds the window after 4 tokens; 3 tokens were accepted", ("bytes",), ("directed",),
     ),
     Fault(
         "zero-accept-skipped", "zero-accept", "The commit skips a request none of whose drafts is accepted.",
@@ -70,7 +70,7 @@ FAULTS: tuple[Fault, ...] = (
             "inputs.slots", "torch.where(acceptance.num_correct_drafts > 0, inputs.slots, -1)",
         )),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the window from before the step; 1 was accepted", ("bytes", "directed"),
+        "holds the window from before the step; 1 token was accepted", ("bytes", "directed"),
     ),
     Fault(
         "zero-accept-wraps", "zero-accept",
@@ -78,7 +78,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm 56419",
         (_node("torch.where(acceptance.num_correct_drafts > 0, acceptance.last_correct_step_indices, -1)"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the window after 5 tokens; 1 was accepted", ("bytes", "directed"),
+        "holds the window after 5 tokens; 1 token was accepted", ("bytes", "directed"),
     ),
     Fault(
         "unwritten-snapshot", "unwritten-snapshot",
@@ -97,7 +97,7 @@ FAULTS: tuple[Fault, ...] = (
               "else accepted.nodes * 0 + pair.snapshots.pool.shape[1] - 1,\n"
               "                ),"),),
         "ragged", Setting(), 5, CONV,
-        "holds the window after 5 tokens; 3 were accepted", ("bytes",), ("directed",),
+        "holds the window after 5 tokens; 3 tokens were accepted", ("bytes",), ("directed",),
     ),
     Fault(
         "path-handover-column-zero", "path-handover",
@@ -198,6 +198,6 @@ FAULTS: tuple[Fault, ...] = (
               "    block[:, 1, :, 8:16] = old[:, 1, :, 8:16]\n"
               "target.pool[there] = block"),),
         "ragged", Setting(strategy="snapshot"), 5, STATE,
-        "holds the state from before the step; 3 were accepted, in 1 of 32 blocks", ("directed", "derived"),
+        "holds the state from before the step; 3 tokens were accepted; 1 of 32 blocks differs", ("directed", "derived"),
     ),
 )

@@ -78,7 +78,7 @@ FAULTS: tuple[Fault, ...] = (
         "lifecycle-loss-pending", "lifecycle-loss",
         "A preempted request keeps the state in the slot, without the tokens that would be rerun later.",
         "sglang 35957", (UNSETTLED,), "kept", Setting(ops="ledger"), 10, Place("trunk", 0, "state"),
-        "holds the state from before the step; 3 were accepted", ("labels", "bytes"), ("identity",),
+        "holds the state from before the step; 3 tokens were accepted", ("labels", "bytes"), ("identity",),
     ),
     Fault(
         "lifecycle-loss-draft-kv", "lifecycle-loss",

@@ -88,7 +88,7 @@ FAULTS: tuple[Fault, ...] = (
         "A prefix whose donor is there goes to the host with the state that the donor has by then.",
         "", (Edit(ENGINE, OFFLOAD, NEWER + OFFLOAD),), "tiers", Setting(strategy="snapshot"), 5,
         Place("trunk", 0, "state"),
-        'holds what request "a" has now, after 8 tokens; 4 were tracked', ("bytes",), ("identity",),
+        'holds what request "a" has now, after 8 tokens; 4 tokens were tracked', ("bytes",), ("identity",),
     ),
     Fault(
         "offload-through-one-buffer", "tier-other",
