@@ -98,9 +98,9 @@ def score() -> str:
     planted, variants = _read("faults.json"), _read("calibration.json")
     alarms, blocks = (_sum(variants["false_alarms"], field) for field in ("alarms", "blocks"))
     return (
-        f"instep itself was tested on {planted['fired']} planted faults ({planted['found']} found, "
-        f"{planted['located']} located, {planted['named']} named)\nand on {variants['variants']} correct engines "
-        f"({alarms} of {blocks:,} compared blocks called wrong): [results](docs/results.md)."
+        f"With {planted['fired']} planted faults instep found {planted['found']}, located {planted['located']} at the "
+        f"first wrong event and place, and named the mistake of {planted['named']}.\nIt called {alarms} of {blocks:,} "
+        f"compared blocks of {variants['variants']} correct engines wrong ([results](docs/results.md))."
     )
 
 
