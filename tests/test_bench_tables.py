@@ -1,4 +1,4 @@
-"""The tables of speed compare like with like, tell a mean that is not the median, and show no speed of what is wrong.
+"""The tables of speed compare like with like, print a mean that is not the median, and no speed of wrong kernels.
 
 Leaves out: whether the pages have them as the files say (`test_readme.py`).
 """

@@ -1,4 +1,4 @@
-"""The house rules that a program can check: who may import whom, how long a file may be, what a file opens with.
+"""The house rules that a program can check: imports across packages, the length and the first sentence of a file.
 
 Leaves out: taste.
 """

@@ -1,4 +1,4 @@
-"""An entry: one peer, how it is run, against which traces, and what is known of it.
+"""An entry: one peer, its command, its traces, and its expected result.
 
 Leaves out: running it (`run.py`).
 """

@@ -1,9 +1,7 @@
-"""`python -m peers.script docs/found/NAME.py`: a script that imports a peer's package, with that package out of a
-wheel.
+"""`python -m peers.script docs/found/NAME.py`: run a script with a peer's package from an unpacked wheel.
 
-`python -m peers.script pytest FILE` runs a module in the same way. A script needs only the package that it names;
-this is for where the package is unpacked and not installed, so that what the package itself needs is not there.
-Leaves out: the rest.
+`python -m peers.script pytest FILE` runs a module in the same way. The package is not installed, so its own
+dependencies are missing; a script needs only the package that it names.
 """
 
 from __future__ import annotations

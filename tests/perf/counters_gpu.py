@@ -1,4 +1,4 @@
-"""Hardware counters, kernel by kernel, of rounds and of cells of the benchmark that miss their figures: what binds.
+"""Hardware counters per kernel, which show the bottleneck of rounds and of slow cells of the benchmark.
 
 Leaves out: speed. The profiler runs every kernel alone and several times, with a cold cache. So no kernel overlaps
 another one here, and times are longer than in a round. A script for a machine with a GPU and NVIDIA's `ncu`:

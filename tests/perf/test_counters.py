@@ -1,4 +1,4 @@
-"""The table of `counters_gpu.py`, of what a profiler printed."""
+"""The table that `counters_gpu.py` makes from a profiler's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of docs/results.md, from a result of `instep bench`, drawn as `--plots` draws.
+"""Pictures of docs/results.md, from a result of `instep bench`, drawn as by `--plots`.
 
 Leaves out: which result (`readme.py`), and tables (`bench_tables.py`).
 """

@@ -1,7 +1,7 @@
-"""A real browser for tests of pages: one process opens page after page, clicks where a mark is seen, takes pictures.
+"""A real browser for tests of pages: one process opens page after page, clicks on marks and takes screenshots.
 
-It is led through the pipe of Chrome's devtools protocol, so no port and no package is needed. Leaves out: what must be
-seen.
+It is driven through the pipe of Chrome's devtools protocol, so no port and no package is needed. Leaves out: the
+expected content.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Engines led by verbs that show their memory: pools by slot, and KV entries by page; a right one, and wrong ones.
+"""Engines driven through verbs that show their memory, pools by slot and KV by page: a right one, and wrong ones.
 
 Found by the harness as `support.by_memory:NAME`. The memory of a request is read from the pools, except KV entries.
 Leaves out: engines that show none (`by_verbs.py`).

@@ -1,6 +1,6 @@
-"""Engines led by verbs that are wrong in a way that two runs of them show.
+"""Engines driven through verbs with faults that only two runs of them show.
 
-Found by the harness as `support.by_two_runs:NAME`. Leaves out: what one run shows (`by_verbs.py`).
+Found by the harness as `support.by_two_runs:NAME`. Leaves out: faults that one run shows (`by_verbs.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Engines led by verbs, over the reference's own model: right ones, and others that are wrong on purpose.
+"""Engines driven through verbs, with the reference's model: right ones, and others that are wrong on purpose.
 
 Found by the harness as `support.by_verbs:NAME`. Leaves out: engines of other projects (`tests/peers`).
 """

@@ -1,4 +1,4 @@
-"""As a program: compile kernels that nothing interprets for a GPU on any machine, and print what each takes.
+"""As a program: compile kernels for a GPU on any machine, and print the resources that each takes.
 
 It runs in a separate process, in which kernels are not interpreted. Its arguments are names of `FORMS`; without any
 it compiles all of them. A kernel is not compiled if the record next to this file has its key: then Triton would take

@@ -1,4 +1,4 @@
-"""Small numeric errors: `plain` with one op a little wrong, each the size of what kernels have really had.
+"""Small numeric errors: `plain` with one slightly wrong op. Each has the size of an error of a real kernel.
 
 Leaves out: faults of addresses and schedules. Found by the harness as `support.injected_errors:NAME`.
 """

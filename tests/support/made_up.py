@@ -1,4 +1,4 @@
-"""Judged faults and relations without a run, for what is printed and shown of them.
+"""Judged faults and relations without a run, for tests of their output.
 
 Leaves out: outcomes of replays (`outcomes.py`).
 """

@@ -1,4 +1,4 @@
-"""Comparisons and outcomes without a run, for what is printed of them.
+"""Comparisons and outcomes without a run, for tests of their output.
 
 Leaves out: verdicts of real runs.
 """

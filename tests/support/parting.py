@@ -1,6 +1,6 @@
-"""Op sets and engines in which two runs of a trace part that must not, found by the harness as `support.parting:NAME`.
+"""Op sets and engines whose two runs differ where they must not, found by the harness as `support.parting:NAME`.
 
-Leaves out: what is wrong in every run alike (`wrong_ops.py`), which a replay finds and no relation has to.
+Leaves out: faults that every run shows (`wrong_ops.py`), which a replay finds without a relation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of what other people's kernels and engines came to, from `fixtures/results/peers.json`.
+"""The table of results of other people's kernels and engines, from `fixtures/results/peers.json`.
 
 Leaves out: running them (`tests/peers`).
 """

@@ -1,4 +1,4 @@
-"""Modules of kernels with other texts: device functions are compiled from files, so a fault needs another file.
+"""Modules of kernels with changed text: device functions are compiled from files, so a fault needs another file.
 
 Leaves out: faults in code that Python runs (`planting.py`).
 """

@@ -1,4 +1,4 @@
-"""The file of a commit strategy that no product file has heard of: `snapshot` with a pool of another name.
+"""The file of a commit strategy that no product file names: `snapshot` with a pool of another name.
 
 It is written as for `instep_optimized/commit`: tests import it, or copy it there. Leaves out: the computation.
 """

@@ -1,6 +1,6 @@
-"""Recordings of the project's own engine, made by the writer that others paste into theirs.
+"""Recordings of the project's own engine, made by the writer that other projects paste into theirs.
 
-Leaves out: their faults; tests change what was written, with the functions at the end.
+Tests plant faults in the recorded lines with the functions at the end.
 """
 
 from __future__ import annotations

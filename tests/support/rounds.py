@@ -1,6 +1,6 @@
-"""Engines to run rounds on, short ways to say a round, and what it means that two logical states agree.
+"""Engines to run rounds on, shorthands for rounds, and a comparison of two logical states.
 
-Leaves out: what is claimed about them (`tests/reference/test_properties.py` and its neighbours).
+Leaves out: the claims about them (`tests/reference/test_properties.py` and its neighbours).
 """
 
 from __future__ import annotations

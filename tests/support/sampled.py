@@ -1,6 +1,6 @@
-"""Events in which some requests sample: the same ones, with `sampling` at admit and uniforms on rows that choose.
+"""Events in which some requests sample: given events, with `sampling` at admit and uniforms on rows that choose.
 
-Leaves out: what comes of it.
+Leaves out: the results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A host and a GPU in simulated time, under the gate's own clock and card: what is launched runs one after the other.
+"""A host and a GPU in simulated time, for the gate's own clock and card: launches run one after the other.
 
 It takes the place of the clocks of `time`, of events and waiting of `torch.cuda`, and of the card's two kernels.
 Leaves out: several streams.

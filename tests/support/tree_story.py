@@ -1,6 +1,6 @@
 """Rounds over trees for an engine: a story of events, and all answers of an engine that serves one.
 
-Leaves out: what is claimed about it (`tests/optimized/test_engine_trees.py`).
+Leaves out: the claims about it (`tests/optimized/test_engine_trees.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Windows that are trees: drawn shapes, paths through them, and one launch of several windows for ops and engines.
 
-Leaves out: what an op or an engine does with them.
+Leaves out: ops and engines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two engines that must not differ by a byte; and the recorders with which one of them is held in graphs.
+"""Two engines that must not differ by a byte, and the recorders with which one of them runs in graphs.
 
 Leaves out: the reference (`two_sides.py`), and how a graph is recorded.
 """

@@ -1,7 +1,7 @@
 """An optimized engine and a reference side, driven by the same events and compared after each of them.
 
-Leaves out: diagnosis. The harness proper names faults; here a plain assertion must do, so that the engine's tests
-do not rest on the harness.
+Leaves out: diagnosis, which the harness does. Plain assertions are used here, so that the engine's tests do not
+depend on the harness.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Right engines of somebody else's that declare too much about their memory, or too little, and write there.
+"""Right engines that declare too much of their memory as theirs, or too little, and write there.
 
-Leaves out: what is computed, which is right. Found by the harness as `support.wide:NAME`.
+Leaves out: the computation, which is right. Found by the harness as `support.wide:NAME`.
 """
 
 from __future__ import annotations

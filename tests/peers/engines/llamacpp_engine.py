@@ -1,4 +1,4 @@
-"""llama.cpp as an engine, by the library inside the package `xllamacpp`: fp32 weights and KV, one sequence a request.
+"""llama.cpp as an engine: the library in the package `xllamacpp`, fp32 weights and KV, one sequence per request.
 
 After a verify `llama_memory_seq_rm` rolls back, on snapshots that the context keeps (`n_rs_seq`). Leaves out: the draft
 head. The model must have K = V.
@@ -7,7 +7,7 @@ head. The model must have K = V.
     again         rolls the whole window back, and decodes its accepted tokens again
     copied        saves and loads by `llama_memory_seq_cp` in place of bytes
     with_rows     shows rows after the final norm, too; llama.cpp then splits a batch by sequences
-    cut           as `with_rows`, where a physical batch (`n_ubatch`) is narrower than a window
+    cut           as `with_rows`, with a physical batch (`n_ubatch`) that is narrower than a window
     narrow        as `make`, with such a batch
 """
 

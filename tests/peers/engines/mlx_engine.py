@@ -1,6 +1,6 @@
-"""`mlx-lm` as an engine, on a CPU: caches by request, merged for the rows of an event and taken apart after it.
+"""`mlx-lm` as an engine, on a CPU: one cache per request, merged for the rows of an event and split after it.
 
-After a verify the accepted tokens run again on the caches from before it, for an `ArraysCache` cannot be trimmed.
+After a verify the accepted tokens run again on the caches from before it, since an `ArraysCache` cannot be trimmed.
 Leaves out: the draft head, which mlx-lm does not read.
 """
 

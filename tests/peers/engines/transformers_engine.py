@@ -1,7 +1,7 @@
-"""`transformers` as an engine: one `DynamicCache` a request, and two ways to go back after a verify.
+"""`transformers` as an engine: one `DynamicCache` per request, and two ways to roll back after a verify.
 
-`make` keeps a copy of the cache from before the window, and runs the accepted tokens again on it. `cropping` does what
-the library's assisted decoding does to the cache of a model: it crops. Leaves out: batches, and the draft head.
+`make` keeps a copy of the cache from before the window, and runs the accepted tokens again on it. `cropping` crops the
+cache of the model, as the library's assisted decoding does. Leaves out: batches, and the draft head.
 """
 
 from __future__ import annotations

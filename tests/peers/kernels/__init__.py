@@ -1,4 +1,4 @@
-"""Kernels of SGLang, vLLM and FLA, interpreted on the CPU, out of unpacked wheels: the entries of `make peers`.
+"""Kernels of SGLang, vLLM and FLA from unpacked wheels, interpreted on the CPU: the entries of `make peers`.
 
 Leaves out: how each kernel is called (the other files here), and native kernels (`tests/perf/`).
 """

@@ -1,4 +1,4 @@
-"""The op sets of `instep.adapters.sglang` and `sglang_commit`, with SGLang out of an unpacked wheel.
+"""The op sets of `instep.adapters.sglang` and `sglang_commit`, with SGLang from an unpacked wheel.
 
 Leaves out: everything else. With SGLang installed, `--ops instep.adapters.sglang:SIGMOID` does not need this file.
 """

