@@ -50,12 +50,14 @@ class Explained:
     `says`  the mistake, as a sentence without a subject
     where   the wrong part of the tensor, as the end of that sentence; empty: all of it
     equal   every known mistake that leaves the same bits, this one included; empty: there was no search for others
+    name    its entry in the catalogue (`explain/mistakes.py`), if it is one
     """
 
     by: Literal["hypothesis", "bank"]
     says: str
     where: str = ""
     equal: tuple[Mistake, ...] = ()
+    name: str = ""
 
     @classmethod
     def one_of(cls, equal: Iterable[Mistake], where: str = "") -> Explained:

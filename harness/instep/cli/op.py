@@ -5,7 +5,8 @@ Leaves out: the cases and the comparison (`instep.kit`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -13,9 +14,14 @@ from .finish import Annotate, Commit, Json, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
+    from ..kit.cases import Case
     from ..kit.launches import Served
+    from ..kit.suggest import Suggested
+    from ..replay.setting import Setting
 
 
 @takes_setting(
@@ -35,6 +41,9 @@ def op(
     seed: Annotated[int, typer.Option(help="The number of the first random case.", min=0)] = 0,
     real: Annotated[bool, typer.Option("--real", help="Cases of gdn, conv and attend in the sizes of a 9B model "
                                                       "instead.")] = False,
+    suggest_rounding: Annotated[bool, typer.Option(
+        "--suggest-rounding", help="Print the strictest declaration of rounded products with which the ops agree.",
+    )] = False,
     json: Json = None,
     sarif: Sarif = None,
     annotate: Annotate = None,
@@ -52,17 +61,72 @@ def op(
         from instep_reference.contract.errors import BadInput
 
         raise BadInput("--case", found=f"{len(name or ())} ops", expected="the one op that has the case")
+    if suggest_rounding and (sarif is not None or annotate):
+        from instep_reference.contract.errors import BadInput
+
+        raise BadInput("--suggest-rounding", found="--sarif or --annotate", expected="neither: it has no findings")
     every: list[str | None] = [*name] if name else [None]
     cases = [
         some for one in every
         for some in op_cases(one, case=case, drawn=drawn, seed=seed, trees=True, real=real, **widths)
     ]
+    if suggest_rounding:
+        _suggest(setting, cases, {"ops": ops, "seed": seed}, named=bool(name), json=json, commit=commit)
     with progress(f"cases of {setting.name}") as advance:
         run = served(cases, setting.name, device=setting.device,
                      progress=lambda number: advance(str(cases[number]), number, len(cases)))
     found = {"ops": ops, "seed": seed, "runs": [_data(run)]}
     result = Result(run.exit, setting.device, found, commit)
     finish(result, json, lambda console: _show(run, console), sarif=sarif, annotate=annotate)
+
+
+def _suggest(
+    setting: Setting, cases: Sequence[Case], asked: dict[str, object], *, named: bool, json: Path | None,
+    commit: str | None,
+) -> NoReturn:
+    """Print the suggestion and end. Without names of ops: for the ops that multiply."""
+    from dataclasses import asdict
+
+    from ..kit.suggest import FORMS, suggested
+    from ..report.result import Result
+    from .progress import progress
+
+    cases = [case for case in cases if named or case.op in FORMS]
+    with progress(f"declarations of {setting.name}") as advance:
+        found = suggested(setting.op_set(), cases, setting.device,
+                          lambda number: advance(str(cases[number]), number, len(cases)))  # fmt: skip
+    forms = [{**asdict(one), "line": one.line} for one in found.forms]
+    data = {**asked, "line": found.line, "suggested": forms}
+    finish(Result(found.exit, setting.device, data, commit), json, lambda console: _show_suggested(found, console))
+
+
+def _show_suggested(found: Suggested, console: Console) -> None:
+    """Per form the declaration, with the evidence for it and against the next stricter one; then the line to write."""
+    from ..kit.suggest import written
+    from ..report import tables
+    from ..report.terminal import short
+    from ..verdict import Exit
+
+    made = tables.table("declared products", {
+        "form": "word", "declared": "text", "numbers": "number", "error": "number", "allowed": "number", "": "word",
+    })  # fmt: skip
+    for one in found.forms:
+        for tried in filter(None, (one.stricter, one.chosen)):
+            product = "nothing" if tried.product is None else written(tried.product)
+            made.add_row(one.form, product, short(tried.elements), f"{tried.worst:.2e}", f"{tried.allowed:.2e}",
+                         "DIVERGES" if tried.failed else "agrees")
+    tables.show(made, console)
+    for one in found.forms:
+        if one.chosen is None:
+            tables.say(console, f"{one.form}: nothing is suggested: {one.why}")
+    for reason in dict.fromkeys(skip.reason for skip in found.verdict.skipped):
+        tables.say(console, f"not served: {reason}", style="dim")
+    if found.line:
+        tables.say(console, f"Add to the op set: {found.line}")
+        if "gdn.chunk" in found.products:
+            tables.say(console, "Write the block of your kernel: short cases do not show it", style="dim")
+    elif found.exit is Exit.AGREED:
+        tables.say(console, "AGREES: nothing has to be declared")
 
 
 def _data(run: Served) -> dict[str, object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -32,7 +32,7 @@ from .elsewhere import elsewhere
 from .experts import experts, other_experts
 from .fitted import fitted
 from .inputs import inputs
-from .judge import agrees, best
+from .judge import agrees, nearest, only
 from .labels import labels
 from .memory import known_rows, memory
 from .mixing import mixing
@@ -69,7 +69,6 @@ BANK: tuple[tuple[Family, ...], ...] = (
     ),
     (fitted, other_experts),
 )
-HYPOTHESES = (BANK[0], (recurrence,))  # families of known mistakes with their own sentences
 NOT_FINITE: tuple[Family, ...] = (recurrence, addresses)  # families that give infinite numbers at the same places
 
 
@@ -110,10 +109,19 @@ def explanation_of(case: Case) -> tuple[Explained | None, int]:
         return FOLLOWS, 1
     finite = case.granted is None or bool(case.found.isfinite().all())
     for families in BANK if finite else (NOT_FINITE,):
-        sentence, count = best(case, (one for family in families for one in family(case)))
+        one, count = _best(case, families)
         if count:
-            return (None if sentence is None else Explained(_by(families), sentence)), count
+            return one, count
     return None, 0
+
+
+def _best(case: Case, families: Sequence[Family]) -> tuple[Explained | None, int]:
+    near = nearest(case, (one for family in families for one in family(case)))
+    sentence, count = only(near)
+    if sentence is None:
+        return None, count
+    known = families is BANK[0] or bool(near[0].name)
+    return Explained("hypothesis" if known else "bank", sentence, name=near[0].name), count
 
 
 def _said(
@@ -136,17 +144,13 @@ def _said(
 
 def _nearer(case: Case) -> Explained | None:
     """The explanation of a state within the allowance, if no wrong state of T2d fits that well."""
-    if not case.found.isfinite().all() or best(case, (one for family in BANK[0] for one in family(case)))[1]:
+    if not case.found.isfinite().all() or _best(case, BANK[0])[1]:
         return None
     for families in BANK[1:]:
-        sentence, count = best(case, (one for family in families for one in family(case)))
+        one, count = _best(case, families)
         if count:
-            return None if sentence is None else Explained(_by(families), sentence)
+            return one
     return None
-
-
-def _by(families: Sequence[Family]) -> Literal["hypothesis", "bank"]:
-    return "hypothesis" if families in HYPOTHESES else "bank"
 
 
 def _like(

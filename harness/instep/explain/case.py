@@ -38,12 +38,14 @@ class Explanation(NamedTuple):
 
     tries  how many tensors were tried for it, if it is the best of several
     draws  [draws, ...]: the same tensor as implementations of the mistake may round it; None: rounded as the right one
+    name   its entry in the catalogue (`mistakes.py`), if it is one
     """
 
     sentence: str
     wrong: torch.Tensor
     tries: float = 1.0
     draws: Callable[[], torch.Tensor] | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ matches, the matched numbers are counted against the tensors that were tried. Le
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
@@ -56,6 +56,7 @@ class Fit:
     left: float
     part: bool
     stands: torch.Tensor
+    name: str = ""  # its entry in the catalogue, if it is one
 
 
 def best(case: Compared, explanations: Iterable[Explanation]) -> tuple[str | None, int]:
@@ -63,7 +64,11 @@ def best(case: Compared, explanations: Iterable[Explanation]) -> tuple[str | Non
 
     Explanations with the same tensor count as one; the further sentences follow in brackets.
     """
-    near = nearest(case, explanations)
+    return only(nearest(case, explanations))
+
+
+def only(near: Sequence[Fit]) -> tuple[str | None, int]:
+    """The sentence of explanations that fit equally well, if they are one, and how many they are."""
     apart = [one for one in near if not _same(one.stands, near[0].stands)]
     if apart or not near:
         return None, len(near)
@@ -109,15 +114,15 @@ def fit(case: Compared, one: Explanation, tried: float = 1.0) -> Fit | None:
     if lost.any():  # equal in both; now compare the other numbers
         found, wrong = (torch.where(lost, right, x) for x in (found, wrong))
         case = cast(Compared, replace(cast(Any, case), found=found.to(case.found)))
-    off = _off(case, wrong), _off(case, right), wrong - right
-    near, far, apart = (cells(case.component, x).square().sum(-1) for x in off)
+    apart_by = off(case, wrong), off(case, right), wrong - right
+    near, far, apart = (cells(case.component, x).square().sum(-1) for x in apart_by)
     grain = 9 * granted[0].max().square() * cells(case.component, right).square().sum(-1)
     matters, nearer = apart > grain, near < far
     taken = matters & nearer
     if not taken.any():
         begins = cells(case.component, lost.double()).shape[:-1].numel()  # places where the lost numbers could begin
         alone = lost.any() and not lost.all() and tried * one.tries <= CHANCE * begins and agrees(case)
-        return Fit(one.sentence, 0.0, False, one.wrong) if alone else None
+        return Fit(one.sentence, 0.0, False, one.wrong, one.name) if alone else None
     stands = torch.where(_spread(case.component, nearer, found), wrong, right)
     left = _explained_left(case, stands, one)
     ratio = math.sqrt(float(near[taken].sum() / far[taken].sum()))
@@ -126,7 +131,7 @@ def fit(case: Compared, one: Explanation, tried: float = 1.0) -> Fit | None:
     if not (left <= 1 and ratio <= NEAR and chance <= math.log(CHANCE)):
         return None
     part = bool((taken != matters).any())
-    return Fit(one.sentence + (where(case.component, taken, matters) if part else ""), left, part, stands)
+    return Fit(one.sentence + (where(case.component, taken, matters) if part else ""), left, part, stands, one.name)
 
 
 def _exactly(case: Compared, one: Explanation) -> Fit | None:
@@ -145,7 +150,7 @@ def _explained_left(case: Compared, stands: torch.Tensor, one: Explanation) -> f
     left = _left(case, stands)
     if left <= 1 or one.draws is None or case.granted is None or not math.isfinite(left):
         return left
-    if _off(case, stands).norm() > NEAR * _off(case, case.right).norm():
+    if off(case, stands).norm() > NEAR * off(case, case.right).norm():
         return left  # no rounding
     draws, stored = one.draws(), case.found.dtype
     if case.once:
@@ -157,7 +162,7 @@ def _explained_left(case: Compared, stands: torch.Tensor, one: Explanation) -> f
     return _left(case, stands, granted)
 
 
-def _off(case: Compared, other: torch.Tensor) -> torch.Tensor:
+def off(case: Compared, other: torch.Tensor) -> torch.Tensor:
     """The difference of the found tensor from another one in fp64, without the granted rounding."""
     found, other = (_double(x) for x in (case.found, other))
     return (before_rounding(case.found.cpu(), other) if case.once else found) - other
@@ -169,7 +174,7 @@ def _left(case: Compared, stands: torch.Tensor, granted: torch.Tensor | None = N
     assert granted_here is not None, "it is a number that has an error"
     if not case.found.isfinite().all():
         return math.inf
-    x, o, w = (blocks(case.component, tensor) for tensor in (_off(case, stands), case.right, stands))
+    x, o, w = (blocks(case.component, tensor) for tensor in (off(case, stands), case.right, stands))
     parts, least = [], o if case.scale is None else blocks(case.component, case.scale)
     for metric, part in zip((_norm, _largest), granted_here, strict=True):
         size = torch.maximum(torch.maximum(metric(o), metric(w)), metric(least))

@@ -25,11 +25,16 @@ TOGETHER = 2**22  # numbers of states that are carried through the rows at once
 
 @dataclass(frozen=True)
 class Mistake:
-    """name: kebab case, unique; sentence: the mistake as a full sentence; wrong: its forms for a call."""
+    """A known mistake.
+
+    name: kebab case, unique; sentence: the mistake as a full sentence; wrong: its forms for a call
+    rounds: whether the kernel is right but for its rounding
+    """
 
     name: str
     sentence: str
     wrong: Forms
+    rounds: bool = False
 
 
 class Candidate(NamedTuple):
@@ -141,17 +146,18 @@ MISTAKES: tuple[Mistake, ...] = (
           ("zero", "is taken as zero", torch.zeros_like), ("double", "is twice as large", lambda x: 2 * x),
           ("half", "is half as large", lambda x: x / 2), ("negative", "has the opposite sign", torch.neg))),
     # rounding
+    *(Mistake(f"state-stored-in-{said}", f"the state is rounded to {said} when it is stored",
+              form.rounding_stored(dtype), rounds=True) for said, dtype in NARROW.items()),
     *(Mistake(f"state-in-{said}", f"the state is rounded to {said} after every token",
-              form.by_row(partial(form.rounding_state, dtype=dtype, rounds_read=False),
-                          partial(form.rounding_state, dtype=dtype, rounds_read=True)))
-      for said, dtype in NARROW.items()),
+              form.rounding_states(dtype), rounds=True) for said, dtype in NARROW.items()),
     *(Mistake(f"update-in-{said}", f"the update of every token is rounded to {said}",
-              form.by_row(partial(form.rounding_update, dtype=dtype))) for said, dtype in NARROW.items()),
+              form.by_row(partial(form.rounding_update, dtype=dtype)), rounds=True) for said, dtype in NARROW.items()),
     *(Mistake(f"read-in-{said}", f"each row is read from the state rounded to {said}",
-              form.by_row(partial(form.rounding_read, dtype=dtype))) for said, dtype in NARROW.items()),
-    *(Mistake(f"{NAMED[name]}-rounded", f"{SPOKEN[name]} is rounded to {{}}", form.narrow_rows(name)) for name in ROWS),
+              form.by_row(partial(form.rounding_read, dtype=dtype)), rounds=True) for said, dtype in NARROW.items()),
+    *(Mistake(f"{NAMED[name]}-rounded", f"{SPOKEN[name]} is rounded to {{}}", form.narrow_rows(name), rounds=True)
+      for name in ROWS),
     Mistake("first-state-rounded", "the state before the first row is rounded to {}",
-            form.other_state(form.narrow_states)),
+            form.other_state(form.narrow_states), rounds=True),
     # the state before the first row
     Mistake("state-cleared", "the state before the first row is taken as zero",
             form.other_state(lambda state: [("", torch.zeros_like(state))])),

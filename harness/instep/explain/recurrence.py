@@ -58,7 +58,7 @@ def explanation(candidate: Candidate, take: Callable[[Walked], torch.Tensor]) ->
         generator = torch.Generator().manual_seed(0)
         return torch.stack([take(candidate.nudged(NUDGE, generator)) for _ in range(DRAWS)])
 
-    return Explanation(candidate.sentence, take(candidate.walked), draws=draws)
+    return Explanation(candidate.sentence, take(candidate.walked), draws=draws, name=candidate.mistake.name)
 
 
 def part(component: str, count: int, walked: Walked) -> torch.Tensor:

@@ -76,6 +76,42 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).to(x)
 
 
+def rounding_states(dtype: torch.dtype) -> Forms:
+    """The state is rounded after each row, before or after the row is read, or where kept updates are run again."""
+
+    def wrong(call: Call) -> Iterator[Variant]:
+        for rounds_read in (False, True):
+            yield Variant("", call, partial(walk, token=partial(rounding_state, dtype=dtype, rounds_read=rounds_read)))
+        if not call.parents:
+            yield Variant("", call, partial(_rounding_run_again, dtype=dtype))
+
+    return wrong
+
+
+def _rounding_run_again(call: Call, dtype: torch.dtype) -> Walked:
+    """With the updates that the right recurrence makes."""
+    call = spread(call)
+    done, states = walk(call), [call.state]
+    for t in range(len(call.v)):
+        states.append(rounded(add(fade(states[-1], call.log_decay[t]), call.k[t], done.update[t]), dtype))
+    core = [read(state, q) for state, q in zip(states[1:], call.q, strict=True)]
+    return Walked(torch.stack(core) if core else done.core, done.update, torch.stack(states))
+
+
+def rounding_stored(dtype: torch.dtype) -> Forms:
+    """The state is rounded where it leaves the call, and not on its way through the rows."""
+
+    def wrong(call: Call) -> Iterator[Variant]:
+        yield Variant("", call, partial(_stored, dtype=dtype))
+
+    return wrong
+
+
+def _stored(call: Call, dtype: torch.dtype) -> Walked:
+    done = walk(call)
+    return done._replace(states=torch.cat((done.states[:1], rounded(done.states[1:], dtype))))
+
+
 def by_row(*tokens: Token) -> Forms:
     def wrong(call: Call) -> Iterator[Variant]:
         yield from (Variant("", call, partial(walk, token=token)) for token in tokens)

@@ -58,11 +58,11 @@ def judged(
         if not ops.trees and case.op in ALONG_TREES and is_tree(case.build("cpu")):
             verdict.skipped.append(Skipped("op", number, "windows that are trees (`Ops.trees`)", str(case)))
             continue
-        seen = behind_conv(case) if case.op == "gdn" and ops.fused_gdn is not None else case
+        seen = served_as(ops, case)
         try:
-            one = _Case(ops, seen, number, device)
+            one = CaseRun(ops, seen, number, device)
             if verdict.add(one):
-                wrong.append(Launched(one.observed, one.given.inputs if case.op in ("gdn", "fused_gdn") else None))
+                wrong.append(one.launched())
         except Unsupported as error:
             verdict.skipped.append(Skipped("op", number, str(error), str(case)))
         except SubjectFailed as failed:
@@ -78,8 +78,13 @@ def judged(
     return verdict
 
 
-class _Case:
-    """All comparisons of one case."""
+def served_as(ops: Ops, case: Case) -> Case:
+    """The case as this op set serves it: a kernel that norms and gates inside gets raw rows."""
+    return behind_conv(case) if case.op == "gdn" and ops.fused_gdn is not None else case
+
+
+class CaseRun:
+    """One case, served once; its comparisons, for the products that `ops` declares at that time."""
 
     def __init__(self, ops: Ops, case: Case, number: int, device: str) -> None:
         self.ops, self.case, self.number, self.clauses, self.device = ops, case, number, list[str](), device
@@ -110,8 +115,13 @@ class _Case:
 
         return call
 
+    def launched(self) -> Launched:
+        """What was compared, with its tensors."""
+        return Launched(self.observed, self.given.inputs if self.case.op in ("gdn", "fused_gdn") else None)
+
     def __iter__(self) -> Iterator[Comparison]:
         case = self.case
+        self.observed = []
         said = "; ".join(self.clauses)
         yield self._told("contract", Tier.IDENTITY, _at(case, "result"), len(self.found.results) + 1,
                          len(self.clauses), said)
@@ -134,14 +144,20 @@ class _Case:
             if written.block.numel():  # a conv of width 1 keeps nothing
                 yield self._memory(written, [draw.written[index] for draw in draws], truth)
 
+    @property
+    def activation(self) -> torch.dtype:
+        """The dtype of the activations."""
+        given = self.given.inputs
+        floating = (x.dtype for value in given.values() for x in tensors_of(value) if x.is_floating_point())
+        return cast(torch.dtype, given.get("dtype") or next(floating, torch.float32))
+
     def _is_there(self, x: Tensor) -> bool:
         return x.device.type == torch.device(self.device).type
 
     def _draws(self, width: torch.dtype) -> Iterator[Right]:
         """Yardsticks: sums in another order each, products as declared, prefill in either form where none is."""
-        op, inputs, given = self.case.op, widened(self.given.inputs, width), self.given.inputs
-        floating = (x.dtype for value in given.values() for x in tensors_of(value) if x.is_floating_point())
-        products = of_width(self.ops.products, given.get("dtype") or next(floating, width))
+        op, inputs = self.case.op, widened(self.given.inputs, width)
+        products = of_width(self.ops.products, self.activation)
         mixture = [SimpleNamespace(mlp=experts(inputs["weights"]))] if op == "moe" else []
         operands = Operands(products, cast(Weights, SimpleNamespace(config=None, draft=None, layers=mixture)))
         mode = Reordered(torch.Generator().manual_seed(self.number), operands)
@@ -181,7 +197,7 @@ class _Case:
             result = measured(
                 self._spot(place, request), before_rounding(x, o) if once else x, o, sampled, stored=stored)
             self.observed.append(Observed(
-                result, x, o, granted_error(place, stored, o, sampled), once,
+                result, x, o, sampled, granted_error(place, stored, o, sampled), once,
                 wrongs=lambda o=o: [("each row is that of the row before it", o.roll(1, 0))]))  # type: ignore[misc]
             yield result
 
@@ -192,7 +208,7 @@ class _Case:
         sampled = sampled.to(found.dtype).to(sampled.dtype)
         result = measured(self._spot(place, due.request, due.at[0]), found, due.block, sampled, stored=found.dtype)
         self.observed.append(Observed(
-            result, found, due.block, granted_error(place, found.dtype, due.block, sampled), row=due.row,
+            result, found, due.block, sampled, granted_error(place, found.dtype, due.block, sampled), row=due.row,
             wrongs=lambda: _other_memory(due, truth)))  # fmt: skip
         return result
 

@@ -36,12 +36,14 @@ LAUNCHES = 12  # that failed, of each form: the mistake must account for the fir
 class Observed:
     """One comparison with its tensors, as `explain/judge.py` takes them.
 
-    row: after which row the state is taken; None: the read-outs. wrongs: other contents that the case knows
+    sampled: the draws of the yardstick. row: after which row the state is taken; None: the read-outs. wrongs: other
+    contents that the case knows
     """
 
     result: Comparison
     found: Tensor
     right: Tensor
+    sampled: Tensor
     granted: Tensor
     once: bool = False
     row: int | None = None
@@ -116,19 +118,21 @@ def _by_catalogue(form: str, launches: Sequence[Launched]) -> Fitting:
     return {result: {name: says for name, says in fitting.items() if name in left} for result, fitting in found.items()}
 
 
-def _shared(mine: dict[str, str], others: Sequence[Fitting]) -> list[str]:
-    """The sentences of the mistakes that explain the other form as well; if there is none, of all of them."""
+def _shared(mine: dict[str, str], others: Sequence[Fitting]) -> dict[str, str]:
+    """The mistakes that explain the other form as well; if there is none, all of them."""
     there = {name for other in others for fitting in other.values() for name in fitting}
-    return [says for name, says in mine.items() if name in there] or list(mine.values())
+    return {name: says for name, says in mine.items() if name in there} or mine
 
 
 def _failed(launch: Launched, form: str) -> bool:
     return any(not one.result.agrees and launch.form(one.result.request) == form for one in launch.observed)
 
 
-def _said(fitting: Sequence[str]) -> Explained | Unexplained:
-    several = list(dict.fromkeys(fitting))
-    return Explained("hypothesis", several[0]) if len(several) == 1 else Unexplained(len(several), names=tuple(several))
+def _said(fitting: dict[str, str]) -> Explained | Unexplained:
+    if len(fitting) != 1:
+        return Unexplained(len(fitting), names=tuple(fitting.values()))
+    ((name, says),) = fitting.items()
+    return Explained("hypothesis", says, name=name)
 
 
 def _fitting(call: Call, observed: Sequence[Observed], names: set[str]) -> dict[str, str]:

@@ -136,13 +136,13 @@ FAULTS: tuple[Fault, ...] = (
         "gate-beta-in-snapshots", "gate-numerics",
         "Verify reads with the right beta, and snapshots states that took a rounded one.",
         "", BETA_IN_SNAPSHOTS, "accepted", Setting(strategy="snapshot"), 5, Place("trunk", 0, "state"),
-        "beta rounded to bfloat16", ("derived",), ("identity", "bytes"),
+        "beta is rounded to bfloat16", ("derived",), ("identity", "bytes"),
     ),
     Fault(
         "state-stored-narrow", "state-narrowed",
         "A state goes through bf16 on its way to the pool, where fp32 is declared.",
         "", (STORED_NARROW,), "accepted", Setting(), 2, Place("trunk", 0, "state"),
-        "as if stored in bfloat16", ("derived",), ("identity", "bytes"),
+        "the state is rounded to bfloat16 when it is stored", ("derived",), ("identity", "bytes"),
     ),
     Fault(
         "state-narrow-pool", "state-narrowed", "The pool of states is allocated in bf16, where fp32 is declared.",

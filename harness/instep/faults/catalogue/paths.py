@@ -29,7 +29,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "narrow-beta-in-windows", "narrow-path", "beta goes through bf16 in verified windows, and nowhere else.",
         "", (_writes("part.settled is not None", "beta"),), "accepted", NARROW, 4, CORE,
-        "beta rounded to bfloat16", ("own_inputs",), ("identity", "bytes", "derived", "directed", "propagated"),
+        "beta is rounded to bfloat16", ("own_inputs",), ("identity", "bytes", "derived", "directed", "propagated"),
     ),
     Fault(
         "narrow-update-when-run-again", "narrow-path",
@@ -44,7 +44,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "narrow-key-in-decode", "narrow-path", "k goes through bf16 in a step without drafts, and nowhere else.",
         "", (_writes(DECODE, "key"),), "steps", NARROW, 7, CORE,
-        "k rounded to bfloat16", ("own_inputs",), ("identity", "bytes", "derived", "directed", "propagated"),
+        "the key is rounded to bfloat16", ("own_inputs",), ("identity", "bytes", "derived", "directed", "propagated"),
     ),
     Fault(
         "narrow-state-read-in-decode", "narrow-path",
