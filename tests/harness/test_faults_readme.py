@@ -1,4 +1,4 @@
-"""docs/faults-adding.md shows a fault as it is in the catalogue.
+"""docs/faults-adding.md shows a fault as it is in the catalogue, and the recorded faults are named as it has it.
 
 Leaves out: the message of a fault in the README (`test_blocks.py`), and the tables of the pages (`support/readme.py`).
 """
@@ -10,7 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from instep.faults import by_id
+from instep.faults.arms import Arm
 from instep.faults.base import Edit, Fault
+from instep.faults.judge import Judged
+from instep.faults.render import surprises
+from instep.faults.sentences import HYPOTHESIS, WRITTEN_FOR
+from instep.report.result import read
 from instep_reference.contract.place import Place
 
 TOP = Path(__file__).resolve().parents[2]
@@ -26,3 +31,31 @@ def test_fault_on_the_page_is_one_of_the_catalogue() -> None:
     (edit,) = shown.edits
     source = " ".join((TOP / "optimized" / edit.file).read_text().split())
     assert source.count(edit.old) == 1 and edit.new not in source
+
+
+def test_sentences_written_for_a_fault_are_the_recorded_hypotheses() -> None:
+    recorded = read(TOP / "fixtures" / "results" / "faults.json")["results"]
+    named = {row["id"]: row["named_by"] for row in recorded if row["named_by"]}
+    assert {one for one, by in named.items() if by == HYPOTHESIS} == WRITTEN_FOR
+    assert all(by_id()[one].says and by_id()[one].written_for for one in WRITTEN_FOR)
+
+
+def test_list_of_faults_counts_both_kinds_of_sentences(instep) -> None:
+    done = instep("faults", "--list")
+    faults = by_id().values()
+    named = sum(bool(fault.says) for fault in faults)
+    assert done.code == 0 and (
+        f"{len(faults)} faults: {len(WRITTEN_FOR)} with a sentence that was written for this mistake, "
+        f"{named - len(WRITTEN_FOR)} that a general explanation names, {len(faults) - named} without a name"
+    ) in " ".join(done.out.split())
+
+
+def test_a_fault_named_by_another_part_is_reported() -> None:
+    fault = by_id()["row-before-decays"]
+    found = {"check": "derived", "tier": "T2", "diagnosis": "", "event": fault.event, "stage": fault.place.stage,
+             "layer": fault.place.layer, "component": fault.place.component}  # fmt: skip
+    for by, reported in (("hypothesis", False), ("bank", True)):
+        finding = {**found, "explained": {"by": by, "says": fault.says}}
+        arm = Arm(1, 0.0, findings=(finding,), looked={"derived": "T2"})
+        one = Judged(fault, Arm(0, 0.0), arm, "")
+        assert any("named by bank" in line for line in surprises(one)) is reported

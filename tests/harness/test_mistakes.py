@@ -16,7 +16,7 @@ import torch
 from instep import kit
 from instep.explain.delta_rule import ROWS, Call, walk
 from instep.explain.mistakes import MISTAKES as CATALOGUE
-from instep.explain.mistakes import candidates
+from instep.explain.mistakes import candidates, listed
 from instep.problem import Explained, Unexplained
 from support.wrong_rules import MISTAKES, RAW_MISTAKES, UNKNOWN, dense_ops, raw_ops
 
@@ -141,7 +141,7 @@ def test_every_mistake_has_its_own_name_and_sentence_and_changes_something():
     assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", one.name) for one in CATALOGUE)
     call = sample()
     right, changed = walk(call), set[str]()
-    for one in candidates(call):
+    for one in candidates(call, listed(call)):
         differ = [not torch.equal(x, y) for x, y in zip(one.walked, right, strict=True)]
         if any(differ):
             changed.add(one.mistake.name)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from instep.faults.sentences import HYPOTHESIS
 from instep.report.result import read
 
 from . import bench_plots, bench_tables, calibration_tables, fault_tables, peers_table
@@ -99,8 +100,9 @@ def score() -> str:
     alarms, blocks = (_sum(variants["false_alarms"], field) for field in ("alarms", "blocks"))
     return (
         f"With {planted['fired']} planted faults instep found {planted['found']}, located {planted['located']} at the "
-        f"first wrong event and place, and named the mistake of {planted['named']}.\nIt called {alarms} of {blocks:,} "
-        f"compared blocks of {variants['variants']} correct engines wrong ([results](docs/results.md))."
+        f"first wrong event and place, and named the mistake of {planted['named']},\n{_by(planted['named_by'])}.\n"
+        f"It called {alarms} of {blocks:,} compared blocks of {variants['variants']} correct engines wrong "
+        f"([results](docs/results.md))."
     )
 
 
@@ -119,7 +121,7 @@ def found() -> str:
         f"{planted['fired']} faults in {len(families)} families, planted one at a time in a copy of this engine; "
         f"{reported} of them carry the number of a bug that another project reported":
             f"{planted['found']} found, {planted['located']} located at the first wrong event and place, "
-            f"{planted['named']} named in words{_by(planted['named_by'])}"
+            f"{planted['named']} named in words, {_by(planted['named_by'])}"
             + f"; {planted['void']} more were void on that machine" * bool(planted["void"]),
         "the same faults, when only the generated text is looked at":
             f"{len(equal)} leave every token as it was, {len(raised)} others raise the acceptance rate; "
@@ -149,8 +151,9 @@ def _soaked() -> str:
 
 
 def _by(counts: dict[str, int]) -> str:
-    """: 70 by check, 40 by bank, 9 by hypothesis"""
-    return ": " * bool(counts) + ", ".join(f"{count} by {who}" for who, count in counts.items())
+    """79 by a sentence that was written for the mistake, 169 by a general one"""
+    written, named = counts[HYPOTHESIS], sum(counts.values())
+    return f"{written} by a sentence that was written for the mistake, {named - written} by a general one"
 
 
 def _agreed(runs: list[dict[str, Any]]) -> str:

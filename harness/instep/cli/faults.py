@@ -146,10 +146,14 @@ def _traces_here() -> None:
 
 
 def _list(chosen: list[Fault], console: Console) -> None:
-    """A line for each: its name, its kind, what it does."""
+    """A line for each: its name, its kind, what it does. Then how many have a sentence of which kind."""
     from ..report.tables import say
 
     say(console, *(f"{fault.id}  {fault.kind}  {fault.what}" for fault in chosen))
+    named = [fault for fault in chosen if fault.says]
+    written = sum(fault.written_for for fault in named)
+    say(console, f"{len(chosen)} faults: {written} with a sentence that was written for this mistake, "
+                 f"{len(named) - written} that a general explanation names, {len(chosen) - len(named)} without a name")
 
 
 def _near(name: str, known: list[str]) -> str:

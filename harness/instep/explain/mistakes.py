@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -41,31 +42,30 @@ class Candidate(NamedTuple):
     """A form of a mistake, carried through the rows of a call."""
 
     mistake: Mistake
-    sentence: str
-    walked: Walked
     variant: Variant
+    walked: Walked
 
-    def nudged(self, most: float, generator: torch.Generator) -> Walked:
-        """The same on inputs that are each moved by a draw, at most by this part of themselves."""
-        call = self.variant.call
-        inputs: Any = {
-            name: x * (1 + most * (2 * torch.rand(x.shape, generator=generator, dtype=x.dtype) - 1))
-            for name, x in ((name, getattr(call, name)) for name in (*ROWS, "state"))
-        }
-        return (self.variant.walk or walk)(replace(call, **inputs))
+    @property
+    def sentence(self) -> str:
+        return self.mistake.sentence.format(self.variant.detail)
 
 
-def candidates(call: Call, names: Collection[str] | None = None) -> Iterator[Candidate]:
-    """The mistakes of the catalogue, or those of some names, on this call."""
+Listed = Sequence[tuple[Mistake, Variant]]
+
+
+def listed(call: Call, names: Collection[str] | None = None) -> Listed:
+    """The mistakes of the catalogue, or those of some names, in the forms that they have on this call."""
     chosen = [mistake for mistake in MISTAKES if names is None or mistake.name in names]
-    variants = [(mistake, variant) for mistake in chosen for variant in mistake.wrong(call)]
-    # Mistakes that only change inputs are carried through together.
-    changed = [variant.call for _, variant in variants if variant.walk is None]
+    return [(mistake, variant) for mistake in chosen for variant in mistake.wrong(call)]
+
+
+def candidates(call: Call, forms: Listed) -> Iterator[Candidate]:
+    """Carry each form through the rows, one after the other; some that only change inputs are carried at once."""
+    changed = iter([variant.call for _, variant in forms if variant.walk is None])
     size = max(TOGETHER // max(call.state.numel() * (len(call.v) + 1), 1), 1)
-    walked = iter([one for begin in range(0, len(changed), size) for one in _together(changed[begin : begin + size])])
-    for mistake, variant in variants:
-        came = next(walked) if variant.walk is None else variant.walk(variant.call)
-        yield Candidate(mistake, mistake.sentence.format(variant.detail), came, variant)
+    done = (walked for calls in iter(lambda: list(islice(changed, size)), []) for walked in _together(calls))
+    for mistake, variant in forms:
+        yield Candidate(mistake, variant, next(done) if variant.walk is None else variant.walk(variant.call))
 
 
 def _together(calls: Sequence[Call]) -> Iterator[Walked]:

@@ -18,10 +18,10 @@ from ..observe.layer_work import LayerWork
 from .case import Case, Explanation, case_of
 from .delta_rule import ROWS, Call, Walked
 from .judge import agrees
-from .mistakes import Candidate, candidates
+from .mistakes import Candidate, candidates, listed
 from .states import own_scene
 
-LONGEST = 1024  # tokens that are run again step by step
+LARGEST = 2**26  # numbers of the states after all rows of a call; a larger call is not run again
 NEIGHBOURS = 4  # other requests whose rows may be in memory next to these
 # A mistake that rounds to 16 bits is a mistake of many ties: a sum in another order falls to the other side of some of
 # them, and is then off by a unit of 16 bits. So a mistake is drawn on inputs that are moved by some units of fp32.
@@ -45,7 +45,7 @@ def _judged(case: Case) -> Iterator[tuple[Explanation, bool]]:
         return
     call, count = found
     other = None if _commits(case) or case.granted is None else _other(case)
-    for candidate in candidates(call):
+    for candidate in candidates(call, listed(call)):
         one = explanation(candidate, partial(part, case.component, count))
         yield one, other is None or not agrees(case, one) or agrees(
             other, explanation(candidate, partial(part, other.component, count)))
@@ -54,11 +54,15 @@ def _judged(case: Case) -> Iterator[tuple[Explanation, bool]]:
 def explanation(candidate: Candidate, take: Callable[[Walked], torch.Tensor]) -> Explanation:
     """A mistake of the catalogue for the part of its results that was compared."""
 
+    variant = candidate.variant
+
     def draws() -> torch.Tensor:
         generator = torch.Generator().manual_seed(0)
-        return torch.stack([take(candidate.nudged(NUDGE, generator)) for _ in range(DRAWS)])
+        return torch.stack([take(variant.nudged(NUDGE, generator)) for _ in range(DRAWS)])
 
-    return Explanation(candidate.sentence, take(candidate.walked), draws=draws, name=candidate.mistake.name)
+    # A copy: the other results of the recurrence need not stay in memory.
+    wrong = take(candidate.walked).clone()
+    return Explanation(candidate.sentence, wrong, draws=draws, name=candidate.mistake.name)
 
 
 def part(component: str, count: int, walked: Walked) -> torch.Tensor:
@@ -73,7 +77,7 @@ def _commits(case: Case) -> bool:
 def _of_commit(case: Case) -> tuple[Call, int] | None:
     """A window's rows on the state before it. No query is kept, and none matters to a state."""
     scene = own_scene(case)
-    if scene is None or len(scene.k) > LONGEST:
+    if scene is None or len(scene.k) * scene.base.numel() > LARGEST:
         return None
     return Call(scene.k, scene.k, scene.v, scene.log_decay, scene.beta, scene.base), scene.count
 
@@ -83,10 +87,12 @@ def _of_layer(case: Case) -> tuple[Call, int] | None:
     if case.component not in ("core", "update", "state") or not isinstance(work, LayerWork):
         return None
     own: dict[str, Any] = {name: rows for name in ROWS if (rows := case.own(name)) is not None}
-    if len(own) < len(ROWS) or len(own["v"]) > LONGEST:
+    if len(own) < len(ROWS):
         return None
     k, v = own["k"], own["v"]
     state = torch.zeros(v.shape[1], k.shape[2], v.shape[2], dtype=torch.float64)
+    if len(v) * state.numel() > LARGEST:
+        return None
     if isinstance(work.memory, GdnMemory):
         state = work.memory.state.to(state)
     others = [(whose, {name: rows for name in ROWS for said, rows in case.others(name) if said == whose})

@@ -29,6 +29,14 @@ class Variant(NamedTuple):
     call: Call
     walk: Walk | None = None  # None: the right one
 
+    def nudged(self, most: float, generator: torch.Generator) -> Walked:
+        """The result on inputs that are each moved by a draw, at most by this part of themselves."""
+        inputs: Any = {
+            name: x * (1 + most * (2 * torch.rand(x.shape, generator=generator, dtype=x.dtype) - 1))
+            for name, x in ((name, getattr(self.call, name)) for name in (*ROWS, "state"))
+        }
+        return (self.walk or walk)(replace(self.call, **inputs))
+
 
 Forms = Callable[[Call], Iterator[Variant]]
 

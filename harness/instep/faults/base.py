@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from instep_reference.contract.place import Place
 
 from ..replay.setting import Setting
+from .sentences import WRITTEN_FOR
 
 # Sentences that give only the size or the place of an error. They do not name a mistake.
 BARE = re.compile("relative error|bytes differ|is wrong|not finite|NaN|unknown|next_num_steps requests|"
@@ -79,6 +80,11 @@ class Fault:
     seen_by: tuple[str, ...]
     blind: tuple[str, ...] = ()
     relation: str | None = None
+
+    @property
+    def written_for(self) -> bool:
+        """Whether its sentence was written for it (`sentences.py`); else a general explanation names it, or nothing."""
+        return self.id in WRITTEN_FOR
 
     def __post_init__(self) -> None:
         assert not BARE.search(self.says), f"{self.id}: {self.says!r} describes the effect, not the mistake"

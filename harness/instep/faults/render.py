@@ -21,6 +21,7 @@ from ..report.result import Result as File
 from ..report.words import spelled
 from .judge import Heard, Judged, Result
 from .matrix import FAMILY_OF
+from .sentences import HYPOTHESIS
 
 TOP = Path(__file__).resolve().parents[3]  # paths in a result are relative to this folder
 YES, NO, UNNAMED = Text("yes", style="green"), Text("NO", style="red"), Text("-", style="dim")
@@ -77,6 +78,8 @@ def surprises(one: Judged) -> Iterator[str]:
         yield f"{fault.id}: {first['where']}; expected event {fault.event}, {_place(fault.place)}"
     if not one.named and fault.says:
         yield f"{fault.id}: not named {fault.says!r}; said:\n    {first['check']}: {first['diagnosis']}"
+    if one.named and (one.named_by == HYPOTHESIS) != fault.written_for:
+        yield f"{fault.id}: named by {one.named_by}, which is not as `faults/sentences.py` has it"
     if sees := sorted(one.seen.keys() & set(fault.blind)):
         yield f"{fault.id}: {', '.join(sees)} should be blind to it"
 
@@ -123,7 +126,7 @@ def _data(one: Judged) -> dict[str, Any]:
         "id": fault.id, "family": FAMILY_OF.get(fault.id), "kind": fault.kind, "what": fault.what,
         "origin": fault.origin, "trace": fault.trace, "how": asdict(fault.how),
         "expected": {"event": fault.event, **fault.place._asdict(), "says": fault.says,
-                     "seen_by": list(fault.seen_by), "blind": list(fault.blind)},
+                     "written_for": fault.written_for, "seen_by": list(fault.seen_by), "blind": list(fault.blind)},
         "void": one.void, "found": one.found, "named": one.named, "named_by": one.named_by, "located": one.located,
         "code": one.arm.code, "seen": dict(one.seen), "looked": dict(one.arm.looked),
         "first": first, "message": one.arm.message.replace(f"{TOP}/", ""), "cause": one.arm.cause,

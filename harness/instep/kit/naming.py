@@ -20,15 +20,14 @@ from instep_optimized.ops.base import GdnInputs
 from ..explain.case import Explanation
 from ..explain.delta_rule import Call, Rows
 from ..explain.judge import APART, FLOOR, agrees, best, fit
-from ..explain.mistakes import MISTAKES, Candidate, candidates
-from ..explain.recurrence import explanation, part
+from ..explain.mistakes import MISTAKES, Candidate, candidates, listed
+from ..explain.recurrence import LARGEST, explanation, part
 from ..problem import Explained, Unexplained
 from ..verdict import Comparison
 from .cases.case import Inputs
 from .right import gates_of, walk, widened
 
 Tensor = torch.Tensor
-LARGEST = 2**26  # numbers of the states after all rows of a launch; a larger launch is not run again
 LAUNCHES = 12  # that failed, of each form: the mistake must account for the first ones
 
 
@@ -140,8 +139,8 @@ def _fitting(call: Call, observed: Sequence[Observed], names: set[str]) -> dict[
     left = dict[str, tuple[float, str]]()
     if call.state.numel() * len(call.v) > LARGEST:
         return {}
-    tried = list(candidates(call, names))
-    for candidate in tried:
+    tried = listed(call, names)
+    for candidate in candidates(call, tried):
         worst = 0.0
         for one in observed:
             explains = one.of(candidate)
