@@ -178,7 +178,8 @@ def judged(run, change):
 
 
 def test_a_state_that_went_through_16_bits_is_named(run):
-    assert judged(run, lambda state: state.bfloat16().float()).startswith("as if stored in bfloat16; relative error")
+    assert judged(run, lambda state: state.bfloat16().float()).startswith(
+        "the state is rounded to bfloat16 when it is stored; relative error")
 
 
 def zero(state):
