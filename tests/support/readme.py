@@ -100,7 +100,7 @@ def score() -> str:
     alarms, blocks = (_sum(variants["false_alarms"], field) for field in ("alarms", "blocks"))
     return (
         f"With {planted['fired']} planted faults instep found {planted['found']}, located {planted['located']} at the "
-        f"first wrong event and place, and named the mistake of {planted['named']},\n{_by(planted['named_by'])}.\n"
+        f"first wrong event and place, and named the mistake of {planted['named']}, {_by(planted['named_by'])}.\n"
         f"It called {alarms} of {blocks:,} compared blocks of {variants['variants']} correct engines wrong "
         f"([results](docs/results.md))."
     )
