@@ -13,7 +13,7 @@ from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace, read
 from instep.verdict import Exit
-from support.covering import BEGUN, MAIN, ON_FEW_CHANNELS, THROUGH_PLAIN, TRACES, every_trace, met
+from support.covering import BEGUN, MAIN, ON_FEW_CHANNELS, THROUGH_PLAIN, TRACES, WHOLE, every_trace, met
 from support.few_channels import few_channels, same_events
 
 
@@ -40,7 +40,8 @@ def test_replayed_traces_cover_all_conditions_of_all_traces() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "ops"), [
-    (name, ops) for name in (*BEGUN, *ON_FEW_CHANNELS) for ops in ("plain", "ledger")
+    pytest.param(name, ops, marks=WHOLE if ops == "ledger" else ())
+    for name in (*BEGUN, *ON_FEW_CHANNELS) for ops in ("plain", "ledger")
     if (name, ops) != ("handed", "plain")  # `test_external_replay.py` looks at that run more closely
 ])
 def test_correct_engine_agrees_on_the_covering_traces(name: str, ops: str) -> None:

@@ -18,6 +18,7 @@ from instep.explain.delta_rule import ROWS, Call, walk
 from instep.explain.mistakes import MISTAKES as CATALOGUE
 from instep.explain.mistakes import candidates, listed
 from instep.problem import Explained, Unexplained
+from support.covering import WHOLE
 from support.wrong_rules import MISTAKES, RAW_MISTAKES, UNKNOWN, dense_ops, raw_ops
 
 LAUNCHES = ("snapshots-r2-VK-float32", "prefill-r2-VK-float32")  # 4 value heads for 2 key heads
@@ -44,7 +45,7 @@ def test_the_kit_names_a_mistake_of_the_rule(edits, says):
 
 def replays(names: Iterable[str]) -> Any:
     return pytest.mark.parametrize("name", [
-        name if name in REPLAYED else pytest.param(name, marks=pytest.mark.slow) for name in names])
+        name if name in REPLAYED else pytest.param(name, marks=WHOLE) for name in names])
 
 
 @replays(MISTAKES)

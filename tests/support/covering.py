@@ -1,7 +1,8 @@
 """The part of long products of tests that `make test` runs: few rows that cover all of them.
 
 `make whole` runs the rest. The traces here contain every condition and every pair of successive events that any trace
-contains. They are replayed with labels and with `plain`; the larger models are replaced by ones with few channels.
+contains. `make test` replays them with `plain`, and `make whole` with labels, too. The larger models are replaced by
+ones with few channels.
 Leaves out: options of the engine (`combinations.py`).
 """
 
