@@ -57,7 +57,7 @@ def test_faults(golden: Golden) -> None:
     missed = replace(judged("missed"), arm=replace(CONTROL, served=PLANTED))
     broke = replace(judged("broke"), arm=Arm(None, 9.0, error="it did not end within 300 s"))
     every = (
-        judged("row-for-slot"), judged("commit-index-minus-one"), replace(judged("elsewhere", layer=3)),
+        judged("row-for-slot"), judged("unwritten-snapshot"), replace(judged("elsewhere", layer=3)),
         judged("by-another", check="derived", tier="T2"), judged("by-the-blind", check="tokens", tier="T4"),
         judged("unnamed", "differs"), missed, broke, judged("void", void="it never fired: no byte differs"),
     )

@@ -99,9 +99,9 @@ def score() -> str:
     planted, variants = _read("faults.json"), _read("calibration.json")
     alarms, blocks = (_sum(variants["false_alarms"], field) for field in ("alarms", "blocks"))
     return (
-        f"With {planted['fired']} planted faults instep found {planted['found']}, located {planted['located']} at the "
-        f"first wrong event and place, and named the mistake of {planted['named']}, {_by(planted['named_by'])}.\n"
-        f"It called {alarms} of {blocks:,} compared blocks of {variants['variants']} correct engines wrong "
+        f"Planted faults: {planted['found']} of {planted['fired']} found, {planted['located']} located, "
+        f"{planted['named']} named ({_by(planted['named_by'])}).\n"
+        f"Correct engines: {alarms} of {blocks:,} compared blocks of {variants['variants']} engines called wrong "
         f"([results](docs/results.md))."
     )
 
@@ -151,9 +151,9 @@ def _soaked() -> str:
 
 
 def _by(counts: dict[str, int]) -> str:
-    """79 by a sentence that was written for the mistake, 169 by a general one"""
+    """79 by a sentence written for the mistake, 169 by a general one"""
     written, named = counts[HYPOTHESIS], sum(counts.values())
-    return f"{written} by a sentence that was written for the mistake, {named - written} by a general one"
+    return f"{written} by a sentence written for the mistake, {named - written} by a general one"
 
 
 def _agreed(runs: list[dict[str, Any]]) -> str:
