@@ -30,15 +30,15 @@ Moved = Literal["back", "to host"]
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """A known mistake. in_a_state: its sentence where it leaves a wrong state, if that is another one."""
+class WrongContent:
+    """A known wrong content of memory. in_a_state: its sentence for a state, if that is another one."""
 
     says: str
     in_a_state: str = ""
 
     @property
     def key(self) -> str:
-        """The same for a wrong conv window and a wrong state that one mistake leaves."""
+        """The same for the conv window and the state that one mistake leaves."""
         return self.in_a_state or self.says
 
 
@@ -49,19 +49,19 @@ class Explained:
     by      "hypothesis": one known mistake with its own sentence; "bank": a mistake that any op may have
     `says`  the mistake, as a sentence without a subject
     where   the wrong part of the tensor, as the end of that sentence; empty: all of it
-    equal   every known mistake that leaves the same bits, this one included; empty: there was no search for others
+    equal   every known content with the same bits, this one included; empty: there was no search for others
     name    its entry in the catalogue (`explain/mistakes.py`), if it is one
     """
 
     by: Literal["hypothesis", "bank"]
     says: str
     where: str = ""
-    equal: tuple[Mistake, ...] = ()
+    equal: tuple[WrongContent, ...] = ()
     name: str = ""
 
     @classmethod
-    def one_of(cls, equal: Iterable[Mistake], where: str = "") -> Explained:
-        """The first of known mistakes that leave the same bits."""
+    def one_of(cls, equal: Iterable[WrongContent], where: str = "") -> Explained:
+        """The first of known contents with the same bits."""
         known = tuple(dict.fromkeys(equal))
         return cls("hypothesis", known[0].says, where, known)
 

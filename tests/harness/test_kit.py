@@ -73,7 +73,7 @@ WRONG = {
     "begun-anew": ("gdn", changed("gdn", parts(fresh=lambda part: part.fresh | True)),
                    "the state before the first row is taken as zero"),
     "no-decay": ("gdn", changed("gdn", lambda given: {**given, "inputs": given["inputs"]._replace(
-        log_decay=given["inputs"].log_decay * 0)}), "the decay is left out: nothing is forgotten"),
+        log_decay=given["inputs"].log_decay * 0)}), "the decay is missing: nothing is forgotten"),
     "not-fresh": ("gdn", changed("gdn", parts(fresh=lambda part: part.fresh & False)), "not finite"),
     "red-zone": ("gdn", changed("gdn", then=beside), "the first in the red zone after unit 1"),
     "idle-row": ("gdn", changed("gdn", then=lambda out, given: out + 1e-9), "rows that no request covers are not zero"),

@@ -102,7 +102,7 @@ def test_mistakes_that_fit_equally_are_listed():
     (one,) = mistakes(found.verdict.findings)
     assert isinstance(one, Unexplained) and one.fitting == len(one.names) == 2
     assert all(says in found.message for says in (
-        "2 explanations fit equally well", "the gate of row t - 1 is used for row t", "the decay is left out"))
+        "2 explanations fit equally well", "the gate of row t - 1 is used for row t", "the decay is missing"))
 
 
 def test_a_mistake_must_account_for_launches_that_agree_too():

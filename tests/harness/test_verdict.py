@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from instep.problem import Explained, Mistake, Problem
+from instep.problem import Explained, Problem, WrongContent
 from instep.verdict import Comparison, Exit, Skipped, Tier, Verdict, prefer_shared
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
@@ -41,9 +41,9 @@ def test_comparison_agrees_within_its_allowance(comparison, agrees):
 
 def test_the_mistake_that_most_findings_share_is_named_first() -> None:
     """A stale window is also a zero one; the state of the same event is only stale. Another event has no vote."""
-    window = Explained.one_of((Mistake("is all zero"), Mistake("is an old window", "is an old state")))
-    state = Explained.one_of((Mistake("is an old state"),))
-    zero = Explained.one_of((Mistake("is all zero"),))
+    window = Explained.one_of((WrongContent("is all zero"), WrongContent("is an old window", "is an old state")))
+    state = Explained.one_of((WrongContent("is an old state"),))
+    zero = Explained.one_of((WrongContent("is all zero"),))
     found = [
         replace(compared(worst=2.0, event=event), problem=Problem("identified", mistake=mistake))
         for event, mistake in ((3, window), (3, state), (4, zero), (4, window))

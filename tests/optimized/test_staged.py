@@ -49,8 +49,7 @@ def served(
     monkeypatch: pytest.MonkeyPatch, heads: Heads, dtype: torch.dtype, by: str, shape: Any, requests: int
 ) -> list[torch.Tensor]:
     """Core and pools of windows of four after 0 to 3 pending tokens, with the state after every row kept; then of the
-    same
-    windows without these states, and of a decode.
+    same windows without these states, and of a decode.
 
     All kinds of requests occur: their rings are wrapped or not, and fold as many tokens as are pending.
     """

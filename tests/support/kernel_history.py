@@ -25,28 +25,25 @@ def has(commit: str) -> bool:
 
 
 @cache
-def digest_at(commit: str) -> str | None:
-    """The digest of the kernels at a commit; None if a file of it cannot be parsed."""
+def digest_at(commit: str) -> str:
+    """The digest of the kernels at a commit."""
     sources = {}
     with tarfile.open(fileobj=io.BytesIO(_git("archive", "--format=tar", commit, "--", *PATHS))) as packed:
         for member in packed.getmembers():
             file = packed.extractfile(member) if member.name.endswith(".py") else None
             if file is not None:
                 sources[member.name.removeprefix(f"{ROOT}/")] = file.read().decode()
-    try:
-        return digest(sources)
-    except SyntaxError:
-        return None
+    return digest(sources)
 
 
 def changed() -> datetime:
-    """When the newest trees arrived. Commits that only changed comments, or do not parse, do not count."""
+    """When the newest trees arrived. Commits that only changed comments do not count."""
     lines = _git("log", "--first-parent", "--format=%H %ct", "--", *PATHS).decode().splitlines()
     assert lines, "no history to tell the kernels' age by"
     now, arrived = digest_at("HEAD"), lines[0].split()[1]
     for line in lines:
         commit, seconds = line.split()
-        if digest_at(commit) not in (now, None):
+        if digest_at(commit) != now:
             break
         arrived = seconds
     return datetime.fromtimestamp(int(arrived), UTC)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from instep.faults.sentences import HYPOTHESIS
+from instep.faults.judge import HYPOTHESIS
 from instep.report.result import read
 
 from . import bench_plots, bench_tables, calibration_tables, fault_tables, peers_table

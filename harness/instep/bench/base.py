@@ -79,8 +79,7 @@ class Arm:
     work    the timed function: does the same work `units` times and returns the answers, if it shows them
     less    a function whose time is subtracted, sample by sample
     check   returns what is wrong with the answers, in words; empty: they are right. It runs before the timing, and
-            again
-            after it, following `anew`
+            again after it, following `anew`
     period  number of calls of `work` after which its behaviour repeats: some work stores only every few calls
     anew    resets the memory that `work` and `check` change and that no other arm shares
     peer    "package version" of another project. Its time is printed even if it is wrong; ours then has no time
@@ -112,7 +111,7 @@ class Cell:
     read, written  bytes
     flops          operations of products
     absent         arm -> why it is missing
-    anew           like an arm's, for memory that arms share
+    anew           resets memory that arms share, as `Arm.anew` does
     """
 
     arms: list[Arm]

@@ -88,8 +88,7 @@ def rates(device: torch.device, dtype: torch.dtype) -> Rates:
     """Measure on four tensors of 2 GiB and a product of 8192; on a CPU 32 MiB and 256.
 
     The rate of reading is that of the fastest tensor. It varies between runs by a few percent, perhaps with the
-    placement
-    of memory, and a floor must not be too high because of that.
+    placement of memory, and a floor must not be too high because of that.
     """
     card = device.type == "cuda"
     count, side = (2**29, 8192) if card else (2**23, 256)
@@ -203,8 +202,7 @@ def _turns(period: int) -> tuple[int, int]:
     """The number of untimed calls before a sample, and before a repeated one; at least one.
 
     The first number plus the sample has no common factor with the period. The second plus the sample is a whole number
-    of
-    periods, so that a repeated sample stays in its phase.
+    of periods, so that a repeated sample stays in its phase.
     """
     return (next(turns for turns in count(1) if gcd(turns + 1, period) == 1),
             next(turns for turns in count(1) if (turns + 1) % period == 0))  # fmt: skip

@@ -57,8 +57,7 @@ class Extent:
         """Up to the first finish: until then a batch fills its graph's bucket.
 
         A smaller batch is padded in the graph but not in the observed run. With other rows in the batch a product has
-        other
-        bits, unless the op set is invariant.
+        other bits, unless the op set is invariant.
         """
         return cls(next(n for n, event in enumerate(decoded.events) if isinstance(event, Finish)) - 1, layers)
 

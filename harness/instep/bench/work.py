@@ -36,8 +36,7 @@ def by_work(rounds: Sequence[Callable[[], object]], device: str) -> dict[str, An
     The device is held back while the host launches a round, just as it is busy with the previous round when rounds
     overlap.
     So a gap belongs to the device: under the profiler the host is slower than the device. If a hold ended before its
-    round
-    was launched, no gap is reported.
+    round was launched, no gap is reported.
     """
     if not device.startswith("cuda"):
         for play in rounds:
@@ -69,8 +68,7 @@ def by_kind(spans: Sequence[Span], rounds: int, held: bool) -> dict[str, Any]:
     """Sum kernel times by kind, in the order of their starts, each round after a kernel HOLD; in microseconds.
 
     Work of another stream during the hold, such as copying inputs, counts as work and ends no gap. If a HOLD is
-    missing,
-    the start of a round is unknown and no gap is reported.
+    missing, the start of a round is unknown and no gap is reported.
     """
     work, launches, longest, free, until = dict[str, float](), 0, 0.0, math.inf, math.inf
     held = held and sum(name == HOLD for _, _, name in spans) == rounds

@@ -16,7 +16,7 @@ from ..observe.context import EventContext
 from ..observe.handed_over import handed_over
 from ..observe.oracle import Oracle
 from ..observe.recomputation import Recomputation
-from ..problem import Explained, Mistake, Problem, sentence
+from ..problem import Explained, Problem, WrongContent, sentence
 from ..verdict import Comparison, Skipped, Tier
 from .allowance import COLUMNS, DITHERED, LEANING, MORE_DRAWS, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, UNDECIDED_CAP
 from .base import slot_of
@@ -247,6 +247,6 @@ def _nearest(
     direction = towards[nearest]
     if distance[nearest] > NEAR * torch.linalg.vector_norm(direction):
         return Problem("unidentified", f"unknown: close to none of {len(wrong)} wrong states{where}"), None
-    equal = (Mistake(w.sentence) for w, t in zip(wrong, towards, strict=True) if torch.equal(t, direction))
+    equal = (WrongContent(w.sentence) for w, t in zip(wrong, towards, strict=True) if torch.equal(t, direction))
     problem = Problem("identified", mistake=Explained.one_of(equal, where))
     return problem, float((error * direction).sum() / direction.square().sum())

@@ -123,7 +123,7 @@ def wrong_way(one: Said, said: Sequence[Said], beside: Beside) -> str | None:
     return ", or ".join([str(mistake) for mistake in mine if shared[mistake.what] == most][:TOLD]) or None
 
 
-class Mistake(NamedTuple):
+class WrongDraw(NamedTuple):
     """A mistake in sampling. request: the other request whose values it uses, if it uses those of another."""
 
     what: str
@@ -133,11 +133,11 @@ class Mistake(NamedTuple):
         return self.what if self.request is None else f'{self.what} of request "{self.request}"'
 
 
-def _fitting(one: Said, beside: Beside) -> list[Mistake]:
+def _fitting(one: Said, beside: Beside) -> list[WrongDraw]:
     return [mistake for mistake, tokens in _mistakes(one, beside) if tokens == one.own]
 
 
-def _mistakes(one: Said, beside: Beside) -> Iterator[tuple[Mistake, list[int]]]:
+def _mistakes(one: Said, beside: Beside) -> Iterator[tuple[WrongDraw, list[int]]]:
     span, drawing, x, own, _ = one
     sampling, uniforms = drawing.sampling, drawing.uniforms
     right = probabilities(x, sampling)
@@ -146,21 +146,21 @@ def _mistakes(one: Said, beside: Beside) -> Iterator[tuple[Mistake, list[int]]]:
         ("the children's probabilities are not accumulated", {"restarted": True}),
         ("the final draw takes the uniform of its node", {"by_node": True}),
     ):
-        yield Mistake(sentence), choices(right, drawing, **how)
+        yield WrongDraw(sentence), choices(right, drawing, **how)
     for other, theirs in beside.items():
         if other != span.request:
             one_like = replace(drawing, uniforms=_laid_out(theirs, len(own)))
-            yield Mistake("with the uniforms", other), drawn(x, one_like)
+            yield WrongDraw("with the uniforms", other), drawn(x, one_like)
             like = x.argmax(-1).tolist() if theirs is None else drawn(x, replace(drawing, sampling=theirs.sampling))
-            yield Mistake("with the temperature, top-k and top-p", other), like
-    yield Mistake("it took the argmax"), x.argmax(-1).tolist()
-    yield Mistake("with uniforms of 0"), drawn(x, replace(drawing, uniforms=_laid_out(None, len(own))))
+            yield WrongDraw("with the temperature, top-k and top-p", other), like
+    yield WrongDraw("it took the argmax"), x.argmax(-1).tolist()
+    yield WrongDraw("with uniforms of 0"), drawn(x, replace(drawing, uniforms=_laid_out(None, len(own))))
     for sentence, turned in (
         ("each node takes the uniform of the node after it", (*uniforms[1:-1], uniforms[0], uniforms[-1])),
         ("each node takes the uniform of the node before it", (uniforms[-2], *uniforms[:-2], uniforms[-1])),
         ("each node takes the uniform of its depth", _by_depth(drawing)),
     ) if len(own) > 1 else ():
-        yield Mistake(sentence), drawn(x, replace(drawing, uniforms=turned))
+        yield WrongDraw(sentence), drawn(x, replace(drawing, uniforms=turned))
     for sentence, changed in (
         ("the temperature is not applied", Sampling(1.0, sampling.top_k, sampling.top_p)),
         ("top-k is not applied", Sampling(sampling.temperature, None, sampling.top_p)),
@@ -169,11 +169,11 @@ def _mistakes(one: Said, beside: Beside) -> Iterator[tuple[Mistake, list[int]]]:
          Sampling(1 / sampling.temperature, sampling.top_k, sampling.top_p)),
     ):
         if changed != sampling:
-            yield Mistake(sentence), drawn(x, replace(drawing, sampling=changed))
+            yield WrongDraw(sentence), drawn(x, replace(drawing, sampling=changed))
     if sampling.top_p is not None:
         kept = probabilities(x, Sampling(1.0, sampling.top_k, sampling.top_p)) > 0
         scores = torch.where(kept, x / fp32(sampling.temperature, x), -torch.inf)
-        yield Mistake("top-p is applied before the temperature"), choices(scores.softmax(-1), drawing)
+        yield WrongDraw("top-p is applied before the temperature"), choices(scores.softmax(-1), drawing)
 
 
 def choices(

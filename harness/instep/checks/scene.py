@@ -139,29 +139,41 @@ def step(
 
     Shapes:  state [HV, K, V]   k [HV, K]   v [HV, V]   log_decay, beta [HV]  ->  [HV, K, V]
     """
-    faded = _faded(state, log_decay)
-    return _added(faded, k, _written(faded, k, v, beta))
+    faded = fade(state, log_decay)
+    return write(faded, k, update_of(faded, k, v, beta))
 
 
 def update(
     state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor
 ) -> torch.Tensor:
     """The update [HV, V] that `step` adds along the key."""
-    return _written(_faded(state, log_decay), k, v, beta)
+    return update_of(fade(state, log_decay), k, v, beta)
 
 
 def add(state: torch.Tensor, k: torch.Tensor, log_decay: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     """Add a token with a known update to the state."""
-    return _added(_faded(state, log_decay), k, update)
+    return write(fade(state, log_decay), k, update)
 
 
-def _faded(state: torch.Tensor, log_decay: torch.Tensor) -> torch.Tensor:
-    return log_decay.exp()[:, None, None] * state
+# -- the steps of the delta rule for one token; a catalogue of mistakes puts them together in other ways --------------
+# Shapes as in `step`. More axes may come first: several calls at once.
 
 
-def _written(faded: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-    return beta[:, None] * (v - torch.einsum("hk,hkv->hv", k, faded))
+def fade(state: torch.Tensor, log_decay: torch.Tensor) -> torch.Tensor:
+    """S <- exp(log_decay) S"""
+    return log_decay.exp()[..., None, None] * state
 
 
-def _added(faded: torch.Tensor, k: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
-    return faded + k[:, :, None] * update[:, None, :]
+def read(state: torch.Tensor, along: torch.Tensor) -> torch.Tensor:
+    """S^T q of each head, for a query or a key [HV, K] -> [HV, V]."""
+    return torch.matmul(along[..., None, :], state)[..., 0, :]
+
+
+def update_of(faded: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
+    """u = beta (v - S^T k)"""
+    return beta[..., None] * (v - read(faded, k))
+
+
+def write(faded: torch.Tensor, k: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+    """S <- S + k u^T"""
+    return faded + k[..., :, None] * update[..., None, :]

@@ -15,7 +15,7 @@ from instep_reference.contract.place import Place
 from ..observe.context import EventContext, branching
 from ..observe.earlier import last_forward
 from ..observe.rows import row_spans, rows
-from ..problem import Mistake
+from ..problem import WrongContent
 from .allowance import NEAR
 from .base import counted, held
 from .branches import beside
@@ -23,7 +23,7 @@ from .branches import beside
 
 def named_windows(
     context: EventContext, layer: int, request: str, found: torch.Tensor, truth: torch.Tensor
-) -> list[Mistake]:
+) -> list[WrongContent]:
     """The known mistakes that leave the nearest wrong window, made of the truth's own rows.
 
     They leave equal bits. The list is empty if no wrong window is near.
@@ -55,7 +55,7 @@ def named_windows(
     nearest = wrongs[distances.index(min(distances))][1]
     counts = range(len(fed) + 1)
     in_a_state = {held("window", count, len(nodes), verb): held("state", count, len(nodes), verb) for count in counts}
-    return [Mistake(says, in_a_state.get(says, "")) for says, wrong in wrongs if torch.equal(wrong, nearest)]
+    return [WrongContent(says, in_a_state.get(says, "")) for says, wrong in wrongs if torch.equal(wrong, nearest)]
 
 
 def wrong_windows(

@@ -115,7 +115,7 @@ def _chosen(names: list[str] | None, families: list[str] | None, ops: list[str] 
 
 
 def _part(chosen: list[Fault], part: str) -> list[Fault]:
-    """Distribute groups that share a control, the largest first, each to the part with the least so far."""
+    """Distribute groups that share a control, the largest first: each goes into the smallest part so far."""
     import re
 
     from instep_reference.contract.errors import BadInput

@@ -1,6 +1,7 @@
 """The gated delta rule over the rows of one sequence, in any width, with a hook for each row.
 
-The catalogue (`mistakes.py`) changes its inputs or its hook. Leaves out: the mistakes.
+The catalogue (`mistakes.py`) changes its inputs or its hook. Leaves out: the mistakes, and the steps of one token
+(`checks/scene.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
+
+from ..checks.scene import fade, read, update_of, write
 
 Tensor = torch.Tensor
 Rows = Mapping[str, Tensor]  # name of an input -> its rows
@@ -94,22 +97,9 @@ def walk(call: Call, token: Token | None = None, count: int | None = None) -> Wa
 def right(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
     """S <- exp(log_decay) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = S^T q."""
     faded = fade(state, row.log_decay)
-    update = row.beta[..., None] * (row.v - read(faded, row.k))
-    after = add(faded, row.k, update)
+    update = update_of(faded, row.k, row.v, row.beta)
+    after = write(faded, row.k, update)
     return read(after, row.q), update, after
-
-
-def fade(state: Tensor, log_decay: Tensor) -> Tensor:
-    return log_decay.exp()[..., None, None] * state
-
-
-def read(state: Tensor, along: Tensor) -> Tensor:
-    """S^T q of each head."""
-    return torch.matmul(along[..., None, :], state)[..., 0, :]
-
-
-def add(state: Tensor, k: Tensor, update: Tensor) -> Tensor:
-    return state + k[..., :, None] * update[..., None, :]
 
 
 def spread(call: Call) -> Call:

@@ -128,11 +128,11 @@ MISTAKES: tuple[Mistake, ...] = (
             form.replaced("log_decay", lambda gate: gate * math.log(2))),
     Mistake("decay-by-exp-of-log2", "the decay is exp(gate * log2(e)): exp is used where exp2 is due",
             form.replaced("log_decay", lambda gate: gate / math.log(2))),
-    Mistake("no-decay", "the decay is left out: nothing is forgotten", form.replaced("log_decay", torch.zeros_like)),
+    Mistake("no-decay", "the decay is missing: nothing is forgotten", form.replaced("log_decay", torch.zeros_like)),
     Mistake("decay-twice", "every decay is applied twice", form.replaced("log_decay", lambda gate: 2 * gate)),
     Mistake("decay-half", "every gate is halved", form.replaced("log_decay", lambda gate: gate / 2)),
     Mistake("decay-as-gate", "the decay itself is used as its logarithm", form.replaced("log_decay", torch.exp)),
-    Mistake("no-beta", "beta is left out: every token is written in full", form.replaced("beta", torch.ones_like)),
+    Mistake("no-beta", "beta is missing: every token is written in full", form.replaced("beta", torch.ones_like)),
     Mistake("beta-squared", "beta is applied twice", form.replaced("beta", torch.square)),
     # norm and scale
     Mistake("query-not-normalised", "q is not normalised", form.not_normalised("q")),

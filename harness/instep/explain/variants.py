@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .delta_rule import ROWS, Call, Row, Rows, Token, Walk, Walked, add, fade, read, right, spread, walk
+from ..checks.scene import fade, read, update_of, write
+from .delta_rule import ROWS, Call, Row, Rows, Token, Walk, Walked, right, spread, walk
 
 Tensor = torch.Tensor
 NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -45,15 +46,15 @@ Forms = Callable[[Call], Iterator[Variant]]
 
 
 def decay_last(state: Tensor, row: Row, decays_read: bool) -> tuple[Tensor, Tensor, Tensor]:
-    update = row.beta[..., None] * (row.v - read(state, row.k))
-    written = add(state, row.k, update)
+    update = update_of(state, row.k, row.v, row.beta)
+    written = write(state, row.k, update)
     after = fade(written, row.log_decay)
     return read(after if decays_read else written, row.q), update, after
 
 
 def recall_undecayed(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
-    update = row.beta[..., None] * (row.v - read(state, row.k))
-    after = add(fade(state, row.log_decay), row.k, update)
+    update = update_of(state, row.k, row.v, row.beta)
+    after = write(fade(state, row.log_decay), row.k, update)
     return read(after, row.q), update, after
 
 
@@ -75,8 +76,8 @@ def rounding_read(state: Tensor, row: Row, dtype: torch.dtype) -> tuple[Tensor, 
 
 def rounding_update(state: Tensor, row: Row, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     faded = fade(state, row.log_decay)
-    update = rounded(row.beta[..., None] * (row.v - read(faded, row.k)), dtype)
-    after = add(faded, row.k, update)
+    update = rounded(update_of(faded, row.k, row.v, row.beta), dtype)
+    after = write(faded, row.k, update)
     return read(after, row.q), update, after
 
 
@@ -101,7 +102,7 @@ def _rounding_run_again(call: Call, dtype: torch.dtype) -> Walked:
     call = spread(call)
     done, states = walk(call), [call.state]
     for t in range(len(call.v)):
-        states.append(rounded(add(fade(states[-1], call.log_decay[t]), call.k[t], done.update[t]), dtype))
+        states.append(rounded(write(fade(states[-1], call.log_decay[t]), call.k[t], done.update[t]), dtype))
     core = [read(state, q) for state, q in zip(states[1:], call.q, strict=True)]
     return Walked(torch.stack(core) if core else done.core, done.update, torch.stack(states))
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from instep_reference.contract.place import Place
 
 from ..replay.setting import Setting
-from .sentences import WRITTEN_FOR
 
 # Sentences that give only the size or the place of an error. They do not name a mistake.
 BARE = re.compile("relative error|bytes differ|is wrong|not finite|NaN|unknown|next_num_steps requests|"
@@ -65,6 +64,9 @@ class Fault:
     blind    names of checks that compare there and cannot see it
     how      how the engine is set up, as `instep replay` is
     relation the relation that must find it (`instep relations`), where no single run can
+    written_for  whether a hypothesis names it: the harness computes the result of this one mistake, and recognises it.
+             Otherwise `says` is general, and also describes unforeseen faults: a check reports what it compared
+             ("length is 4; expected 6"), or the bank a change that any op may have ("is twice the right value")
     """
 
     id: str
@@ -80,11 +82,7 @@ class Fault:
     seen_by: tuple[str, ...]
     blind: tuple[str, ...] = ()
     relation: str | None = None
-
-    @property
-    def written_for(self) -> bool:
-        """Whether its sentence was written for it (`sentences.py`); else a general explanation names it, or nothing."""
-        return self.id in WRITTEN_FOR
+    written_for: bool = False
 
     def __post_init__(self) -> None:
         assert not BARE.search(self.says), f"{self.id}: {self.says!r} describes the effect, not the mistake"

@@ -25,7 +25,8 @@ TIERS = [tier.value for tier in Tier]
 MADE_OF = {Experts.name, Grown.name}  # checks of T4 that compare the numbers from which a choice was made
 # The maker of the sentence that names a fault: the check, from what it compares; the bank of explanations, which fits
 # any op; or a hypothesis that was written for this mistake.
-NAMERS = ("check", "bank", "hypothesis")
+HYPOTHESIS = "hypothesis"
+NAMERS = ("check", "bank", HYPOTHESIS)
 LOCATED = 0.95  # share of the faults that fire which must be located exactly
 
 

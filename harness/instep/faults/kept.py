@@ -67,7 +67,7 @@ def _judged(one: Mapping[str, Any], sessions: tuple[Session, ...]) -> Judged:
         **{name: one[name] for name in ("id", "kind", "what", "origin", "trace")}, edits=(),
         how=msgspec.convert(one["how"], Setting), event=expected["event"],
         place=Place(expected["stage"], expected["layer"], expected["component"]), says=expected["says"],
-        seen_by=tuple(expected["seen_by"]), blind=tuple(expected["blind"]),
+        seen_by=tuple(expected["seen_by"]), blind=tuple(expected["blind"]), written_for=expected["written_for"],
     )
     seen = ({"check": check, "tier": tier} for check, tier in one["seen"].items())
     findings = (first, *(other for other in seen if not first.items() >= other.items())) if first else ()

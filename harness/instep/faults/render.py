@@ -19,9 +19,8 @@ from instep_reference.contract.place import Place
 from ..report import tables
 from ..report.result import Result as File
 from ..report.words import spelled
-from .judge import Heard, Judged, Result
+from .judge import HYPOTHESIS, Heard, Judged, Result
 from .matrix import FAMILY_OF
-from .sentences import HYPOTHESIS
 
 TOP = Path(__file__).resolve().parents[3]  # paths in a result are relative to this folder
 YES, NO, UNNAMED = Text("yes", style="green"), Text("NO", style="red"), Text("-", style="dim")
@@ -79,7 +78,7 @@ def surprises(one: Judged) -> Iterator[str]:
     if not one.named and fault.says:
         yield f"{fault.id}: not named {fault.says!r}; said:\n    {first['check']}: {first['diagnosis']}"
     if one.named and (one.named_by == HYPOTHESIS) != fault.written_for:
-        yield f"{fault.id}: named by {one.named_by}, which is not as `faults/sentences.py` has it"
+        yield f"{fault.id}: named by {one.named_by}, but `written_for` is {fault.written_for}"
     if sees := sorted(one.seen.keys() & set(fault.blind)):
         yield f"{fault.id}: {', '.join(sees)} should be blind to it"
 

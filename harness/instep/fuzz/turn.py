@@ -16,10 +16,9 @@ class Past:
     """Facts about earlier events.
 
     accepted  number of drafts accepted last; owned: slots that had an owner; lost: slots that a preemption took
-    behind    requests that decoded while there were no steps; switched: the step count changed
+    behind    requests that decoded while the step count was 0; switched: the step count changed
     missed    number of other requests' commits since a request was last in a batch, while its accepted drafts may still
-              be
-              pending; batch: requests of the last two commits
+              be pending; batch: requests of the last two commits
     kept      saved states by name -> slot and step count of the save; loads: how often each was loaded
     hits      live requests that have loaded a prefix; accepted_in: prefixes that end with accepted tokens
     fetched   prefixes that were reloaded from the host; evicted: names that were evicted

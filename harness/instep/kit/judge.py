@@ -116,7 +116,7 @@ class CaseRun:
         return call
 
     def launched(self) -> Launched:
-        """What was compared, with its tensors."""
+        """The comparisons with their tensors, for `named`."""
         return Launched(self.observed, self.given.inputs if self.case.op in ("gdn", "fused_gdn") else None)
 
     def __iter__(self) -> Iterator[Comparison]:

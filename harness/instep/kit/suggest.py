@@ -38,9 +38,9 @@ ROUNDING = {mistake.name for mistake in MISTAKES if mistake.rounds}
 
 @dataclass(frozen=True)
 class Tried:
-    """What a declaration amounts to. product: None for none at all.
+    """The comparison under one declaration. product: None if nothing is declared.
 
-    compared, elements: what was compared, until a declaration that fails was given up; failed: comparisons that fail
+    compared, elements: number of comparisons and of numbers, up to the first case that fails; failed: how many fail
     worst, allowed: of the comparison that is nearest to its limit, or furthest beyond it
     alike: the cosine between its errors and those of the subject; None where nothing needed the declaration
     """
@@ -72,7 +72,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Suggested:
-    """Of every form of the ops that multiplies; verdict: without any declaration of these forms."""
+    """A suggestion for every form of an op that multiplies. verdict: without a declaration for these forms."""
 
     forms: Sequence[Suggestion]
     verdict: Verdict

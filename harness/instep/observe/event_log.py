@@ -41,8 +41,7 @@ class Served:
     begin, count  packed rows
     before        for attention alone: positions in memory before the rows
     branches      for rows that are nodes of a tree; () for a chain. For attention: the positions from `before` on that
-                  each
-                  row sees; else the node before each row, -1 for the root
+                  each row sees; else the node before each row, -1 for the root
     """
 
     op: str

@@ -94,8 +94,7 @@ def _apart(growing: Growing, logits: Sequence[torch.Tensor], stored: torch.dtype
     """Whether the beams of the last step keep their order if sums are rounded in the side's own width.
 
     Children of one beam are in the order of their logits. If their scores round to one value, the order is that of
-    their
-    numbers, which is the same.
+    their numbers, which is the same.
     """
     from ..checks.allowance import log_prob_error  # `checks` imports this package
 

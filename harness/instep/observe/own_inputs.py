@@ -43,8 +43,7 @@ def rerun(piece: Recomputation, weights: Weights, changes: Changes | None = None
     operand.
     The computed value of a place is in `places`, the one that later ops used in `of` its component.
     Other weights, another configuration (`replace(weights, config=..)`) and another piece (`replace(piece, work=..)`,
-    with
-    another `start`, `memory` or `hidden`; for a commit `folding=..`, `span=..`) give the results of those.
+    with another `start`, `memory` or `hidden`; for a commit `folding=..`, `span=..`) give the results of those.
     """
     own = {**piece.own, **{piece.place(component): put for component, put in (changes or {}).items()}}
     run = true(piece.work, weights, own)

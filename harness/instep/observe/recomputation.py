@@ -132,8 +132,7 @@ class Runner:
         """Truth and draws; and both again with every op on the subject's `own` rows, if the piece has several ops.
 
         base: the state before a prefill chunk, whose delta rule has a second form. This is the declared one, or without
-        a
-        declaration one of fp32 products next to the token-by-token one.
+        a declaration one of fp32 products next to the token-by-token one.
         """
         draws = min(DRAWS, max(FEWEST_DRAWS, -(-ROWS_SAMPLED // rows)))
         truth, width = self.true(work), self.rounded.embedding.dtype

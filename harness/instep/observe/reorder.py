@@ -42,8 +42,7 @@ def up_or_down(x: torch.Tensor, storage: Storage, generator: torch.Generator) ->
     At the fraction f of the way between them the probability of rounding up is f. The error has mean 0 and a deviation
     of
     sqrt(f (1 - f)) units: never less than min(f, 1 - f), the error of rounding to nearest. A number that the narrower
-    dtype
-    can represent does not change.
+    dtype can represent does not change.
     """
     if isinstance(storage, Blocked):
         return by_chance(x, storage, generator)
@@ -91,8 +90,7 @@ class Reordered(TorchFunctionMode):
 
     operands: the subject's declaration of narrower products
     together: whether draws are a further axis. Rows choose different experts in them, so every expert runs, with weight
-    0
-    for rows that did not choose it
+    0 for rows that did not choose it
     following: records the choices of rows, and gives them the truth's choices
     """
 

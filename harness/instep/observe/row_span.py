@@ -16,8 +16,7 @@ class RowSpan:
 
     logit_begin, logit_rows: the start and number of its rows among those with logits
     nodes: for a commit, the window's nodes of the rows, root first; for a draft that grows trees, the index of the
-    head's
-    row, 1 for the first beam of the first step (every one has a separate span)
+    head's row, 1 for the first beam of the first step (every one has a separate span)
     """
 
     request: str

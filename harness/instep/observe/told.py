@@ -43,8 +43,7 @@ class Told:
 
     def otherwise(self) -> Mapping[int, Given]:
         """The calls whose indices differ from those by which they were judged, with the real ones; numbers that are
-        neither
-        indices nor memory as shapes only. This waits for the device once.
+        neither indices nor memory as shapes only. This waits for the device once.
         """
         if not self._later:
             return {}

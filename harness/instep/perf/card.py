@@ -46,10 +46,8 @@ class Card:
         """Hold the device: later launches start when `release` is called, or after HELD_S.
 
         drag: part of the work's time by which the device computes longer. Launching anything after the work takes a
-        good part
-        of that, and is subtracted. The first drag measures how much; the constructor does not, because other arms may
-        be
-        starting on the same device then.
+        good part of that, and is subtracted. The first drag measures how much; the constructor does not, because other
+        arms may be starting on the same device then.
         """
         if drag and self._launch is None:
             self._launch = self._of_a_drag()

@@ -71,8 +71,7 @@ def middles(pairs: int, draws: int, generator: np.random.Generator) -> tuple[Pla
 
     A resample chooses `pairs` ranks uniformly. The k-th smallest of `pairs` uniform numbers between 0 and 1 has the
     distribution Beta(k, pairs + 1 - k), and the next one divides the rest as Beta(1, pairs - k). So nothing else is
-    drawn,
-    which takes a hundredth of the time.
+    drawn, which takes a hundredth of the time.
     """
     k = (pairs + 1) // 2
     lower = upper = generator.beta(k, pairs + 1 - k, draws)
@@ -91,15 +90,11 @@ def say(change: Ratio, same: Ratio, allowed: float) -> Say:
     """Slower only if the change's lower bound is above the allowed slow-down, and above all that A/A shows.
 
     Held only if A/A resolves what is allowed, and the change's upper bound is within it. Each bound is wrong in one run
-    of
-    a hundred, so a slow-down beyond what is allowed is called held no more often than that, in one look at the pairs.
-    An
-    interval that contains the allowed slow-down gives neither.
-    A disturbance that A/A shows in one direction may occur in the other. If A/A is resolved, this requires nothing
-    more. So
-    noise cannot fail a change; it can only leave it undecided. A change that is larger than the noise is found on a
-    busy
-    machine too. With a NaN on either side the result is undecided.
+    of a hundred, so a slow-down beyond what is allowed is called held no more often than that, in one look at the
+    pairs. An interval that contains the allowed slow-down gives neither. A disturbance that A/A shows in one direction
+    may occur in the other. If A/A is resolved, this requires nothing more. So noise cannot fail a change; it can only
+    leave it undecided. A change that is larger than the noise is found on a busy machine too. With a NaN on either side
+    the result is undecided.
     """
     if change.pairs < FEWEST_PAIRS or same.pairs < FEWEST_PAIRS:
         return Say.NOISY

@@ -137,8 +137,7 @@ def tuned(arm: Arm, question: Question, laps: int) -> dict[str, float]:
     """Map each case to the drag that makes its events take SLOWED longer, by the clock that decides.
 
     A drag of SLOWED itself made some events take 13% longer on a CPU, and if only the events before them were dragged,
-    3%:
-    presumably the event's data is no longer in a near cache then. One process with and without drag measures the
+    3%: presumably the event's data is no longer in a near cache then. One process with and without drag measures the
     factor.
     """
     asked, clock = dict.fromkeys(question.cases, SLOWED), CLOCKS.index(question.judged_by[-1])

@@ -71,7 +71,7 @@ def eager_graphs(engine: Subject) -> Subject:
 
 @dataclass
 class Again:
-    """Stands for a captured graph: runs the body again and copies the results into the captured outputs."""
+    """A substitute for a captured graph: runs the body again and copies the results into the captured outputs."""
 
     body: Callable[[], Any]
     outputs: Any

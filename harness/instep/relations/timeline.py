@@ -40,7 +40,7 @@ class TimelineStep:
     root     the token that follows the step; None: the prompt continues
     drafts   verified drafts of a round; nodes: the accepted ones; parents: those of a tree, None: a chain
     origins  numbers of the trace's events: draft, verify and commit for a round, otherwise one
-    anew     whether the chunk replaces a prefix that was prefilled differently, so that its bits may differ
+    anew     whether the chunk replaces a prefix that was prefilled in other chunks, so its bits may differ
     """
 
     kind: Literal["chunk", "decode", "round", "preempt", "resume"]

@@ -32,8 +32,7 @@ def random_checkpoint(
     """A model that engine and reference accept as if it had been read from a directory.
 
     Linear maps keep the size of a row. A layer's contribution to the hidden row is divided by the square root of the
-    number
-    of contributions. So hidden rows keep size 1 at any depth.
+    number of contributions. So hidden rows keep size 1 at any depth.
     """
     tensors = {
         name: drawn(config, name, size, seed, torch.device(device), dtype)

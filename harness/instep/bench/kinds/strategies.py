@@ -56,8 +56,7 @@ def period_of(strategy: str, window: int, ops: Ops) -> int:
     """Rounds after which a strategy stores again, if `accepted_of` tokens are committed in each.
 
     A strategy with a ring stores states when more tokens are pending than the ring has room for. For strategies of
-    external
-    op sets the result is 1.
+    external op sets the result is 1.
     """
     made = strategies.known("state", ops)[strategy].make
     if not (isinstance(made, type) and issubclass(made, Rerun)):

@@ -88,6 +88,7 @@ FAULTS: tuple[Fault, ...] = (
         "Every chunk of a prompt is taken for its first: conv window and state begin at zero again.",
         "sglang-jax 1039", (FRESH,), "rounds", Setting(), 3, Place("trunk", 0, "mixed"),
         "was started from zero: everything before these tokens is lost", ("derived", "directed"), ("identity",),
+        written_for=True,
     ),
     Fault(
         "chunk-boundary-begins-anew-labels", "chunk-boundary",
@@ -99,25 +100,25 @@ FAULTS: tuple[Fault, ...] = (
         "chunk-boundary-state-dropped", "chunk-boundary",
         "The delta rule of a chunk is given no initial state; the conv has its history.",
         "sglang-jax 1039", (NO_STATE,), "rounds", Setting(), 3, Place("trunk", 0, "core"),
-        "lacks the tokens of the previous step", ("derived", "directed"), ("identity", "bytes"),
+        "lacks the tokens of the previous step", ("derived", "directed"), ("identity", "bytes"), written_for=True,
     ),
     Fault(
         "chunk-boundary-counted-twice", "chunk-boundary",
         "A chunk packed next to a longer one folds its last token in twice.",
         "sglang-jax 1039", (TWICE,), "rounds", Setting(), 2, Place("trunk", 0, "state"),
-        "counts the last token twice", ("directed",), ("identity", "bytes"),
+        "counts the last token twice", ("directed",), ("identity", "bytes"), written_for=True,
     ),
     Fault(
         "chunk-boundary-conv-zero-padded", "chunk-boundary",
         "A chunk shorter than the conv's history leaves a window that is padded with zeros.",
         "sglang-jax 1039", (ZERO_PADDED,), "rounds", Setting(), 3, Place("trunk", 0, "conv"),
-        "was started from zero", ("bytes",), ("identity", "derived"),
+        "was started from zero", ("bytes",), ("identity", "derived"), written_for=True,
     ),
     Fault(
         "chunk-boundary-partial-block", "chunk-boundary",
         "The tokens of a chunk's last, partial block are folded in without their decay.",
         "sglang-jax 1039", (PARTIAL_BLOCK,), "rounds", Setting(), 2, Place("trunk", 0, "core"),
-        "lacks the decay of the last token", ("derived", "directed"), ("identity", "bytes"),
+        "lacks the decay of the last token", ("derived", "directed"), ("identity", "bytes"), written_for=True,
     ),
     Fault(
         "chunk-boundary-unsorted-mask", "chunk-boundary",
@@ -130,13 +131,13 @@ FAULTS: tuple[Fault, ...] = (
         "The chunk kernel forgets the state from one block of 16 tokens to the next.",
         "sglang-jax 1039", (BLOCK_FORGETS,), "rounds", Setting(ops="triton"), 3, Place("trunk", 0, "core"),
         "drops the state from before the block at the end of every block of 16 tokens", ("derived", "directed"),
-        ("identity", "bytes"),
+        ("identity", "bytes"), written_for=True,
     ),
     Fault(
         "chunk-boundary-kernel-last-block", "chunk-boundary",
         "The chunk kernel does not decay the state over a last block that is not full.",
         "sglang-jax 1039", (LAST_BLOCK_UNGATED,), "rounds", Setting(ops="triton"), 3, Place("trunk", 0, "state"),
-        "lacks the decay", ("directed",), ("identity", "bytes"),
+        "lacks the decay", ("directed",), ("identity", "bytes"), written_for=True,
     ),
     Fault(
         "state-transpose-store", "state-transpose",

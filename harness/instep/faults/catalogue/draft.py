@@ -90,12 +90,13 @@ FAULTS: tuple[Fault, ...] = (
         "After a prompt the head reads the target's rows before the final norm.",
         "vllm 36531", PRE_NORM, "accepted", Setting(), 2, Place("extend", STAGE_LEVEL, "post_normed"),
         "reads the target's rows before the final norm", ("derived",), ("identity", "bytes", "directed"),
+        written_for=True,
     ),
     Fault(
         "mtp-hidden-not-chained", "mtp-hidden",
         "Every step of a draft chain reads the head's row of the first one.",
         "sglang 22041", (NOT_CHAINED,), "accepted", Setting(), 3, Place("chain.2", STAGE_LEVEL, "post_normed"),
-        "reads the head's row of step 0, not of step 1", ("derived",), ("identity", "bytes"),
+        "reads the head's row of step 0, not of step 1", ("derived",), ("identity", "bytes"), written_for=True,
     ),
     Fault(
         "mtp-hidden-not-chained-labels", "mtp-hidden",

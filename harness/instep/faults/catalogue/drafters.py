@@ -74,13 +74,14 @@ FAULTS: tuple[Fault, ...] = (
         "Every MTP layer reads the target's rows, where it should read those of the layer before.",
         "sglang 22041", (Edit(VANILLA, FED, "            fed = hidden\n"),), "several", Setting(), 2,
         Place("extend.1", STAGE_LEVEL, "post_normed"), "reads the target's rows", ("derived",), ("identity", "bytes"),
+        written_for=True,
     ),
     Fault(
         "layers-chained-at-fewer-steps", "several-layers",
         "A layer for which there is no step reads the layer before all the same, not the target's rows.",
         "sglang 22041", (Edit(VANILLA, FED, "            fed = y if self.chained else hidden\n"),), "several",
         Setting(), 22, Place("extend.2", STAGE_LEVEL, "post_normed"), "reads MTP layer 1's rows", ("derived",),
-        ("identity", "bytes"),
+        ("identity", "bytes"), written_for=True,
     ),
     Fault(
         "layers-not-shifted", "several-layers",

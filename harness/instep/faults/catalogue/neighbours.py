@@ -28,14 +28,14 @@ FAULTS: tuple[Fault, ...] = (
         "",
         (Edit(GDN, ROWS, f"{ROWS}    rows = rows._replace(log_decay=inputs.log_decay.roll(1, 0)[who.rows])\n"),),
         "accepted", Setting(), 2, CORE,
-        "the gate of row t - 1 is used for row t", ("derived", "directed"), ("identity", "bytes"),
+        "the gate of row t - 1 is used for row t", ("derived", "directed"), ("identity", "bytes"), written_for=True,
     ),
     Fault(
         "row-of-another-lane", "wrong-row",
         "Requests are sorted by length, and beta is read in the other order: each takes another one's.",
         "", (Edit(GDN, ROWS, f"{ROWS}    rows = rows._replace(beta=inputs.beta[who.rows.flip(0)])\n"),),
         "accepted", Setting(), 2, CORE,
-        "beta of request", ("derived", "directed"), ("identity", "bytes"),
+        "beta of request", ("derived", "directed"), ("identity", "bytes"), written_for=True,
     ),
     Fault(
         "row-sum-of-another", "wrong-row", "The gated norm divides a row by the root mean square of the row before it.",
@@ -52,7 +52,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(GDN, "x.repeat_interleave(heads // x.shape[-2], dim=-2)[..., None]",
               "x.repeat(*[1] * (x.dim() - 2), heads // x.shape[-2], 1)[..., None]"),),
         "accepted", Setting(), 2, CORE,
-        "key head h % 2, not h // 2", ("derived", "directed"), ("identity", "bytes"),
+        "key head h % 2, not h // 2", ("derived", "directed"), ("identity", "bytes"), written_for=True,
     ),
     Fault(
         "head-of-kv-modulo", "wrong-head", "Query head h attends to KV head h modulo their number.",

@@ -120,6 +120,7 @@ FAULTS: tuple[Fault, ...] = (
         "A decay is made from exp(-cumsum), which overflows where a chunk's decays add up to more than 88.7.",
         "fla 463", (OF_RUNNING_SUMS,), "long", Setting(), 2, Place("trunk", 0, "core"),
         "its decays are exp(G_t) exp(-G_t-1) of running sums G", ("derived", "directed"), ("identity", "bytes"),
+        written_for=True,
     ),
     Fault(
         "gate-in-16-bits", "gate-numerics",
@@ -136,13 +137,13 @@ FAULTS: tuple[Fault, ...] = (
         "gate-beta-in-snapshots", "gate-numerics",
         "Verify reads with the right beta, and snapshots states that took a rounded one.",
         "", BETA_IN_SNAPSHOTS, "accepted", Setting(strategy="snapshot"), 5, Place("trunk", 0, "state"),
-        "beta is rounded to bfloat16", ("derived",), ("identity", "bytes"),
+        "beta is rounded to bfloat16", ("derived",), ("identity", "bytes"), written_for=True,
     ),
     Fault(
         "state-stored-narrow", "state-narrowed",
         "A state goes through bf16 on its way to the pool, where fp32 is declared.",
         "", (STORED_NARROW,), "accepted", Setting(), 2, Place("trunk", 0, "state"),
-        "the state is rounded to bfloat16 when it is stored", ("derived",), ("identity", "bytes"),
+        "the state is rounded to bfloat16 when it is stored", ("derived",), ("identity", "bytes"), written_for=True,
     ),
     Fault(
         "state-narrow-pool", "state-narrowed", "The pool of states is allocated in bf16, where fp32 is declared.",
@@ -160,12 +161,13 @@ FAULTS: tuple[Fault, ...] = (
         "Accepted tokens are run again by a formula of their own, which decays after it has written.",
         "", (FOLD_OF_ITS_OWN,), "accepted", Setting(), 5, Place("trunk", 0, "state"),
         "each token is written before the state decays", ("directed", "derived"), ("identity", "bytes"),
+        written_for=True,
     ),
     Fault(
         "fold-rounds-in-between", "fold-formula",
         "Every token that is run again rounds the state to 16 bits: an error that grows with every round.",
         "", (HALF_OF_THE_FOLD,), "accepted", Setting(), 5, Place("trunk", 0, "state"),
-        "rounded to bfloat16", ("derived",), ("identity", "bytes"),
+        "rounded to bfloat16", ("derived",), ("identity", "bytes"), written_for=True,
     ),
     Fault(
         "attention-short-log2e", "attention-numerics",

@@ -81,7 +81,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "controller-one-batch-late", "controller", "The controller's mean of accepted drafts lacks the last batch.",
         "", (LAST_ONE_UNTOLD,), "controller", Setting(ops="ledger"), 12, NEXT_NUM_STEPS,
-        "the last batch is not counted yet", ("identity",), ("labels", "bytes"),
+        "the last batch is not counted yet", ("identity",), ("labels", "bytes"), written_for=True,
     ),
     Fault(
         "controller-counts-the-bonus", "controller", "The controller's mean counts the bonus among accepted drafts.",

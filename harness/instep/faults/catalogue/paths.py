@@ -30,6 +30,7 @@ FAULTS: tuple[Fault, ...] = (
         "narrow-beta-in-windows", "narrow-path", "beta goes through bf16 in verified windows, and nowhere else.",
         "", (_writes("part.settled is not None", "beta"),), "accepted", NARROW, 4, CORE,
         "beta is rounded to bfloat16", ("own_inputs",), ("identity", "bytes", "derived", "directed", "propagated"),
+        written_for=True,
     ),
     Fault(
         "narrow-update-when-run-again", "narrow-path",
@@ -45,6 +46,7 @@ FAULTS: tuple[Fault, ...] = (
         "narrow-key-in-decode", "narrow-path", "k goes through bf16 in a step without drafts, and nowhere else.",
         "", (_writes(DECODE, "key"),), "steps", NARROW, 7, CORE,
         "the key is rounded to bfloat16", ("own_inputs",), ("identity", "bytes", "derived", "directed", "propagated"),
+        written_for=True,
     ),
     Fault(
         "narrow-state-read-in-decode", "narrow-path",
@@ -53,6 +55,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(GDN, "S * q[:alive, row]", f"(S.bfloat16().to(work) if {DECODE} else S) * q[:alive, row]"),),
         "steps", NARROW, 7, CORE,
         "the state rounded to bfloat16", ("own_inputs",), ("identity", "bytes", "derived", "directed"),
+        written_for=True,
     ),
     Fault(
         "other-order-in-decode", "path-order",

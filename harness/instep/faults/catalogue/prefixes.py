@@ -47,14 +47,14 @@ FAULTS: tuple[Fault, ...] = (
         "The ring is folded one token further than the prefix goes.",
         "", (Edit(RERUN, "self.peek(ops, slot, length)", "self.peek(ops, slot, length + 1)"),), "prefix", PLAIN, 5,
         Place("trunk", 0, "state"), "holds the state after 4 tokens; 3 tokens were tracked", ("directed",),
-        ("identity", "bytes"),
+        ("identity", "bytes"), written_for=True,
     ),
     Fault(
         "prefix-of-the-last-node", "prefix-state",
         "A commit keeps the memory after the last accepted node, although the prefix ends before it.",
         "", (Edit(PREFIXES, "path[depth]", "path[-1]"),), "prefix", Setting(strategy="snapshot"), 5,
         Place("trunk", 0, "conv"), "holds the window after 4 tokens; 3 tokens were tracked", ("bytes", "directed"),
-        ("identity",),
+        ("identity",), written_for=True,
     ),
     Fault(
         "prefix-without-conv", "prefix-component",
@@ -91,13 +91,13 @@ FAULTS: tuple[Fault, ...] = (
         "prefix-of-another-request", "prefix-owner",
         "In a batch of several the prefixes are all read out of the first request's pages.",
         "", (Edit(PREFIXES, KEEP, KEEP.replace("request, count", "verified[0], count")),), "prefix", PLAIN, 13,
-        Place("trunk", 3, "keys"), 'holds what belongs to request "a"', ("bytes",), ("identity",),
+        Place("trunk", 3, "keys"), 'holds what belongs to request "a"', ("bytes",), ("identity",), written_for=True,
     ),
     Fault(
         "prefix-final-row-of-another-request", "prefix-owner",
         "In a batch of several the final rows of all prefixes are taken from the first request's line.",
         "", (Edit(PREFIXES, KEEP, OTHER_FINAL),), "prefix", PLAIN, 13, FINAL, 'is a final row of request "a"',
-        ("bytes",), ("identity",),
+        ("bytes",), ("identity",), written_for=True,
     ),
     Fault(
         "prefix-final-row-by-reference", "prefix-changed",
@@ -130,7 +130,7 @@ FAULTS: tuple[Fault, ...] = (
         "A commit keeps for every token the target's row of the token before: the next prefix has older rows.",
         "", (Edit(ROUND, "keep_tail(ops, memory, batch, final)", "keep_tail(ops, memory, batch, final.roll(1, 0))"),),
         "shared", PLAIN, 15, Place("trunk", AFTER_LAYERS, "tail"), "holds the rows of 1 token earlier", ("bytes",),
-        ("identity", "directed"),
+        ("identity", "directed"), written_for=True,
     ),
     Fault(
         "prefix-final-rows-not-brought-back", "prefix-layers",

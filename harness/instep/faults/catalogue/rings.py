@@ -24,7 +24,7 @@ FAULTS: tuple[Fault, ...] = (
         "Keys and decays are kept by slot, updates by batch row: one request's meet another's keys.",
         "", (Edit(RING, STORE, STORE.replace("x[wanted]", "(x[wanted].flip(0) if pool is ring.own else x[wanted])")),),
         "ragged", Setting(), 4, UPDATE,
-        'is that of request "a"', ("derived",), ("identity",),
+        'is that of request "a"', ("derived",), ("identity",), written_for=True,
     ),
     Fault(
         "update-stored-narrow", "ring-update",
@@ -40,7 +40,7 @@ FAULTS: tuple[Fault, ...] = (
                   "        update = write.beta[..., None] * (write.v - _sum_by_halves(S * write.key))\n"
                   "        _absorb(S, write)\n"),),
         "accepted", Setting(), 4, UPDATE,
-        "was made before the state decayed", ("derived",), ("identity", "bytes"),
+        "was made before the state decayed", ("derived",), ("identity", "bytes"), written_for=True,
     ),
     Fault(
         "rerun-next-decay", "ring-rerun",
@@ -50,6 +50,7 @@ FAULTS: tuple[Fault, ...] = (
                   "            _again(S, kept._replace(decay=behind.decay))\n"),),
         "ragged", Setting(), 5, STATE,
         "was run again with the decays of the tokens after", ("directed", "derived"), ("identity", "bytes"),
+        written_for=True,
     ),
     Fault(
         "rerun-rejected-update", "ring-rerun",
@@ -58,6 +59,7 @@ FAULTS: tuple[Fault, ...] = (
                                                "pool[units, (entries + (pool is ring.own)) % pool.shape[1]]")),),
         "ragged", Setting(), 5, STATE,
         "was run again with the updates of the tokens after", ("directed", "derived"), ("identity", "bytes"),
+        written_for=True,
     ),
     Fault(
         "update-of-a-stale-state", "ring-update",
@@ -78,6 +80,6 @@ FAULTS: tuple[Fault, ...] = (
         "", (Edit(KERNEL, "kept_u + (entry % ring_u_size) * ring_u_entry, update, in_v, WHOLE",
               "kept_u + (entry % ring_u_size) * ring_u_entry, value, in_v, WHOLE"),),
         "short", Setting(ops="triton"), 4, UPDATE,
-        "is the value, not the update", ("derived",), ("identity", "bytes"),
+        "is the value, not the update", ("derived",), ("identity", "bytes"), written_for=True,
     ),
 )

@@ -33,26 +33,26 @@ FAULTS: tuple[Fault, ...] = (
         "commit-index-minus-one", "commit-index", "The commit takes the state one token before the accepted node.",
         "sglang 25029", (_node("(acceptance.last_correct_step_indices - 1).clamp(min=0)"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the window after 2 tokens; 3 tokens were accepted", ("bytes", "directed"),
+        "holds the window after 2 tokens; 3 tokens were accepted", ("bytes", "directed"), written_for=True,
     ),
     Fault(
         "commit-index-plus-one", "commit-index", "The number of accepted tokens serves as the index of the last one.",
         "sglang 25029", (_node("acceptance.accept_lens.clamp(max=self.num_steps)"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the window after 4 tokens; 3 tokens were accepted", ("bytes", "directed"),
+        "holds the window after 4 tokens; 3 tokens were accepted", ("bytes", "directed"), written_for=True,
     ),
     Fault(
         "commit-index-last", "commit-index", "The commit takes the state of the last node, whatever was accepted.",
         "sglang 25029", (_node("inputs.width - 1"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the window after 5 tokens; 3 tokens were accepted", ("bytes", "directed"),
+        "holds the window after 5 tokens; 3 tokens were accepted", ("bytes", "directed"), written_for=True,
     ),
     Fault(
         "commit-index-column-zero", "commit-index", "The commit takes column 0 of the snapshots, the root's.",
         "sglang 25029",
         (Edit(SNAPSHOT, ACCEPTED, "source=Units(pair.snapshots.pool[:, 0]).at(accepted.rows),"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the window after 1 token; 3 tokens were accepted", ("bytes", "directed"),
+        "holds the window after 1 token; 3 tokens were accepted", ("bytes", "directed"), written_for=True,
     ),
     Fault(
         "commit-index-offset", "commit-index",
@@ -61,7 +61,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(COLUMNS, "self._marks.write(ops, accepted.slots, accepted.nodes)",
               "self._marks.write(ops, accepted.slots, accepted.lens)"),),
         "ragged", Setting(conv="widened"), 5, CONV,
-        "holds the window after 4 tokens; 3 tokens were accepted", ("bytes",), ("directed",),
+        "holds the window after 4 tokens; 3 tokens were accepted", ("bytes",), ("directed",), written_for=True,
     ),
     Fault(
         "zero-accept-skipped", "zero-accept", "The commit skips a request none of whose drafts is accepted.",
@@ -70,7 +70,7 @@ FAULTS: tuple[Fault, ...] = (
             "inputs.slots", "torch.where(acceptance.num_correct_drafts > 0, inputs.slots, -1)",
         )),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the window from before the step; 1 token was accepted", ("bytes", "directed"),
+        "holds the window from before the step; 1 token was accepted", ("bytes", "directed"), written_for=True,
     ),
     Fault(
         "zero-accept-wraps", "zero-accept",
@@ -78,7 +78,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm 56419",
         (_node("torch.where(acceptance.num_correct_drafts > 0, acceptance.last_correct_step_indices, -1)"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the window after 5 tokens; 1 token was accepted", ("bytes", "directed"),
+        "holds the window after 5 tokens; 1 token was accepted", ("bytes", "directed"), written_for=True,
     ),
     Fault(
         "unwritten-snapshot", "unwritten-snapshot",
@@ -97,7 +97,7 @@ FAULTS: tuple[Fault, ...] = (
               "else accepted.nodes * 0 + pair.snapshots.pool.shape[1] - 1,\n"
               "                ),"),),
         "ragged", Setting(), 5, CONV,
-        "holds the window after 5 tokens; 3 tokens were accepted", ("bytes",), ("directed",),
+        "holds the window after 5 tokens; 3 tokens were accepted", ("bytes",), ("directed",), written_for=True,
     ),
     Fault(
         "path-handover-column-zero", "path-handover",
@@ -107,7 +107,7 @@ FAULTS: tuple[Fault, ...] = (
               "own if group.kind != \"decode\" else columns.at(group.slots, column * 0),"
               "store=None if verify else own,"),),
         "rounds", Setting(strategy="columns"), 10, CORE,
-        "was continued from the state after 1 token of the previous step", ("derived", "directed"),
+        "was continued from the state after 1 token of the previous step", ("derived", "directed"), written_for=True,
     ),
     Fault(
         "path-handover-pending", "path-handover",
@@ -115,7 +115,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm 39273",
         (Edit(RERUN, RING, "ring=self._ring(layer, group.slots, plan) if verify else None,"),),
         "rounds", Setting(), 10, CORE,
-        "lacks the tokens of the previous step", ("derived", "directed"),
+        "lacks the tokens of the previous step", ("derived", "directed"), written_for=True,
     ),
     Fault(
         "scratch-replay-state", "scratch-replay", "Accepted tokens are run again on an empty state.",
@@ -123,7 +123,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(PLAIN_GDN, "            S = state[owing]\n",
               "            S = state[owing] if age else torch.zeros_like(state[owing])\n"),),
         "ragged", Setting(), 5, STATE,
-        "was started from zero: everything before these tokens is lost", ("directed",),
+        "was started from zero: everything before these tokens is lost", ("directed",), written_for=True,
     ),
     Fault(
         "scratch-replay-kv", "scratch-replay", "Accepted tokens go through the draft head again with an empty KV.",
@@ -162,7 +162,7 @@ FAULTS: tuple[Fault, ...] = (
             WIDE_UPDATES,
         ),
         "ragged", Setting(), 8, STATE,
-        "twice", ("directed",),
+        "twice", ("directed",), written_for=True,
     ),
     Fault(
         "pending-never-stored", "pending-count",
@@ -199,5 +199,6 @@ FAULTS: tuple[Fault, ...] = (
               "target.pool[there] = block"),),
         "ragged", Setting(strategy="snapshot"), 5, STATE,
         "holds the state from before the step; 3 tokens were accepted; 1 of 32 blocks differs", ("directed", "derived"),
+        written_for=True,
     ),
 )

@@ -72,7 +72,7 @@ FAULTS: tuple[Fault, ...] = (
         "count-permute-rows", "count-permute",
         "After an abort the commit renumbers the rows of the verify, and takes those of the aborted request.",
         "vllm 53919", (CONDENSED_ROWS,), "aborted", Setting(), 6, Place("trunk", 0, "conv"),
-        'of request "a"', ("bytes",), ("identity",),
+        'of request "a"', ("bytes",), ("identity",), written_for=True,
     ),
     Fault(
         "lifecycle-loss-pending", "lifecycle-loss",

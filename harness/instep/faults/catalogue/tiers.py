@@ -89,6 +89,7 @@ FAULTS: tuple[Fault, ...] = (
         "", (Edit(ENGINE, OFFLOAD, NEWER + OFFLOAD),), "tiers", Setting(strategy="snapshot"), 5,
         Place("trunk", 0, "state"),
         'holds what request "a" has now, after 8 tokens; 4 tokens were tracked', ("bytes",), ("identity",),
+        written_for=True,
     ),
     Fault(
         "offload-through-one-buffer", "tier-other",

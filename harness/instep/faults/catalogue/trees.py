@@ -41,7 +41,7 @@ def _grown(name: str, what: str, edits: tuple[Edit, ...], says: str, how: Settin
     """A grown tree is another one than its own scores give."""
     return Fault(
         f"grown-{name}", "grown-tree", what, "", edits, "grown", how or Setting(), 4, GROWN, says, ("grown",),
-        ("bytes",),
+        ("bytes",), written_for=True,
     )
 
 
@@ -80,7 +80,7 @@ FAULTS: tuple[Fault, ...] = (
         "commit-depth-for-node", "commit-node", "The length of the path, less one, is taken for its last node.",
         "", (_node("(acceptance.accept_lens - 1).clamp(min=0)"),),
         "branching", SNAPSHOT, 6, WINDOW,
-        "whose number is the depth of the path", ("bytes", "directed"),
+        "whose number is the depth of the path", ("bytes", "directed"), written_for=True,
     ),
     Fault(
         "commit-first-child", "commit-node",
@@ -92,7 +92,7 @@ FAULTS: tuple[Fault, ...] = (
               "        node = (shapes == shapes.gather(1, node[:, None])).long().argmax(dim=1)\n"),
          _node("node")),
         "branching", SNAPSHOT, 15, WINDOW,
-        "a sibling of node", ("bytes", "directed"),
+        "a sibling of node", ("bytes", "directed"), written_for=True,
     ),
     Fault(
         "commit-window-before-node", "commit-node",
@@ -102,7 +102,7 @@ FAULTS: tuple[Fault, ...] = (
               "from dataclasses import replace\n"
               "self.of_conv.commit(ops, replace(accepted, nodes=(accepted.nodes - 1).clamp(min=0)))"),),
         "branching", SNAPSHOT, 6, WINDOW,
-        "after node", ("bytes",),
+        "after node", ("bytes",), written_for=True,
     ),
     Fault(
         "packed-offset-of-sizes", "commit-node",
@@ -118,7 +118,7 @@ FAULTS: tuple[Fault, ...] = (
         "Kept tokens of the accepted path stay at their nodes' places in the ring.",
         "", (Edit(RERUN, "accepted.path is None", "accepted.path is not None"),),
         "branching", Setting(), 6, STATE,
-        "takes the tree for a chain: holds rows 0 to", ("directed", "bytes"),
+        "takes the tree for a chain: holds rows 0 to", ("directed", "bytes"), written_for=True,
     ),
     Fault(
         "kv-not-moved", "path-not-moved", "Keys and values of the accepted path stay at their nodes' places.",
@@ -207,7 +207,7 @@ FAULTS: tuple[Fault, ...] = (
         "", (Edit(EAGLE, "ops.select(x=y, index=beams.rows)",
                   "(y if len(y) == len(beams.rows) else ops.select(x=y, index=beams.rows))"),),
         "grown", Setting(), 4, Place("chain.2", STAGE_LEVEL, "post_normed"),
-        "reads the head's row of", ("derived",), ("identity", "bytes"),
+        "reads the head's row of", ("derived",), ("identity", "bytes"), written_for=True,
     ),
     # With every window given, none of these can be seen.
     Fault(

@@ -151,9 +151,8 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     the values, relative to the largest score of the part (of all positions so far, in a prefill chunk).
 
     The bits of a row of a window or of a tree depend only on its query, its position, and the keys and values up to
-    that
-    position. So decode and verify agree, and a path of a tree equals the same chain. A row of a request with more than
-    WINDOW rows in one launch differs from these in the last bits; `invariant/attend.py` makes them equal.
+    that position. So decode and verify agree, and a path of a tree equals the same chain. A row of a request with more
+    than WINDOW rows in one launch differs from these in the last bits; `invariant/attend.py` makes them equal.
     """
     return read(query, pages, shape_of(CHUNK, query), shape_of(PARTS, query), PART, alone=False)
 
@@ -212,8 +211,7 @@ class Call(NamedTuple):
     """Arguments that all kernels of one attention call share.
 
     placed: the arguments that determine how positions are divided; held: positions for which a line of the page table
-    has
-    entries.
+    has entries.
     """
 
     query: torch.Tensor
@@ -269,8 +267,7 @@ class Call(NamedTuple):
         """Do the work of `whole` with persistent programs. If few would run, tiles have half as many rows.
 
         Then every program has at least one tile. If the host knows that a single request has all rows, no rows are
-        read in
-        parts, so the kernel for parts is not launched.
+        read in parts, so the kernel for parts is not launched.
         """
         pages, (pools, constants) = self.pages, fit  # the last two of `pools` are None: there are no scales
         requests, kv_heads, places = pages.begin.numel(), pages.keys.shape[2], multiprocessors(self.query.device)

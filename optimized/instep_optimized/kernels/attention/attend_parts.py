@@ -29,8 +29,8 @@ def read_parts(
     """Read parts of the positions of one request, for `tokens` rows and the heads of one KV head. Grid: any.
 
     The programs walk one list: for every request its units (parts, or groups of parts, which are then joined here),
-    times
-    its KV heads and row tiles. In a tree the units that reach into the window have tiles of one token. These tiles take
+    times its KV heads and row tiles. In a tree the units that reach into the window have tiles of one token. These
+    tiles take
     the ancestors in order, as consecutive positions: node a_j of the path (a_0 is the root) as position before + j. So
     such a tile computes exactly what the same chain computes, and loads only what it sees.
     """
@@ -139,8 +139,7 @@ def join_parts(
     A program has CT columns. ALONE: number of groups whose loads are in flight together, if their parts are stored
     alone.
     Everything that is read before `wait` was written before the parts were read. gate: opens each row, or None. Rows
-    that
-    belong to no request become 0, or 0 with the gate applied.
+    that belong to no request become 0, or 0 with the gate applied.
     """
     b = tl.arange(0, BT)
     rows_of, first_unit, _, units_of, each = division(

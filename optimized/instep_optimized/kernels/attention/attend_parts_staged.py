@@ -159,8 +159,7 @@ def _weigh(
     beside: the scales of keys, or None
 
     Each warp has a quarter of a step's positions. Maxima and sums of the quarters go through shared memory here, with
-    one
-    barrier each; the compiler's own reduction uses three.
+    one barrier each; the compiler's own reduction uses three.
     """
     query, query_row, query_head, table, table_row, table_column, begin, group, scale, _, sums, room = given
     key_tiles, _, full_keys, _, free_keys, _ = tiles

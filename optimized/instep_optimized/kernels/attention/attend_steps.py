@@ -62,8 +62,7 @@ def over(
 
     WIDEN, ORDERED: see `dot`. CAUSAL: some row may not see all positions; else stop - start is a multiple of NT.
     ALONE: a step after a row's last position does not change the row. Such a step serves later rows of the tile, and
-    its
-    positions may hold anything.
+    its positions may hold anything.
     """
     (keys, keys_page, keys_entry, values, values_page, values_entry, key_scales, key_scales_page,
      value_scales, value_scales_page, table_column, held, width) = pools  # fmt: skip

@@ -148,14 +148,12 @@ def _conv(
     """Convolve RT rows of one request, CT channels. Grid (row blocks, channel tiles, B and the blocks of `clear`).
 
     Row t takes the inputs t - (W-1) .. t. The window after row t is the last W-1 of them. With `parents` (one per
-    packed
-    row, for trees) a row takes its own input, its parent's, and so on. If `parents` is None, Triton compiles no code
-    for it.
+    packed row, for trees) a row takes its own input, its parent's, and so on. If `parents` is None, Triton compiles no
+    code for it.
 
     HEAD: the first RT rows of every request, and its windows. Only this launch reads the history, and a program writes
     windows after it has read. So no program can read a window after another program has overwritten it. The second
-    launch
-    has the remaining rows. It needs neither history nor windows, so more of its programs run at once.
+    launch has the remaining rows. It needs neither history nor windows, so more of its programs run at once.
     """
     request, first = tl.program_id(2), ahead + tl.program_id(0).to(tl.int64) * RT
     c = tl.program_id(1).to(tl.int64) * CT + tl.arange(0, CT)

@@ -121,8 +121,7 @@ def conv_walk_prompt(
     number by number, whatever their steps are: few programs do that.
 
     Only the program of a request's first rows reads its history and stores the window after its last row. It reads
-    before
-    it stores, because both may be the same memory.
+    before it stores, because both may be the same memory.
     """
     request, first = tl.program_id(2), tl.program_id(1) * RT
     c = tl.program_id(0) * CT + tl.arange(0, CT)

@@ -14,10 +14,8 @@ def flat(address: Address | None, inner: int, otherwise: Address) -> tuple[Any, 
     """Expand to (pool, units, column, unit step, column step, one step per inner axis) for a kernel.
 
     If the address is absent, `otherwise` is passed in its place, so that the kernel compiles to the same code. A
-    separate
-    flag (`given`) then keeps the kernel from touching it. If the column is absent, the units are passed in its place
-    with
-    a column step of 0.
+    separate flag (`given`) then keeps the kernel from touching it. If the column is absent, the units are passed in its
+    place with a column step of 0.
     """
     address = address or otherwise
     pool, steps = address.pool, address.pool.stride()

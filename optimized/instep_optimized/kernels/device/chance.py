@@ -47,10 +47,8 @@ def fallen(x, by, dtype: tl.constexpr):
     """Round x in fp32 stochastically to numbers of dtype, returned in fp32; the largest ones stay as they are.
 
     by: (indices of the elements in [HV, K, V], tokens in the state, layer, the seed's lower word, its upper word).
-    For a
-    tile [.., .., pieces, ..] the indices may be those of the first piece, and a sixth number is the step from one
-    piece to
-    the next.
+    For a tile [.., .., pieces, ..] the indices may be those of the first piece, and a sixth number is the step from one
+    piece to the next.
     """
     if len(by) == 5:
         chance = drawn(by[0], by[1], by[2], by[3], by[4])

@@ -19,10 +19,9 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     In a tree these are the keys and values on the path up to the row: the bits equal those of that path as a chain.
 
     The bits do not depend on `most`, on other rows, on the width of the table or on the size of a page. A row always
-    takes
-    positions in the same steps and parts from 0, in a tile of the same height. Parts are joined from the first one on.
-    Steps after a row's last position do not change it. In the step that contains its last position, later positions
-    have
+    takes positions in the same steps and parts from 0, in a tile of the same height. Parts are joined from the first
+    one on. Steps after a row's last position do not change it. In the step that contains its last position, later
+    positions have
     the weight 0 exactly. (Their values must be finite: 0 times infinity is not 0.)
     """
     shape = shape_of(PARTS, query)

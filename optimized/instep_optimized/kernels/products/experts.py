@@ -39,8 +39,7 @@ def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool
     Operands are used as stored, an expert's middle rows are rounded to x's dtype, sums are fp32, with one cast at the
     end.
     A row adds its experts in the order of choice, the shared expert last. With the same number of rows in a block a
-    row's
-    bits do not depend on other rows.
+    row's bits do not depend on other rows.
     """
     rows, width = x.shape
     if rows > MOST:

@@ -47,8 +47,7 @@ def mix(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, de
     """Route every row, run its experts, and add the shared expert, whose products are `dense.mlp` and `dense.lm_head`.
 
     Every program here computes one row, in tiles whose size depends only on the weights. So a row's bits do not
-    depend on
-    other rows, unless they do in `dense`.
+    depend on other rows, unless they do in `dense`.
     """
     rows, width = x.shape
     experts, inner = weights.router.shape[0], weights.down.shape[2]

@@ -112,8 +112,7 @@ def largest(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.
     """Largest number per row of the fp32 product and tile of its columns, without storing the product.
 
     Returns values and columns, [M, tiles] in fp32 and int64. A tie goes to the lowest column; a NaN is never larger
-    than
-    anything.
+    than anything.
     """
     return _launched(x, weight, False, None, x.shape[1])
 

@@ -47,8 +47,7 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
 
     The first kernel, `_prepare`, computes T and P of all blocks at once, and q and k in bf16. The second, `_carry`,
     takes the blocks in order. Every product has bf16 operands and adds in fp32; S itself, gates, decays and residuals
-    are
-    fp32. T is inverted in fp32 in blocks of 16, which products then join. This is what
+    are fp32. T is inverted in fp32 in blocks of 16, which products then join. This is what
     `Product("bf16", block=64, residual=True, narrow=True)` declares.
     look: number of rows of `core` to check; those that no request covers become zero
     Mirrors: Gated DeltaNet (arXiv:2412.06464), chunked form with the UT transform. Differs: the inverse is applied to

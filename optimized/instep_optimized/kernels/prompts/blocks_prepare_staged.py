@@ -87,8 +87,7 @@ def rows_of_inverses(triangles, NEGATED: gl.constexpr):
     """Invert triangles, given by what follows every token [step, B, SOLVED]  ->  inverses [B * SOLVED, SOLVED].
 
     A thread has a whole row, so no step waits for another thread. The row is in pieces, because a step changes only
-    what
-    follows it.
+    what follows it.
     NEGATED: triangles come negated. Then a step takes its column from registers, without a sum (LOG.md).
     """
     FOUND: gl.constexpr = gl.BlockedLayout([1, 1, PIECE], [2, SOLVED, 1], [gl.num_warps(), 1, 1], [2, 1, 0])
