@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from instep.bench.kinds import rounds
 from instep.carried import model
 from instep.checks.poison import _clean, _suspect
 from instep.replay import large_model
@@ -22,6 +21,7 @@ from instep_optimized.engine import OptimizedEngine
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit
+from instep_speed.bench.kinds import rounds
 from support.covering import few
 
 REQUESTS = 4

@@ -21,16 +21,16 @@ import pytest
 import torch
 from rich.console import Console
 
-from instep.bench import KINDS, grid, kind, peers, plots, render, run
-from instep.bench.base import TOO, Arm
-from instep.bench.clock import Rates
-from instep.bench.kinds import pick, rounds, strategies
-from instep.bench.run import Asked, Bench, bench
-from instep.bench.work import HOLD, OTHER, by_kind, gap, kind_of
 from instep.verdict import Exit
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput, Unsupported
+from instep_speed.bench import KINDS, grid, kind, peers, plots, render, run
+from instep_speed.bench.base import TOO, Arm
+from instep_speed.bench.clock import Rates
+from instep_speed.bench.kinds import pick, rounds, strategies
+from instep_speed.bench.profile import HOLD, OTHER, by_kind, gap, kind_of
+from instep_speed.bench.run import Asked, Bench, bench
 from support.command import Runner, complaint
 from support.covering import few
 
@@ -345,7 +345,7 @@ def test_gaps_are_between_kernels_of_a_round_where_no_other_kernel_runs() -> Non
 
 
 def test_the_kernel_that_holds_the_device_back_is_known_by_its_name() -> None:
-    card = pytest.importorskip("instep.perf.card", reason="Triton is not here")
+    card = pytest.importorskip("instep_speed.gate.gpu", reason="Triton is not here")
     assert card._hold.fn.__name__ == HOLD
 
 

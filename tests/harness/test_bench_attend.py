@@ -17,12 +17,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from instep.bench import render, run
-from instep.bench.clock import Rates
-from instep.bench.kept import joined
-from instep.bench.kinds import attend
-from instep.bench.peers import flashinfer
-from instep.bench.run import Asked, Bench, bench
 from instep.options import FP8
 from instep.verdict import Exit
 from instep_optimized.layout import Pages
@@ -30,6 +24,12 @@ from instep_optimized.ops import load
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import Unsupported
+from instep_speed.bench import render, run
+from instep_speed.bench.clock import Rates
+from instep_speed.bench.kinds import attend
+from instep_speed.bench.peers import flashinfer
+from instep_speed.bench.resume import joined
+from instep_speed.bench.run import Asked, Bench, bench
 from support.bench_tables import speed
 
 NARROW, TREE = {"batch": 2, "rows": 3, "behind": 70, "kv": FP8}, {"batch": 2, "rows": 5, "behind": 70, "tree": "binary"}

@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 import torch
 
-from instep.bench import kind, peers
-from instep.bench.base import SEED, TO, Cell, Ground
-from instep.bench.clock import Rates
-from instep.bench.kinds import mixer
-from instep.bench.peers import torch_own
-from instep.bench.rows import redrawn
 from instep_optimized.ops.base import ExpertWeights
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import Unsupported
+from instep_speed.bench import kind, peers
+from instep_speed.bench.base import SEED, TO, Cell, Ground
+from instep_speed.bench.clock import Rates
+from instep_speed.bench.kinds import mixer
+from instep_speed.bench.peers import torch_own
+from instep_speed.bench.rows import redrawn
 from support.covering import WHOLE
 from support.process import ENVIRONMENT, ROOTS, start
 

@@ -21,14 +21,14 @@ from typing import Any
 import pytest
 import torch
 
-from instep.bench import clock
-from instep.bench.base import Ground
-from instep.bench.clock import SAMPLES, TRIES, Rates, Times, less, timed
-from instep.bench.kinds import strategies
-from instep.bench.peers import sglang
-from instep.bench.rows import Rows
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import Unsupported
+from instep_speed.bench import clock
+from instep_speed.bench.base import Ground
+from instep_speed.bench.clock import SAMPLES, TRIES, Rates, Times, less, timed
+from instep_speed.bench.kinds import strategies
+from instep_speed.bench.peers import sglang
+from instep_speed.bench.rows import Rows
 
 CPU = torch.device("cpu")
 

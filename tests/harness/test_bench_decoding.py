@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from instep.bench.forced import Extent, play, trace_of
-from instep.bench.step_counts import arms, hardest_first, mixed, parted
 from instep.generate.decode import Ask
 from instep.replay.setting import Setting
 from instep.shapes.random_weights import random_checkpoint
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import SetNumSteps
 from instep_reference.contract.errors import BadInput
+from instep_speed.bench.replayed_acceptance import Extent, play, trace_of
+from instep_speed.bench.step_counts import arms, hardest_first, mixed, parted
 from support.narrow import narrow
 
 pytestmark = pytest.mark.slow

@@ -19,18 +19,18 @@ import pytest
 import torch
 from rich.console import Console
 
-from instep.bench import arms, clock, grid, kind, peers, render, run
-from instep.bench.arms import measured
-from instep.bench.base import Arm, Cell
-from instep.bench.clock import Rates
-from instep.bench.kept import joined
-from instep.bench.right import Judged, errors
-from instep.bench.rows import on
-from instep.bench.run import Asked, Bench, bench
-from instep.page import bench as pages
 from instep.verdict import Exit
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
+from instep_speed.bench import arms, clock, grid, kind, peers, render, run
+from instep_speed.bench import page as pages
+from instep_speed.bench.arms import measured
+from instep_speed.bench.base import Arm, Cell
+from instep_speed.bench.clock import Rates
+from instep_speed.bench.expected import Judged, errors
+from instep_speed.bench.resume import joined
+from instep_speed.bench.rows import on
+from instep_speed.bench.run import Asked, Bench, bench
 from support.command import Runner
 from support.covering import few
 

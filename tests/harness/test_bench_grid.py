@@ -14,11 +14,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from instep.bench import kind, run
-from instep.bench.clock import Rates
-from instep.bench.kinds import decoding, prefill, strategies
-from instep.bench.run import Asked, Bench, bench
 from instep_optimized.ops.plain import PLAIN
+from instep_speed.bench import kind, run
+from instep_speed.bench.clock import Rates
+from instep_speed.bench.kinds import decoding, prefill, strategies
+from instep_speed.bench.run import Asked, Bench, bench
 from support.command import Runner, complaint
 
 GROUND = run.Ground(torch.device("cpu"), torch.float32, {}, Rates(1e10, 2e10, 1e11), 0)

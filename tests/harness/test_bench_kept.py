@@ -18,13 +18,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from instep.bench import render
-from instep.bench.clock import Rates
-from instep.bench.kept import joined
-from instep.bench.kinds import pick
-from instep.bench.run import Asked, Bench, bench
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput
+from instep_speed.bench import render
+from instep_speed.bench.clock import Rates
+from instep_speed.bench.kinds import pick
+from instep_speed.bench.resume import joined
+from instep_speed.bench.run import Asked, Bench, bench
 from support.command import Runner, complaint
 
 FP32 = torch.float32
@@ -34,7 +34,7 @@ PICK = Asked({"it": PLAIN}, "cpu", FP32, ("pick",), "tiny", peers=False)
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without measurements."""
-    monkeypatch.setattr("instep.bench.run.rates", lambda device, dtype: Rates(1e10, 2e10, 1e11))
+    monkeypatch.setattr("instep_speed.bench.run.rates", lambda device, dtype: Rates(1e10, 2e10, 1e11))
 
 
 def text(found: Bench) -> str:
@@ -178,7 +178,7 @@ def test_existing_file_is_plotted_without_measuring_or_writing(
     file = tmp_path / "kept.json"
     bench(Asked({"it": PLAIN}, "cpu", FP32, ("pick",), "tiny", peers=False)).result().write(file)
     before = file.read_text()
-    monkeypatch.setattr("instep.bench.run.rates", None)  # measuring raises
+    monkeypatch.setattr("instep_speed.bench.run.rates", None)  # measuring raises
     done = instep("bench", "--join", file, "--plots", tmp_path / "p", "--html", tmp_path / "page.html")
     assert done.code == 0 and "pick: " in done.out, done.err
     assert [one.name for one in (tmp_path / "p").iterdir()] == ["pick.svg"]
@@ -263,7 +263,7 @@ def test_a_call_that_measured_nothing_leaves_no_session_and_no_rates(
     made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, speeds = tmp_path / "full.json", iter((1e10, 2e10, 3e10))
-    monkeypatch.setattr("instep.bench.run.rates", lambda device, dtype: Rates(next(speeds), 1e10, 1e11))
+    monkeypatch.setattr("instep_speed.bench.run.rates", lambda device, dtype: Rates(next(speeds), 1e10, 1e11))
     full(file)
     found = full(file)
     assert len(found.sessions) == 1 and found.rates.copy == found.result().found["rates"]["copy"] == 1e10

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from instep.bench.base import Ground
-from instep.bench.clock import Rates
-from instep.bench.kinds import prefill
 from instep_optimized.ops import load
 from instep_optimized.ops.around import Op, around
 from instep_optimized.ops.base import GdnInputs
 from instep_reference.contract.place import unseen
+from instep_speed.bench.base import Ground
+from instep_speed.bench.clock import Rates
+from instep_speed.bench.kinds import prefill
 
 pytestmark = [pytest.mark.slow, pytest.mark.interpreted]
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from instep.bench import plots, render
-from instep.bench.kept import joined
-from instep.page import bench as pages
 from instep_reference.contract.errors import BadInput
+from instep_speed.bench import page as pages
+from instep_speed.bench import plots, render
+from instep_speed.bench.resume import joined
 from support.command import Runner, complaint
 from support.covering import few
 

@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from instep.bench.kinds.products import _drawn
-from instep.bench.right import off
 from instep.engines.verbs import product_of
 from instep.kit.cases import CASES
 from instep.kit.judge import judged
@@ -25,6 +23,8 @@ from instep_optimized import load
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import SUMS, Product, Sums, checked
+from instep_speed.bench.expected import off
+from instep_speed.bench.kinds.products import _drawn
 from support.narrow_products import BF16, BLOCK
 
 HOPPER = SUMS["hopper"]

@@ -17,15 +17,15 @@ from rich.console import Console
 
 from instep.faults.base import Edit
 from instep.faults.plant import planted
-from instep.perf import render
-from instep.perf.arm import Source
-from instep.perf.clock import CLOCKS
-from instep.perf.gate import ARMS, ORDERS, checked, gate, judge
-from instep.perf.pairs import FEWEST_PAIRS, Say
-from instep.perf.power import Power
-from instep.perf.question import SAMPLES, Question, Report
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput, InstepError
+from instep_speed.gate import render
+from instep_speed.gate.clock import CLOCKS
+from instep_speed.gate.gate import ARMS, ORDERS, checked, gate, judge
+from instep_speed.gate.power import Power
+from instep_speed.gate.process import Source
+from instep_speed.gate.request import SAMPLES, Question, Report
+from instep_speed.gate.statistics import FEWEST_PAIRS, Say
 from support.checkpoints import write
 from support.command import Runner, complaint
 from support.covering import WHOLE
@@ -187,7 +187,7 @@ def test_an_op_set_that_is_timed_may_be_named_twice(
         asked.append(question)
         return Report(question, refused="so it is")
 
-    monkeypatch.setattr("instep.perf.gate.gate", answer)
+    monkeypatch.setattr("instep_speed.gate.gate.gate", answer)
     for words in (["--ops", "invariant"], []):
         instep("gate", "invariant", "plain", "--commit", "abc", "--json", file := tmp_path / "gate.json", *words)
         told = json.loads(file.read_text())

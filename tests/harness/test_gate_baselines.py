@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 
 from instep import carried
-from instep.perf import baseline, render
-from instep.perf.bounds import FEWEST_TRIALS, LEAST_POWER, MOST_ALARMS, bounds
-from instep.perf.cases import CASES
-from instep.perf.clock import judged
-from instep.perf.power import Power
-from instep.perf.question import Question, Report
 from instep.replay.setting import Setting
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
+from instep_speed.gate import baseline, render
+from instep_speed.gate.cases import CASES
+from instep_speed.gate.clock import judged
+from instep_speed.gate.power import Power
+from instep_speed.gate.rate_bounds import FEWEST_TRIALS, LEAST_POWER, MOST_ALARMS, bounds
+from instep_speed.gate.request import Question, Report
 
 QUESTION = Question("plain", "plain", carried.model(), ("commit",))
 

@@ -21,16 +21,16 @@ import torch
 from instep.carried import model
 from instep.faults.base import Edit
 from instep.page.family import page_of
-from instep.perf import power, question
-from instep.perf.baseline import setting
-from instep.perf.card import HELD_S
-from instep.perf.clock import CLOCKS, NOTHING, Clock, Reading
-from instep.perf.gate import ARMS, as_samples, judge, laps_of, resolved
-from instep.perf.pairs import FEWEST_PAIRS, Say, Spread, ratio
-from instep.perf.power import Power, tried
-from instep.perf.question import Question, Report
-from instep.perf.render import of, show
 from instep_reference.contract.errors import BadInput
+from instep_speed.gate import power, request
+from instep_speed.gate.baseline import setting
+from instep_speed.gate.clock import CLOCKS, NOTHING, Clock, Reading
+from instep_speed.gate.gate import ARMS, as_samples, judge, laps_of, resolved
+from instep_speed.gate.gpu import HELD_S
+from instep_speed.gate.power import Power, tried
+from instep_speed.gate.render import of, show
+from instep_speed.gate.request import Question, Report
+from instep_speed.gate.statistics import FEWEST_PAIRS, Say, Spread, ratio
 from support.outcomes import printed
 from support.planting import planted_here
 from support.simulated import Machine
@@ -47,7 +47,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 @pytest.fixture
 def on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """A question cannot be about a card that is not here."""
-    monkeypatch.setattr(question, "judged", lambda device: CLOCKS)
+    monkeypatch.setattr(request, "judged", lambda device: CLOCKS)
 
 
 def work(machine: Machine, host: float = 1.0, device: float = 1.0) -> Callable[[], None]:
@@ -112,7 +112,7 @@ def test_a_device_that_is_slow_to_begin_is_not_dragged_further(machine: Machine)
 
 
 # The source text, and the planted text: each must break a claim above.
-CLOCK, CARD = "instep/perf/clock.py", "instep/perf/card.py"
+CLOCK, CARD = "instep_speed/gate/clock.py", "instep_speed/gate/gpu.py"
 WAITED, COMPUTED = "waited = time.perf_counter() - wall", "computed = time.process_time() - cpu"
 TAKEN = "return None if late else 1e-3 * float(self._begun.elapsed_time(self._ended))"
 FAULTS = {

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from instep.perf.cases import Walk
-from instep.perf.clock import Clock
-from instep.perf.course import Course, lay
-from instep.perf.worker import Worker
 from instep.replay.participants import bare
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.verdict import Exit
 from instep_optimized import load
+from instep_speed.gate.cases import Walk
+from instep_speed.gate.clock import Clock
+from instep_speed.gate.forced_trace import Course, lay
+from instep_speed.gate.worker import Worker
 from support.checkpoints import write
 
 SETTING = Setting("plain", strategy="columns", conv="widened", graphs=True, overlap=True, guarded=False)

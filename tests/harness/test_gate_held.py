@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from instep.carried import model
-from instep.perf.clock import CLOCKS
-from instep.perf.gate import ARMS, MOST_TIMES, PROBES, _timed, judge
-from instep.perf.pairs import FEWEST_PAIRS, Say
-from instep.perf.question import Question, Report
-from instep.perf.render import of, show
 from instep.verdict import Exit
+from instep_speed.gate.clock import CLOCKS
+from instep_speed.gate.gate import ARMS, MOST_TIMES, PROBES, _timed, judge
+from instep_speed.gate.render import of, show
+from instep_speed.gate.request import Question, Report
+from instep_speed.gate.statistics import FEWEST_PAIRS, Say
 from support.outcomes import printed
 
 QUESTION = Question("plain", "plain", model(), ("commit",))

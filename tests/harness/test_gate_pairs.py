@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instep.perf.pairs import FEWEST_PAIRS, Ratio, Samples, Say, Spread, middles, ratio, ratios, say
+from instep_speed.gate.statistics import FEWEST_PAIRS, Ratio, Samples, Say, Spread, middles, ratio, ratios, say
 
 ALLOWED = 0.03
 TRIALS = 200

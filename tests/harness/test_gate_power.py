@@ -20,19 +20,19 @@ from instep import carried
 from instep.faults.base import Edit
 from instep.faults.plant import planted
 from instep.page.family import page_of
-from instep.perf import baseline, pairs, power, render
-from instep.perf.bounds import FEWEST_TRIALS, LEAST_POWER, bounds, highest, independent, lowest
-from instep.perf.cases import Walk
-from instep.perf.clock import CLOCKS, Clock
-from instep.perf.course import Course, lay
-from instep.perf.gate import MOST_TIMES
-from instep.perf.power import ARMS, Power, tried
-from instep.perf.question import Question, Report
-from instep.perf.yardstick import Yardstick
 from instep.replay.participants import Plan, bare
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.verdict import Exit
+from instep_speed.gate import baseline, power, render, statistics
+from instep_speed.gate.cases import Walk
+from instep_speed.gate.clock import CLOCKS, Clock
+from instep_speed.gate.forced_trace import Course, lay
+from instep_speed.gate.gate import MOST_TIMES
+from instep_speed.gate.power import ARMS, Power, tried
+from instep_speed.gate.rate_bounds import FEWEST_TRIALS, LEAST_POWER, bounds, highest, independent, lowest
+from instep_speed.gate.reference_check import Yardstick
+from instep_speed.gate.request import Question, Report
 from support.checkpoints import write
 from support.command import Runner, complaint
 from support.covering import few
@@ -45,7 +45,7 @@ TRIALS = 30
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "DRAWS", 300)
+    monkeypatch.setattr(statistics, "DRAWS", 300)
 
 
 def sampled(slowed: float, noise: float, trials: int = TRIALS, count: int = 60) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ def test_trials_count_the_gates_verdicts(
 ) -> None:
     known = Power(Report(QUESTION), ratio={"commit": {"wall": 1 + slowed}})
     tried(known, sampled(slowed, noise))
-    power = known.part("slowed", "commit", pairs.Say.SLOWER)
+    power = known.part("slowed", "commit", statistics.Say.SLOWER)
     assert found[0] <= power <= found[1] and known.exit is says and not known.wanted
     assert known.says["A/A"]["commit"]["slower"] == 0 and sum(known.says["A/A"]["commit"].values()) == TRIALS
     told = printed(render.show_power, known)
@@ -89,7 +89,7 @@ def test_few_trials_are_inconclusive(trials: int, enough: bool) -> None:
     """However clear each of them is."""
     known = Power(Report(QUESTION), ratio={"commit": {"wall": 1.08}}, minutes=trials * 0.25)
     tried(known, sampled(0.08, 0.001, trials))
-    assert known.part("slowed", "commit", pairs.Say.SLOWER) == 1.0
+    assert known.part("slowed", "commit", statistics.Say.SLOWER) == 1.0
     assert known.exit is (Exit.AGREED if enough else Exit.INCONCLUSIVE)
     told = printed(render.show_power, known)
     few = "1 trial says" if trials == 1 else f"{trials} independent trials say"
@@ -117,7 +117,7 @@ def test_bounds_of_many_trials_are_those_of_few(monkeypatch: pytest.MonkeyPatch)
     """A binomial coefficient of 4000 trials is larger than any float."""
     assert highest(2000, 4000) == pytest.approx(0.5, abs=0.02)
     exact = highest(40, 90)
-    monkeypatch.setattr("instep.perf.bounds.LARGEST", 1)
+    monkeypatch.setattr("instep_speed.gate.rate_bounds.LARGEST", 1)
     assert highest(40, 90) == pytest.approx(exact) and highest(0, 90) == pytest.approx(1 - 0.05 ** (1 / 90))
 
 

@@ -130,7 +130,7 @@ def test_unknown_picture_formats_are_refused_before_measuring(
     kept, out = Path("fixtures/results/bench-native.json"), tmp_path / "out.json"
     (tmp_path / "file").touch()
     (tmp_path / "taken" / "pick.svg").mkdir(parents=True)
-    monkeypatch.setattr("instep.bench.run.rates", None)  # any measurement raises
+    monkeypatch.setattr("instep_speed.bench.run.rates", None)  # any measurement raises
     words = ("--join", kept) if joins else ("--device", "cpu", "--kind", "pick")
     said = complaint(instep("bench", *words, "--plots", tmp_path / place, "--json", out))
     assert str(tmp_path / place) in said and not out.exists()
@@ -140,7 +140,7 @@ def test_failing_picture_keeps_the_table_and_the_file(instep, tmp_path, monkeypa
     def full(found, folder):
         raise BadInput(str(folder), found="No space left", expected="a place that can be written")
 
-    monkeypatch.setattr("instep.bench.plots.write", full)
+    monkeypatch.setattr("instep_speed.bench.plots.write", full)
     files = {name: tmp_path / name for name in ("a.json", "a.html")}
     ran = instep("bench", "--device", "cpu", "--kind", "pick", "--plots", tmp_path / "p", "--json", files["a.json"],
                  "--html", files["a.html"])  # fmt: skip

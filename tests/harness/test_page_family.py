@@ -22,8 +22,6 @@ import torch
 from instep.audit import render as audits
 from instep.audit.audit import audit
 from instep.audit.recording import EVENTS
-from instep.bench.clock import Rates
-from instep.bench.run import Asked, Bench
 from instep.faults import render as faults
 from instep.faults.judge import Result as Campaign
 from instep.fuzz import render as fuzz
@@ -32,12 +30,6 @@ from instep.fuzz.campaign import Settings
 from instep.page.audit import charts_of as audited
 from instep.page.family import page_of, page_of_file
 from instep.page.replay import charts_of
-from instep.perf import render as gate
-from instep.perf.baseline import result as of_power
-from instep.perf.pairs import Ratio, Say, Spread
-from instep.perf.power import Power
-from instep.perf.question import Judged as Clocked
-from instep.perf.question import Question, Report
 from instep.relations import render as relations
 from instep.replay.setting import Setting
 from instep.report.result import Result
@@ -47,6 +39,14 @@ from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
 from instep_reference.contract.sampling import Sampling
+from instep_speed.bench.clock import Rates
+from instep_speed.bench.run import Asked, Bench
+from instep_speed.gate import render as gate
+from instep_speed.gate.baseline import result as of_power
+from instep_speed.gate.power import Power
+from instep_speed.gate.request import Judged as Clocked
+from instep_speed.gate.request import Question, Report
+from instep_speed.gate.statistics import Ratio, Say, Spread
 from support.browser import Browser
 from support.command import Runner, complaint
 from support.covering import WHOLE

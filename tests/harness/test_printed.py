@@ -19,14 +19,14 @@ from instep.faults.judge import Result as Campaign
 from instep.fuzz import render as fuzz
 from instep.fuzz.campaign import Result, Settings
 from instep.generate import render as generate
-from instep.perf import render as gate
-from instep.perf.pairs import Ratio, Say, Spread
-from instep.perf.question import Judged as Clocked
-from instep.perf.question import Question, Report
 from instep.relations import render as relations
 from instep.replay.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Skipped, Tier, Verdict
+from instep_speed.gate import render as gate
+from instep_speed.gate.request import Judged as Clocked
+from instep_speed.gate.request import Question, Report
+from instep_speed.gate.statistics import Ratio, Say, Spread
 from support.command import Runner
 from support.golden import Golden, sections
 from support.made_up import CONTROL, PLANTED, held, judged

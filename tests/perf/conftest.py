@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from instep.perf.course import Course, lay
+from instep_speed.gate.forced_trace import Course, lay
 from support.checkpoints import write
 
 

@@ -26,12 +26,7 @@ from statistics import median
 import torch
 import triton
 
-from instep import bench
 from instep.atomic_write import write_atomically
-from instep.bench.base import Ground
-from instep.bench.base import key as bench_key
-from instep.bench.clock import Rates
-from instep.bench.kinds import rounds
 from instep.player import Player
 from instep.replay.setting import Setting
 from instep.replay.single import engine
@@ -39,6 +34,11 @@ from instep.shapes import shape
 from instep.shapes.random_weights import random_checkpoint
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.engine import Draft
+from instep_speed import bench
+from instep_speed.bench.base import Ground
+from instep_speed.bench.base import key as bench_key
+from instep_speed.bench.clock import Rates
+from instep_speed.bench.kinds import rounds
 
 TIME, READ = "gpu__time_duration.sum", "dram__bytes_read.sum"
 COUNTERS = {  # heading -> what part of what the device can do at most, in percent of the kernel's whole time

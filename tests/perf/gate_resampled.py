@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from instep.perf import gate
-from instep.perf.clock import CLOCKS
-from instep.perf.question import Question, Report
 from instep.report.result import read
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
+from instep_speed.gate import gate
+from instep_speed.gate.clock import CLOCKS
+from instep_speed.gate.request import Question, Report
 
 WORDS = {Exit.AGREED: "held", Exit.DIVERGED: "slower", Exit.INCONCLUSIVE: "inconclusive"}
 SLOWED = (0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.08)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from instep import bench
-from instep.bench.base import Ground
-from instep.bench.clock import Rates
+from instep_speed import bench
+from instep_speed.bench.base import Ground
+from instep_speed.bench.clock import Rates
 from perf.counters_gpu import CELLS, COUNTERS, READ, TIME, lines_of
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from instep.perf import pairs
 from instep.report.result import SCHEMA
+from instep_speed.gate import statistics
 from perf import gate_resampled
 
 SETTING = {"device": "cpu", "pairs": 60, "allowed": 0.03, "seed": 0}
@@ -47,7 +47,7 @@ def test_resampling_removes_differences_between_processes_and_finds_the_slow_dow
     noise: float, slowed: float, says: str, file: Callable[[float], Path], capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pairs, "DRAWS", 300)
+    monkeypatch.setattr(statistics, "DRAWS", 300)
     assert gate_resampled.main([str(file(noise)), "--runs", "6", "--slowed", str(slowed)]) == 0
     assert f"{slowed:.1%}: {says}" in capsys.readouterr().out
 
@@ -55,7 +55,7 @@ def test_resampling_removes_differences_between_processes_and_finds_the_slow_dow
 def test_further_pairs_hold_what_the_first_leave_open(
     file: Callable[[float], Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pairs, "DRAWS", 300)
+    monkeypatch.setattr(statistics, "DRAWS", 300)
     gate_resampled.main([str(file(0.04)), "--runs", "6", "--slowed", "0.0"])
     line = capsys.readouterr().out.splitlines()[-1]
     late, early = (int(one) for one in line.split("held ")[1].split(")")[0].split(" ("))

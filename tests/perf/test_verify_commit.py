@@ -8,14 +8,14 @@ from __future__ import annotations
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from instep.perf.cases import CASES, Shown, Walk
-from instep.perf.clock import Clock
-from instep.perf.course import Course
-from instep.perf.yardstick import Yardstick
 from instep.replay.participants import participants_of
 from instep.replay.replay import Replay
 from instep.verdict import Exit
 from instep_reference.contract.place import unseen
+from instep_speed.gate.cases import CASES, Shown, Walk
+from instep_speed.gate.clock import Clock
+from instep_speed.gate.forced_trace import Course
+from instep_speed.gate.reference_check import Yardstick
 
 TIMED_ROUNDS = 30
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree as xml
 
-from instep.bench import plots
-from instep.bench.base import TOO
+from instep_speed.bench import plots
+from instep_speed.bench.base import TOO
 
 from .bench_tables import LAYERS, Results, rows_of
 

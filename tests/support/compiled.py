@@ -33,7 +33,6 @@ from triton.compiler import ASTSource, compiler
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from instep.kit import barriers
-from instep.perf import card
 from instep_optimized.kernels.attention import attend as attend_file
 from instep_optimized.kernels.convs import walk_prompt as prompt_file
 from instep_optimized.kernels.products import slim as slim_file
@@ -44,6 +43,7 @@ from instep_optimized.layout import Address, Pages, Part, Ring, Updates
 from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.fused.prefill_gdn import stored
 from instep_reference.contract.place import Place
+from instep_speed.gate import gpu
 from support.beside import made_beside
 from support.forgotten import NUMBERS, exchanged, forgotten, summed
 from support.handshake import HALF, MANY, STEPS, halves, handed, told
@@ -296,8 +296,8 @@ def convs() -> None:
 def clocks() -> None:
     """The kernels with which the gate holds a device back and drags it."""
     go, since = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
-    compiled(card._hold, None, go, since, int(card.HELD_S * 1e9), warps=1)
-    compiled(card._drag, None, since, 0.08, 2000, warps=1)
+    compiled(gpu._hold, None, go, since, int(gpu.HELD_S * 1e9), warps=1)
+    compiled(gpu._drag, None, since, 0.08, 2000, warps=1)
 
 
 FORMS = {"attend": attention, "clocks": clocks, "convs": convs, "few_registers": few_registers,

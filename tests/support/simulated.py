@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from instep.perf import card
-from instep.perf.clock import Clock
+from instep_speed.gate import gpu
+from instep_speed.gate.clock import Clock
 
 STEP = 1e-7  # what it takes to read a clock
 LAUNCHED = 2e-6  # what the device takes to begin a kernel of the card, in seconds
@@ -30,8 +30,8 @@ class Machine:
         patch.setattr(time, "process_time", lambda: self.host(STEP).cpu)
         patch.setattr(torch.cuda, "synchronize", lambda *_: self.wait())
         patch.setattr(torch.cuda, "Event", lambda **_: Event(self))
-        patch.setattr(card, "_hold", Kernel(self._hold))
-        patch.setattr(card, "_drag", Kernel(self._drag))
+        patch.setattr(gpu, "_hold", Kernel(self._hold))
+        patch.setattr(gpu, "_drag", Kernel(self._drag))
         zeros = torch.zeros
         patch.setattr(torch, "zeros", lambda *shape, dtype, **_: zeros(*shape, dtype=dtype))
         self.clock = Clock("cuda")

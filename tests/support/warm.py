@@ -31,11 +31,11 @@ def warm_copies() -> Iterator[None]:
     import pytest  # here, as each process imports this module, and must import nothing of ours
 
     from instep.faults import plant
-    from instep.perf import arm
+    from instep_speed.gate import process
 
     ours = SimpleNamespace(**{name: getattr(subprocess, name) for name in ("PIPE", "TimeoutExpired")})
     with pytest.MonkeyPatch.context() as patch:
-        for module in (plant, arm):
+        for module in (plant, process):
             patch.setattr(module, "subprocess", SimpleNamespace(**vars(ours), run=run, Popen=Popen))
         yield
 

@@ -1,4 +1,6 @@
-"""The command line `instep`. Each line of the table below is a command, implemented in the file of its name.
+"""The command line `instep`. Each line of the table below is a command, with the function that implements it.
+
+Some commands are in other packages, which an installation may lack: these are listed as not installed.
 
 Leaves out: torch, until a command needs it. Exit codes: 0 all agree, 1 divergence, 2 wrong usage or bad input,
 3 inconclusive, 4 the harness itself failed. Bad input is one line on stderr, never a traceback.
@@ -12,35 +14,45 @@ import os
 import sys
 from functools import cache
 from importlib import import_module
-from typing import Annotated, NoReturn
+from importlib.util import find_spec
+from typing import Annotated, NamedTuple, NoReturn
 
 import typer
 from typer.main import get_command
 
 from .ending import Command, Outputs, Raised, leave
 
-COMMANDS: tuple[str, ...] = (
-    "audit",
-    "bench",
-    "calibrate",
-    "demo",
-    "diff",
-    "doctor",
-    "faults",
-    "fixtures",
-    "fuzz",
-    "gate",
-    "generate",
-    "memory",
-    "op",
-    "page",
-    "record",
-    "relations",
-    "replay",
-    "shapes",
-    "show",
-    "soak",
-    "streams",
+
+class Listed(NamedTuple):
+    """A command: its name, the function that implements it, and its line in `instep --help`."""
+
+    name: str
+    function: str  # module:function
+    help: str
+
+
+COMMANDS = (
+    Listed("audit", "instep.cli.audit:audit", "Judge a recording of an engine that ran under its own scheduler."),
+    Listed("bench", "instep_speed.commands.bench:bench", "Check every kind of work, then time it next to other packages."),
+    Listed("calibrate", "instep.cli.calibrate:calibrate", "Measure false alarms, and the smallest error that is found."),
+    Listed("demo", "instep.cli.demo:demo", "Plant a fault in a copy of the source, and show how it is found."),
+    Listed("diff", "instep.cli.diff:diff", "Compare two results: new findings, and what is compared no longer."),
+    Listed("doctor", "instep.cli.doctor:doctor", "Print the installed parts, and what does not work without the others."),
+    Listed("faults", "instep.cli.faults:faults", "Plant every known fault, and count which are found and named."),
+    Listed("fixtures", "instep.cli.fixtures:fixtures", "Write a small trained model, traces and an example suite."),
+    Listed("fuzz", "instep.cli.fuzz:fuzz", "Draw legal events until the two sides differ."),
+    Listed("gate", "instep_speed.commands.gate:gate", "Check two versions, then test whether the second is slower."),
+    Listed("generate", "instep.cli.generate:generate", "Decode prompts with instep's engine, and check the text."),
+    Listed("memory", "instep.cli.memory:memory", "Print the memory of a request by pool, for every commit strategy."),
+    Listed("op", "instep.cli.op:op", "Check single ops against their contract and the reference."),
+    Listed("page", "instep.cli.page:page", "Make an HTML page of a result file."),
+    Listed("record", "instep.cli.record:record", "Record a trace with the reference."),
+    Listed("relations", "instep.cli.relations:relations", "Run a trace with one thing varied; results must stay equal."),
+    Listed("replay", "instep.cli.replay:replay", "Replay a trace through the reference and an engine."),
+    Listed("shapes", "instep.cli.shapes:shapes", "Run an op set at the sizes of real models, with random weights."),
+    Listed("show", "instep.cli.show:show", "Print the events of a trace, and its capacity."),
+    Listed("soak", "instep.cli.soak:soak", "Serve drawn rounds on engines that keep running."),
+    Listed("streams", "instep.cli.streams:streams", "Replay a trace on readable labels: whose tokens a state holds."),
 )
 
 WIDE = ("audit", "bench", "shapes")  # commands whose tensors are large enough for several threads
@@ -65,8 +77,28 @@ def _every(
     """Options of every command."""
 
 
-for _name in COMMANDS:
-    app.command(_name, cls=Command)(getattr(import_module(f".{_name}", __name__), _name))
+def _register(listed: Listed) -> None:
+    """Add a command; if its package is not installed, one that only reports this."""
+    module, _, function = listed.function.partition(":")
+    if find_spec(package := module.partition(".")[0]) is not None:
+        app.command(listed.name, cls=Command, short_help=listed.help)(getattr(import_module(module), function))
+        return
+
+    def missing() -> None:
+        from instep_reference.contract.errors import BadInput
+
+        raise BadInput(f"instep {listed.name}", found=f"no package {package}",
+                       expected="an installation with this package")  # fmt: skip
+
+    app.command(
+        listed.name, cls=Command, short_help=f"{listed.help} (not installed)",
+        help=f"Not installed: this command needs the package {package}.",
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(missing)
+
+
+for _listed in COMMANDS:
+    _register(_listed)
 
 
 _commands = cache(get_command)  # an app rebuilds all its commands at every call, which is slow

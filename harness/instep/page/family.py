@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from instep_reference.contract.errors import BadInput
 from ..report import result
 from .document import Page, document
 
-# File in this folder -> the field that identifies its results; after `runs.`, a field that every run has.
+# Module of a page -> the field that identifies its results; after `runs.`, a field that every run has.
 FAMILY: Mapping[str, str] = {
-    "audit": "recording", "bench": "rates", "faults": "fired", "fuzz": "campaigns", "gate": "judged", "power": "trials",
-    "relations": "runs.relation", "runs": "runs.findings",
+    "instep.page.audit": "recording", "instep_speed.bench.page": "rates", "instep.page.faults": "fired",
+    "instep.page.fuzz": "campaigns", "instep_speed.gate.page": "judged", "instep_speed.gate.calibration_page": "trials",
+    "instep.page.relations": "runs.relation", "instep.page.runs": "runs.findings",
 }
 
 
@@ -32,8 +34,10 @@ def page_of(found: Mapping[str, Any], charts: Mapping[str, Any] | None = None, t
     if name is None:
         commands = "audit, bench, faults, fuzz, gate, op, relations, replay, shapes or streams"
         raise BadInput("result", found=f"what `{found.get('command')}` wrote", expected=f"a result of {commands}")
-    told: Callable[[Mapping[str, Any]], Page] = import_module(f".{name}", __package__).page
-    page = told(found)
+    if find_spec(package := name.partition(".")[0]) is None:
+        raise BadInput("result", found=f"what `{found.get('command')}` wrote", expected=f"the package {package}")
+    make: Callable[[Mapping[str, Any]], Page] = import_module(name).page
+    page = make(found)
     return document(replace(page, charts={**page.charts, **(charts or {})}, terminal=terminal, made=found))
 
 

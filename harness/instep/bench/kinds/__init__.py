@@ -1,4 +1,0 @@
-"""The kinds of work of the benchmark, one file each with a value `KIND`.
-
-Leaves out: their table (`bench/__init__.py`).
-"""

@@ -1,0 +1,42 @@
+"""The benchmark: check every answer before and after timing, and time it next to the kernels of other packages.
+
+    kinds/     one file per kind of work: its grid, its arms, and how an answer is checked; `KINDS` is their table
+    peers/     kernels of other packages as further arms, if they are installed or unpacked
+    base.py    the types of kinds, cells and arms, and the machine that they run on
+    clock.py   interleaved times of captured graphs, or of calls on a CPU; the measured rates of the machine
+    expected.py   whether an answer is right
+    arms.py    the arms of a cell: judged, timed, judged again
+    run.py     the cells in order, within the time limit
+    schema.py  the schema of a result file
+    resume.py    resuming a grid from its file, and joining the results of several calls
+    render.py, plots.py  tables, the result file, SVG
+
+Leaves out: comparing two versions of a source (`instep gate`).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .base import Kind
+
+KINDS: dict[str, str] = {
+    "strategies": "verify and commit under every commit strategy",
+    "decode": "the recurrence of one token",
+    "mixer": "conv, norms, gates and recurrence of one token",
+    "conv": "the causal conv of windows and prompts",
+    "attend": "attention over paged KV",
+    "pick": "the argmax over the vocabulary",
+    "products": "linear layers, MLP, experts and head",
+    "rounds": "whole rounds of a model: draft, verify, commit",
+    "decoding": "whole texts, by step count and with the controller",
+    "prefill": "the recurrence of prompts",  # last, because self-tuning peers may take more than their share
+}
+
+
+def kind(name: str) -> Kind:
+    """The kind with this name."""
+    found: Kind = import_module(f".kinds.{name}", __name__).KIND
+    return found

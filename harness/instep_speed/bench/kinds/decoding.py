@@ -1,0 +1,130 @@
+"""Whole texts at real sizes, with the acceptance of the trained fixture, for fixed step counts and the controller.
+
+1. The fixture decodes prompts of mixed difficulty, the hardest first, in every arm: `adaptive` and each number of
+   drafts a round. With an op set of invariant rows every arm must produce the same tokens.
+2. Every arm is forced through layers of the 9B shape: checked first, then timed lap by lap in turn. Each lap must hold
+   the bits of the checked run (`forced.py`).
+
+The ratio of drafting to verifying depends on the depth. `vanilla` uses an MTP layer per draft, and the trained model
+has one: with one draft it equals `eagle`, and more drafts are not possible. The row reports that. Leaves out: any claim
+about the text, and the time of a proposer on the host (`ngram`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from instep.carried import model
+from instep.generate.decode import Ask, Decoded
+from instep.generate.speed import rounds
+from instep.generate.words import prompts_from, stop_of, words_of
+from instep.replay.setting import Setting
+from instep.report.words import where
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.config import ModelConfig
+
+from ..base import Arm, At, Cell, Ground, Kind, Size
+from ..replayed_acceptance import Extent, Played, play
+from ..step_counts import ADAPTIVE, arms, hardest_first, mixed, parted
+from .rounds import checkpoint_of
+
+CANDIDATES, FIRST = {"tiny": (1, 3), "card": (1, 3, 7)}, 3
+EXACT = "invariant"  # the op set with which all arms must agree bit by bit; on a CPU `plain`, which agrees too
+CHECKED = 16  # checked events of every arm; states by T2d in one layer and one arm, bytes and slots in all
+SIZES = {"tiny": (2, 5, 1), "card": (16, 64, 3)}  # prompts, tokens of each, laps
+CASES: dict[Size, tuple[tuple[int, int, str], ...]] = {  # batch, layers, drafter
+    "tiny": ((2, 0, "eagle"),), "default": ((8, 8, "eagle"), (8, 8, "ngram")),
+    "full": tuple((batch, layers, drafter) for drafter in ("eagle", "ngram") for layers in (8, 32)
+                  for batch in (1, 8, 16)),
+}  # fmt: skip
+
+
+def cells(ground: Ground, size: Size) -> Iterator[At]:
+    for batch, layers, drafter in CASES[size]:
+        yield {"batch": batch, "drafter": drafter, **({"layers": layers} if layers else {})}
+
+
+@dataclass
+class Texts:
+    """All arms of one op set: decoded, played and timed together when the first of them is needed."""
+
+    ground: Ground
+    at: At
+    ops: str
+    decoded: dict[str, Decoded] = field(default_factory=dict)
+    played: dict[str, Played] = field(default_factory=dict)
+    apart: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        ground, folder = self.ground, Path(model())
+        prompts, tokens, laps = SIZES[_scale(ground)]
+        device, small, candidates = str(ground.device), Checkpoint.open(folder), CANDIDATES[_scale(ground)]
+        every = mixed(prompts_from(folder / "prompts.json", words_of(folder, small.config.vocab)))
+        chosen = dict(list(every.items())[:prompts])
+        exact = Setting(EXACT if ground.card else "plain", device, drafter=self.at["drafter"])
+        ask = Ask(small, exact, chosen, FIRST, tokens=tokens, batch=min(self.at["batch"], prompts),
+                  stop=stop_of(folder))  # fmt: skip
+        self.decoded = arms(hardest_first(ask), {"candidate_steps": list(candidates)}, candidates)
+        self.apart = parted(self.decoded)
+        setting = Setting.of(ops=self.ops, device=device, dtype=str(ground.dtype).removeprefix("torch."),
+                             graphs=ground.card, drafter=self.at["drafter"])  # fmt: skip
+        large = checkpoint_of(ground, self.at.get("layers"))
+        judged = [large.config.layer_kinds.index("gdn")]
+        until = {name: min(Extent.full_batches(one).until or 0, CHECKED) for name, one in self.decoded.items()}
+        extents = {name: Extent(last, judged if name == ADAPTIVE else []) for name, last in until.items()}
+        self.played = play(self.decoded, large, setting, laps=laps, extents=extents)
+
+    def check(self, name: str) -> str:
+        if not self.played:
+            self.run()
+        if self.apart:
+            return f"the arms say different tokens: {', '.join(self.apart)}"
+        one = self.played[name]
+        found = one.checked.verdict.findings[:1]
+        if found:
+            return f"{where(found[0])}: {found[0].diagnosis}"
+        return "" if one.right else "a lap holds other bits than the checked run, or nothing was compared"
+
+    def samples(self, name: str) -> list[float]:
+        """Seconds per token, lap by lap."""
+        one = self.played[name]
+        return [sum(lap.seconds) / one.speed().tokens for lap in one.laps]
+
+    def told(self, name: str) -> dict[str, Any]:
+        one = self.played[name]
+        speed, counts = one.speed(), Counter(count for each in rounds(one.decoded) for count in each.accepted)
+        return {
+            "tokens_per_s": speed.overall, "decoding_tokens_per_s": speed.decoding, "round_ms": speed.latency_ms,
+            "latency_s": one.latency_s(), "accepted": speed.accepted,
+            "distribution": {str(count): windows for count, windows in sorted(counts.items())},
+            "steps": {str(count): number for count, number in speed.steps.items()},
+            "checked_events": one.checked.verdict.events, "elements": one.checked.verdict.elements,
+        }
+
+
+def _scale(ground: Ground) -> str:
+    return "tiny" if ground.tiny else "card"
+
+
+def make(ground: Ground, at: At) -> Cell:
+    cell = Cell([])
+    if at["drafter"] == "eagle" and (layers := ModelConfig.from_file(Path(model()) / "config.json").mtp_layers) < FIRST:
+        cell.absent["vanilla"] = f"it takes an MTP layer per draft, and the trained model has {layers}"
+    for ops in ground.sets:
+        texts = Texts(ground, at, ops)
+        for name in (ADAPTIVE, *map(str, CANDIDATES[_scale(ground)])):
+            told = name if name == ADAPTIVE else f"always {name}"
+            cell.arms.append(_arm(texts, name, told if len(ground.sets) == 1 else f"{ops}, {told}"))
+    return cell
+
+
+def _arm(texts: Texts, name: str, told: str) -> Arm:
+    samples: Callable[[int], list[float]] = lambda count: texts.samples(name)  # noqa: E731
+    return Arm(told, None, lambda: texts.check(name), samples=samples, more=lambda: texts.told(name))
+
+
+KIND = Kind("a token", cells, make)

@@ -1,0 +1,199 @@
+"""Whole rounds of a model in the 9B shape with random weights: draft, verify and commit, in graphs, overlapped.
+
+A time is from one round's counts on the host to the next one's, so the host is included. The counts are copied after
+their round, and read while the next one runs. Before the timing the same events are replayed with the checks that need
+no whole reference, for `CHECKED` rounds; there the timed engine must hold the bits of the checked one. The floor is
+every weight once (the head once per draft and once for the verify), every state read and written once, and all keys and
+values of the middle round read once per layer and per run of the draft head. Leaves out: prompts, and any acceptance
+but the forced one.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from instep.carried import model
+from instep.player import Player
+from instep.replay.large_model import outcome
+from instep.replay.setting import Setting
+from instep.replay.single import engine, header_of
+from instep.report.words import where
+from instep.shapes import shape
+from instep.shapes.random_weights import random_checkpoint
+from instep.trace.file import Trace
+from instep.trace.header import Part, Room
+from instep.trace.policy import Arrival, Policy
+from instep.verdict import Exit
+from instep_optimized.transfer.to_host import HostCopy
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Admit, AnyEvent, Commit, Committed, Draft, Forward, Row
+from instep_reference.contract.engine import Path as Path_
+from instep_reference.contract.shapes import FUSED, expected_shapes
+
+from ..base import Arm, At, Cell, Ground, Kind, Size
+from ..profile import by_work
+from ..replayed_acceptance import Witness
+
+SHAPE, NUM_STEPS, PROMPT, PAGE = "qwen3.5-9b", 3, 32, 16
+ACCEPTED = (2, 3, 1, 2)  # accepted drafts, in turn over rounds and requests: two of three, as with a good draft head
+CHECKED, TIMED, PROFILED = 2, {"tiny": 4, "card": 200}, 4
+CASES: dict[Size, tuple[tuple[int, int], ...]] = {  # batch, layers
+    "tiny": ((1, 0), (2, 0)), "default": ((1, 8), (1, 32), (8, 32), (32, 32)),
+    "full": tuple((batch, layers) for layers in (8, 32) for batch in (1, 2, 4, 8, 16, 32, 64)),
+}  # fmt: skip
+
+
+def cells(ground: Ground, size: Size) -> Iterator[At]:
+    for batch, layers in CASES[size]:
+        yield {"batch": batch, **({"layers": layers} if layers else {})}
+
+
+def checkpoint_of(ground: Ground, layers: int | None) -> Checkpoint:
+    """The first layers of the shape; in tiny runs the trained model that instep ships."""
+    if ground.tiny:
+        return Checkpoint.open(model())
+    return random_checkpoint(shape(SHAPE, layers=layers), device=ground.device, dtype=ground.dtype)
+
+
+def laid(checkpoint: Checkpoint, batch: int, rounds: int) -> Trace:
+    """Events of prompts and rounds with every choice drawn and forced, so that no engine has to choose."""
+    reach = PROMPT + (rounds + 2) * (NUM_STEPS + 1)
+    pages, names = batch * -(-reach // PAGE), tuple(f"r{number}" for number in range(batch))
+    room = Room(tuple(range(1, batch + 1)), tuple(range(1, pages + 1)), PAGE, batch * PROMPT, reach)
+    policy = Policy("rounds", "Whole rounds are timed of an engine that was checked.", room,
+                    tuple(Arrival(name, name, max_new=reach) for name in names), NUM_STEPS, overlap=True)  # fmt: skip
+    header, _ = header_of(policy, checkpoint, replay=(Part("plain"),))
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(1, checkpoint.config.vocab, (count,), generator=generator).tolist())
+
+    roots, verify = tokens(batch), Forward(tuple(Row(name, "verify") for name in names))
+    events: list[AnyEvent] = [Admit(name, tokens(PROMPT)) for name in names]
+    events.append(Forward(tuple(Row(name, "prefill", PROMPT, root) for name, root in zip(names, roots, strict=True))))
+    for number in range(rounds):
+        picks = tuple(tokens(NUM_STEPS) for _ in names)
+        counts = [ACCEPTED[(number * batch + row) % len(ACCEPTED)] for row in range(batch)]
+        paths = tuple(Path_(tuple(range(1, count + 1)), bonus)
+                      for count, bonus in zip(counts, tokens(batch), strict=True))  # fmt: skip
+        events += [Draft(names, picks), verify, Commit(names, paths)]
+    return Trace(Path("rounds.jsonl"), header, tuple(events), {}, "")
+
+
+@dataclass
+class Run:
+    """One op set on the forced trace: checked, then timed."""
+
+    trace: Trace
+    checkpoint: Checkpoint
+    setting: Setting
+    seconds: list[float] = field(default_factory=list)
+    work: dict[str, Any] = field(default_factory=dict)
+
+    def check(self) -> str:
+        """Describe what is wrong. This also runs the timing, because the states of both runs are compared."""
+        commits = [number for number, event in enumerate(self.trace.events) if isinstance(event, Commit)]
+        until = commits[CHECKED - 1]
+        witness, judged = Witness(until), [self.checkpoint.config.layer_kinds.index("gdn")]
+        found = outcome(self.trace, self.checkpoint, self.setting, until=until, layers=judged, also=[witness],
+                        admissions=False, batches=self._batches)  # fmt: skip
+        if found.verdict.exit is not Exit.AGREED:
+            first = found.verdict.findings[:1]
+            return f"{where(first[0])}: {first[0].diagnosis}" if first else "nothing was compared"
+        del found  # its engine holds a copy of the weights
+        gc.collect()
+        if self.setting.device.startswith("cuda"):
+            torch.cuda.empty_cache()
+        held = self._timed(until)
+        return "" if held == witness.found else "the timed engine holds other bits than the checked one"
+
+    def _timed(self, until: int) -> dict[str, str]:
+        """Serve all events and return digests of the requests' states at event `until`."""
+        events, header = self.trace.events, self.trace.header
+        served = engine(self.checkpoint, self.setting, header.room(), num_steps=header.num_steps,
+                        batches=self._batches)  # fmt: skip
+        player, witness = Player("timed", served), Witness(until)
+        drafts = [number for number, event in enumerate(events) if isinstance(event, Draft)]
+        profiled, begun, marks, counts = drafts[-PROFILED], 0.0, list[float](), list[HostCopy]()
+        for number, event in enumerate(events[:profiled]):
+            answer = player.serve(event).answer
+            if number == until:
+                witness.living({name: served.state(name) for name in self._names})
+                _wait(self.setting.device)
+                begun = time.perf_counter()
+            elif begun and isinstance(answer, Committed):
+                # Reading the answer here would wait for the round that was launched after it.
+                counts.append(HostCopy(answer.accept_lens, immutable=True))
+                if len(counts) > 1:
+                    counts[-2].list()
+                    marks.append(time.perf_counter())
+        self.seconds = [after - before for before, after in zip([begun, *marks], marks, strict=False)][2:]
+        _wait(self.setting.device)
+        ends = [number for number, event in enumerate(events) if isinstance(event, Commit)][-PROFILED:]
+        of_rounds = [events[first : last + 1] for first, last in zip(drafts[-PROFILED:], ends, strict=True)]
+        self.work = by_work([partial(_play, player, one) for one in of_rounds], self.setting.device)
+        return witness.found
+
+    @property
+    def _batches(self) -> tuple[int]:
+        """Batch sizes for graphs: every round has all requests, so kernels of smaller batches need not be compiled."""
+        return (len(self.trace.header.capacity.slots),)
+
+    @property
+    def _names(self) -> list[str]:
+        return [f"r{number}" for number in range(len(self.trace.header.capacity.slots))]
+
+
+def _play(player: Player, events: tuple[AnyEvent, ...]) -> None:
+    for event in events:
+        player.serve(event)
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def make(ground: Ground, at: At) -> Cell:
+    checkpoint = checkpoint_of(ground, at.get("layers"))
+    rounds = CHECKED + PROFILED + 3 + TIMED["tiny" if ground.tiny else "card"]
+    length = PROMPT + rounds * (1 + sum(ACCEPTED) / len(ACCEPTED)) / 2
+    trace, (read, written) = laid(checkpoint, at["batch"], rounds), least(checkpoint, at["batch"], ground, length)
+    cell = Cell([], read, written)
+    for name in ground.sets:
+        setting = Setting.of(ops=name, device=str(ground.device), dtype=str(ground.dtype).removeprefix("torch."),
+                             graphs=ground.card, overlap=True)  # fmt: skip
+        cell.arms.append(_arm(name, Run(trace, checkpoint, setting)))
+    return cell
+
+
+def _arm(name: str, run: Run) -> Arm:
+    samples: Callable[[int], list[float]] = lambda count: run.seconds  # noqa: E731
+    return Arm(name, None, run.check, samples=samples, more=lambda: run.work)
+
+
+def least(checkpoint: Checkpoint, batch: int, ground: Ground, length: float) -> tuple[float, float]:
+    """Minimum bytes that a round of requests with `length` tokens reads and writes."""
+    config, each = checkpoint.config, {"trunk": 0, "draft": 0, "head": 0}
+    for name, size in expected_shapes(config, FUSED).items():
+        head = name == ("model.embed_tokens.weight" if config.tied else "lm_head.weight")
+        part = "head" if head else "draft" if name.startswith("mtp.") else "trunk"
+        if head or "embed_tokens" not in name:
+            each[part] += math.prod(size) * ground.dtype.itemsize
+    weights = each["trunk"] + NUM_STEPS * each["draft"] + (NUM_STEPS + 1) * each["head"]
+    state = 4.0 * batch * config.value_heads * config.key_dim * config.value_dim * config.layer_kinds.count("gdn")
+    attending = config.layer_kinds.count("attention") + NUM_STEPS
+    kept = 2 * config.kv_heads * config.head_dim * ground.dtype.itemsize * batch * length * attending
+    return weights + state + kept, state
+
+
+KIND = Kind("a round", cells, make)

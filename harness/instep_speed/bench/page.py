@@ -1,0 +1,218 @@
+"""The page of `instep bench`: times compared with floor and peers, a round's time by kind of work, checks of answers.
+
+An arm of ours with wrong answers has no time: the page shows its finding instead. Leaves out: measuring.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from math import log
+from statistics import median
+from typing import Any
+
+from instep.page.document import Listing, Page
+from instep.page.parts import Data
+from instep.verdict import Exit
+
+from . import KINDS, kind
+from .base import TOO, key
+from .plots import grouped, works
+from .profile import gap
+
+MOST_LINES = 4  # of a plot of curves, its base line included
+BAD = [["bad", "its answers are wrong: a mark at its time, or at the top if it has no time"]]
+
+
+def page(found: Data) -> Page:
+    rows, setting, rates = found["rows"], found["setting"], found["rates"]
+    wrong = [(row, arm, told) for row in rows for arm, told in row["arms"].items() if told["finding"]]
+    ours = [f"WRONG  {row['kind']}, {key(row['cell'])}: {arm}: {told['finding']}; no speed is shown"
+            for row, arm, told in wrong if not told["peer"]]  # fmt: skip
+    said = [f"{', '.join(setting['ops'])}, {setting['dtype']}, on {setting['device']}: {len(rows)} cells, "
+            f"{len(ours)} wrong answers of ours",
+            f"this machine copies {rates['copy'] / 1e12:.3g} TB/s, reads {rates['read'] / 1e12:.3g} TB/s, multiplies "
+            f"{rates['product'] / 1e12:.3g} TFLOP/s"]  # fmt: skip
+    return Page(
+        "Times", Exit(found["exit"]), said, "Every answer is checked before it is timed. The floor is the time that "
+        "this machine needs for the bytes and products of a cell.", ["\n".join(ours)] * bool(ours),
+        [_kinds(found), _peers(rows)],
+        {"plots": [*_ratios(rows), *_curves(rows), *_work(rows)], "legend": BAD if wrong else []}, [_table(rows)],
+        word={Exit.DIVERGED: "WRONG", Exit.AGREED: "right"}.get(Exit(found["exit"]), ""),
+    )  # fmt: skip
+
+
+def _kinds(found: Data) -> Listing:
+    lines = []
+    for name in dict.fromkeys([row["kind"] for row in found["rows"]] + list(found["left_out"])):
+        mine = [row for row in found["rows"] if row["kind"] == name]
+        arms = [arm for row in mine for arm in row["arms"].values() if not arm["peer"]]
+        floors = sorted(arm["of_floor"] for arm in arms if "of_floor" in arm)
+        lines.append((
+            name, KINDS.get(name, ""), str(len(mine)), str(found["left_out"].get(name, 0)),
+            str(sum(bool(arm["finding"]) for arm in arms)), f"{floors[len(floors) // 2]:.2f}" if floors else "",
+        ))  # fmt: skip
+    heads = ("kind", "what", "cells", "left out", "wrong answers of ours", "mean / floor, median")
+    return Listing(heads, lines, "Kinds of work", [number for number, line in enumerate(lines) if line[4] != "0"])
+
+
+def _peers(rows: list[Data]) -> Listing:
+    """Whether the answers of other packages are right, by kernel."""
+    arms: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        for arm, told in row["arms"].items():
+            if told["peer"]:
+                arms.setdefault((told["peer"], arm, row["kind"]), []).append(told["finding"])
+    lines = [(*names, f"{sum(not one for one in said)} of {len(said)}", next(filter(None, said), ""))
+             for names, said in sorted(arms.items())]  # fmt: skip
+    return Listing(("peer", "arm", "kind", "right in", "first finding"), lines, "Checks of peers",
+                   [number for number, line in enumerate(lines) if line[-1]])  # fmt: skip
+
+
+def _table(rows: list[Data]) -> Listing:
+    lines, bad = list[tuple[str, ...]](), list[int]()
+    for row in rows:
+        for arm, told in row["arms"].items():
+            bad += [len(lines)] * bool(told["finding"])
+            lines.append((row["kind"], key(row["cell"]), arm, told["peer"], *_figures(row, told), _said(told)))
+        lines += [(row["kind"], key(row["cell"]), arm, *[""] * 6, why) for arm, why in row["absent"].items()]
+    heads = ("kind", "cell", "arm", "package", "us", "quartiles", "mean", "floor", "mean / floor",
+             "how it was timed, or what is wrong")  # fmt: skip
+    return Listing(heads, lines, "Every cell", bad, [line[0] for line in lines])
+
+
+def _figures(row: Data, told: Data) -> tuple[str, str, str, str, str]:
+    if "us" not in told:
+        return ("wrong" if told["finding"] else "", "", "", "", "")
+    floor = (f"{row['floor_us']:.1f}", f"{told['of_floor']:.2f}") if "of_floor" in told else ("", "")
+    return (f"{told['us']:.1f}", f"{told['lower']:.1f}-{told['upper']:.1f}", f"{told['mean']:.1f}", *floor)
+
+
+def _said(told: Data) -> str:
+    more = f"; {told['above']}" if "above" in told else ""
+    return (f"WRONG: {told['finding']}" if told["finding"] else str(told.get("how", ""))) + more
+
+
+def _ratios(rows: Sequence[Data]) -> Iterator[dict[str, Any]]:
+    """A row for each kind of work: the fastest arm of ours, as a multiple of the fastest peer that is right."""
+    kinds = defaultdict[str, list[tuple[float, str]]](list)
+    for row in rows:
+        ours, peers = _times(row)
+        if ours and peers:
+            kinds[row["kind"]].append((min(ours.values()) / min(peers.values()), key(row["cell"])))
+    drawn = []
+    for name, ratios in kinds.items():
+        values, (most, where) = sorted(ratio for ratio, _ in ratios), max(ratios)
+        middle, slower = median(values), sum(value > 1 for value in values)
+        told = {"title": name, "lines": [
+            f"ours / fastest peer: median {middle:.3g}, {values[0]:.3g} to {most:.3g}, {len(values)} cells",
+            f"ours takes longer in {slower} of them; most in {where}"]}  # fmt: skip
+        drawn.append({"name": name, "value": middle, "low": values[0], "high": most, "dots": values, "told": told,
+                      "color": "line-1" if slower else "line-0"})  # fmt: skip
+    if drawn:
+        yield {"form": "intervals", "title": "Ours / fastest peer that is right: median and range; a dot is a cell",
+               "x": "ours / fastest peer; below 1 ours is faster", "band": [1, 1], "rows": drawn}  # fmt: skip
+
+
+def _times(row: Data) -> tuple[dict[str, float], dict[str, float]]:
+    """Arm -> its mean: ours, and those of other packages. Arms with wrong answers are skipped.
+
+    If a peer's kernel computes norms and gates, too, only our arms that do so are compared with it.
+    """
+    ours, peers = ({
+        arm: told["mean"] for arm, told in row["arms"].items()
+        if bool(told["peer"]) is peer and "us" in told and not told["finding"]
+    } for peer in (False, True))
+    return {arm: mean for arm, mean in ours.items() if arm.endswith(TOO)} or ours, peers
+
+
+def _curves(rows: Sequence[Data]) -> Iterator[dict[str, Any]]:
+    """For each kind, against its axis: times of the fastest arms and the floor; ours as multiples of a peer.
+
+    A plot has at most MOST_LINES lines. Arms with wrong answers that are not among the fastest have separate plots.
+    """
+    for (name, rest), mine in grouped(rows).items():  # type: ignore[arg-type]
+        x, title = kind(name).x, f"{name}, {rest}".strip(", ")
+        if len({row["cell"][x] for row in mine}) < 2:
+            continue
+        frame = {"form": "curves", "group": name, "x": x.replace("_", " ")}
+        floor, lines = _lines(mine, x)
+        chosen = _fastest(mine, lines)
+        some = f": {len(chosen)} of {len(lines)} arms" if len(chosen) < len(lines) else ""
+        yield {**frame, "title": f"{title}{some}", "y": f"us, {kind(name).unit}", "lines": [*floor, *chosen]}
+        wrong = [line for line in lines if line not in chosen and any(bad for _, _, bad, _ in line["points"])]
+        for begin in range(0, len(wrong), MOST_LINES - 1):
+            some = f"{title}: arms with wrong answers"
+            several = [*floor, *wrong[begin : begin + MOST_LINES - 1]]
+            yield {**frame, "title": some, "y": f"us, {kind(name).unit}", "lines": several}
+        if against := _against_peers(mine, x):
+            yield {**frame, "title": f"{title}: ours / fastest peer", "y": "times", "lines": against}
+
+
+def _lines(rows: Sequence[Data], x: str) -> tuple[list[Data], list[Data]]:
+    """The floor, if there is one, and every arm."""
+    floor, lines = list[list[Any]](), defaultdict[str, list[list[Any]]](list)
+    for row in rows:
+        at = row["cell"][x]
+        if row["floor_us"]:
+            floor.append([at, row["floor_us"], 0, {"title": f"floor: {row['floor_us']:.4g} us"}])
+        for arm, told in row["arms"].items():
+            if "us" in told or told["finding"]:
+                lines[arm].append([at, told.get("us", 0), int(bool(told["finding"])), _point(row, arm)])
+    base: list[Data] = [{"name": "floor", "base": True, "points": floor}] if floor else []
+    return base, [{"name": arm, "points": points} for arm, points in lines.items()]
+
+
+def _fastest(rows: Sequence[Data], lines: Sequence[Data]) -> list[Data]:
+    """The arms of the plot of times: the fastest of ours, then the fastest peers, then others of ours."""
+    peers = {arm for row in rows for arm, told in row["arms"].items() if told["peer"]}
+    ranked = sorted(lines, key=_rank)
+    ours, theirs = ([line for line in ranked if (line["name"] in peers) is of] for of in (False, True))
+    chosen = [*ours[:1], *theirs[: MOST_LINES - 1 - len(ours[:1])]]
+    chosen += ours[1:][: MOST_LINES - 1 - len(chosen)]
+    return [line for line in lines if line in chosen]
+
+
+def _rank(line: Data) -> tuple[int, float]:
+    """Arms with more points come first, then those with a smaller product of their values."""
+    values = [y for _, y, *_ in line["points"] if y > 0]
+    return -len(values), sum(map(log, values))
+
+
+def _against_peers(rows: Sequence[Data], x: str) -> list[Data]:
+    """The fastest arms of ours, and the fastest peer that is right as the line at 1."""
+    base, lines = list[list[Any]](), defaultdict[str, list[list[Any]]](list)
+    for row in rows:
+        ours, peers = _times(row)
+        if ours and peers:
+            peer = min(peers, key=lambda arm: peers[arm])
+            title = {"title": f"fastest peer: {peer}", "lines": [f"mean {peers[peer]:.4g} us"]}
+            base.append([row["cell"][x], 1, 0, title])
+            for arm, mean in ours.items():
+                told = _point(row, arm)
+                said = f"{mean / peers[peer]:.3g} times {peer}, whose mean is {peers[peer]:.4g} us"
+                lines[arm].append([row["cell"][x], mean / peers[peer], 0, {**told, "lines": [said, *told["lines"]]}])
+    if len(base) < 2:
+        return []
+    arms = sorted(({"name": arm, "points": points} for arm, points in lines.items()), key=_rank)
+    return [{"name": "fastest peer", "base": True, "points": base}, *arms[: MOST_LINES - 1]]
+
+
+def _point(row: Data, arm: str) -> dict[str, Any]:
+    told = row["arms"][arm]
+    us, quartiles, mean, floor, of_floor = _figures(row, told)
+    numbers = f"{us} us, quartiles {quartiles}, mean {mean}" if "us" in told else "no speed is shown"
+    title = ", ".join((f"{arm} ({told['peer']})" if told["peer"] else arm, row["kind"], key(row["cell"])))
+    of_the_floor = f"the mean is {of_floor} times the floor of {floor} us" if floor else ""
+    return {"title": title, "lines": [numbers, of_the_floor, _said(told)]}
+
+
+def _work(rows: list[Data]) -> Iterator[dict[str, Any]]:
+    """A round's time by kind of work."""
+    for row, work in works(rows):  # type: ignore[arg-type]
+        parts = list(dict.fromkeys(part for arm in work.values() for part in arm))
+        told = [[gap(one)] if "launches" in one else []
+                for one in (row["arms"][arm] for arm in work)]  # fmt: skip
+        yield {"form": "bars", "title": f"{row['kind']}, {key(row['cell'])}: us by kind of work", "group": row["kind"],
+               "x": "us", "names": list(work), "parts": parts, "told": told,
+               "values": {part: [arm.get(part, 0) for arm in work.values()] for part in parts}}  # fmt: skip

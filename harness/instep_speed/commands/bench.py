@@ -1,0 +1,132 @@
+"""`instep bench`: time every kind of work next to its floor and to kernels of other packages.
+
+Leaves out: the measurement (`instep_speed.bench`), and comparing two versions (`instep gate`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from instep.cli.finish import Commit, Html, Json, finish, must_be_free
+from instep.cli.setting import Given, takes_setting
+
+from ..bench import KINDS
+
+if TYPE_CHECKING:
+    from ..bench.run import Bench
+
+CHOICES = ", ".join(KINDS)
+
+
+@takes_setting(
+    several=("ops",),
+    without=("state_dtype", "state_rounding", "kv_dtype", "layout", "snapshot_layout", "strategy", "conv", "drafter",
+             "graphs", "overlap", "guarded"),
+    ops="The op set that is measured; left out: triton on a card, plain on a CPU.",
+    dtype="Activations; left out: bfloat16 on a card, float32 on a CPU.",
+    device="cpu, cuda or cuda:1; left out: cuda where there is one.",
+)  # fmt: skip
+def bench(
+    given: Given,
+    kind: Annotated[list[str] | None, typer.Option(help=f"{CHOICES}; may be repeated. Default: all.")] = None,
+    grid: Annotated[str, typer.Option(help="default, or full, which continues from its --json file. Both write the "
+                                           "file after every cell. On a CPU shapes are tiny.")] = "default",
+    minutes: Annotated[float | None, typer.Option(help="Time limit, shared by the kinds; default 6. Cells that do not "
+                                                       "fit are listed.")] = None,
+    at: Annotated[list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Only cells with this value, as batch=8 or "
+                                                 "state=bfloat16; may be repeated. Default: all.")] = None,
+    peers: Annotated[bool | None, typer.Option("--peers/--no-peers", help="Also time kernels of other packages; "
+                                                                         "default on a card.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="A folder for SVG plots.")] = None,
+    html: Html = None,
+    json: Json = None,
+    join: Annotated[list[Path] | None, typer.Option(help="A result of another call to merge into --json or to plot; "
+                                                         "may be repeated. The latest row of a cell counts, and "
+                                                         "keeps its date, revision and machine.")] = None,
+    commit: Commit = None,
+) -> None:
+    """Check every answer, then time it; exit 0: all right, 1: an answer of ours is wrong, 3: nothing was timed."""
+    import os
+
+    os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")  # self-tuning peers do it once per machine
+    import torch
+
+    from instep.atomic_write import is_replaced
+    from instep.cli.progress import progress
+    from instep_reference.contract.errors import BadInput
+
+    from ..bench import plots as pictures
+    from ..bench.run import Asked
+    from ..bench.run import bench as run
+
+    if grid not in ("default", "full"):
+        raise BadInput("--grid", found=grid, expected="default or full")
+    if grid == "full" and (json is None or not is_replaced(json)):
+        raise BadInput("--grid", found="full without a file", expected="--json FILE as well, which keeps every cell")
+    must_be_free((json, html), *join or ())
+    if join:
+        if kind or given.named or grid != "default" or peers is not None or at or minutes is not None:
+            raise BadInput("--join", found="what to measure, too", expected="one of them: to join measures nothing")
+        _join(join, json, plots, html, commit)
+    card = torch.cuda.is_available() and given.named.get("device", "cuda") != "cpu"
+    usual = {"device": "cuda" if card else "cpu", "dtype": "bfloat16" if card else "float32"}
+    names = given.several("ops", "triton" if card else "plain")
+    settings = {name: given.setting(**usual | {"ops": name}) for name in names}
+    one = next(iter(settings.values()))
+    asked = Asked(
+        {name: setting.op_set() for name, setting in settings.items()}, one.device, one.activation,
+        tuple(dict.fromkeys(kind)) if kind else tuple(KINDS),
+        grid if one.device.startswith("cuda") else "tiny",  # type: ignore[arg-type]
+        6.0 if minutes is None else minutes, card if peers is None else peers, commit, _axes(at or []),
+    )
+    if plots is not None:
+        pictures.ready(plots, asked.kinds, json, html)
+    with progress("bench") as told:
+        found = run(asked, json if json is not None and is_replaced(json) else None, grid == "full", told)
+    _finish(found, json, plots, html)
+
+
+def _axes(told: list[str]) -> dict[str, tuple[str, ...]]:
+    """Parse repeated AXIS=VALUE into axis -> values."""
+    from instep_reference.contract.errors import BadInput
+
+    found: dict[str, tuple[str, ...]] = {}
+    for one in told:
+        axis, equals, value = one.partition("=")
+        if not (axis and equals and value):
+            raise BadInput("--at", found=one, expected="AXIS=VALUE, as batch=8")
+        found[axis] = (*found.get(axis, ()), value)
+    return found
+
+
+def _join(
+    others: list[Path], json: Path | None, plots: Path | None, html: Path | None, commit: str | None
+) -> NoReturn:
+    """Measure nothing: merge the rows of files into one file, or plot them."""
+    from instep_reference.contract.errors import BadInput
+
+    from ..bench import plots as pictures
+    from ..bench import resume
+
+    if json is None and plots is None and html is None:
+        raise BadInput("--join", found="no --json", expected="the file that takes the others in; or --plots or --html")
+    found = resume.joined(([] if json is None or not json.is_file() else [json]) + others, commit)
+    if plots is not None:
+        pictures.ready(plots, found.asked.kinds, json, html, *others)
+    _finish(found, json, plots, html)
+
+
+def _finish(found: Bench, json: Path | None, plots: Path | None, html: Path | None) -> NoReturn:
+    """Write files and table first, then plots, so that a failing plot loses neither."""
+    from ..bench import plots as pictures
+    from ..bench import render
+
+    try:
+        finish(found.result(), json, lambda console: render.show(found, console), html=html)
+    except typer.Exit:
+        if plots is not None:
+            pictures.write(found, plots)
+        raise

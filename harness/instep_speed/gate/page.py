@@ -1,0 +1,78 @@
+"""The page of `instep gate`: how much slower each case became, compared with noise and with the allowed slow-down.
+
+Leaves out: timing (`instep_speed.gate`), and trials of the gate itself (`calibration_page.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from instep.page.document import Listing, Page
+from instep.page.parts import Data
+from instep.report.terminal import short
+from instep.verdict import Exit
+
+from .calibration_page import bars
+from .statistics import Say
+
+COLORS = {Say.HELD.value: "good", Say.SLOWER.value: "bad", Say.NOISY.value: "unsure"}
+
+
+def page(found: Data) -> Page:
+    setting, judged = found["setting"], found["judged"]
+    said = []
+    for case, says in found["says"].items():
+        most = max((one for one in judged if one["case"] == case), key=lambda one: float(one["change"]["low"]))
+        said.append(f"{case}: {says}; after / before {_ratio(most['change'])} by {most['clock']}")
+    accepted = {**found["acceptance"], "reference": found["reference_acceptance"]}
+    said += [f"accepted drafts a window: {', '.join(f'{arm} {float(each):.2f}' for arm, each in accepted.items())}; "
+             f"{short(found['elements'])} numbers compared before and after timing"] * bool(judged)  # fmt: skip
+    known = found.get("calibrated")
+    plots = [_plot(setting, judged)] if judged else []
+    word = {Exit.DIVERGED: "SLOWER", Exit.AGREED: "held"}.get(Exit(found["exit"]), "")
+    if found["refused"]:
+        word = "INCONCLUSIVE" if Exit(found["exit"]) is Exit.INCONCLUSIVE else "REFUSED"
+    refused = [f"{word}  {found['refused']}\n  only arms that pass the checks are timed"] if found["refused"] else []
+    return Page(
+        f"{setting['after']} against {setting['before']}", Exit(found["exit"]), said,
+        f"No case is slower by more than {setting['allowed']:.0%}, in {judged[0]['change']['pairs'] if judged else 0} "
+        f"interleaved pairs; batch {setting['batch']}, window {setting['num_steps'] + 1}.", refused, [_table(judged)],
+        {"plots": [*plots, *(bars(known) if known else [])]},
+        word=word,
+    )
+
+
+def _table(judged: list[Data]) -> Listing:
+    heads = ("case", "clock", "before, ms", "after, ms", "after / before", "A/A", "pairs", "says")
+    rows = [(one["case"], one["clock"], _spread(one["before"]), _spread(one["after"]), _ratio(one["change"]),
+             _ratio(one["same"]), str(one["change"]["pairs"]), one["says"]) for one in judged]  # fmt: skip
+    return Listing(heads, rows, "Cases", [number for number, row in enumerate(rows) if row[-1] == Say.SLOWER.value])
+
+
+def _spread(one: Data) -> str:
+    return "{:.4g} ({:.4g}-{:.4g})".format(*(float(one[field]) * 1e3 for field in ("median", "lower", "upper")))
+
+
+def _ratio(one: Data) -> str:
+    return "{:.3f} ({:.3f}-{:.3f})".format(*(float(one[field]) for field in ("value", "low", "high")))
+
+
+def _plot(setting: Data, judged: list[Data]) -> dict[str, Any]:
+    """A row for each case and clock, and one for A/A below it; the band is the allowed change, in both directions.
+
+    Pairs outside all intervals and the band are drawn at the edge.
+    """
+    rows = []
+    for one in judged:
+        name = f"{one['case']}, {one['clock']}"
+        told = {"title": name, "lines": [
+            f"after / before {_ratio(one['change'])}: {one['says']}", f"A/A {_ratio(one['same'])}",
+            f"before {_spread(one['before'])} ms, after {_spread(one['after'])} ms"]}  # fmt: skip
+        pairs = [tuple(map(float, pair)) for pair in one.get("samples", ()) if float(pair[0])]
+        rows += [{"name": name, **one["change"], "color": COLORS[one["says"]], "told": told,
+                  "dots": [after / before for before, after, _ in pairs]},
+                 {"name": "before again / before", **one["same"], "color": "hatch", "thin": True, "told": told,
+                  "dots": [again / before for before, _, again in pairs]}]  # fmt: skip
+    allowed = 1 + setting["allowed"]
+    return {"form": "intervals", "title": "How much longer it takes: medians of pairs, 98% intervals; a dot is a pair",
+            "x": "after / before; the band is allowed", "band": [1 / allowed, allowed], "rows": rows}  # fmt: skip
