@@ -15,8 +15,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from instep.faults.plant import PACKAGES, planted, run, run_python, source
 from instep.trace.file import Trace
+from instep_proof.faults.plant import PACKAGES, planted, run, run_python, source
 from instep_reference.contract.engine import AnyEvent, Idle, Row
 from instep_reference.contract.event_facts import FACTS, ROW_FACTS
 from support import put_by

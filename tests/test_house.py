@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from instep.faults import FAMILIES, TRACES, by_id
-from instep.faults.kinds import KINDS
+from instep_proof.faults import FAMILIES, TRACES, by_id
+from instep_proof.faults.kinds import KINDS
 from support.harmless import HARMLESS
 
 TOP = Path(__file__).resolve().parents[1]
@@ -27,6 +27,8 @@ ROOTS = {
     "instep_reference": TOP / "reference" / "instep_reference",
     "instep_optimized": TOP / "optimized" / "instep_optimized",
     "instep": TOP / "harness" / "instep",
+    "instep_proof": TOP / "harness" / "instep_proof",
+    "instep_speed": TOP / "harness" / "instep_speed",
 }
 TESTS = {"support", "perf"}  # packages that only tests and studies may import
 LONGEST_FILE = 400
@@ -36,6 +38,8 @@ ALLOWED = {
     "instep_reference": ("instep_reference",),
     "instep_optimized": ("instep_optimized", "instep_reference.contract"),
     "instep": ("instep", "instep_optimized", "instep_reference"),
+    "instep_proof": ("instep_proof", "instep", "instep_optimized", "instep_reference"),
+    "instep_speed": ("instep_speed", "instep", "instep_optimized", "instep_reference"),
 }
 # Modules that may bring an engine into being; every other harness module is handed one.
 BUILDS_ENGINES = {
@@ -117,7 +121,7 @@ def test_only_the_sides_build_engines() -> None:
 def test_events_reach_an_engine_through_the_player_alone() -> None:
     """`event.on(engine)` is in one place; `on` of a calibration's stage is a different method."""
     callers = {
-        name for name, path in MODULES if name.split(".")[0] == "instep" and not name.startswith("instep.calibrate.")
+        name for name, path in MODULES if name.split(".")[0] == "instep"
         if ".on(" in (text := path.read_text())
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "on"
@@ -145,9 +149,9 @@ PARSES = {
 SEARCHES = {"match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split"}
 # Modules that may read a sentence, and why.
 READ_SENTENCES = {
-    "instep.faults.judge": "it judges the report, so it compares what a reader sees with the catalogue",
-    "instep.cli.demo": "it shows a report and checks that the report names the planted fault",
-    "instep.faults.base": "it checks the sentences that people write into the catalogue",
+    "instep_proof.faults.judge": "it judges the report, so it compares what a reader sees with the catalogue",
+    "instep_proof.commands.demo": "it shows a report and checks that the report names the planted fault",
+    "instep_proof.faults.fault": "it checks the sentences that people write into the catalogue",
 }
 
 

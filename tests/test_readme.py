@@ -73,7 +73,7 @@ def test_the_glossary_is_sorted_and_every_word_can_be_linked_to() -> None:
 
 def test_the_pages_name_every_command_and_every_option_of_a_setting() -> None:
     commands, page = ((TOP / "docs" / f"{name}.md").read_text() for name in ("commands", "options"))
-    assert [listed.name for listed in COMMANDS if f"instep {listed.name}" not in commands] == []
+    assert [name for name, *_ in COMMANDS if f"instep {name}" not in commands] == []
     assert [name for name in OPTIONS if f"| `--{name.replace('_', '-')}`" not in page] == []
 
 

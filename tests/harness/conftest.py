@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from instep.cli import main
-from instep.faults.base import Edit, Wrap
 from instep.trace.file import Trace
+from instep_proof.faults.fault import Edit, Wrap
 from support.browser import BROWSER, Browser, browser
 from support.command import Ran, Runner
 from support.planting import planted_here

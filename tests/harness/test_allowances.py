@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 
 from instep.checks.allowance import REDRAWS
 from instep.checks.propagated import Propagated
-from instep.faults import TRACES
 from instep.observe import recomputation
 from instep.observe.context import EventContext
 from instep.observe.recomputation import Runner
@@ -27,6 +26,7 @@ from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Comparison, Exit, Tier
+from instep_proof.faults import TRACES
 from instep_reference import mlp, trunk
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit
@@ -60,7 +60,7 @@ EXACT = {
 ])  # fmt: skip
 def test_another_order_of_summation_passes_with_room(form, strategy, trained):
     """On the trained model, or one of few channels, to the first commit; hundreds of random ones: `calibrate`."""
-    setting = Setting(f"instep.calibrate.correct_variants:{form}_7", strategy=strategy)
+    setting = Setting(f"instep_proof.calibrate.correct_variants:{form}_7", strategy=strategy)
     trace = read(TRACES / "accepted.jsonl") if trained else few_channels("accepted", 2)
     outcome = Replay(trace, setting).run(until=5)
     assert outcome.verdict.exit == Exit.AGREED

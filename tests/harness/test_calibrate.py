@@ -15,13 +15,6 @@ import pytest
 import torch
 
 from instep.adapters import find
-from instep.calibrate import correct_variants
-from instep.calibrate.graded import IN_MEMORY, NUMBERS, OWN, limit, names
-from instep.calibrate.graded import STORAGES as ACTIVATIONS
-from instep.calibrate.injected_errors import ERRORS
-from instep.calibrate.scenes import scene, trees
-from instep.calibrate.tables import Calibration, Rate, by_tier
-from instep.calibrate.variants import STORAGES, STRATEGIES, Stage, Variant, variants
 from instep.checks.allowance import UNDECIDED_CAP
 from instep.checks.derived import Derived
 from instep.observe.oracle import Oracle
@@ -30,6 +23,13 @@ from instep.replay.participants import participants_of
 from instep.replay.setting import Setting
 from instep.verdict import Comparison, Tier
 from instep_optimized.ops.base import ExpertWeights
+from instep_proof.calibrate import correct_variants
+from instep_proof.calibrate.graded import IN_MEMORY, NUMBERS, OWN, limit, names
+from instep_proof.calibrate.graded import STORAGES as ACTIVATIONS
+from instep_proof.calibrate.injected_errors import ERRORS
+from instep_proof.calibrate.scenes import scene, trees
+from instep_proof.calibrate.tables import Calibration, Rate, by_tier
+from instep_proof.calibrate.variants import STORAGES, STRATEGIES, Stage, Variant, variants
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
@@ -89,10 +89,10 @@ def test_every_form_sums_the_same_terms_in_its_own_order():
 
 
 def test_correct_op_sets_are_found_by_name():
-    assert find("instep.calibrate.correct_variants:running_3").name == "running_3"
+    assert find("instep_proof.calibrate.correct_variants:running_3").name == "running_3"
     for wrong in ("running", "running_x", "walking_3", "running_3_narrow"):
         with pytest.raises(BadInput):
-            find(f"instep.calibrate.correct_variants:{wrong}")
+            find(f"instep_proof.calibrate.correct_variants:{wrong}")
 
 
 def test_200_variants_are_all_different_and_meet_every_kind():
@@ -167,7 +167,7 @@ def test_a_wrong_engine_is_a_false_alarm_with_a_name(stage):
 
 
 def test_zero_error_changes_no_bit_and_a_small_one_only_its_place():
-    names = ("plain", "instep.calibrate.injected_errors:qkv@0.0", "instep.calibrate.injected_errors:qkv@0.01")
+    names = ("plain", *(f"instep_proof.calibrate.injected_errors:qkv@{size}" for size in ("0.0", "0.01")))
     plain, none, small = map(find, names)
     given = {"x": X[:, 0], "weight": WEIGHT, "shape": (11,)}
     place = ERRORS["qkv"].place
@@ -178,7 +178,7 @@ def test_zero_error_changes_no_bit_and_a_small_one_only_its_place():
     assert torch.equal(small.linear(**given, to=elsewhere), right)
     for wrong in ("qkv", "qkv@much", "nothing@0.1"):
         with pytest.raises(BadInput):
-            find(f"instep.calibrate.injected_errors:{wrong}")
+            find(f"instep_proof.calibrate.injected_errors:{wrong}")
 
 
 def test_memory_error_is_found_down_to_a_correct_engines_error(stage):
@@ -192,7 +192,7 @@ def test_memory_error_is_found_down_to_a_correct_engines_error(stage):
 def test_an_injected_error_is_found_at_its_place(stage, name):
     """T2 at the first event in which it acts; run up to there alone."""
     on, place = stage.on(2), ERRORS[name].place
-    plan = on.plan(Setting(f"instep.calibrate.injected_errors:{name}@0.01"))
+    plan = on.plan(Setting(f"instep_proof.calibrate.injected_errors:{name}@0.01"))
     participants = participants_of(plan)
     oracle = Oracle(plan.checkpoint, participants.declared.rounds, torch.float32)
     verdict = run(Lockstep(on.trace, participants), [Derived(oracle)])

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from instep.cli.record import make
-from instep.faults import TRACES
-from instep.faults.base import Edit
 from instep.observe.storage import before_rounding
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival, Policy
 from instep.verdict import Comparison, Exit, Tier
+from instep_proof.faults import TRACES
+from instep_proof.faults.fault import Edit
 from support.covering import few
 from support.few_channels import few_channels
 from support.planting import planted_here

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from instep.faults.base import Wrap
 from instep.localise import locate
 from instep.replay.replay import Outcome, Replay
 from instep.replay.setting import Setting
@@ -24,6 +23,7 @@ from instep_optimized.graphs import runner
 from instep_optimized.model import gdn
 from instep_optimized.ops import plain
 from instep_optimized.ops.base import Ops
+from instep_proof.faults.fault import Wrap
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place import Place
 from support.traces import brief, policy, recorded

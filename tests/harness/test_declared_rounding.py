@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from instep.cli.record import make
-from instep.faults import TRACES
 from instep.replay.large_model import outcome
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
@@ -22,6 +21,7 @@ from instep.shapes.random_weights import random_checkpoint
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier, Verdict
+from instep_proof.faults import TRACES
 from instep_reference.contract.engine import Forward
 from support.checkpoints import write
 from support.command import Runner, complaint

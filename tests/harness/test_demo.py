@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from instep.cli import demo
-from instep.faults import by_id
-from instep.faults.plant import PACKAGES, digests, source
+from instep_proof.commands import demo
+from instep_proof.faults import by_id
+from instep_proof.faults.plant import PACKAGES, digests, source
 from support.command import Runner, complaint
 from support.covering import WHOLE
 
@@ -61,7 +61,7 @@ def test_unknown_fault_is_refused_and_a_missed_one_fails(
     monkeypatch.chdir(tmp_path)
     assert "instep faults --list" in complaint(instep("demo", "no-such-fault"))
     assert demo.FAULT in by_id() and by_id()[demo.FAULT].relation is None
-    monkeypatch.setattr("instep.faults.plant.planted", lambda folder, *edits: folder)
-    monkeypatch.setattr("instep.faults.plant.run", lambda *words, **how: type("Done", (), {
+    monkeypatch.setattr("instep_proof.faults.plant.planted", lambda folder, *edits: folder)
+    monkeypatch.setattr("instep_proof.faults.plant.run", lambda *words, **how: type("Done", (), {
         "returncode": 0, "stdout": "small agrees", "stderr": ""}))
     assert instep("demo").code == 3

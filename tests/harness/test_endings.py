@@ -115,7 +115,7 @@ def test_a_harness_that_fails_never_ends_with_a_verdict(instep, trace, monkeypat
 
 
 EVERY = {
-    "calibrate": ("instep.calibrate.calibrate", ()), "faults": ("instep.faults.campaign.campaign", ()),
+    "calibrate": ("instep_proof.calibrate.calibrate", ()), "faults": ("instep_proof.faults.campaign.campaign", ()),
     "fuzz": ("instep.fuzz.campaign.campaign", ()), "gate": ("instep_speed.gate.gate.gate", ("plain", "plain")),
     "generate": ("instep.generate.decode.decode", ("MODEL", "--prompt", "1 2")),
     "memory": ("instep.shapes.sized_like", ("qwen3.5-9b",)), "doctor": ("instep.cli.doctor.findings", ()),
@@ -132,7 +132,7 @@ def test_every_command_can_show_its_traceback(instep, trace, monkeypatch, tmp_pa
         raise RuntimeError("a wheel came off")
 
     monkeypatch.setattr(place, broken)
-    monkeypatch.setattr("instep.faults.forks.warm", nullcontext)  # nothing is run, so no process need be ready for it
+    monkeypatch.setattr("instep_proof.faults.forks.warm", nullcontext)  # nothing is run
     if command == "record":
         for name in ("read_policy", "read_prompts"):
             monkeypatch.setattr(f"instep.trace.policy.{name}", lambda path: policy())

@@ -18,10 +18,6 @@ from torch.nn.functional import linear
 
 from instep.checks.experts import Experts
 from instep.checks.propagated import OTHER_EXPERTS
-from instep.faults import FAMILIES, TRACES, by_id
-from instep.faults.base import Edit, Fault
-from instep.faults.catalogue.experts import CHOSEN
-from instep.faults.retrace import retraced
 from instep.observe.routes import Route, Routes, scores_of
 from instep.relations import held, relations
 from instep.relations.case import Case
@@ -32,6 +28,10 @@ from instep.trace.file import Trace, read
 from instep.verdict import Exit, Tier
 from instep_optimized import load
 from instep_optimized.ops.plain.mlp import _shared, _swiglu
+from instep_proof.faults import FAMILIES, TRACES, by_id
+from instep_proof.faults.catalogue.experts import CHOSEN
+from instep_proof.faults.fault import Edit, Fault
+from instep_proof.faults.retrace import retraced
 from instep_reference.contract.config import ModelConfig
 from instep_reference.mlp import route
 from support.checkpoints import config_of, write

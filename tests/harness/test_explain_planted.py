@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from instep.faults import TRACES, by_id
-from instep.faults.base import Edit
 from instep.problem import UNEXPLAINED
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace, read
+from instep_proof.faults import TRACES, by_id
+from instep_proof.faults.fault import Edit
 from instep_reference.contract.place import Place
 from support.covering import few
 from support.few_channels import few_channels

@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from instep.faults import FAMILIES, TRACES, by_id, plant, render
-from instep.faults.arms import Arm, Said, both, replayed, spoken
-from instep.faults.base import Edit, Fault, speaking
-from instep.faults.campaign import campaign
-from instep.faults.judge import Judged, Result, hear, judge
-from instep.faults.matrix import Mark, Matrix
-from instep.faults.picture import picture_of
 from instep.replay.replay import served
 from instep.replay.setting import Setting
 from instep.verdict import Exit
+from instep_proof.faults import FAMILIES, TRACES, by_id, plant, render
+from instep_proof.faults.campaign import campaign
+from instep_proof.faults.fault import Edit, Fault, speaking
+from instep_proof.faults.judge import Judged, Result, hear, judge
+from instep_proof.faults.matrix import Mark, Matrix
+from instep_proof.faults.picture import picture_of
+from instep_proof.faults.runs import Arm, Said, both, replayed, spoken
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
 from support.command import Runner
@@ -91,7 +91,7 @@ def here(instep: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
         ended = instep(*words)
         return subprocess.CompletedProcess(words, ended.code, ended.out, ended.err)
 
-    monkeypatch.setattr("instep.faults.plant.run", run)
+    monkeypatch.setattr("instep_proof.faults.plant.run", run)
 
 
 @pytest.mark.slow

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from instep.cli.faults import _part
-from instep.faults import FAMILIES, by_id, kept, render
-from instep.faults.arms import Arm
-from instep.faults.judge import Heard, Judged, Result, Session, judge
 from instep.verdict import Exit
+from instep_proof.commands.faults import _part
+from instep_proof.faults import FAMILIES, by_id, render, resume
+from instep_proof.faults.judge import Heard, Judged, Result, Session, judge
+from instep_proof.faults.runs import Arm
 from support.command import Runner, complaint
 
 TOP = Path(__file__).resolve().parents[2]
@@ -86,7 +86,7 @@ def test_rows_of_two_models_are_not_one_campaign(words: tuple[str, ...], tmp_pat
 
 def test_file_is_read_as_it_was_written() -> None:
     found = json.loads(COMMITTED.read_text())
-    again = json.loads(json.dumps(render.of(kept.read(COMMITTED)).data()))
+    again = json.loads(json.dumps(render.of(resume.read(COMMITTED)).data()))
     assert found["results"] == again["results"] and found["sessions"] == again["sessions"]
     assert all(found[name] == again[name] for name in ("exit", "faults", "named_by", "failures"))
 

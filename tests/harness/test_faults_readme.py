@@ -9,12 +9,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from instep.faults import by_id
-from instep.faults.arms import Arm
-from instep.faults.base import Edit, Fault
-from instep.faults.judge import HYPOTHESIS, Judged
-from instep.faults.render import surprises
 from instep.report.result import read
+from instep_proof.faults import by_id
+from instep_proof.faults.fault import Edit, Fault
+from instep_proof.faults.judge import HYPOTHESIS, Judged
+from instep_proof.faults.render import surprises
+from instep_proof.faults.runs import Arm
 from instep_reference.contract.place import Place
 
 TOP = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from instep.faults import forks, plant
+from instep_proof.faults import forks, plant
 from support.covering import WHOLE
 
 SAYS = """

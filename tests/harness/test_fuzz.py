@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from instep.faults.base import Edit
-from instep.faults.plant import planted, run
 from instep.fuzz import campaign as fuzzing
 from instep.fuzz import machine
 from instep.fuzz.campaign import Settings, campaign, place
@@ -21,6 +19,8 @@ from instep.fuzz.example import Example
 from instep.replay.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Exit
+from instep_proof.faults.fault import Edit
+from instep_proof.faults.plant import planted, run
 from support import subjects
 from support.checkpoints import write
 from support.command import Runner, complaint

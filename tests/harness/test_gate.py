@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from instep.faults.base import Edit
-from instep.faults.plant import planted
 from instep.verdict import Exit
+from instep_proof.faults.fault import Edit
+from instep_proof.faults.plant import planted
 from instep_reference.contract.errors import BadInput, InstepError
 from instep_speed.gate import render
 from instep_speed.gate.clock import CLOCKS

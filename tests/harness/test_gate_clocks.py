@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from instep.carried import model
-from instep.faults.base import Edit
 from instep.page.family import page_of
+from instep_proof.faults.fault import Edit
 from instep_reference.contract.errors import BadInput
 from instep_speed.gate import power, request
 from instep_speed.gate.baseline import setting

@@ -17,13 +17,13 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from instep import carried
-from instep.faults.base import Edit
-from instep.faults.plant import planted
 from instep.page.family import page_of
 from instep.replay.participants import Plan, bare
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.verdict import Exit
+from instep_proof.faults.fault import Edit
+from instep_proof.faults.plant import planted
 from instep_speed.gate import baseline, power, render, statistics
 from instep_speed.gate.cases import Walk
 from instep_speed.gate.clock import CLOCKS, Clock

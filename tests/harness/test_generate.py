@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from instep.faults.base import Edit
 from instep.generate.decode import Ask, decode
 from instep.generate.speed import Speed, rounds
 from instep.generate.words import Bytes, Numbers, prompts_from, stop_of, words_of
 from instep.replay.setting import Setting
+from instep_proof.faults.fault import Edit
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.errors import BadInput

@@ -15,8 +15,6 @@ import torch
 from instep.checks.grown import Grown
 from instep.checks.identity import Identity
 from instep.checks.tree_scores import Scores
-from instep.faults import FAMILIES, TRACES, by_id
-from instep.faults.base import Fault
 from instep.fuzz.campaign import Settings, campaign
 from instep.fuzz.coverage import Coverage
 from instep.observe.growth import Growth
@@ -28,6 +26,8 @@ from instep.trace.header import Room, sound
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
 from instep_optimized import OptimizedEngine
+from instep_proof.faults import FAMILIES, TRACES, by_id
+from instep_proof.faults.fault import Fault
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.draft.growing import Growing

@@ -13,7 +13,6 @@ import torch
 from msgspec import structs
 
 from instep.engines.derived import DerivedEngine
-from instep.faults import TRACES, by_id
 from instep.observe.event_log import Copies
 from instep.observe.remembered import KeptCopies
 from instep.replay.replay import Replay
@@ -25,6 +24,7 @@ from instep.trace.file import Trace, read
 from instep.trace.policy import read_policy, read_prompts
 from instep.verdict import Tier
 from instep_optimized import OptimizedEngine
+from instep_proof.faults import TRACES, by_id
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Evict, Fetch, Offload
 from instep_reference.contract.errors import Unsupported

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from instep.cli import main
-from instep.faults import TRACES
 from instep.observe.oracle import Oracle
 from instep.observe.recomputation import Recomputation
 from instep.observe.states import StateOracle
@@ -27,6 +26,7 @@ from instep.shapes.random_weights import random_checkpoint
 from instep.trace.event_rules import verified
 from instep.trace.file import read
 from instep.verdict import Exit, Tier
+from instep_proof.faults import TRACES
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
 from support.covering import WHOLE

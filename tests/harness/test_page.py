@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-from instep.faults import TRACES, by_id
 from instep.page import cells
 from instep.page.cells import HEAD, TABLE, Row
 from instep.page.document import ASSETS
@@ -26,6 +25,7 @@ from instep.page.replay import page_of
 from instep.report.words import divergence
 from instep.trace.file import read
 from instep.verdict import Comparison, Skipped, Tier
+from instep_proof.faults import TRACES, by_id
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support.browser import Browser
 from support.command import Runner, complaint

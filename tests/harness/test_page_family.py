@@ -22,8 +22,6 @@ import torch
 from instep.audit import render as audits
 from instep.audit.audit import audit
 from instep.audit.recording import EVENTS
-from instep.faults import render as faults
-from instep.faults.judge import Result as Campaign
 from instep.fuzz import render as fuzz
 from instep.fuzz.campaign import Result as Drawn
 from instep.fuzz.campaign import Settings
@@ -36,6 +34,8 @@ from instep.report.result import Result
 from instep.trace.file import read
 from instep.verdict import Tier
 from instep_optimized.ops.plain import PLAIN
+from instep_proof.faults import render as faults
+from instep_proof.faults.judge import Result as Campaign
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
 from instep_reference.contract.sampling import Sampling
@@ -260,8 +260,8 @@ def test_faults_write_the_page_of_their_result(
     instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     campaign = Campaign((judged("stale-tile"),))
-    monkeypatch.setattr("instep.faults.campaign.campaign", lambda *given, **named: campaign)
-    monkeypatch.setattr("instep.faults.forks.warm", nullcontext)  # nothing runs, so no process has to be prepared
+    monkeypatch.setattr("instep_proof.faults.campaign.campaign", lambda *given, **named: campaign)
+    monkeypatch.setattr("instep_proof.faults.forks.warm", nullcontext)  # nothing runs, so no process has to be prepared
     ran = instep("faults", "stale-tile", "--html", tmp_path / "p.html")
     page = Read((tmp_path / "p.html").read_text())
     assert ran.code == 0 and page.texts["span"] == ["all found"] and "instep faults stale-tile" in page.texts["pre"]

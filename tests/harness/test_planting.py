@@ -13,10 +13,10 @@ from functools import cache
 
 import pytest
 
-from instep.faults import by_id, plant
-from instep.faults.base import Edit, Wrap
-from instep.faults.pieces import same
-from instep.faults.syntax import replaced
+from instep_proof.faults import by_id, plant
+from instep_proof.faults.fault import Edit, Wrap
+from instep_proof.faults.syntax_edit import replaced
+from instep_proof.faults.syntax_search import same
 from instep_reference.contract.errors import BadInput
 from support.covering import each_value
 from support.harmless import HARMLESS

@@ -11,8 +11,6 @@ import msgspec
 import pytest
 
 from instep.engines.derived import DerivedEngine
-from instep.faults import TRACES
-from instep.faults.base import Edit, Wrap
 from instep.relations import held, relations
 from instep.relations.case import Case
 from instep.relations.timeline import alone, timelines_of
@@ -24,6 +22,8 @@ from instep.trace.event_rules import verified
 from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
+from instep_proof.faults import TRACES
+from instep_proof.faults.fault import Edit, Wrap
 from instep_reference.contract.engine import Admit, Capacity, Commit, Forward, Load
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.event_facts import tracks

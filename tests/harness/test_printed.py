@@ -12,10 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from instep.faults import render as faults
-from instep.faults.arms import Arm
-from instep.faults.judge import Heard
-from instep.faults.judge import Result as Campaign
 from instep.fuzz import render as fuzz
 from instep.fuzz.campaign import Result, Settings
 from instep.generate import render as generate
@@ -23,6 +19,10 @@ from instep.relations import render as relations
 from instep.replay.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Skipped, Tier, Verdict
+from instep_proof.faults import render as faults
+from instep_proof.faults.judge import Heard
+from instep_proof.faults.judge import Result as Campaign
+from instep_proof.faults.runs import Arm
 from instep_speed.gate import render as gate
 from instep_speed.gate.request import Judged as Clocked
 from instep_speed.gate.request import Question, Report

@@ -14,7 +14,6 @@ from typing import cast
 import pytest
 
 from instep.checks import allowance, for_labels, for_numbers
-from instep.faults import FAMILIES
 from instep.localise import confirm, locate
 from instep.observe.oracle import Oracle
 from instep.observe.recomputation import DRAWS, FEWEST_DRAWS
@@ -28,6 +27,7 @@ from instep.report.words import divergence
 from instep.streams.run import streamed
 from instep.streams.stream import Stream
 from instep.trace.file import Trace, read
+from instep_proof.faults import FAMILIES
 from support.blocks import blocks_of
 
 TOP = Path(__file__).resolve().parents[2]

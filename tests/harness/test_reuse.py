@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from instep.faults.base import Edit
 from instep.observe import same_piece
 from instep.observe.layer_work import LayerWork
 from instep.observe.recomputation import Runner
@@ -27,6 +26,7 @@ from instep.shelf import BESIDE, Shelf
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized.ops.around import tensors_of
+from instep_proof.faults.fault import Edit
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.rounds import Rounds
 from support.covering import each_value, few

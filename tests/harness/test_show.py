@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from instep.faults import TRACES
 from instep.trace.file import read
 from instep.trace.telling import told
+from instep_proof.faults import TRACES
 from support.command import Runner, complaint
 
 EVERY = sorted(TRACES.parent.rglob("*.jsonl"))

@@ -14,8 +14,6 @@ import pytest
 import torch
 
 from instep.carried import model
-from instep.faults import FAMILIES
-from instep.faults.base import Fault
 from instep.observe import storage
 from instep.relations import held, relations
 from instep.relations.case import Case
@@ -29,6 +27,8 @@ from instep_optimized.layout import Chance
 from instep_optimized.memory.units import Block, Units, tensors
 from instep_optimized.ops.plain import tiles
 from instep_optimized.options import check
+from instep_proof.faults import FAMILIES
+from instep_proof.faults.fault import Fault
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked, Storage, by_chance

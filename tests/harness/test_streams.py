@@ -15,8 +15,6 @@ import torch
 from typer.testing import CliRunner
 
 from instep.cli import app
-from instep.faults import by_id
-from instep.faults.base import Edit
 from instep.replay.setting import Setting
 from instep.streams.checkpoint import before_silu, config, stream_checkpoint
 from instep.streams.relabel import relabelled
@@ -26,6 +24,8 @@ from instep.trace.event_rules import verified
 from instep.trace.file import Trace, read
 from instep.verdict import Exit, Verdict
 from instep_optimized.commit import STRATEGIES
+from instep_proof.faults import by_id
+from instep_proof.faults.fault import Edit
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from support.command import Runner, advances

@@ -16,8 +16,6 @@ import pytest
 import torch
 
 from instep.checks import structure
-from instep.faults import by_id
-from instep.faults.base import Wrap
 from instep.observe import calls
 from instep.replay.lockstep import Lockstep
 from instep.replay.participants import participants_of
@@ -29,6 +27,8 @@ from instep.verdict import Comparison, Exit, Verdict
 from instep_optimized import engine
 from instep_optimized.commit import rerun
 from instep_optimized.graphs import Emulator, runner
+from instep_proof.faults import by_id
+from instep_proof.faults.fault import Wrap
 from support.covering import few
 from support.traces import ROOM, recorded
 

@@ -17,11 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 import instep
-from instep.calibrate.graded import NUMBERS, Limit
-from instep.calibrate.tables import Calibration, Rate
-from instep.cli import calibrate, doctor, memory
+from instep.cli import doctor, memory
 from instep.report import tables, terminal
 from instep.verdict import Tier
+from instep_proof.calibrate.graded import NUMBERS, Limit
+from instep_proof.calibrate.tables import Calibration, Rate
+from instep_proof.commands import calibrate
 from support.command import Runner
 from support.covering import each_value
 from support.outcomes import comparison, outcome

@@ -13,8 +13,6 @@ import pytest
 from msgspec.structs import replace
 
 from instep.cli.record import make
-from instep.faults import FAMILIES, TRACES, by_id
-from instep.faults.base import Edit
 from instep.fuzz.campaign import Settings, campaign
 from instep.observe.calls import linked, seen
 from instep.relations import held, relations
@@ -25,6 +23,8 @@ from instep.trace.file import Trace, read
 from instep.trace.policy import Policy
 from instep.trace.tree_picks import picks
 from instep.verdict import Exit
+from instep_proof.faults import FAMILIES, TRACES, by_id
+from instep_proof.faults.fault import Edit
 from instep_reference.contract.engine import Draft
 from instep_reference.contract.errors import BadInput
 from support.checkpoints import write

@@ -11,7 +11,6 @@ import pytest
 from msgspec import structs
 
 from instep.cli.record import make
-from instep.faults.base import Wrap
 from instep.relations import held, relations
 from instep.relations.case import Case
 from instep.relations.guesses import WHY
@@ -21,6 +20,7 @@ from instep.trace.file import Trace
 from instep.trace.header import Part, Recording
 from instep.trace.policy import Arrival, ScheduledAction, Steps
 from instep.verdict import Exit
+from instep_proof.faults.fault import Wrap
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support.checkpoints import write
 from support.covering import WHOLE, few

@@ -14,10 +14,10 @@ from tempfile import TemporaryDirectory
 import torch
 from msgspec import structs
 
-from instep.faults import TRACES as FAULTS
-from instep.faults.retrace import retraced
 from instep.trace.file import Trace, read
 from instep.trace.header import Model
+from instep_proof.faults import TRACES as FAULTS
+from instep_proof.faults.retrace import retraced
 from instep_reference.contract.checkpoint import Checkpoint
 from support.checkpoints import write
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from instep.faults.base import Edit, Wrap
 from instep.replay.setting import Setting
+from instep_proof.faults.fault import Edit, Wrap
 
 
 @dataclass(frozen=True)

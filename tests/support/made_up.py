@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import instep.relations as table
-from instep.faults.arms import Arm
-from instep.faults.base import Fault
-from instep.faults.judge import Judged, Session
 from instep.relations import Held
 from instep.replay.setting import Setting
 from instep.verdict import Exit, Skipped, Verdict
+from instep_proof.faults.fault import Fault
+from instep_proof.faults.judge import Judged, Session
+from instep_proof.faults.runs import Arm
 from instep_reference.contract.place import Place
 
 RIGHT, PLANTED = {"instep": "right"}, {"instep": "planted"}

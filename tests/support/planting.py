@@ -1,7 +1,7 @@
 """Plants edits in this process, for as long as a block lasts: the functions that they change get other code.
 
 Every holder of such a function runs the other code: an op set, a subclass, a module that imported it.
-Leaves out: kernels, tables and imports, which need a copy of the source (`faults/plant.py`).
+Leaves out: kernels, tables and imports, which need a copy of the source (`instep_proof/faults/plant.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from instep.faults.base import Edit, Wrap
-from instep.faults.pieces import parsed
-from instep.faults.plant import edited
 from instep.shelf import forget
 from instep.trace.file import Trace
+from instep_proof.faults.fault import Edit, Wrap
+from instep_proof.faults.plant import edited
+from instep_proof.faults.syntax_search import parsed
 from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.errors import BadInput
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from instep.faults.judge import HYPOTHESIS
 from instep.report.result import read
+from instep_proof.faults.judge import HYPOTHESIS
 
 from . import bench_plots, bench_tables, calibration_tables, fault_tables, peers_table
 from .parity_table import stored, table

@@ -30,7 +30,7 @@ def warm_copies() -> Iterator[None]:
     """Within the block, copies of the source and the arms of a gate are such processes."""
     import pytest  # here, as each process imports this module, and must import nothing of ours
 
-    from instep.faults import plant
+    from instep_proof.faults import plant
     from instep_speed.gate import process
 
     ours = SimpleNamespace(**{name: getattr(subprocess, name) for name in ("PIPE", "TimeoutExpired")})

@@ -15,44 +15,36 @@ import sys
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated, NamedTuple, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from typer.main import get_command
 
 from .ending import Command, Outputs, Raised, leave
 
-
-class Listed(NamedTuple):
-    """A command: its name, the function that implements it, and its line in `instep --help`."""
-
-    name: str
-    function: str  # module:function
-    help: str
-
-
-COMMANDS = (
-    Listed("audit", "instep.cli.audit:audit", "Judge a recording of an engine that ran under its own scheduler."),
-    Listed("bench", "instep_speed.commands.bench:bench", "Check every kind of work, then time it next to other packages."),
-    Listed("calibrate", "instep.cli.calibrate:calibrate", "Measure false alarms, and the smallest error that is found."),
-    Listed("demo", "instep.cli.demo:demo", "Plant a fault in a copy of the source, and show how it is found."),
-    Listed("diff", "instep.cli.diff:diff", "Compare two results: new findings, and what is compared no longer."),
-    Listed("doctor", "instep.cli.doctor:doctor", "Print the installed parts, and what does not work without the others."),
-    Listed("faults", "instep.cli.faults:faults", "Plant every known fault, and count which are found and named."),
-    Listed("fixtures", "instep.cli.fixtures:fixtures", "Write a small trained model, traces and an example suite."),
-    Listed("fuzz", "instep.cli.fuzz:fuzz", "Draw legal events until the two sides differ."),
-    Listed("gate", "instep_speed.commands.gate:gate", "Check two versions, then test whether the second is slower."),
-    Listed("generate", "instep.cli.generate:generate", "Decode prompts with instep's engine, and check the text."),
-    Listed("memory", "instep.cli.memory:memory", "Print the memory of a request by pool, for every commit strategy."),
-    Listed("op", "instep.cli.op:op", "Check single ops against their contract and the reference."),
-    Listed("page", "instep.cli.page:page", "Make an HTML page of a result file."),
-    Listed("record", "instep.cli.record:record", "Record a trace with the reference."),
-    Listed("relations", "instep.cli.relations:relations", "Run a trace with one thing varied; results must stay equal."),
-    Listed("replay", "instep.cli.replay:replay", "Replay a trace through the reference and an engine."),
-    Listed("shapes", "instep.cli.shapes:shapes", "Run an op set at the sizes of real models, with random weights."),
-    Listed("show", "instep.cli.show:show", "Print the events of a trace, and its capacity."),
-    Listed("soak", "instep.cli.soak:soak", "Serve drawn rounds on engines that keep running."),
-    Listed("streams", "instep.cli.streams:streams", "Replay a trace on readable labels: whose tokens a state holds."),
+# Name, module:function, and the line in `instep --help`.
+COMMANDS: tuple[tuple[str, str, str], ...] = (
+    ("audit", "instep.cli.audit:audit", "Judge a recording of an engine that ran under its own scheduler."),
+    ("bench", "instep_speed.commands.bench:bench", "Check every kind of work, then time it next to other kernels."),
+    ("calibrate", "instep_proof.commands.calibrate:calibrate", "Count false alarms; find the smallest visible error."),
+    ("demo", "instep_proof.commands.demo:demo", "Plant one fault, and show how it is found."),
+    ("diff", "instep.cli.diff:diff", "Compare two results: new findings, and what is compared no longer."),
+    ("doctor", "instep.cli.doctor:doctor", "Print the installed parts, and what is missing."),
+    ("faults", "instep_proof.commands.faults:faults", "Plant known faults, and count the found and named ones."),
+    ("fixtures", "instep.cli.fixtures:fixtures", "Write a small trained model, traces and an example suite."),
+    ("fuzz", "instep.cli.fuzz:fuzz", "Draw legal events until the two sides differ."),
+    ("gate", "instep_speed.commands.gate:gate", "Check two versions, then test whether the second is slower."),
+    ("generate", "instep.cli.generate:generate", "Decode prompts with instep's engine, and check the text."),
+    ("memory", "instep.cli.memory:memory", "Print the memory of a request by pool, for every commit strategy."),
+    ("op", "instep.cli.op:op", "Check single ops against their contract and the reference."),
+    ("page", "instep.cli.page:page", "Make an HTML page of a result file."),
+    ("record", "instep.cli.record:record", "Record a trace with the reference."),
+    ("relations", "instep.cli.relations:relations", "Run a trace with one thing varied; results must stay equal."),
+    ("replay", "instep.cli.replay:replay", "Replay a trace through the reference and an engine."),
+    ("shapes", "instep.cli.shapes:shapes", "Run an op set at the sizes of real models, with random weights."),
+    ("show", "instep.cli.show:show", "Print the events of a trace, and its capacity."),
+    ("soak", "instep.cli.soak:soak", "Serve drawn rounds on engines that keep running."),
+    ("streams", "instep.cli.streams:streams", "Replay a trace on readable labels: whose tokens a state holds."),
 )
 
 WIDE = ("audit", "bench", "shapes")  # commands whose tensors are large enough for several threads
@@ -77,28 +69,28 @@ def _every(
     """Options of every command."""
 
 
-def _register(listed: Listed) -> None:
+def _register(name: str, at: str, help: str) -> None:
     """Add a command; if its package is not installed, one that only reports this."""
-    module, _, function = listed.function.partition(":")
+    module, _, function = at.partition(":")
     if find_spec(package := module.partition(".")[0]) is not None:
-        app.command(listed.name, cls=Command, short_help=listed.help)(getattr(import_module(module), function))
+        app.command(name, cls=Command, short_help=help)(getattr(import_module(module), function))
         return
 
     def missing() -> None:
         from instep_reference.contract.errors import BadInput
 
-        raise BadInput(f"instep {listed.name}", found=f"no package {package}",
+        raise BadInput(f"instep {name}", found=f"no package {package}",
                        expected="an installation with this package")  # fmt: skip
 
     app.command(
-        listed.name, cls=Command, short_help=f"{listed.help} (not installed)",
+        name, cls=Command, short_help=f"{help} (not installed)",
         help=f"Not installed: this command needs the package {package}.",
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )(missing)
 
 
-for _listed in COMMANDS:
-    _register(_listed)
+for _command in COMMANDS:
+    _register(*_command)
 
 
 _commands = cache(get_command)  # an app rebuilds all its commands at every call, which is slow

@@ -23,7 +23,7 @@ PLACES = (
 
 def typed(argv: Sequence[str]) -> str:
     """The command as the user typed it, without the options that name output files."""
-    script, places = Path("instep" if argv[0] == "-c" else argv[0]), iter(argv[1:])  # -c: a run of `faults/plant.py`
+    script, places = Path("instep" if argv[0] == "-c" else argv[0]), iter(argv[1:])  # -c: planted
     own = script.name != "__main__.py" or script.parent.name == "instep"
     words = [script.name.replace("__main__.py", "instep")] if own else ["python", "-m", script.parent.name]
     for word in places:

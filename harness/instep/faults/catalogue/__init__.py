@@ -1,4 +1,0 @@
-"""One file per family of faults, each a tuple FAULTS and nothing else.
-
-Leaves out: what a fault is (`faults/base.py`).
-"""

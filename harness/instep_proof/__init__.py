@@ -1,0 +1,1 @@
+"""Does the checker bite? Planted faults, and engines that are slightly wrong or differently right."""

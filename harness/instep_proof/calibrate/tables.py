@@ -1,0 +1,123 @@
+"""The two tables: how often a correct engine is called wrong, and how small an error is still found.
+
+Blocks are taken as independent. Those of one engine share its order of sums, so a rate's bound is a guide, no proof.
+Leaves out: running (`variants.py`, `graded.py`), and showing them (`report` of the command).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from instep.verdict import Comparison, Verdict
+
+from .graded import Limit, judged_as
+from .variants import Variant, described
+
+# No event in n trials: the rate is under 3 / n with 95% confidence (0.95 = 1 - exp(-3)); with k events the bound is
+# that of a Poisson count, from tables.
+POISSON_95 = (3.0, 4.74, 6.30, 7.75, 9.15)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The results of a tier, or of a part of it, on correct engines.
+
+    alarms     blocks' comparisons that failed; a run ends at its first
+    worst      the largest used share of an allowance; by: the form of the engine that used it
+    undecided  blocks and wrong states for which T2d could not decide; choices that T4 took for ties
+    """
+
+    tier: str
+    storage: str
+    comparisons: int = 0
+    blocks: int = 0
+    elements: int = 0
+    alarms: int = 0
+    undecided: int = 0
+    worst: float = 0.0
+    by: str = ""
+
+    def with_one(self, one: Comparison, form: str) -> Rate:
+        larger = not one.used <= self.worst
+        return replace(
+            self, comparisons=self.comparisons + 1, blocks=self.blocks + one.blocks,
+            elements=self.elements + one.elements, alarms=self.alarms + (not one.agrees),
+            undecided=self.undecided + one.undecided, worst=one.used if larger else self.worst,
+            by=form if larger else self.by,
+        )  # fmt: skip
+
+    @property
+    def bound(self) -> float:
+        """The rate of false alarms per block lies under this at 95%, if blocks are independent."""
+        if not self.blocks:
+            return 1.0
+        events = POISSON_95[self.alarms] if self.alarms < len(POISSON_95) else self.alarms + 3 * self.alarms**0.5 + 3
+        return min(1.0, events / self.blocks)
+
+
+@dataclass
+class Calibration:
+    """Both tables and the data from which they are made."""
+
+    device: str
+    pairs: int = 0  # of a block and a wrong state: what T2d decided or could not
+    rates: dict[tuple[str, str], Rate] = field(default_factory=dict)
+    ran: list[Mapping[str, object]] = field(default_factory=list)
+    alarms: list[tuple[Variant, Comparison]] = field(default_factory=list)
+    limits: list[Limit] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, variant: Variant, verdict: Verdict) -> None:
+        storage = variant.storage[0] if variant.storage[1] == "float32" else ", states ".join(variant.storage)
+        for one in verdict.compared:
+            key = judged_as(one), storage
+            self.rates[key] = self.rates.get(key, Rate(*key)).with_one(one, variant.form)
+        self.alarms += [(variant, finding) for finding in verdict.findings]
+        self.ran.append({**described(variant), "events": verdict.events, "elements": verdict.elements,
+                         "alarms": len(verdict.findings)})
+
+    def table(self) -> list[Rate]:
+        """By tier, then by storage."""
+        return [self.rates[key] for key in sorted(self.rates)]
+
+    def as_data(self) -> dict[str, object]:
+        return {
+            "device": self.device, "variants": len(self.ran), "pairs": self.pairs, "seconds": self.seconds,
+            "false_alarms": [_rate(rate) for rate in self.table()],
+            "alarms": [
+                {**described(variant), "event": one.event, "place": str(one.place), "check": one.check,
+                 "tier": one.tier.value, "diagnosis": one.diagnosis}
+                for variant, one in self.alarms
+            ],
+            "limits": [_limit(limit) for limit in self.limits], "ran": self.ran,
+        }  # fmt: skip
+
+
+def by_tier(rates: Iterable[Rate]) -> list[Rate]:
+    """The same over all storages."""
+    found: dict[str, Rate] = {}
+    for rate in rates:
+        before = found.get(rate.tier, Rate(rate.tier, "all"))
+        larger = not rate.worst <= before.worst
+        found[rate.tier] = Rate(
+            rate.tier, "all", before.comparisons + rate.comparisons, before.blocks + rate.blocks,
+            before.elements + rate.elements, before.alarms + rate.alarms, before.undecided + rate.undecided,
+            rate.worst if larger else before.worst, f"{rate.by}, {rate.storage}" if larger else before.by,
+        )
+    return list(found.values())
+
+
+def _rate(rate: Rate) -> dict[str, object]:
+    return {
+        "tier": rate.tier, "storage": rate.storage, "comparisons": rate.comparisons, "blocks": rate.blocks,
+        "elements": rate.elements, "alarms": rate.alarms, "rate_under": rate.bound, "undecided": rate.undecided,
+        "worst": rate.worst, "by": rate.by,
+    }  # fmt: skip
+
+
+def _limit(limit: Limit) -> dict[str, object]:
+    return {
+        "place": limit.error, "storage": limit.storage, "correct": limit.correct, "runs": limit.runs,
+        "sizes": limit.tried, "found": dict(limit.found),
+    }

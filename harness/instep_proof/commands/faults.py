@@ -1,0 +1,192 @@
+"""`instep faults`: plant historical faults one by one; all must be found, and 95% of them located.
+
+Leaves out: planting and judging (`instep_proof.faults`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from instep.cli.finish import Commit, Html, Json, finish, must_be_free
+from instep.cli.setting import Given, takes_setting
+
+if TYPE_CHECKING:
+    from msgspec import UnsetType
+    from rich.console import Console
+
+    from ..faults.fault import Fault
+    from ..faults.judge import Result
+
+
+@takes_setting(without=("ops",))
+def faults(
+    given: Given,
+    names: Annotated[list[str] | None, typer.Argument(help="Faults by name; default: all.")] = None,
+    family: Annotated[list[str] | None, typer.Option(help="Only of this family; may be repeated.")] = None,
+    ops: Annotated[list[str] | None, typer.Option(help="Only those of this op set; may be repeated.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(
+        "--model", "--checkpoint", help="Record the traces again with this model, for example one with "
+                                                         "experts; default: the shipped traces.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Parallel processes; default: the number of cores.", min=1)] = None,
+    part: Annotated[str | None, typer.Option(help="Plant one part of several, as in 3/16, to spread them over "
+                                                  "processes or machines.")] = None,
+    missing: Annotated[bool, typer.Option("--missing", help="Plant faults that the --json file lacks or has as void; "
+                                                            "its other rows stay.")] = False,
+    no_text: Annotated[bool, typer.Option("--no-text", help="Skip the free runs of the texts.")] = False,
+    json: Json = None,
+    join: Annotated[list[Path] | None, typer.Option(help="A result of another process or machine to merge into "
+                                                         "--json; may be repeated. A row that is not void takes "
+                                                         "precedence, then the latest.")] = None,
+    html: Html = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the matrix of faults and checks there, as SVG.")] = None,
+    commit: Commit = None,
+    list_only: Annotated[bool, typer.Option("--list", help="List names, kinds and effects; plant none.")] = False,
+) -> None:
+    """Plant faults in copies of the source; exit 0: all found, 95% located, 1: not so, 3: a run was void."""
+    import os
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from instep.atomic_write import write_atomically
+    from instep_reference.contract.errors import BadInput
+
+    from ..faults import render, resume
+    from ..faults.matrix import Matrix
+    from ..faults.picture import picture_of
+
+    must_be_free((json, html, picture), *join or ())
+    for option, asked in (("--missing", missing), ("--join", join)):
+        if asked and json is None:
+            raise BadInput(option, found="no --json", expected="the file that holds the other rows")
+    there = [resume.read(json)] if (missing or join) and json is not None and json.is_file() else []
+    chosen = [] if join else _chosen(names, family, ops)
+    if join and (names or family or ops or part or missing or checkpoint or list_only or given.named):
+        raise BadInput("--join", found="faults to plant, too", expected="one of them: to join plants nothing")
+    if missing:
+        here = {one.fault.id for result in there for one in result.fired}
+        chosen = [fault for fault in chosen if fault.id not in here]
+    if part is not None:
+        chosen = _part(chosen, part)
+    if list_only:
+        _list(chosen, Console())
+        raise typer.Exit(0)
+    results, model = there + [resume.read(path) for path in join or ()], _digest(checkpoint)
+    resume.of_one_model(results, None if join else model)
+    if chosen or not results:
+        _traces_here()
+        chosen = [replace(fault, how=replace(fault.how, **given.named)) for fault in chosen]
+        results.append(_run(chosen, jobs or os.cpu_count() or 1, not no_text, checkpoint, model, commit))
+    result = resume.joined(*results) if len(results) > 1 else results[0]
+    if picture is not None:
+        write_atomically({picture: picture_of(Matrix.of(result)).encode()})
+    finish(render.of(result, commit), json, lambda console: render.show(result, console), html=html)
+
+
+def _chosen(names: list[str] | None, families: list[str] | None, ops: list[str] | None) -> list[Fault]:
+    """The chosen faults in the catalogue's order."""
+    from instep_reference.contract.errors import BadInput
+
+    from ..faults import FAMILIES, by_id
+
+    known = by_id()
+    op_sets = sorted({fault.how.ops for fault in known.values()})
+    asked = ("fault", names, known), ("--family", families, FAMILIES), ("--ops", ops, op_sets)
+    for option, given, all_known in asked:
+        for name in given or ():
+            if name not in all_known:
+                expected = _near(name, list(all_known)) if option == "fault" else ", ".join(all_known)
+                raise BadInput(option, found=name, expected=f"one of {expected}",
+                               hint="`instep faults --list` names all" if option == "fault" else "")
+    found = [
+        fault for family, faults in FAMILIES.items() if not families or family in families for fault in faults
+        if (not names or fault.id in names) and (not ops or fault.how.ops in ops)
+    ]
+    if not found:
+        where = {fault.id: f"{fault.id} ({family}, {fault.how.ops})" for family, faults in FAMILIES.items()
+                 for fault in faults if fault.id in (names or ())}
+        all_of = [", ".join(where.values())] * bool(where)
+        all_of += [f"{option} {' '.join(given)}" for option, given in (("--family", families), ("--ops", ops)) if given]
+        raise BadInput("faults", found=f"no fault that is all of: {'; '.join(all_of)}", expected="at least one")
+    return found
+
+
+def _part(chosen: list[Fault], part: str) -> list[Fault]:
+    """Distribute groups that share a control, the largest first: each goes into the smallest part so far."""
+    import re
+
+    from instep_reference.contract.errors import BadInput
+
+    from ..faults.campaign import SLOW
+
+    asked = re.fullmatch("([0-9]{1,4})/([0-9]{1,4})", part)
+    number, parts = map(int, asked.groups()) if asked else (0, 0)
+    if not 1 <= number <= parts:
+        raise BadInput("--part", found=part, expected="a part and how many there are, as 3/16")
+    groups: dict[tuple[str, ...], list[Fault]] = {}
+    for fault in chosen:
+        groups.setdefault((fault.trace, *fault.how.words()), []).append(fault)
+    dealt: list[list[Fault]] = [[] for _ in range(parts)]
+    for group in sorted(groups.values(), key=len, reverse=True):
+        min(dealt, key=lambda faults: sum(5 if fault.how.ops == SLOW else 1 for fault in faults)).extend(group)
+    mine = {fault.id for fault in dealt[number - 1]}
+    return [fault for fault in chosen if fault.id in mine]
+
+
+def _traces_here() -> None:
+    from instep_reference.contract.errors import BadInput
+
+    from ..faults import TRACES
+
+    if not TRACES.is_dir():
+        raise BadInput(str(TRACES), found="no such folder", expected="the traces of the faults, which come with instep")
+
+
+def _list(chosen: list[Fault], console: Console) -> None:
+    """A line for each: its name, its kind, what it does. Then how many have a sentence of which kind."""
+    from instep.report.tables import say
+
+    say(console, *(f"{fault.id}  {fault.kind}  {fault.what}" for fault in chosen))
+    named = [fault for fault in chosen if fault.says]
+    written = sum(fault.written_for for fault in named)
+    say(console, f"{len(chosen)} faults: {written} with a sentence that was written for this mistake, "
+                 f"{len(named) - written} that a general explanation names, {len(chosen) - len(named)} without a name")
+
+
+def _near(name: str, known: list[str]) -> str:
+    """The most similar names; all, if none is similar."""
+    from difflib import get_close_matches
+
+    return ", ".join(get_close_matches(name, known, n=5, cutoff=0.4) or known)
+
+
+def _digest(checkpoint: Path | None) -> str | UnsetType:
+    """The digest of the named model."""
+    from msgspec import UNSET
+
+    from instep_reference.contract.checkpoint import Checkpoint
+
+    return UNSET if checkpoint is None else Checkpoint.open(checkpoint).digest
+
+
+def _run(
+    chosen: list[Fault], jobs: int, text: bool, checkpoint: Path | None, model: str | UnsetType, commit: str | None,
+) -> Result:
+    from tempfile import TemporaryDirectory
+
+    from instep.cli.progress import progress
+
+    from ..faults import TRACES
+    from ..faults.campaign import campaign
+    from ..faults.forks import warm
+    from ..faults.retrace import retraced
+
+    name, traces = f"{len(chosen)} faults", TRACES
+    with TemporaryDirectory(prefix="instep-traces-") as folder, progress(name) as said, warm():
+        if checkpoint is not None:
+            traces = retraced(TRACES, (fault.trace for fault in chosen), checkpoint, Path(folder))
+        return campaign(chosen, traces, jobs=jobs, text=text, commit=commit, model=model,
+                        progress=lambda ended, of: said(name, ended, of))  # fmt: skip

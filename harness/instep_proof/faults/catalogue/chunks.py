@@ -1,0 +1,166 @@
+"""Prompts in chunks, and states that are kept and come back.
+
+Leaves out: every other family.
+"""
+
+from __future__ import annotations
+
+from instep.replay.setting import Setting
+from instep_reference.contract.place import AFTER_LAYERS, Place
+
+from ..fault import Edit, Fault
+
+CONV, GDN, LANES = (f"instep_optimized/ops/plain/{name}.py" for name in ("conv", "gdn", "lanes"))
+CHUNK, RERUN = "instep_optimized/kernels/prompts/chunk.py", "instep_optimized/commit/rerun.py"
+
+FRESH = Edit(
+    "instep_optimized/mixed.py", "fresh=prefill and not begin", "fresh=prefill",
+)
+NO_STATE = Edit(
+    GDN, "    state = _settle(before(part, who, work), part, who)\n",
+    "    memory = before(part, who, work)\n"
+    "    state = _settle(torch.zeros_like(memory) if part.form == \"chunk\" else memory, part, who)\n",
+)
+# The mask of a block's rows has <= for <: a request shorter than the longest one takes its last row twice.
+TWICE = Edit(
+    LANES, "inside.sum(dim=0).tolist(), again[which]", "(token <= length[:, None]).sum(dim=0).tolist(), again[which]",
+)
+ZERO_PADDED = Edit(
+    CONV, "    ends = who.length[:, None] + torch.arange(history, device=x.device)\n",
+    "    ends = who.length[:, None] + torch.arange(history, device=x.device)\n"
+    "    if part.form == \"chunk\":\n"
+    "        line = torch.nn.functional.pad(x[who.rows].transpose(1, 2), (history, 0))\n",
+)
+# Gates are read for whole blocks of BT tokens; the rows of the last, partial one keep the 1 they were filled with.
+PARTIAL_BLOCK = Edit(
+    GDN, "    writes = _writes(rows, work, heads)\n",
+    "    writes, BT = _writes(rows, work, heads), 4\n"
+    "    if part.form == \"chunk\":\n"
+    "        whole = torch.arange(part.most) < (who.length // BT * BT)[:, None]\n"
+    "        writes = writes._replace(decay=writes.decay.where(whole[..., None], 1.0))\n",
+)
+# The other rows' mask: by batch row, where the lanes are sorted by length.
+UNSORTED_MASK = Edit(
+    LANES, "~part.fresh[who.which]", "~part.fresh[: len(who.which)]",
+)
+BLOCK_FORGETS = Edit(
+    CHUNK, "        state = tl.exp(tl.sum(forget, axis=0)) * state + added\n", "        state = added\n",
+)
+LAST_BLOCK_UNGATED = Edit(
+    CHUNK, "        state = tl.exp(tl.sum(forget, axis=0)) * state + added\n",
+    "        state = tl.where(first + TOKENS <= rows, tl.exp(tl.sum(forget, axis=0)), 1.0) * state + added\n",
+)
+
+TURNED = (
+    "type(state)(state.pool.as_strided(state.pool.shape, (*state.pool.stride()[:2], state.pool.shape[3], 1)), "
+    "state.scales).at(group.slots) if chunk else own"
+)
+STORED_TURNED = Edit(
+    RERUN, "            store=None if verify else own,\n", f"            store=None if verify else {TURNED},\n",
+)
+READ_TURNED = Edit(
+    RERUN, "            own,\n            store=None if verify else own,\n",
+    f"            {TURNED},\n            store=None if verify else own,\n",
+)
+
+# States are tracked at multiples of an interval; the recorded count is rounded down to it, and the KV with it.
+UNDER_THE_INTERVAL = Edit(
+    "instep_optimized/engine.py", "        self._saved[name] = self._kept(request)\n",
+    "        kept, memory = self._kept(request)\n"
+    "        length = kept.length.exact // 4 * 4\n"
+    "        cut = {n: {layer: rows[:length] for layer, rows in getattr(memory, n).items()}\n"
+    "               for n in (\"keys\", \"values\", \"draft_keys\", \"draft_values\")}\n"
+    "        kept = kept.between_rounds()\n"
+    "        kept.length = type(kept.length)(length)\n"
+    "        self._saved[name] = (kept, replace(memory, **cut))\n",
+)
+# A checkpoint of the state is taken when a prompt begins its last block; a save hands that one out.
+STATE_OF_ANOTHER_COUNT = Edit(
+    "instep_optimized/engine.py", "        self._saved[name] = self._kept(request)\n",
+    "        kept, memory = self._kept(request)\n"
+    "        older = {layer: torch.zeros_like(state) for layer, state in memory.state.items()}\n"
+    "        self._saved[name] = (kept, replace(memory, state=older if kept.length.exact < 8 else memory.state))\n",
+)
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "chunk-boundary-begins-anew", "chunk-boundary",
+        "Every chunk of a prompt is taken for its first: conv window and state begin at zero again.",
+        "sglang-jax 1039", (FRESH,), "rounds", Setting(), 3, Place("trunk", 0, "mixed"),
+        "was started from zero: everything before these tokens is lost", ("derived", "directed"), ("identity",),
+        written_for=True,
+    ),
+    Fault(
+        "chunk-boundary-begins-anew-labels", "chunk-boundary",
+        "Every chunk of a prompt is taken for its first, seen in labels.",
+        "sglang-jax 1039", (FRESH,), "rounds", Setting(ops="ledger"), 3, Place("trunk", 0, "mixed"),
+        "was started from zero: everything before these tokens is lost", ("labels",), ("identity",),
+    ),
+    Fault(
+        "chunk-boundary-state-dropped", "chunk-boundary",
+        "The delta rule of a chunk is given no initial state; the conv has its history.",
+        "sglang-jax 1039", (NO_STATE,), "rounds", Setting(), 3, Place("trunk", 0, "core"),
+        "lacks the tokens of the previous step", ("derived", "directed"), ("identity", "bytes"), written_for=True,
+    ),
+    Fault(
+        "chunk-boundary-counted-twice", "chunk-boundary",
+        "A chunk packed next to a longer one folds its last token in twice.",
+        "sglang-jax 1039", (TWICE,), "rounds", Setting(), 2, Place("trunk", 0, "state"),
+        "counts the last token twice", ("directed",), ("identity", "bytes"), written_for=True,
+    ),
+    Fault(
+        "chunk-boundary-conv-zero-padded", "chunk-boundary",
+        "A chunk shorter than the conv's history leaves a window that is padded with zeros.",
+        "sglang-jax 1039", (ZERO_PADDED,), "rounds", Setting(), 3, Place("trunk", 0, "conv"),
+        "was started from zero", ("bytes",), ("identity", "derived"), written_for=True,
+    ),
+    Fault(
+        "chunk-boundary-partial-block", "chunk-boundary",
+        "The tokens of a chunk's last, partial block are folded in without their decay.",
+        "sglang-jax 1039", (PARTIAL_BLOCK,), "rounds", Setting(), 2, Place("trunk", 0, "core"),
+        "lacks the decay of the last token", ("derived", "directed"), ("identity", "bytes"), written_for=True,
+    ),
+    Fault(
+        "chunk-boundary-unsorted-mask", "chunk-boundary",
+        "Which chunks have a state before them is read in batch order, where requests are sorted by length.",
+        "", (UNSORTED_MASK,), "arriving", Setting(), 3, Place("trunk", 0, "mixed"),
+        "elements are poison", ("poison", "derived"), ("identity",),
+    ),
+    Fault(
+        "chunk-boundary-kernel-block", "chunk-boundary",
+        "The chunk kernel forgets the state from one block of 16 tokens to the next.",
+        "sglang-jax 1039", (BLOCK_FORGETS,), "rounds", Setting(ops="triton"), 3, Place("trunk", 0, "core"),
+        "drops the state from before the block at the end of every block of 16 tokens", ("derived", "directed"),
+        ("identity", "bytes"), written_for=True,
+    ),
+    Fault(
+        "chunk-boundary-kernel-last-block", "chunk-boundary",
+        "The chunk kernel does not decay the state over a last block that is not full.",
+        "sglang-jax 1039", (LAST_BLOCK_UNGATED,), "rounds", Setting(ops="triton"), 3, Place("trunk", 0, "state"),
+        "lacks the decay", ("directed",), ("identity", "bytes"), written_for=True,
+    ),
+    Fault(
+        "state-transpose-store", "state-transpose",
+        "Prefill stores a state as rows of [K, V], where every other path reads [V, K].",
+        "sglang, chunked prefill on NPU", (STORED_TURNED,), "rounds", Setting(), 2, Place("trunk", 0, "core"),
+        "store is laid out with inner strides", ("contracts", "directed"), ("identity",),
+    ),
+    Fault(
+        "state-transpose-read", "state-transpose",
+        "A further chunk reads the state in the other layout and stores it in the right one.",
+        "sglang, chunked prefill on NPU", (READ_TURNED,), "rounds", Setting(), 2, Place("trunk", 0, "core"),
+        "read is laid out with inner strides", ("contracts",), ("identity", "bytes"),
+    ),
+    Fault(
+        "checkpoint-boundary-count", "checkpoint-boundary",
+        "A state is saved under the last multiple of the tracking interval, and is older than it by two tokens.",
+        "vllm 43559", (UNDER_THE_INTERVAL,), "kept", Setting(), 12, Place("trunk", AFTER_LAYERS, "length"),
+        "length is 4; expected 6", ("identity", "bytes"), ("directed",),
+    ),
+    Fault(
+        "checkpoint-boundary-state", "checkpoint-boundary",
+        "A state is saved under the right count, but was taken before the chunk that reached it.",
+        "vllm 43559", (STATE_OF_ANOTHER_COUNT,), "kept", Setting(ops="ledger"), 12, Place("trunk", 0, "state"),
+        "is empty", ("bytes", "labels"), ("identity",),
+    ),
+)

@@ -1,0 +1,79 @@
+"""Rows that are served as something else: prompts as windows, windows as prompts, a layer as another's.
+
+Leaves out: every other family.
+"""
+
+from __future__ import annotations
+
+from instep.replay.setting import Setting
+from instep_reference.contract.place import Place
+
+from ..fault import Edit, Fault, Wrap
+
+BATCH = "instep_optimized/batch.py"
+MIXED = Place("trunk", 0, "mixed")  # the conv is the first op that gets the kinds of rows
+
+
+def _served(*lines: str) -> tuple[Wrap, ...]:
+    """Spans are given other kinds before they are sorted by kind."""
+    return (Wrap(BATCH, "pack", arguments="\n".join(("from dataclasses import replace", *lines))),)
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "prefill-as-verify", "prefill-as-verify", "A prompt of as many tokens as a window is served as a window.",
+        "vllm 53051",
+        _served("window = memory.slot_table.window.shape[1]",
+                "spans = [replace(s, kind=\"verify\") if (s.kind, s.count) == (\"prefill\", window) else s "
+                "for s in spans]"),
+        "mixed", Setting(strategy="columns", conv="widened"), 5, MIXED,
+        "(prefill) are served as a window; prefill rows are a chunk", ("contracts", "bytes", "directed"),
+    ),
+    Fault(
+        "prefill-as-verify-snapshot", "prefill-as-verify",
+        "The same where windows keep snapshots: the slot of such a prompt is never written.",
+        "vllm 53051",
+        _served("window = memory.slot_table.window.shape[1]",
+                "spans = [replace(s, kind=\"verify\") if (s.kind, s.count) == (\"prefill\", window) else s "
+                "for s in spans]"),
+        "mixed", Setting(ops="ledger", strategy="snapshot"), 5, MIXED,
+        "(prefill) are served as a window; prefill rows are a chunk", ("contracts", "bytes", "labels"),
+    ),
+    Fault(
+        "prefill-as-decode", "prefill-as-verify",
+        "A prompt of one token is served as a decode, which takes the old contents of the slot as the request's own.",
+        "vllm 53051",
+        _served("spans = [replace(s, kind=\"decode\", fresh=False) if (s.kind, s.count) == (\"prefill\", 1) else s "
+                "for s in spans]"),
+        "ragged", Setting(), 2, MIXED,
+        "(prefill) are served as a window; prefill rows are a chunk", ("contracts", "poison", "derived"),
+    ),
+    Fault(
+        "verify-as-prefill", "verify-as-prefill",
+        "In a forward with a prompt in it, windows are served as prompts: every draft goes into the state.",
+        "vllm 55894",
+        _served("if any(s.kind == \"prefill\" for s in spans):",
+                "    spans = [replace(s, kind=\"prefill\") if s.kind == \"verify\" else s for s in spans]"),
+        "mixed", Setting(ops="ledger", strategy="snapshot"), 5, MIXED,
+        "(verify) are served as a chunk; verify rows are a window", ("contracts", "bytes"),
+    ),
+    Fault(
+        "verify-as-prefill-marks", "verify-as-prefill",
+        "The same where accepted tokens are run again: the rejected ones count as settled.",
+        "vllm 55894",
+        _served("if any(s.kind == \"prefill\" for s in spans):",
+                "    spans = [replace(s, kind=\"prefill\") if s.kind == \"verify\" else s for s in spans]"),
+        "mixed", Setting(ops="ledger", conv="widened"), 5, MIXED,
+        "(verify) are served as a chunk; verify rows are a window", ("contracts", "bytes"),
+    ),
+    Fault(
+        "layer-kind-polluted", "layer-kind", "The full-attention layer finds its KV by the draft head's layer ids.",
+        "sglang 23331",
+        (Edit("instep_optimized/model/trunk.py",
+              "    pools = memory.units(\"keys\", layer), memory.units(\"values\", layer)\n",
+              "    layer_id = config.drafter().layer_kinds.index(\"attention\")\n"
+              "    pools = memory.units(\"draft_keys\", layer_id), memory.units(\"draft_values\", layer_id)\n"),),
+        "ragged", Setting(), 2, Place("trunk", 3, "keys"),
+        "keys is draft_keys of layer 0, the op serves layer 3", ("bytes", "poison", "contracts"),
+    ),
+)

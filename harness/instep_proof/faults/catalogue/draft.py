@@ -1,0 +1,192 @@
+"""The draft head: what it is fed, and what it remembers.
+
+Leaves out: every other family.
+"""
+
+from __future__ import annotations
+
+from instep.replay.setting import Setting
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+
+from ..fault import Edit, Fault, Wrap
+
+EAGLE, EXTEND, MTP = (f"instep_optimized/draft/{name}.py" for name in ("eagle", "extend", "mtp"))
+ROUND, MIXED = "instep_optimized/round.py", "instep_optimized/mixed.py"
+
+# The prompt's rows reach the head as the last layer left them; rounds use them after the final norm.
+PRE_NORM = (
+    Edit(
+        "instep_optimized/model/trunk.py",
+        'hidden.normed(ops, self.norm, self.eps, Place(STAGE, AFTER_LAYERS, "final")).normed',
+        'hidden.normed(ops, self.norm, self.eps, Place(STAGE, AFTER_LAYERS, "final"))',
+    ),
+    Edit(
+        ROUND, "        final = self.model.trunk(ops, batch, bound)\n",
+        "        _, final = self.model.trunk(ops, batch, bound)\n",
+    ),
+    Edit(
+        MIXED, "    final = model.trunk(ops, batch, bound)\n", "    hidden, final = model.trunk(ops, batch, bound)\n",
+    ),
+    Edit(
+        MIXED, "ops, final, [row for p, begin in committed for row in range(begin, begin + p.span.count)]",
+        "ops, hidden, [row for p, begin in committed for row in range(begin, begin + p.span.count)]",
+    ),
+)
+CHAIN = (
+    "            hidden = self.mtp.rows(ops, hidden, batch, stage)\n"
+    "            own.append(self.mtp.pick(ops, hidden, stage))\n"
+)
+NOT_CHAINED = Edit(
+    EAGLE, CHAIN,
+    "            y = self.mtp.rows(ops, hidden, batch, stage)\n            own.append(self.mtp.pick(ops, y, stage))\n",
+)
+# The head begins its chain on the target's row after the root, not on its own.
+TARGETS_ROW = Edit(
+    EAGLE, "hidden = ops.select(x=memory.slot_table.proposed, index=who.slots)",
+    "hidden = ops.select(x=memory.slot_table.final[:, 0], index=who.slots)",
+)
+# If every request has one row, nothing is gathered, and rows to gather are not kept either.
+STALE = Edit(EXTEND, "not number", "not number and len(y) > len(asked.last)")
+# The last rows of packed requests; but a window's rows are a window apart.
+PACKED_ROWS = Edit(
+    ROUND, "            asked = (PickRows(batch.last, who.slots),) * drafter.layers\n",
+    "            asked = (PickRows(batch.count.cumsum(0) - 1, who.slots),) * drafter.layers\n",
+)
+# Right for the widest window of pools that are not guarded.
+ROW_STRIDE = Edit(
+    ROUND, "            final = ops.select(x=slot_table.final[:, :width], index=inputs.slots).flatten(0, 1)\n",
+    "            slots, _, wide = slot_table.final.shape\n"
+    "            rows = slot_table.final.as_strided((slots, width, wide), (width * wide, wide, 1))\n"
+    "            final = ops.select(x=rows, index=inputs.slots).flatten(0, 1)\n",
+)
+NO_EXTEND_AT_ZERO = Edit(
+    ROUND, "        self._extend(ops, inputs.who(), chosen, final, 1)\n",
+    "        if self.num_steps:\n            self._extend(ops, inputs.who(), chosen, final, 1)\n",
+)
+LAST_ROW_MISSING = Edit(
+    ROUND, "            who = replace(inputs.who(), count=acceptance.accept_lens)\n",
+    "            who = replace(inputs.who(), count=acceptance.accept_lens.clamp(max=self.num_steps))\n",
+)
+PADDED_TOKEN = Edit(
+    MIXED, "    return torch.cat([known, root]) if planned.rooted else known\n",
+    "    return torch.cat([known, root]) if planned.rooted else torch.cat([known[:-1], known[:1] * 0])\n",
+)
+NOT_SHIFTED = Edit(
+    MIXED, "planned.request.tokens[planned.begin + 1 : planned.begin + planned.span.count + 1]\n",
+    "planned.request.tokens[planned.begin : planned.begin + planned.span.count - int(planned.rooted)]\n",
+)
+FURTHER_ON = Edit(EAGLE, "shift=step - 1", "shift=step")
+OWN_DRAFTS = Edit(EAGLE, "who, drafts[-1], \"draft\"", "who, own[-1], \"draft\"")
+HIDDEN_FIRST = Edit("instep_optimized/ops/fused/draft_inputs.py", "x=left, y=right", "x=right, y=left")
+# The head's layer count and kinds are written into the configuration that it was given, and that others hold too.
+ALIASED_KINDS = Wrap(
+    MTP, "MtpLayer.all", "object.__setattr__(config, \"layer_kinds\", (\"attention\",) * config.mtp_layers)"
+)
+ALIASED_EPS = Wrap(MTP, "MtpLayer.all", "object.__setattr__(config, \"eps\", 1e-5)")
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "mtp-hidden-pre-norm", "mtp-hidden",
+        "After a prompt the head reads the target's rows before the final norm.",
+        "vllm 36531", PRE_NORM, "accepted", Setting(), 2, Place("extend", STAGE_LEVEL, "post_normed"),
+        "reads the target's rows before the final norm", ("derived",), ("identity", "bytes", "directed"),
+        written_for=True,
+    ),
+    Fault(
+        "mtp-hidden-not-chained", "mtp-hidden",
+        "Every step of a draft chain reads the head's row of the first one.",
+        "sglang 22041", (NOT_CHAINED,), "accepted", Setting(), 3, Place("chain.2", STAGE_LEVEL, "post_normed"),
+        "reads the head's row of step 0, not of step 1", ("derived",), ("identity", "bytes"), written_for=True,
+    ),
+    Fault(
+        "mtp-hidden-not-chained-labels", "mtp-hidden",
+        "Every step of a draft chain reads the head's row of the first one, seen in labels.",
+        "sglang 22041", (NOT_CHAINED,), "accepted", Setting(ops="ledger"), 3,
+        Place("chain.2", STAGE_LEVEL, "post_normed"),
+        "is that of row 0 of draft step 2", ("labels",), ("identity", "bytes"),
+    ),
+    Fault(
+        "mtp-hidden-targets-row", "mtp-hidden",
+        "A draft chain begins on the target's row of the window's root, not on the head's own after draft 1.",
+        "vllm 36531", (TARGETS_ROW,), "accepted", Setting(), 3, Place("chain.1", STAGE_LEVEL, "post_normed"),
+        "", ("poison", "derived"), ("identity", "bytes"),
+    ),
+    Fault(
+        "mtp-hidden-stale", "mtp-hidden",
+        "After a plain step the head's row after draft 1 is that of the round before.",
+        "sglang 22041", (STALE,), "rounds", Setting(), 10, Place("extend", AFTER_LAYERS, "final"),
+        "is the head's row of the round before", ("bytes",), ("identity", "directed"),
+    ),
+    Fault(
+        "mtp-hidden-packed-rows", "mtp-hidden",
+        "After a commit draft 1 is picked from row sum(accept_lens) - 1, although rows are a window apart.",
+        "vllm 36531", (PACKED_ROWS,), "accepted", Setting(), 5, Place("extend", AFTER_LAYERS, "final"),
+        "", ("bytes", "derived"), ("identity", "directed"),
+    ),
+    Fault(
+        "mtp-hidden-row-stride", "mtp-hidden",
+        "A commit reads the verified rows with a stride made from the step count, not with the pool's own.",
+        "vllm 36531", (ROW_STRIDE,), "accepted", Setting(), 5, Place("extend", STAGE_LEVEL, "post_normed"),
+        "reads the verified rows with a wrong stride", ("poison", "derived"), ("identity", "directed"),
+    ),
+    Fault(
+        "draft-kv-behind-at-zero-steps", "draft-kv",
+        "While the step count is 0 nothing is drafted, and the draft head does not take in what is decoded.",
+        "", (NO_EXTEND_AT_ZERO,), "steps", Setting(), 7, Place("extend", STAGE_LEVEL, "embedding"),
+        "has 0 rows; expected 2", ("identity",), ("directed",),
+    ),
+    Fault(
+        "draft-kv-behind-at-zero-steps-labels", "draft-kv",
+        "While the step count is 0 the draft head does not take in what is decoded, seen in labels.",
+        "", (NO_EXTEND_AT_ZERO,), "steps", Setting(ops="ledger"), 7, Place("extend", STAGE_LEVEL, "embedding"),
+        "has 0 rows; expected 2", ("identity", "labels"),
+    ),
+    Fault(
+        "draft-kv-last-row", "draft-kv",
+        "After full acceptance the last accepted position's row is missing from the draft KV.",
+        "", (LAST_ROW_MISSING,), "accepted", Setting(), 8, Place("extend", STAGE_LEVEL, "embedding"),
+        "has 5 rows; expected 6", ("identity",), ("directed",),
+    ),
+    Fault(
+        "draft-prefill-padded-token", "draft-prefill",
+        "The last row of an unfinished chunk is paired with token 0, not with the prompt's next one.",
+        "", (PADDED_TOKEN,), "rounds", Setting(ops="ledger"), 2, Place("extend", STAGE_LEVEL, "embedding"),
+        "is the embedding of token 0; the trace has 110", ("labels",), ("identity",),
+    ),
+    Fault(
+        "draft-prefill-not-shifted", "draft-prefill",
+        "After a prompt, row p of the head is paired with token p, not with token p + 1.",
+        "", (NOT_SHIFTED,), "accepted", Setting(), 2, Place("extend", STAGE_LEVEL, "embedding"),
+        "embedding of token", ("derived",), ("identity", "directed"),
+    ),
+    Fault(
+        "draft-chain-position", "draft-chain",
+        "Every step of a draft chain runs one position too far on.",
+        "", (FURTHER_ON,), "accepted", Setting(), 3, Place("chain.1", 0, "query"),
+        "is placed 1 position too late", ("contracts", "derived"), ("identity", "directed"),
+    ),
+    Fault(
+        "draft-chain-own-drafts", "draft-chain",
+        "A draft chain continues from the head's own picks although others are in use.",
+        "", (OWN_DRAFTS,), "accepted", Setting(ops="ledger"), 3, Place("chain.1", STAGE_LEVEL, "embedding"),
+        "the draft head's own pick", ("labels",), ("identity", "bytes"),
+    ),
+    Fault(
+        "draft-hidden-first", "draft-input",
+        "The head's input is joined with the hidden row first, where its fc expects the embedding first.",
+        "", (HIDDEN_FIRST,), "accepted", Setting(), 2, Place("extend", STAGE_LEVEL, "joined"),
+        "is joined with the hidden row first", ("derived",), ("identity", "bytes", "directed"),
+    ),
+    Fault(
+        "config-alias-kinds", "config-alias",
+        "Making the draft head writes its layer kinds into the configuration that the target holds too.",
+        "sglang 23330", (ALIASED_KINDS,), "accepted", Setting(), 0, Place("trunk", STAGE_LEVEL, "length"),
+        "changed while the optimized engine was made", ("aliasing",),
+    ),
+    Fault(
+        "config-alias-eps", "config-alias",
+        "Making the draft head changes the norms' epsilon in the configuration that everybody holds.",
+        "sglang 23330", (ALIASED_EPS,), "accepted", Setting(), 0, Place("trunk", STAGE_LEVEL, "length"),
+        "changed while the optimized engine was made", ("aliasing",),
+    ),
+)

@@ -1,0 +1,85 @@
+"""Rings that keep what a token does to a state: its key, its decay and its update, each of which may be another's.
+
+Leaves out: how many tokens are run again, and from where (`rollback.py`), and rings of other slots (`slots.py`).
+"""
+
+from __future__ import annotations
+
+from instep.replay.setting import Setting
+from instep_reference.contract.place import Place
+
+from ..fault import Edit, Fault
+
+RING, GDN = "instep_optimized/ops/plain/ring.py", "instep_optimized/ops/plain/gdn.py"
+KERNEL, LEDGER = "instep_optimized/kernels/windows/window.py", "instep_optimized/ops/ledger.py"
+UPDATE, STATE = (Place("trunk", 0, component) for component in ("update", "state"))
+
+STORE = "        pool[units[wanted], entries % pool.shape[1]] = x[wanted].to(pool.dtype)\n"
+RECALL = "    return type(ring.kept)(*(pool[units, entries % pool.shape[1]] for pool in ring.kept))\n"
+AGAIN = "            _again(S, recalled(part.ring, who.which[owing], age))\n"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "update-of-another-row", "ring-update",
+        "Keys and decays are kept by slot, updates by batch row: one request's meet another's keys.",
+        "", (Edit(RING, STORE, STORE.replace("x[wanted]", "(x[wanted].flip(0) if pool is ring.own else x[wanted])")),),
+        "ragged", Setting(), 4, UPDATE,
+        'is that of request "a"', ("derived",), ("identity",), written_for=True,
+    ),
+    Fault(
+        "update-stored-narrow", "ring-update",
+        "An update is rounded to 16 bits before it is stored, in a ring that is wide.",
+        "", (Edit(RING, STORE, STORE.replace("x[wanted]", "(x.bfloat16() if pool is ring.own else x)[wanted]")),),
+        "accepted", Setting(), 4, UPDATE,
+        "as if stored in bfloat16", ("derived",), ("identity", "bytes", "contracts"),
+    ),
+    Fault(
+        "update-before-the-decay", "ring-update",
+        "The update that is kept was made before the state decayed; the one that is written was made after it.",
+        "", (Edit(GDN, "        update = _absorb(S, write)\n",
+                  "        update = write.beta[..., None] * (write.v - _sum_by_halves(S * write.key))\n"
+                  "        _absorb(S, write)\n"),),
+        "accepted", Setting(), 4, UPDATE,
+        "was made before the state decayed", ("derived",), ("identity", "bytes"), written_for=True,
+    ),
+    Fault(
+        "rerun-next-decay", "ring-rerun",
+        "A token is run again with its own key and update, and with the decay of the next token.",
+        "", (Edit(GDN, AGAIN,
+                  "            kept, behind = (recalled(part.ring, who.which[owing], age + by) for by in (0, 1))\n"
+                  "            _again(S, kept._replace(decay=behind.decay))\n"),),
+        "ragged", Setting(), 5, STATE,
+        "was run again with the decays of the tokens after", ("directed", "derived"), ("identity", "bytes"),
+        written_for=True,
+    ),
+    Fault(
+        "rerun-rejected-update", "ring-rerun",
+        "Updates are read one entry too far: the last one is that of the first rejected token.",
+        "", (Edit(RING, RECALL, RECALL.replace("pool[units, entries % pool.shape[1]]",
+                                               "pool[units, (entries + (pool is ring.own)) % pool.shape[1]]")),),
+        "ragged", Setting(), 5, STATE,
+        "was run again with the updates of the tokens after", ("directed", "derived"), ("identity", "bytes"),
+        written_for=True,
+    ),
+    Fault(
+        "update-of-a-stale-state", "ring-update",
+        "The kept update is computed from the stored state, without the pending tokens.",
+        "", (
+            Edit(LEDGER, "    after(part.settled, who, expand(chain, *block))\n",
+                 "    stale = read(memory)\n    after(part.settled, who, expand(chain, *block))\n"),
+            Edit(LEDGER, "        keep(part.ring, who.which[:alive], row, token, did)\n",
+                 "        keep(part.ring, who.which[:alive], row, token, _update(stale[:alive], token, own))\n"
+                 "        stale[:alive] = _absorbed(stale[:alive], _update(stale[:alive], token, own))\n"),
+        ),
+        "ragged", Setting(ops="ledger"), 7, UPDATE,
+        "depends on the state as it was after event 2", ("labels",), ("bytes",),
+    ),
+    Fault(
+        "update-kernel-keeps-the-value", "ring-update",
+        "The kernel of the recurrence keeps a token's value where its update belongs, as rings of inputs do.",
+        "", (Edit(KERNEL, "kept_u + (entry % ring_u_size) * ring_u_entry, update, in_v, WHOLE",
+              "kept_u + (entry % ring_u_size) * ring_u_entry, value, in_v, WHOLE"),),
+        "short", Setting(ops="triton"), 4, UPDATE,
+        "is the value, not the update", ("derived",), ("identity", "bytes"), written_for=True,
+    ),
+)

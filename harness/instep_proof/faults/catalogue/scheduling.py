@@ -1,0 +1,125 @@
+"""Requests that leave, come back, and change their places in the batch.
+
+Leaves out: every other family.
+"""
+
+from __future__ import annotations
+
+from instep.replay.setting import Setting
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+
+from ..fault import Edit, Fault
+
+ENGINE, SAVED = "instep_optimized/engine.py", "instep_optimized/memory/saved.py"
+
+# The batch is condensed into the order of its slots; the accepted counts stay in the order in which they came.
+BY_SLOT = Edit(
+    ENGINE, "        verified = self._named(requests)\n",
+    "        verified = sorted(self._named(requests), key=lambda one: self._memory.slots.of(one.name))\n",
+)
+LENGTHS_BY_SLOT = Edit(
+    ENGINE, "enumerate(verified)", "enumerate(sorted(verified, key=lambda one: self._memory.slots.of(one.name)))",
+)
+CONDENSED_ROWS = Edit(
+    ENGINE, "[request.row for request in verified]", "range(len(verified))",
+)
+UNSETTLED = Edit(
+    ENGINE, "        self._preempted[request] = self._kept(request)\n",
+    "        kept, memory = self._kept(request)\n"
+    "        slot, states = self._memory.slots.of(request), self._memory[\"state\"]\n"
+    "        raw = {layer: states.units(layer)[slot].clone() for layer in memory.state}\n"
+    "        self._preempted[request] = (kept, replace(memory, state=raw))\n",
+)
+NO_DRAFT_KV = Edit(
+    SAVED, 'PAGED = ("keys", "values", "draft_keys", "draft_values")', 'PAGED = ("keys", "values")',
+)
+NO_PROPOSAL = Edit(
+    SAVED, "        slot_table.proposals[slot], slot_table.proposed[slot] = kept.proposal, kept.proposed\n",
+    "        slot_table.proposed[slot] = kept.proposed\n",
+)
+NO_PROPOSED = Edit(
+    SAVED, "        slot_table.proposals[slot], slot_table.proposed[slot] = kept.proposal, kept.proposed\n",
+    "        slot_table.proposals[slot] = kept.proposal\n",
+)
+NO_ROOT = Edit(SAVED, "        slot_table.window[slot, 0] = kept.root\n", "        pass\n")
+NO_CONV = Edit(
+    ENGINE, "length, memory.conv, memory.state",
+    "length, {layer: torch.zeros_like(conv) for layer, conv in memory.conv.items()}, memory.state",
+)
+SLOT_STAYS = Edit(
+    ENGINE, "self._preempted.pop(request, None) is None",
+    "self._preempted.pop(request, None) is None and self._requests[request].row is None",
+)
+PAGES_STAY = Edit(
+    "instep_optimized/memory/__init__.py", "self.slots.give(request), self.pages.release(request)",
+    "self.slots.give(request), self.pages.of(request)",
+)
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "count-permute-batch", "count-permute",
+        "The batch is condensed between verify and commit, and takes the accepted counts in the order of before.",
+        "vllm 53919", (BY_SLOT,), "accepted", Setting(), 8, Place("trunk", AFTER_LAYERS, "pick"),
+        "so the requests of the batch are in another order", ("bytes", "directed", "identity"),
+    ),
+    Fault(
+        "count-permute-lengths", "count-permute",
+        "Memory takes the right counts; the host gathers them in another order, and lengths are exchanged.",
+        "vllm 53919", (LENGTHS_BY_SLOT,), "accepted", Setting(ops="ledger"), 8, Place("trunk", AFTER_LAYERS, "length"),
+        "so the requests of the batch are in another order", ("labels", "identity"),
+    ),
+    Fault(
+        "count-permute-rows", "count-permute",
+        "After an abort the commit renumbers the rows of the verify, and takes those of the aborted request.",
+        "vllm 53919", (CONDENSED_ROWS,), "aborted", Setting(), 6, Place("trunk", 0, "conv"),
+        'of request "a"', ("bytes",), ("identity",), written_for=True,
+    ),
+    Fault(
+        "lifecycle-loss-pending", "lifecycle-loss",
+        "A preempted request keeps the state in the slot, without the tokens that would be rerun later.",
+        "sglang 35957", (UNSETTLED,), "kept", Setting(ops="ledger"), 10, Place("trunk", 0, "state"),
+        "holds the state from before the step; 3 tokens were accepted", ("labels", "bytes"), ("identity",),
+    ),
+    Fault(
+        "lifecycle-loss-draft-kv", "lifecycle-loss",
+        "A saved request is restored without the draft head's KV.",
+        "sglang 35957", (NO_DRAFT_KV,), "kept", Setting(), 12, Place("extend", 0, "keys"),
+        "the target's memory came back, the draft KV did not", ("bytes",), ("identity", "directed", "decisions"),
+    ),
+    Fault(
+        "lifecycle-loss-proposal", "lifecycle-loss",
+        "A resumed request has lost the draft that was already proposed.",
+        "sglang 35957", (NO_PROPOSAL,), "kept", Setting(), 16, Place("extend", AFTER_LAYERS, "pick"),
+        "comes back different from what was saved: draft 1 is", ("bytes", "identity"), ("directed",),
+    ),
+    Fault(
+        "lifecycle-loss-proposed-row", "lifecycle-loss",
+        "A resumed request has lost the head's row after its proposed draft: the chain continues from another one.",
+        "sglang 35957", (NO_PROPOSED,), "kept", Setting(), 16, Place("extend", AFTER_LAYERS, "final"),
+        "comes back different from what was saved", ("bytes",), ("identity", "directed"),
+    ),
+    Fault(
+        "lifecycle-loss-root", "lifecycle-loss",
+        "A resumed request continues from the old root of its new slot.",
+        "sglang 35957", (NO_ROOT,), "kept", Setting(ops="ledger"), 16, Place("trunk", AFTER_LAYERS, "root"),
+        "root is poison, the pattern of memory that was never written", ("identity",),
+    ),
+    Fault(
+        "lifecycle-loss-conv", "lifecycle-loss",
+        "A request comes back with its recurrent state and an empty conv window.",
+        "sglang 35957", (NO_CONV,), "kept", Setting(), 12, Place("trunk", 0, "conv"),
+        "comes back different from what was saved", ("bytes",), ("identity", "directed"),
+    ),
+    Fault(
+        "lifecycle-loss-slot", "lifecycle-loss",
+        "An abort between verify and commit does not free the slot and its pages.",
+        "sglang 35957", (SLOT_STAYS,), "kept", Setting(ops="ledger"), 22, Place("trunk", STAGE_LEVEL, "length"),
+        "slots are", ("identity",),
+    ),
+    Fault(
+        "lifecycle-loss-pages", "lifecycle-loss",
+        "A request that leaves gives its slot back, and none of its pages.",
+        "sglang 35957", (PAGES_STAY,), "kept", Setting(ops="ledger"), 10, Place("trunk", STAGE_LEVEL, "length"),
+        "pages are", ("identity",),
+    ),
+)

@@ -1,0 +1,92 @@
+"""The type of a fault: edits of the source, their origin, the trace that shows it, and the expected finding.
+
+Leaves out: planting it (`plant.py`), and which there are (`catalogue/`, one file per family).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from instep.replay.setting import Setting
+from instep_reference.contract.place import Place
+
+# Sentences that give only the size or the place of an error. They do not name a mistake.
+BARE = re.compile("relative error|bytes differ|is wrong|not finite|NaN|unknown|next_num_steps requests|"
+                  "labels that do not belong")
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One piece of syntax in the place of another (`syntax_edit.py`).
+
+    file  inside the copy, package first ("instep_optimized/commit/snapshot.py")
+    old   whole statements, one expression, or arguments of a call; however they are formatted, once in that file
+    new   what takes their place; statements may go without
+    """
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Wrap:
+    """A function that is called with other arguments, or whose result is another one (`wrapping.py`).
+
+    file       as of an edit
+    seam       the function's name in that file, with its class where it is a method ("Columns.claim")
+    arguments  statements that run first; they may change the parameters, which have their names
+    result     statements that run afterwards; they may change `result`
+    Both may call `right`, which is the function as it was.
+    """
+
+    file: str
+    seam: str
+    arguments: str = ""
+    result: str = ""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One planted fault.
+
+    id       kebab case, unique over all families: the class, then the variant
+    kind     its class, as the design names it ("commit-index")
+    what     one sentence: what the planted source does
+    origin   the project and number of the bug that it copies; empty if the class is ours
+    trace    stem of a file under `fixtures/traces/faults`: the smallest trace that shows it
+    event    the first event of that trace at which something is wrong, and the place of the first finding there
+    says     part of a sentence from which a reader knows the mistake; never the size of an error, or what it led to.
+             Empty: no sentence names it
+    seen_by  names of the checks that are meant to see it: at least one must
+    blind    names of checks that compare there and cannot see it
+    how      how the engine is set up, as `instep replay` is
+    relation the relation that must find it (`instep relations`), where no single run can
+    written_for  whether a hypothesis names it: the harness computes the result of this one mistake, and recognises it.
+             Otherwise `says` is general, and also describes unforeseen faults: a check reports what it compared
+             ("length is 4; expected 6"), or the bank a change that any op may have ("is twice the right value")
+    """
+
+    id: str
+    kind: str
+    what: str
+    origin: str
+    edits: tuple[Edit | Wrap, ...]
+    trace: str
+    how: Setting
+    event: int
+    place: Place
+    says: str
+    seen_by: tuple[str, ...]
+    blind: tuple[str, ...] = ()
+    relation: str | None = None
+    written_for: bool = False
+
+    def __post_init__(self) -> None:
+        assert not BARE.search(self.says), f"{self.id}: {self.says!r} describes the effect, not the mistake"
+
+
+def speaking(how: Setting) -> Setting:
+    """Return the setting for generating text: labels have no text, so `plain` replaces them."""
+    return replace(how, ops="plain") if how.ops == "ledger" else how
