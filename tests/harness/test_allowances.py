@@ -15,10 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 from instep.checks.allowance import REDRAWS
 from instep.checks.propagated import Propagated
-from instep.observe import recomputation
-from instep.observe.context import EventContext
-from instep.observe.recomputation import Runner
-from instep.observe.reorder import FUNCTIONS, REDUCTIONS, Reordered
+from instep.oracle import recomputation
+from instep.oracle.recomputation import Runner
+from instep.oracle.reordering import FUNCTIONS, REDUCTIONS, Reordered
 from instep.replay.lockstep import Lockstep
 from instep.replay.participant import Participant
 from instep.replay.participants import participants_of, rounded_participant, truth_participant
@@ -26,6 +25,7 @@ from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Comparison, Exit, Tier
+from instep.watch.event_context import EventContext
 from instep_proof.faults import TRACES
 from instep_reference import mlp, trunk
 from instep_reference.contract.checkpoint import Checkpoint

@@ -9,7 +9,6 @@ from itertools import product
 
 import pytest
 
-from instep.observe.memory import positions_of
 from instep.replay.lockstep import Lockstep
 from instep.replay.participants import participants_of
 from instep.replay.replay import Outcome, Replay
@@ -19,6 +18,7 @@ from instep.trace.bounds import bound
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
 from instep.verdict import Exit
+from instep.watch.memory import positions_of
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract import engine as e
 from support.first_rounds import first

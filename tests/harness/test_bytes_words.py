@@ -16,11 +16,11 @@ import torch
 from instep.checks.bytes import Bytes
 from instep.checks.poison import poisoned
 from instep.checks.windows import shifted
-from instep.observe.oracle import Oracle
-from instep.observe.row_span import RowSpan
-from instep.observe.rows import row_spans
+from instep.oracle.oracle import Oracle
 from instep.trace.policy import ScheduledAction
 from instep.verdict import Comparison
+from instep.watch.row_span import RowSpan
+from instep.watch.rows import row_spans
 from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
 from instep_reference.contract.place import AFTER_LAYERS, Place
 from support import contexts as m

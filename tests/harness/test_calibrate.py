@@ -17,7 +17,7 @@ import torch
 from instep.adapters import find
 from instep.checks.allowance import UNDECIDED_CAP
 from instep.checks.derived import Derived
-from instep.observe.oracle import Oracle
+from instep.oracle.oracle import Oracle
 from instep.replay.lockstep import Lockstep, run
 from instep.replay.participants import participants_of
 from instep.replay.setting import Setting

@@ -17,9 +17,9 @@ from instep.checks.bytes import Bytes
 from instep.checks.identity import Identity, greedy
 from instep.checks.labels import Labels
 from instep.checks.measure import Spot, blocks, measured, relative_error
-from instep.observe.oracle import Oracle
-from instep.observe.rows import row_spans, rows
+from instep.oracle.oracle import Oracle
 from instep.verdict import Exit, Tier
+from instep.watch.rows import row_spans, rows
 from instep_reference.contract.engine import Admit, Commit, Committed, Draft, Forward, Idle
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support import contexts as m

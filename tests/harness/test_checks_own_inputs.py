@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from instep.cli.record import make
-from instep.observe.storage import before_rounding
+from instep.oracle.storage import before_rounding
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace, read

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from instep.observe.context import EventContext
 from instep.replay.replay import Replay
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
+from instep.watch.event_context import EventContext
 from instep_optimized import load
 from instep_optimized.options import check
 from instep_reference.contract.config import ModelConfig

@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from instep.observe.pools import Pools
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
+from instep.watch.pool_addresses import Pools
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract.checkpoint import Checkpoint

@@ -17,7 +17,7 @@ import torch
 from instep.engines.verbs import product_of
 from instep.kit.cases import CASES
 from instep.kit.judge import judged
-from instep.observe.products import added
+from instep.oracle.declared_products import added
 from instep.replay.declared import declared
 from instep_optimized import load
 from instep_reference.contract.errors import BadInput

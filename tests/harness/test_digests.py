@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from instep.observe.digests import bits, digests, together, words
+from instep.watch.digests import bits, digests, together, words
 
 NO_CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

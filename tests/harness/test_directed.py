@@ -15,8 +15,8 @@ from instep.checks.directed import Directed, grouped, look
 from instep.checks.hypotheses import BANK, one_more, wrong_states
 from instep.checks.run_again import RUN_AGAIN
 from instep.checks.scene import Scene, Wrong, step
-from instep.observe.oracle import Oracle
-from instep.observe.reorder import up_or_down
+from instep.oracle.oracle import Oracle
+from instep.oracle.reordering import up_or_down
 from instep.verdict import Tier, Verdict
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place import Place

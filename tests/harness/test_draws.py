@@ -14,9 +14,9 @@ import torch
 from instep.checks.draws import Said, against, choices, wrong_way
 from instep.checks.reach import Row as DrawnRow
 from instep.checks.reach import part, reachable
-from instep.observe.row_span import RowSpan
 from instep.trace.event_rules import EventRules, verified
 from instep.trace.policy import Arrival
+from instep.watch.row_span import RowSpan
 from instep_reference.acceptance import chain
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput

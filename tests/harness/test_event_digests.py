@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from instep.observe.context import EventContext
-from instep.observe.event_digests import EventDigests
-from instep.observe.memory import bits
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Comparison, Exit, Tier
+from instep.watch.event_context import EventContext
+from instep.watch.event_digests import EventDigests
+from instep.watch.memory import bits
 from support.command import Runner
 from support.traces import brief, recorded
 

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from instep.checks.experts import Experts
 from instep.checks.propagated import OTHER_EXPERTS
-from instep.observe.routes import Route, Routes, scores_of
+from instep.oracle.expert_routes import Route, Routes, scores_of
 from instep.relations import held, relations
 from instep.relations.case import Case
 from instep.relations.row_by_row import row_by_row

@@ -21,10 +21,10 @@ from instep.explain import Older, bank, explained
 from instep.explain.case import Case, Explanation
 from instep.explain.elsewhere import elsewhere
 from instep.explain.judge import best
-from instep.observe.row_span import RowSpan
-from instep.observe.rows import row_spans, rows
 from instep.problem import UNEXPLAINED, Explained, Problem
 from instep.verdict import Comparison, Tier
+from instep.watch.row_span import RowSpan
+from instep.watch.rows import row_spans, rows
 from instep_reference import gdn
 from instep_reference.attention import attend, rotate
 from instep_reference.contract.engine import Forward

@@ -16,10 +16,10 @@ import torch
 from instep.checks.directed import scene_of
 from instep.checks.scene import Scene, add
 from instep.explain import Older, explained
-from instep.observe.context import EventContext
-from instep.observe.recomputation import Recomputation
+from instep.oracle.recomputation import Recomputation
 from instep.problem import UNEXPLAINED, Explained, Problem
 from instep.verdict import Tier
+from instep.watch.event_context import EventContext
 from instep_reference.contract.engine import Commit
 from support import contexts as m
 from support.explaining import Scenario, with_row

@@ -17,7 +17,7 @@ from instep.checks.identity import Identity
 from instep.checks.tree_scores import Scores
 from instep.fuzz.campaign import Settings, campaign
 from instep.fuzz.coverage import Coverage
-from instep.observe.growth import Growth
+from instep.oracle.grown_tree import Growth
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.event_rules import EventRules

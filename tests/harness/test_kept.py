@@ -13,8 +13,6 @@ import torch
 from msgspec import structs
 
 from instep.engines.derived import DerivedEngine
-from instep.observe.event_log import Copies
-from instep.observe.remembered import KeptCopies
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.streams.relabel import relabelled
@@ -23,6 +21,8 @@ from instep.trace.event_rules import verified
 from instep.trace.file import Trace, read
 from instep.trace.policy import read_policy, read_prompts
 from instep.verdict import Tier
+from instep.watch.event_log import Copies
+from instep.watch.frozen_memory import KeptCopies
 from instep_optimized import OptimizedEngine
 from instep_proof.faults import TRACES, by_id
 from instep_reference.contract.checkpoint import Checkpoint

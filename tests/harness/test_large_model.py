@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from instep.cli import main
-from instep.observe.oracle import Oracle
-from instep.observe.recomputation import Recomputation
-from instep.observe.states import StateOracle
+from instep.oracle.oracle import Oracle
+from instep.oracle.recomputation import Recomputation
+from instep.oracle.state_oracle import StateOracle
 from instep.replay.large_model import outcome, participants
 from instep.replay.lockstep import Lockstep
 from instep.replay.setting import Setting

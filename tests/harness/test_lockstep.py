@@ -14,14 +14,14 @@ import pytest
 
 from instep.checks.base import exact
 from instep.checks.identity import LENGTH
-from instep.observe.context import EventContext
-from instep.observe.memory import Watch
 from instep.replay.lockstep import Lockstep
 from instep.replay.participants import participants_of
 from instep.replay.replay import Outcome, Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
+from instep.watch.event_context import EventContext
+from instep.watch.memory import Watch
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from support.covering import few

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from instep.observe.memory import UNWATCHED, Changes, Watch, bits
 from instep.trace.bounds import Bound
+from instep.watch.memory import UNWATCHED, Changes, Watch, bits
 from instep_reference.contract.engine import Idle, Region
 
 UNITS, GAP = 5, 3

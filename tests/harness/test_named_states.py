@@ -13,9 +13,9 @@ import torch
 from instep.checks.derived import Derived
 from instep.checks.directed import Directed
 from instep.checks.scene import add, step
-from instep.observe.oracle import Oracle
-from instep.observe.recomputation import Recomputation
-from instep.observe.rows import rows
+from instep.oracle.oracle import Oracle
+from instep.oracle.recomputation import Recomputation
+from instep.watch.rows import rows
 from instep_reference import trunk
 from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.place import STAGE_LEVEL, Place

@@ -12,13 +12,13 @@ import torch
 
 from instep.checks.branches import branches
 from instep.checks.directed import look, scene_of
-from instep.observe import second_form
-from instep.observe.oracle import Oracle
-from instep.observe.recomputation import Recomputation
-from instep.observe.reorder import by_a_unit, up_or_down
-from instep.observe.rows import paths, row_spans, rows
-from instep.observe.updates import due
+from instep.oracle import chunked_yardstick
+from instep.oracle.oracle import Oracle
+from instep.oracle.recomputation import Recomputation
+from instep.oracle.reordering import by_a_unit, up_or_down
 from instep.shelf import forget
+from instep.watch.required_rows import due
+from instep.watch.rows import paths, row_spans, rows
 from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Path, Row
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support import contexts as m
@@ -96,11 +96,11 @@ WRONG_FORMS = {
 @pytest.mark.parametrize("form", WRONG_FORMS)
 def test_wrong_chunked_form_does_not_widen_the_allowance(run, monkeypatch, form):
     """A reference that is wrong in chunks would loosen T2 for every prompt: it is refused with a sentence."""
-    (wrong, where), right = WRONG_FORMS[form], second_form.recur_in_chunks
-    monkeypatch.setattr(second_form, "recur_in_chunks", lambda *given: wrong(right, *given))
+    (wrong, where), right = WRONG_FORMS[form], chunked_yardstick.recur_in_chunks
+    monkeypatch.setattr(chunked_yardstick, "recur_in_chunks", lambda *given: wrong(right, *given))
     forget()
     oracle = oracle_of(run[0])
-    with pytest.raises(second_form.AnotherRule, match=rf"forms of the delta rule differ: in chunks of 16 .*({where})"):
+    with pytest.raises(chunked_yardstick.AnotherRule, match=rf"delta rule differ: in chunks of 16 .*({where})"):
         for context in run[1]:
             oracle.at(context)
 

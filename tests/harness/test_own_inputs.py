@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from instep.observe.oracle import Oracle
-from instep.observe.own_inputs import rerun
-from instep.observe.recomputation import Recomputation
-from instep.observe.updates import UPDATE
+from instep.oracle.oracle import Oracle
+from instep.oracle.own_inputs import rerun
+from instep.oracle.recomputation import Recomputation
+from instep.watch.required_rows import UPDATE
 from instep_reference.contract.engine import Commit
 from support import contexts as m
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from instep.observe.observers import LastStates, OnHost, States, Within
 from instep.player import Observer, Player, Side
+from instep.watch.observers import LastStates, OnHost, States, Within
 from instep_reference.contract.engine import (
     Abort,
     Admit,

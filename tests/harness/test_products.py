@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from instep.observe.products import MULTIPLY, Operands, in_chunks, launched, to_bits
+from instep.oracle.declared_products import MULTIPLY, Operands, in_chunks, launched, to_bits
 from instep.replay.declared import NOTHING, declared
 from instep.replay.guard import SubjectFailed
 from instep.replay.variant import swapped

@@ -15,8 +15,8 @@ import pytest
 
 from instep.checks import allowance, for_labels, for_numbers
 from instep.localise import confirm, locate
-from instep.observe.oracle import Oracle
-from instep.observe.recomputation import DRAWS, FEWEST_DRAWS
+from instep.oracle.oracle import Oracle
+from instep.oracle.recomputation import DRAWS, FEWEST_DRAWS
 from instep.replay.recorded_choices import RecordedChoices
 from instep.replay.replay import Outcome, Replay
 from instep.replay.setting import Setting

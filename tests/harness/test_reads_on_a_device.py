@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 
-from instep.observe.reads import Reads
+from instep.watch.host_reads import Reads
 
 MODE = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
 

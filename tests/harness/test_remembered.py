@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from instep.observe.remembered import RECENT, Answers, KeptCopies
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier, Verdict
+from instep.watch.frozen_memory import RECENT, Answers, KeptCopies
 from instep_optimized import OptimizedEngine
 from instep_reference.contract.engine import Preempt, Resume, Save
 from support.covering import each_value, few

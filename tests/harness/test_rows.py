@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from instep.observe.context import EventContext
-from instep.observe.rows import row_spans, rows, whose
+from instep.watch.event_context import EventContext
+from instep.watch.rows import row_spans, rows, whose
 from instep_reference.contract.engine import Forward
 from instep_reference.contract.place import AFTER_LAYERS, Place
 from support.contexts import checkpoint, events_of, run_labels

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from instep.carried import model
-from instep.observe import storage
+from instep.oracle import storage
 from instep.relations import held, relations
 from instep.relations.case import Case
 from instep.replay.patching import as_kept

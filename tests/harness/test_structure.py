@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from instep.checks import structure
-from instep.observe import calls
 from instep.replay.lockstep import Lockstep
 from instep.replay.participants import participants_of
 from instep.replay.replay import Replay
@@ -24,6 +23,7 @@ from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival, Policy, Steps
 from instep.verdict import Comparison, Exit, Verdict
+from instep.watch import op_calls
 from instep_optimized import engine
 from instep_optimized.commit import rerun
 from instep_optimized.graphs import Emulator, runner
@@ -180,7 +180,7 @@ def test_findings_of_a_check_are_kept_when_it_raises(trace, monkeypatch):
         yield "a clause that was broken"
         raise IndexError("row 3 of 2")
 
-    monkeypatch.setattr(calls, "before", falling)
+    monkeypatch.setattr(op_calls, "before", falling)
     participants = participants_of(Replay(trace, Setting("ledger")).plan)
     lockstep = Lockstep(trace, participants)
     broken = next(context.log.broken for context in (lockstep.step() for _ in trace.events) if context.log.broken)
@@ -380,5 +380,5 @@ def test_pages_that_stay_owned_are_named(trace, plant):
 
 def test_engine_without_observed_op_calls_does_not_pass(trace, monkeypatch):
     """Without the wrapper no call is judged, and the verdict reports that."""
-    monkeypatch.setattr(calls.Calls, "wrapper", lambda self, name, op: op)
+    monkeypatch.setattr(op_calls.Calls, "wrapper", lambda self, name, op: op)
     assert found(trace, "contracts")[0].diagnosis == "no op was called and no graph was replayed"

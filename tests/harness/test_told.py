@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 import torch
 
-from instep.observe import calls as calls_file
-from instep.observe import to_host, told
-from instep.observe.calls import Calls
-from instep.observe.told import Told
+from instep.watch import host_copies, host_index_cache
+from instep.watch import op_calls as calls_file
+from instep.watch.host_index_cache import Told
+from instep.watch.op_calls import Calls
 from instep_optimized.ops.contracts import before
 
 
 @pytest.fixture(autouse=True)
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of tensors of each copy from the device."""
-    times, real = list[int](), to_host.brought
+    times, real = list[int](), host_copies.brought
 
     def brought(tensors: Any) -> Any:
         times.extend([len(tensors)] if tensors else [])
         return real(tensors)
 
-    monkeypatch.setattr(to_host, "is_away", lambda tensor: True)
-    monkeypatch.setattr(told, "brought", brought)
+    monkeypatch.setattr(host_copies, "is_away", lambda tensor: True)
+    monkeypatch.setattr(host_index_cache, "brought", brought)
     return times
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from instep.observe.layer_work import positions_of
-from instep.observe.tree_forms import depths, lines
+from instep.oracle.layer_work import positions_of
+from instep.oracle.tree_forms import depths, lines
 from instep_reference import trunk
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place import Place

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from instep.cli.record import make
 from instep.fuzz.campaign import Settings, campaign
-from instep.observe.calls import linked, seen
 from instep.relations import held, relations
 from instep.relations.case import Case
 from instep.replay.replay import Replay
@@ -23,6 +22,7 @@ from instep.trace.file import Trace, read
 from instep.trace.policy import Policy
 from instep.trace.tree_picks import picks
 from instep.verdict import Exit
+from instep.watch.op_calls import linked, seen
 from instep_proof.faults import FAMILIES, TRACES, by_id
 from instep_proof.faults.fault import Edit
 from instep_reference.contract.engine import Draft

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from instep.checks import structure
-from instep.observe import instrumentation
-from instep.observe.digests import bits
 from instep.replay.lockstep import Lockstep
 from instep.replay.participants import bare, participants_of
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace
+from instep.watch import instrumentation
+from instep.watch.digests import bits
 from support.covering import WHOLE, few
 from support.traces import brief, recorded
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep.observe.remembered import KeptCopies
+from instep.watch.frozen_memory import KeptCopies
 from instep_optimized import OptimizedEngine, Options, load
 from instep_reference.contract.adaptive import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint

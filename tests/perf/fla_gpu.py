@@ -21,7 +21,6 @@ import msgspec
 import torch
 
 from instep.atomic_write import write_atomically
-from instep.observe.context import EventContext
 from instep.replay.large_model import outcome
 from instep.replay.replay import Outcome
 from instep.replay.setting import Setting
@@ -32,6 +31,7 @@ from instep.shapes import shape
 from instep.shapes.course import course
 from instep.shapes.random_weights import random_checkpoint
 from instep.verdict import Comparison, Tier
+from instep.watch.event_context import EventContext
 from instep_reference.contract.config import ModelConfig
 
 SHAPES = ("qwen3.5-9b", "qwen3.5-27b")

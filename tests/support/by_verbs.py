@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from instep.observe.reorder import Reordered as AnyOrder
+from instep.oracle.reordering import Reordered as AnyOrder
 from instep.replay.participants import rounding
 from instep_reference import trunk
 from instep_reference.contract.checkpoint import Checkpoint

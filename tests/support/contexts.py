@@ -18,12 +18,8 @@ from msgspec import structs
 from instep.checks import Check
 from instep.checks.derived import Derived
 from instep.explain import Older, explained
-from instep.observe.context import EventContext
-from instep.observe.earlier import left_by
-from instep.observe.memory import UNWATCHED
-from instep.observe.products import Operands
-from instep.observe.reorder import Reordered
-from instep.observe.updates import cut_down
+from instep.oracle.declared_products import Operands
+from instep.oracle.reordering import Reordered
 from instep.player import Side
 from instep.replay.lockstep import expect
 from instep.replay.participant import Participant
@@ -35,6 +31,10 @@ from instep.trace.event_rules import EventRules
 from instep.trace.header import Header, Model, Room
 from instep.trace.policy import Arrival, Policy, ScheduledAction, Steps
 from instep.verdict import Comparison, Verdict
+from instep.watch.carried_facts import left_by
+from instep.watch.event_context import EventContext
+from instep.watch.memory import UNWATCHED
+from instep.watch.required_rows import cut_down
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Draft, Event, RequestState
 from instep_reference.contract.place import COMPONENTS, Place, See, unseen

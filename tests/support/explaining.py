@@ -14,11 +14,11 @@ import torch
 from instep.checks.bytes import Bytes
 from instep.checks.derived import Derived
 from instep.explain import Older, explained
-from instep.observe.context import EventContext
-from instep.observe.oracle import Oracle
-from instep.observe.row_span import RowSpan
-from instep.observe.rows import row_spans, rows
+from instep.oracle.oracle import Oracle
 from instep.verdict import Comparison
+from instep.watch.event_context import EventContext
+from instep.watch.row_span import RowSpan
+from instep.watch.rows import row_spans, rows
 from instep_reference.contract.engine import Forward
 from instep_reference.contract.place import STAGE_LEVEL, Place
 from instep_reference.weights import Weights

@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from instep.audit.write import Recording
 from instep.generate.decode import Ask
-from instep.observe.activations import Activations
 from instep.player import Observer, Side
 from instep.replay.setting import Setting
 from instep.replay.single import engine
 from instep.trace.drive import drive
 from instep.trace.event_rules import EventRules
+from instep.watch.activations import Activations
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place import AFTER_LAYERS, Place

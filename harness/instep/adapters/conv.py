@@ -21,7 +21,7 @@ from instep_optimized.ops.plain.lanes import Lanes, after, along, before, lanes
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place
 
-from ..observe.exercised import adapts, called
+from ..watch.kernel_calls import adapts, called
 from .dense import launches
 from .pooled import Lend, allocated, lent_own, mirrored, packed_rows, stored_where_read
 from .read_only import only_read

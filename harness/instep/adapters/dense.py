@@ -21,7 +21,7 @@ from instep_optimized.ops.plain.wide import width
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place
 
-from ..observe.exercised import adapts, called
+from ..watch.kernel_calls import adapts, called
 from .read_only import only_read
 from .returned import pair_of
 

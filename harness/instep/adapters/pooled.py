@@ -22,7 +22,7 @@ from instep_optimized.ops.plain.gdn import gdn_inputs as plain_inputs
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.place import Place
 
-from ..observe.exercised import adapts, called
+from ..watch.kernel_calls import adapts, called
 from .read_only import only_read
 from .returned import rows_of
 

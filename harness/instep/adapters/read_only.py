@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import torch
 
-from ..observe.digests import bits
-from ..observe.exercised import judged
+from ..watch.digests import bits
+from ..watch.kernel_calls import judged
 
 
 @contextmanager

@@ -26,8 +26,8 @@ from instep_reference.weights import LayerWeights, Weights, layer_of
 
 from ..checks.allowance import TRUTH_ERROR
 from ..checks.measure import relative_error
-from ..observe.products import Operands
-from ..observe.reorder import Reordered, stored
+from ..oracle.declared_products import Operands
+from ..oracle.reordering import Reordered, stored
 from ..replay.declared import Declared
 from ..replay.participants import rounding
 from .texts import Text

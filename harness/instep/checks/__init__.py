@@ -5,8 +5,8 @@ Leaves out: relations, which vary a run, and every constant (`allowance.py`).
 
 from __future__ import annotations
 
-from ..observe.free_run import FreeOracle
-from ..observe.oracle import Oracle
+from ..oracle.free_run import FreeOracle
+from ..oracle.oracle import Oracle
 from .aliasing import Aliasing
 from .base import Check
 from .bounds import Bounds

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..observe.context import EventContext
-from ..observe.pools import Pools
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
+from ..watch.pool_addresses import Pools
 from .base import NOWHERE, said_of
 
 LONGEST = 100  # characters of a value that are printed

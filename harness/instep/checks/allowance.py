@@ -15,12 +15,13 @@ import torch
 Errors = TypeVar("Errors", torch.Tensor, npt.NDArray[np.float64])
 
 # T2, T3. An error may be this many times the error of the yardstick on the same block. The yardstick's draws represent
-# the worst order of summation (`observe/reorder.py`), so a subject's own order errs as much or less. Both errors are
+# the worst order of summation (`oracle/reordering.py`), so a subject's own order errs as much or less. Both errors are
 # then normal with at most the same deviation. The norm of a block of 32 numbers scatters by 1/sqrt(2 * 32) = 12%, so a
 # factor of 3 is out of reach. If a block depends on one number, 1 in 31 000 exceeds 3 times the largest of 16 draws.
 YARDSTICK_FACTOR = 3.0
 
-# Products that a subject declares to be narrower change the yardstick, never a constant: see `observe/products.py`.
+# Products that a subject declares to be narrower change the yardstick, never a constant: see
+# `oracle/declared_products.py`.
 
 # T2, T3. Added in units of the last place (`finfo.eps`) of the stored dtype: one rounding of each side into storage and
 # one of each side's last operation. If the yardstick happens to be exact, only this term remains.
@@ -29,7 +30,7 @@ ULPS = 4.0
 # T2, from an op's own inputs: the same two constants for one op. Truth and draws both read the subject's own rows, so
 # earlier rounding is in the input of both and in the error of neither. No other op amplifies errors, so 4 draws
 # suffice. The numbers of a block share a factor of a norm, a decay or a gate: one or two functions, each within 2 units
-# (`observe/reorder.py`), which ULPS covers. Only a softmax with two nearly equal keys, or a router with two nearly
+# (`oracle/reordering.py`), which ULPS covers. Only a softmax with two nearly equal keys, or a router with two nearly
 # equal experts, depends on the error of one score, which grows with the score; there the number of draws stays.
 # The read-out of the delta rule (`ROUNDED_ONCE`) has a tighter limit if it is stored in 16 bits. ULPS would grant
 # 4 units there, but one rounding needs half a unit. So draws are taken before they are rounded into storage, and the
@@ -88,9 +89,9 @@ PROJECTION_LIMIT = 0.5
 # some 4e7 pairs, of which 1 in 100 is that close to the limit (measured): 3e-7 false alarms per run.
 PROJECTION_ERROR = 1 / 16
 
-# T2d. If operands of products may be truncated (tf32; `observe/products.py`), errors of correct engines have a mean,
-# which truncating yardsticks show. A wrong state is decided only while the limit is 8 standard errors beyond this many
-# times the mean: once for a kernel that truncates like the yardstick, twice for a formula with other operands.
+# T2d. If operands of products may be truncated (tf32; `oracle/declared_products.py`), errors of correct engines have a
+# mean, which truncating yardsticks show. A wrong state is decided only while the limit is 8 standard errors beyond this
+# many times the mean: once for a kernel that truncates like the yardstick, twice for a formula with other operands.
 LEANING = 2.0
 
 # T2d. Correct states that are drawn to measure that error if yardsticks share roundings, and before anything is wrong.

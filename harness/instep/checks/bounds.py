@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..observe.context import EventContext
-from ..observe.event_log import Room
-from ..observe.memory import Wider
-from ..observe.pools import stands
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
+from ..watch.event_log import Room
+from ..watch.memory import Wider
+from ..watch.pool_addresses import stands
 from .base import listed, said_of
 
 RULES = {

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from instep_reference import gdn
 
-from ..observe.folding import Folding
-from ..observe.recomputation import fold, rule_inputs
-from ..observe.tree_forms import lines
+from ..oracle.folding import Folding
+from ..oracle.recomputation import fold, rule_inputs
+from ..oracle.tree_forms import lines
 from .scene import Wrong
 
 

@@ -17,16 +17,16 @@ from instep_reference.contract.event_facts import tracks
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, draft_stage
 from instep_reference.contract.rounding import read_as
 
-from ..observe.context import EventContext, KeptCopy, LastForward, branching
-from ..observe.earlier import last_forward
-from ..observe.memory import Trespass, bits
-from ..observe.oracle import Oracle
-from ..observe.pools import stands
-from ..observe.row_span import RowSpan
-from ..observe.rows import row_spans, rows
-from ..observe.storage import entries, narrower
+from ..oracle.oracle import Oracle
+from ..oracle.storage import entries, narrower
 from ..problem import Moved, Problem
 from ..verdict import Comparison, Sides, Skipped, Tier
+from ..watch.carried_facts import last_forward
+from ..watch.event_context import EventContext, KeptCopy, LastForward, branching
+from ..watch.memory import Trespass, bits
+from ..watch.pool_addresses import stands
+from ..watch.row_span import RowSpan
+from ..watch.rows import row_spans, rows
 from .base import counted, exact, slot_of
 from .prefixes import FINAL, of_others, of_prefix, older_rows, other_rows, others_kept, with_last
 from .windows import shifted, wrong_windows

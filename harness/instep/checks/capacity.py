@@ -13,11 +13,11 @@ import torch
 from instep_reference.contract.engine import Region
 from instep_reference.contract.meaning import Positions
 
-from ..observe.context import EventContext
-from ..observe.event_log import EventLog, Room
-from ..observe.pools import stands
 from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
+from ..watch.event_log import EventLog, Room
+from ..watch.pool_addresses import stands
 
 ALIGNED = 16  # elements of a pitch and bytes of a base that kernels may assume (2-semantics, Invariance)
 

@@ -1,7 +1,7 @@
 """T0: every op call keeps its contract, and every row of a forward is served once, by the right form of its op.
 
 The trace determines the rows, their requests and their memory. Calls inside a CUDA graph cannot be judged during its
-replay, which is reported. Leaves out: how calls are judged (`observe/calls.py`).
+replay, which is reported. Leaves out: how calls are judged (`watch/op_calls.py`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import replace
 from instep_reference.contract.event_facts import facts
 from instep_reference.contract.place import Place
 
-from ..observe.calls import linked, seen
-from ..observe.context import EventContext
-from ..observe.event_log import EventLog, Served
-from ..observe.growth import grown_of
-from ..observe.row_span import RowSpan
-from ..observe.rows import row_spans
-from ..observe.tree_forms import lines
+from ..oracle.grown_tree import grown_of
+from ..oracle.tree_forms import lines
 from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
+from ..watch.event_log import EventLog, Served
+from ..watch.op_calls import linked, seen
+from ..watch.row_span import RowSpan
+from ..watch.rows import row_spans
 from .base import NOWHERE, counted, op_at, slot_of
 
 RECURRENT = {"mixed": "conv", "core": "gdn"}  # component of the result -> the op that returns it

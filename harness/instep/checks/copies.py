@@ -13,8 +13,8 @@ from instep_reference.contract.copies import Copy
 from instep_reference.contract.engine import Fetch, Offload
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
-from ..observe.context import EventContext
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
 from .base import NOWHERE, said_of
 
 MOVED = Place("extend", AFTER_LAYERS, "pick")  # sorts after every part of a copy that another check may name

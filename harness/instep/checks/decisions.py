@@ -14,11 +14,11 @@ from instep_reference.contract.engine import Commit, Committed, Draft, Drafted
 from instep_reference.contract.place import AFTER_LAYERS, Place
 from instep_reference.sampling import probabilities
 
-from ..observe.context import EventContext
-from ..observe.row_span import RowSpan
-from ..observe.rows import parted, row_spans, rows
 from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
+from ..watch.row_span import RowSpan
+from ..watch.rows import parted, row_spans, rows
 from .allowance import MARGIN_ERRORS
 from .base import exact, slot_of
 from .draws import PICK, against, drawing_of

@@ -1,6 +1,6 @@
 """T2: every place and every state, compared with the reference's recomputation in fp64 from the subject's own bits.
 
-Leaves out: the recomputation (`observe/oracle.py`), which wrong state an error points to (`directed.py`), and
+Leaves out: the recomputation (`oracle/oracle.py`), which wrong state an error points to (`directed.py`), and
 explanations (`explain/`).
 """
 
@@ -15,15 +15,15 @@ import torch
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Blocked, read_as
 
-from ..observe.context import EventContext
-from ..observe.folding import Run
-from ..observe.oracle import Oracle
-from ..observe.recomputation import Recomputation
-from ..observe.rows import rows
-from ..observe.storage import CUT, HEADS, TURNED, State, before_rounding, narrower
-from ..observe.updates import UPDATE, due
+from ..oracle.folding import Run
+from ..oracle.oracle import Oracle
+from ..oracle.recomputation import Recomputation
+from ..oracle.storage import CUT, HEADS, TURNED, State, before_rounding, narrower
 from ..problem import Explained, Problem
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
+from ..watch.required_rows import UPDATE, due
+from ..watch.rows import rows
 from .base import counted, slot_of
 from .measure import Spot, measured
 from .prefixes import of_prefix

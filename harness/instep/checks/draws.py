@@ -17,12 +17,12 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 from instep_reference.contract.sampling import Sampling
 from instep_reference.sampling import Drawing, drawn, fp32, probabilities
 
-from ..observe.context import EventContext
-from ..observe.row_span import RowSpan
-from ..observe.rows import row_spans, rows
-from ..observe.tree_forms import depths
+from ..oracle.tree_forms import depths
 from ..problem import Problem
 from ..verdict import Comparison, Tier
+from ..watch.event_context import EventContext
+from ..watch.row_span import RowSpan
+from ..watch.rows import row_spans, rows
 from .base import slot_of
 from .reach import Row, part
 

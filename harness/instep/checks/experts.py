@@ -3,7 +3,7 @@
 The subject's choice follows from its own rows before the router; T2 judges the result of these. After such a tie the
 two runs compute different things, so T3 and T4 skip the request until it is admitted again, and every request that
 continues from a copy of it. Leaves out: near ties on the subject's own rows, where T2 follows the subject
-(`observe/routes.py`).
+(`oracle/expert_routes.py`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from instep_reference.contract.engine import Admit, Commit, Event, Evict, Forward, Load, Save
 from instep_reference.weights import MoeWeights
 
-from ..observe.context import EventContext
-from ..observe.oracle import Oracle
-from ..observe.recomputation import Recomputation
-from ..observe.routes import Route, scores_of
-from ..observe.rows import parted, rows
+from ..oracle.expert_routes import Route, scores_of
+from ..oracle.oracle import Oracle
+from ..oracle.recomputation import Recomputation
 from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
+from ..watch.rows import parted, rows
 from .base import slot_of
 from .draws import PICK
 from .judge import Chosen, Ties, granted

@@ -12,9 +12,9 @@ from typing import Any
 from instep_reference.contract.engine import Draft, Event, Forward
 from instep_reference.contract.event_facts import facts, kind_of, named
 
-from ..observe.context import EventContext
-from ..observe.event_log import GraphReplay
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
+from ..watch.event_log import GraphReplay
 from .base import NOWHERE, said_of
 
 KINDS = ("verify", "decode")  # kinds of rows that graphs serve, each alone or both together

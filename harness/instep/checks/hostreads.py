@@ -1,7 +1,7 @@
 """T0: during an event the host reads nothing from the device, except the reads in a list by kind of event.
 
 A read is expected inside the ops of a set that does not declare `captures`. Between ops, and inside the launchers of an
-op set that declares it, a read stalls the round. Leaves out: how reads are caught (`observe/reads.py`).
+op set that declares it, a read stalls the round. Leaves out: how reads are caught (`watch/host_reads.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from instep_reference.contract.engine import Event
 from instep_reference.contract.event_facts import kind_of, tracks
 
-from ..observe.context import EventContext
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
 from .base import NOWHERE, counted, said_of
 
 # Modules that read for the harness, not for the subject.

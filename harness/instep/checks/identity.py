@@ -23,9 +23,9 @@ from instep_reference.contract.engine import (
 from instep_reference.contract.event_facts import tracks
 from instep_reference.contract.place import AFTER_LAYERS, Place, draft_stage
 
-from ..observe.context import EventContext, LastForward
-from ..observe.rows import paths, row_spans
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext, LastForward
+from ..watch.rows import paths, row_spans
 from .base import NOWHERE, exact, in_batch
 
 LENGTH = Place("trunk", AFTER_LAYERS, "length")

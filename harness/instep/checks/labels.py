@@ -16,12 +16,12 @@ from instep_reference.contract.event_facts import tracks
 from instep_reference.contract.place import Place
 from instep_reference.mixing import MASK, mix
 
-from ..observe.context import EventContext
-from ..observe.earlier import last_forward
-from ..observe.memory import pattern
-from ..observe.rows import whose
 from ..problem import Problem
 from ..verdict import Comparison, Tier
+from ..watch.carried_facts import last_forward
+from ..watch.event_context import EventContext
+from ..watch.memory import pattern
+from ..watch.rows import whose
 from .base import held, slot_of
 from .bytes import came_back, kept_of
 from .prefixes import FINAL, of_prefix

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from instep_reference.contract.event_facts import facts, named
 
-from ..observe.context import EventContext
-from ..observe.memory import Looked
-from ..observe.pools import stands
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
+from ..watch.memory import Looked
+from ..watch.pool_addresses import stands
 from .base import NOWHERE, counted, said_of
 
 

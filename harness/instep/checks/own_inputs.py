@@ -2,7 +2,7 @@
 
 `derived.py` recomputes a layer from its boundary, so it must allow for all rounding inside the layer: some 1e-2 in a
 16-bit run. This check allows only for the arithmetic of one op. Values that a 16-bit run keeps in fp32 (q, k, v, gates,
-updates, states) are then judged at fp32. Leaves out: the recomputation (`observe/own_inputs.py`), and ops whose inputs
+updates, states) are then judged at fp32. Leaves out: the recomputation (`oracle/own_inputs.py`), and ops whose inputs
 are a boundary, which `derived.py` judges.
 """
 
@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import torch
 
-from ..observe.context import EventContext
-from ..observe.oracle import Oracle
-from ..observe.recomputation import ROUNDED_ONCE, Recomputation
-from ..observe.storage import before_rounding, narrower
+from ..oracle.oracle import Oracle
+from ..oracle.recomputation import ROUNDED_ONCE, Recomputation
+from ..oracle.storage import before_rounding, narrower
 from ..verdict import Comparison, Skipped
+from ..watch.event_context import EventContext
 from .derived import Derived
 from .measure import Spot, measured
 

@@ -1,6 +1,6 @@
 """Compares nothing. Reports events that an engine did not serve as recorded, and requests that were dropped.
 
-Leaves out: memory and results that an engine does not show, which `observe/shown.py` lists.
+Leaves out: memory and results that an engine does not show, which `watch/visibility.py` lists.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from instep_reference.contract.engine import Refused
 
-from ..observe.context import EventContext
 from ..verdict import Skipped, Tier
+from ..watch.event_context import EventContext
 
 NOT_OFFERED = "this illegal event was not played: the engine does not set `refuses = True`"
 

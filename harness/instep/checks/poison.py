@@ -14,12 +14,12 @@ import torch
 
 from instep_reference.contract.place import Place
 
-from ..observe.context import EventContext
-from ..observe.memory import Looked, bits, pattern
-from ..observe.pools import stands
-from ..observe.rows import whose
 from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
+from ..watch.memory import Looked, bits, pattern
+from ..watch.pool_addresses import stands
+from ..watch.rows import whose
 from .base import counted, slot_of
 
 SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

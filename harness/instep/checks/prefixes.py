@@ -12,10 +12,10 @@ import torch
 
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
-from ..observe.context import EventContext, LastForward
-from ..observe.rows import rows
 from ..problem import Problem
 from ..verdict import Comparison
+from ..watch.event_context import EventContext, LastForward
+from ..watch.rows import rows
 from .base import counted
 
 FINAL = Place("trunk", AFTER_LAYERS, "final")  # row of the last token of a prefix, which the draft head reads at a load

@@ -2,12 +2,13 @@
 
 For a subject that shows no rows between its layers (`Shown.whole`), memory is judged here, too: conv windows, states
 and KV entries after every event that wrote them, relative to the largest error of the rounded run in that component.
-The yardstick is the rounded reference, run end to end with sums in another order (`observe/reorder.py`): one run is one
-draw. Its error at one place may be small by luck, so the limit uses its largest error in this event for this request,
-in the target or in the draft head. No allowance is carried over from earlier events, so late events have the same limit
-as early ones. If everything depends on one number, one draw can still be luck (the largest of 8388 errors of correct
-engines on small random models used 0.79 of its allowance). So before anything is called wrong, the rounded run is drawn
-again up to REDRAWS times, with stochastic rounding (`replay/participants.py`), as draws in 16 bits would be equal.
+The yardstick is the rounded reference, run end to end with sums in another order (`oracle/reordering.py`): one run is
+one draw. Its error at one place may be small by luck, so the limit uses its largest error in this event for this
+request, in the target or in the draft head. No allowance is carried over from earlier events, so late events have the
+same limit as early ones. If everything depends on one number, one draw can still be luck (the largest of 8388 errors of
+correct engines on small random models used 0.79 of its allowance). So before anything is called wrong, the rounded run
+is drawn again up to REDRAWS times, with stochastic rounding (`replay/participants.py`), as draws in 16 bits would be
+equal.
 Leaves out: where an error was made, which T2 reports.
 """
 
@@ -20,13 +21,13 @@ import torch
 
 from instep_reference.contract.place import Place
 
-from ..observe.context import EventContext
-from ..observe.row_span import RowSpan
-from ..observe.rows import parted, row_spans, rows
-from ..observe.shown import PROPAGATED
 from ..player import Side
 from ..problem import Explained
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
+from ..watch.row_span import RowSpan
+from ..watch.rows import parted, row_spans, rows
+from ..watch.visibility import PROPAGATED
 from .allowance import REDRAWS, TRUTH_ERROR
 from .base import slot_of
 from .judge import Draw, judge

@@ -13,13 +13,13 @@ from instep_reference.contract.engine import Commit, Draft, Region
 from instep_reference.contract.event_facts import facts
 from instep_reference.contract.meaning import Positions
 
-from ..observe.context import EventContext
-from ..observe.memory import Looked
-from ..observe.pools import stands
-from ..observe.row_span import RowSpan
-from ..observe.rows import row_spans
 from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
+from ..watch.memory import Looked
+from ..watch.pool_addresses import stands
+from ..watch.row_span import RowSpan
+from ..watch.rows import row_spans
 
 Writes = dict[int, set[int] | None]  # unit -> positions; None means any one position, which the engine chooses
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..observe.growth import Growth
+from ..oracle.grown_tree import Growth
 from .allowance import log_prob_error
 from .judge import granted
 

@@ -59,13 +59,13 @@ def replay(
     names = tiers_named(tiers or ())
     from ..atomic_write import folder_for, write_atomically
     from ..carried import trace as own_trace
-    from ..observe.event_digests import EventDigests
     from ..replay.replay import Replay, must_reach
     from ..replay.variant import Variant, patch_of, swaps_of
     from ..report import data, terminal
     from ..report.tables import say
     from ..trace.file import read
     from ..verdict import tiers_of
+    from ..watch.event_digests import EventDigests
 
     if save_tensors is not None:
         folder_for(save_tensors, "--save-tensors")

@@ -24,7 +24,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place, See, unseen
 from instep_reference.contract.sampling import Sampling
 from instep_reference.sampling import Drawing, drawn
 
-from ..observe.shown import Shown
+from ..watch.visibility import Shown
 from .asked import Asked, Said
 from .verbs import Tokens
 

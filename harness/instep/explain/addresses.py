@@ -15,8 +15,8 @@ from instep_reference.contract.engine import Commit
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from instep_reference.norms import rms_norm
 
-from ..observe.row_span import RowSpan
-from ..observe.rows import row_spans
+from ..watch.row_span import RowSpan
+from ..watch.rows import row_spans
 from .case import Case, Explanation
 from .rows import SHOWN, distance
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..observe.memory import pattern
+from ..watch.memory import pattern
 from .case import Case, Explanation
 from .judge import cells
 

@@ -20,10 +20,10 @@ from ..checks.identity import LENGTH, Identity
 from ..checks.own_inputs import OwnInputs
 from ..checks.poison import Poison
 from ..localise.order import ops_of
-from ..observe.context import EventContext
-from ..observe.oracle import Oracle
+from ..oracle.oracle import Oracle
 from ..problem import Explained, Problem, Unexplained
 from ..verdict import Comparison, Tier
+from ..watch.event_context import EventContext
 from .addresses import addresses
 from .appearance import appearance
 from .case import NUMERIC, Case, Explanation, case_of

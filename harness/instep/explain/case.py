@@ -19,13 +19,13 @@ from ..checks.derived import scale_of
 from ..checks.measure import granted_error
 from ..checks.own_inputs import OwnInputs
 from ..checks.poison import Poison
-from ..observe.context import EventContext
-from ..observe.oracle import Oracle
-from ..observe.own_inputs import rerun
-from ..observe.recomputation import Recomputation
-from ..observe.rows import row_spans, rows
+from ..oracle.oracle import Oracle
+from ..oracle.own_inputs import rerun
+from ..oracle.recomputation import Recomputation
 from ..problem import Code
 from ..verdict import Comparison, Tier
+from ..watch.event_context import EventContext
+from ..watch.rows import row_spans, rows
 from .older import Older
 
 UNRECOGNISED: tuple[Code, ...] = ("differs", "unidentified", "poison")  # codes of labels that need an explanation

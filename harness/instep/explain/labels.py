@@ -18,8 +18,8 @@ from instep_reference.contract.place import Place
 from instep_reference.mixing import MASK, mix
 
 from ..checks.labels import folded
-from ..observe.row_span import RowSpan
-from ..observe.rows import row_spans, rows
+from ..watch.row_span import RowSpan
+from ..watch.rows import row_spans, rows
 from .case import Case, Explanation
 
 Family = Callable[[Case, RowSpan], Iterator[Explanation]]

@@ -15,7 +15,7 @@ from instep_reference.contract.engine import RequestState
 from instep_reference.gdn import GdnMemory
 
 from ..checks.allowance import NEAR
-from ..observe.layer_work import LayerWork
+from ..oracle.layer_work import LayerWork
 from .case import STANDS, Case, Explanation
 
 # Component -> the field of memory that its op reads, which may be that of another request.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..observe.layer_work import LayerWork
+from ..oracle.layer_work import LayerWork
 from .case import Case, Explanation
 
 

@@ -13,8 +13,8 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL
 from instep_reference.norms import L2_EPS
 from instep_reference.weights import AttentionWeights, GdnWeights
 
-from ..observe.layer_work import LayerWork
-from ..observe.rows import row_spans
+from ..oracle.layer_work import LayerWork
+from ..watch.rows import row_spans
 from .case import Case, Explanation
 from .weights import layer_of, with_mixer
 

@@ -12,8 +12,8 @@ from instep_reference.adaptive import resolve
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
 
-from ..observe.context import EventContext
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
 from .wishes import Told, told
 
 KEPT = 4  # states that are kept per request

@@ -13,7 +13,7 @@ import torch
 from instep_reference.attention import AttentionMemory, rotate
 
 from ..checks.base import at_end, counted
-from ..observe.layer_work import LayerWork
+from ..oracle.layer_work import LayerWork
 from .case import Case, Explanation
 
 THETAS = (1e4, 1e5, 5e5, 1e6, 1e7)

@@ -14,7 +14,7 @@ import torch
 
 from instep_reference.gdn import GdnMemory
 
-from ..observe.layer_work import LayerWork
+from ..oracle.layer_work import LayerWork
 from .case import Case, Explanation, case_of
 from .delta_rule import ROWS, Call, Walked
 from .judge import agrees

@@ -13,7 +13,7 @@ import torch
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..checks.measure import HEAD_AXIS
-from ..observe.rows import row_spans
+from ..watch.rows import row_spans
 from .case import STANDS, Case, Explanation
 from .judge import PER_HEAD
 

@@ -11,7 +11,7 @@ import torch
 
 from instep_reference.attention import AttentionMemory
 
-from ..observe.layer_work import LayerWork
+from ..oracle.layer_work import LayerWork
 from .case import Case, Explanation
 
 

@@ -15,9 +15,9 @@ from ..checks.directed import scene_of
 from ..checks.hypotheses import wrong_states
 from ..checks.run_again import wrong_updates
 from ..checks.scene import Scene
-from ..observe.folding import Run
-from ..observe.recomputation import Recomputation
-from ..observe.updates import UPDATE
+from ..oracle.folding import Run
+from ..oracle.recomputation import Recomputation
+from ..watch.required_rows import UPDATE
 from .case import Case, Explanation
 from .rings import overwritten
 

@@ -11,7 +11,7 @@ import torch
 
 from instep_reference.contract.engine import Drafted
 
-from ..observe.rows import row_spans
+from ..watch.rows import row_spans
 from .case import Case, Explanation
 from .labels import embedded, heads
 from .rows import SHOWN

@@ -11,8 +11,8 @@ import torch
 
 from instep_reference.attention import rotate
 
-from ..observe.layer_work import LayerWork
-from ..observe.tree_forms import depths
+from ..oracle.layer_work import LayerWork
+from ..oracle.tree_forms import depths
 from .case import Case, Explanation
 
 BACKWARDS = ("mixed", "core", "update", "attended")

@@ -17,7 +17,7 @@ from instep_reference.adaptive import Candidates, Controller
 from instep_reference.contract.adaptive import Bracket
 from instep_reference.contract.engine import Commit, Committed, Forward, SetNumSteps
 
-from ..observe.context import EventContext
+from ..watch.event_context import EventContext
 
 MOST = 3  # rules that may fit at most; more of them explain nothing
 Counts = Callable[[Sequence[int]], Sequence[int]]  # accepted drafts per request of a commit -> counted drafts

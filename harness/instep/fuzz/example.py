@@ -12,7 +12,6 @@ from instep_reference.contract.engine import Answer, AnyEvent
 
 from ..checks.base import Check
 from ..explain import Older, explained
-from ..observe.context import EventContext
 from ..replay.guard import SubjectFailed
 from ..replay.lockstep import Lockstep, run
 from ..replay.participants import Plan, participants_of
@@ -24,6 +23,7 @@ from ..trace.file import Trace
 from ..trace.file import write as write_trace
 from ..trace.header import Header
 from ..verdict import Comparison, Skipped, Tier, Verdict
+from ..watch.event_context import EventContext
 
 BY_ROUNDED = {Tier.PROPAGATED, Tier.DECISIONS}  # tiers that measure by the rounded run
 

@@ -19,8 +19,6 @@ from instep_reference.contract.engine import AnyEvent, Finish, RequestState
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.sampling import Sampling
 
-from ..observe.observers import LastStates
-from ..observe.to_host import on_host
 from ..replay.participants import candidates
 from ..replay.setting import Setting
 from ..replay.single import engine, header_of
@@ -29,6 +27,8 @@ from ..trace.event_rules import EventRules
 from ..trace.header import Header, Model, Part, Recording, Room
 from ..trace.policy import Arrival, Policy
 from ..trace.request_table import Standing
+from ..watch.host_copies import on_host
+from ..watch.observers import LastStates
 
 PAGE_SIZE = 16
 CHUNK = 64  # tokens of a prompt that run in one step, next to the windows of others

@@ -24,11 +24,11 @@ from ..checks.decisions import drawn_choices
 from ..checks.judge import Draw, Ties, chosen, judge
 from ..checks.measure import Spot, blocks, relative_error
 from ..checks.reach import Row as DrawnRow
-from ..observe.shown import PROPAGATED
 from ..problem import Problem
 from ..replay.participant import Participant
 from ..replay.participants import Plan, reference, rounded_participant
 from ..verdict import Comparison, Tier, Verdict
+from ..watch.visibility import PROPAGATED
 from .decode import Decoded
 from .drawings import drawings
 

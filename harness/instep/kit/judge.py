@@ -26,18 +26,18 @@ from instep_reference.weights import Weights
 
 from ..checks.allowance import log_prob_error
 from ..checks.measure import Spot, granted_error, measured
-from ..observe.products import Operands, in_chunks
-from ..observe.recomputation import DRAWS, FEWEST_DRAWS, ROUNDED_ONCE
-from ..observe.reorder import Reordered
-from ..observe.second_form import CHUNKS
-from ..observe.storage import before_rounding, narrower
-from ..observe.to_host import alive, settle
+from ..oracle.chunked_yardstick import CHUNKS
+from ..oracle.declared_products import Operands, in_chunks
+from ..oracle.recomputation import DRAWS, FEWEST_DRAWS, ROUNDED_ONCE
+from ..oracle.reordering import Reordered
+from ..oracle.storage import before_rounding, narrower
 from ..problem import Problem
 from ..replay.declared import of_width
 from ..replay.failures import failure
 from ..replay.guard import SERVES, SubjectFailed, WrongType, calling
 from ..replay.setting import wide
 from ..verdict import Comparison, Skipped, Tier, Verdict
+from ..watch.host_copies import alive, settle
 from .cases.case import Call, Case, moved, packed, serve
 from .cases.pools import Pool
 from .naming import Launched, Observed, named

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ..observe.context import EventContext
 from ..report.tensors import tensor_at
 from ..verdict import Comparison
+from ..watch.event_context import EventContext
 from .cells import short
 
 MOST_ROWS, MOST_COLUMNS = 48, 96

@@ -17,15 +17,15 @@ from instep_reference.contract.event_facts import Phase
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..adapters import Subject
-from ..observe.context import EventContext
-from ..observe.observers import OnHost
-from ..observe.rows import row_spans
-from ..observe.updates import UPDATE
 from ..player import Player
 from ..problem import Problem
 from ..replay.participant import Participant
 from ..trace.drive import own_say
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
+from ..watch.observers import OnHost
+from ..watch.required_rows import UPDATE
+from ..watch.rows import row_spans
 from .by_position import Server, state_of, stopped
 from .compare import different, parts, pools, unserved
 from .timeline import RewrittenTrace

@@ -20,15 +20,8 @@ from instep_reference.contract.event_facts import kind_of
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ..engines.derived import DerivedEngine
-from ..observe.context import EventContext
-from ..observe.growth import head_tree
-from ..observe.memory import UNWATCHED
-from ..observe.row_span import RowSpan
-from ..observe.rows import row_spans
-from ..observe.shown import WHOLE, Shown
-from ..observe.to_host import on_host
-from ..observe.tree_forms import lines
-from ..observe.updates import UPDATE
+from ..oracle.grown_tree import head_tree
+from ..oracle.tree_forms import lines
 from ..player import Player
 from ..replay.failures import VERBS
 from ..replay.guard import SubjectFailed, calling
@@ -36,6 +29,13 @@ from ..replay.lockstep import expect
 from ..replay.participant import Participant
 from ..trace.event_rules import EventRules
 from ..trace.header import Header
+from ..watch.event_context import EventContext
+from ..watch.host_copies import on_host
+from ..watch.memory import UNWATCHED
+from ..watch.required_rows import UPDATE
+from ..watch.row_span import RowSpan
+from ..watch.rows import row_spans
+from ..watch.visibility import WHOLE, Shown
 from .timeline import RewrittenTrace
 
 Key = int | tuple[int, ...]  # a position; for a draft chain, the length it started from and the drafts so far

@@ -14,10 +14,10 @@ import torch
 from instep_reference.contract.engine import Region, RequestState
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
-from ..observe.memory import bits
-from ..observe.pools import NO_LAYER, stands
 from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.memory import bits
+from ..watch.pool_addresses import NO_LAYER, stands
 from .by_position import Block, Key, PositionRecord, Stopped
 
 # The fields of a logical state that belong to no layer, and the place that computes each.

@@ -25,9 +25,9 @@ from instep_reference.contract.rounding import Blocked, Storage, read_as
 from instep_reference.norms import l2_norm, rms_norm
 from instep_reference.weights import GdnWeights, Weights
 
-from ..observe.products import InChunks, Operands, launched
-from ..observe.reorder import Reordered
-from ..observe.storage import State, rounded
+from ..oracle.declared_products import InChunks, Operands, launched
+from ..oracle.reordering import Reordered
+from ..oracle.storage import State, rounded
 from ..replay.participants import declares, rounding
 from ..trace.header import Room
 from .by_position import Stopped, raised
@@ -36,7 +36,8 @@ from .timeline import RewrittenTrace, Timeline, TimelineStep, chain, in_turn
 
 CHUNK = 64  # tokens per prefill chunk
 NAME = "long"
-INVERSES = (False, True)  # one draw for each: whether a block is inverted by substitution alone (`observe/products.py`)
+# One draw for each: whether a block is inverted by substitution alone (`oracle/declared_products.py`).
+INVERSES = (False, True)
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from instep_reference.contract.event_facts import facts, kind_of, named
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..adapters import Subject
-from ..observe.to_host import on_host
 from ..player import Observer, Player
 from ..problem import Problem
 from ..verdict import Comparison, Tier
+from ..watch.host_copies import on_host
 from .base import Case, Relation, Results, our_own
 from .by_position import state_of, stopped
 from .compare import different, parts, pools, unserved

@@ -14,11 +14,11 @@ from instep_optimized.ops.fused import exact_of, in_parts
 from instep_reference.contract.errors import Unsupported
 
 from ..adapters.keepers import OPTIONS
-from ..observe.observers import Watching
 from ..player import Player
 from ..replay.participants import participants_of
 from ..trace.file import Trace
 from ..verdict import Tier
+from ..watch.observers import Watching
 from .ab_run import ABRun, Arm
 from .base import Case, Relation, Results, our_own
 from .engine_changes import eager_graphs

@@ -15,9 +15,9 @@ import torch
 from ..checks.allowance import TRUTH_ERROR
 from ..checks.judge import Ties, chosen, judge
 from ..checks.measure import Spot, blocks, relative_error
-from ..observe.shown import PROPAGATED
 from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.visibility import PROPAGATED
 from .by_position import Block, Key, PositionRecord, Standing
 from .compare import in_bytes, parts, position, stops
 

@@ -1,8 +1,8 @@
 """Declarations of a subject about its rounding: storage per component, and products per form of an op.
 
 An op set declares them in its fields `rounds` and `products`, an engine of the user in attributes of its maker with the
-same names (`adapters.Declares`). Leaves out: how yardsticks use them (`observe/products.py`,
-`observe/recomputation.py`).
+same names (`adapters.Declares`). Leaves out: how yardsticks use them (`oracle/declared_products.py`,
+`oracle/recomputation.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from instep_reference.contract.errors import BadInput, InstepError
 from instep_reference.contract.place import COMPONENTS
 from instep_reference.contract.rounding import Blocked, Product, Storage, checked
 
-from ..observe.storage import ENTRY, narrower
+from ..oracle.storage import ENTRY, narrower
 from .guard import calling
 
 

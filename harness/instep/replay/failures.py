@@ -19,9 +19,9 @@ from ..checks.base import NOWHERE, op_at
 from ..checks.capacity import judged
 from ..checks.contracts import broken
 from ..engines.verbs import MUST, PAIRS
-from ..observe.event_log import NOTHING, EventLog, FailedOp
 from ..problem import Problem
 from ..verdict import Comparison, Raised, Tier
+from ..watch.event_log import NOTHING, EventLog, FailedOp
 from .guard import MAKES, SERVES, SubjectFailed, WrongType, said_by
 from .participants import Participants
 

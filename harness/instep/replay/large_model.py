@@ -2,8 +2,8 @@
 
 The truth is the ledger of a right engine over a narrow shadow of the model. It has the owners of slots, the rows of
 every place, and the results of forced choices. The right states are computed layer by layer from the subject's own
-hidden rows and states (`observe/states.py`). Memory, op calls, graphs, host reads and poison are compared as in any
-run. Leaves out: T2 of other places, T3, T4.
+hidden rows and states (`oracle/state_oracle.py`). Memory, op calls, graphs, host reads and poison are compared as in
+any run. Leaves out: T2 of other places, T3, T4.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ..checks import Check, structure
 from ..checks.bytes import Bytes
 from ..checks.directed import Directed
 from ..checks.identity import Identity
-from ..observe.instrumentation import replays_of
-from ..observe.memory import Watch
-from ..observe.states import StateOracle
+from ..oracle.state_oracle import StateOracle
 from ..trace.file import Trace
+from ..watch.instrumentation import replays_of
+from ..watch.memory import Watch
 from .declared import declared
 from .guard import GuardedSubject
 from .history import History

@@ -20,17 +20,17 @@ from instep_reference.contract.event_facts import Phase, kind_of
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL
 
 from ..checks.base import Check
-from ..observe.context import EventContext, Expected
-from ..observe.earlier import left_by
-from ..observe.event_log import NOTHING
-from ..observe.shown import Shown
-from ..observe.updates import cut_down, kept
 from ..player import Side
 from ..trace.bounds import bound
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.request_table import RequestTable
 from ..verdict import Comparison, Skipped, Tier, Verdict
+from ..watch.carried_facts import left_by
+from ..watch.event_context import EventContext, Expected
+from ..watch.event_log import NOTHING
+from ..watch.required_rows import cut_down, kept
+from ..watch.visibility import Shown
 from .failures import failures
 from .guard import SubjectFailed
 from .participant import Participant

@@ -14,11 +14,11 @@ import torch
 from instep_reference.contract.engine import Engine, Watched
 from instep_reference.contract.place import Place, See, unseen
 
-from ..observe.activations import Activations
-from ..observe.observers import Answered, OnHost, States, Within
-from ..observe.reorder import Reordered, aside
-from ..observe.routes import Routes
+from ..oracle.expert_routes import Routes
+from ..oracle.reordering import Reordered, aside
 from ..player import Observer, Player
+from ..watch.activations import Activations
+from ..watch.observers import Answered, OnHost, States, Within
 from .guard import Checked, GuardedEngine, Materialized
 
 

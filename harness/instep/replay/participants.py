@@ -39,15 +39,15 @@ from ..adapters import Maker, Subject
 from ..engines.asked import Asked
 from ..engines.derived import DerivedEngine
 from ..engines.verbs import ByVerbs, must_have
-from ..observe.event_log import Room
-from ..observe.instrumentation import Instrumentation, replays_of
-from ..observe.memory import Watch
-from ..observe.products import Operands, Squares
-from ..observe.reorder import Reordered, stored
-from ..observe.routes import Routes
-from ..observe.shown import WHOLE, Shown
-from ..observe.storage import entries
-from ..observe.weights import digest_of, weights_of
+from ..oracle.declared_products import Operands, Squares
+from ..oracle.expert_routes import Routes
+from ..oracle.reference_weights import digest_of, weights_of
+from ..oracle.reordering import Reordered, stored
+from ..oracle.storage import entries
+from ..watch.event_log import Room
+from ..watch.instrumentation import Instrumentation, replays_of
+from ..watch.memory import Watch
+from ..watch.visibility import WHOLE, Shown
 from .declared import NOTHING, Declared, declared
 from .guard import MAKES, GuardedSubject, calling, make_subject, said_by
 from .participant import Participant, guarded

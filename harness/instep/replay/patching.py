@@ -19,15 +19,15 @@ from instep_reference.contract.engine import RequestState
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place, See, draft_stage
 
-from ..observe.context import EventContext
-from ..observe.folding import Run
-from ..observe.layer_work import Work
-from ..observe.oracle import Oracle
-from ..observe.recomputation import Recomputation
-from ..observe.row_span import RowSpan
-from ..observe.rows import rows
-from ..observe.updates import due
+from ..oracle.folding import Run
+from ..oracle.layer_work import Work
+from ..oracle.oracle import Oracle
+from ..oracle.recomputation import Recomputation
 from ..verdict import Comparison
+from ..watch.event_context import EventContext
+from ..watch.required_rows import due
+from ..watch.row_span import RowSpan
+from ..watch.rows import rows
 from .variant import Patch, in_memory, spelled
 
 

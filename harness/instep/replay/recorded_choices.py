@@ -13,11 +13,11 @@ import torch
 from instep_reference.contract.engine import Draft
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
-from ..observe.context import EventContext
 from ..problem import Problem
 from ..trace.drive import own_say
 from ..trace.header import Recording
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
 
 EXACT = "float64"
 

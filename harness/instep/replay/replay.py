@@ -26,14 +26,14 @@ from instep_reference.contract.event_facts import kind_of
 
 from ..checks import Check, for_free_runs, for_labels, for_numbers
 from ..checks.allowance import DITHERED, REDRAWS
-from ..observe.context import EventContext
-from ..observe.exercised import Exercised
-from ..observe.free_run import FreeOracle
-from ..observe.shown import WHOLE, Shown
+from ..oracle.free_run import FreeOracle
 from ..threads import threads_for
 from ..trace.event_rules import EventRules, verified
 from ..trace.file import Trace
 from ..verdict import Comparison, Located, Skipped, Tier, Verdict, prefer_shared
+from ..watch.event_context import EventContext
+from ..watch.kernel_calls import Exercised
+from ..watch.visibility import WHOLE, Shown
 from .declared import NOTHING, Declared
 from .failures import failure
 from .guard import SubjectFailed

@@ -19,8 +19,8 @@ import torch
 from instep_reference.contract.engine import Event
 from instep_reference.rounds import Rounds
 
-from ..observe.reorder import Reordered
-from ..observe.routes import Route, Routes
+from ..oracle.expert_routes import Route, Routes
+from ..oracle.reordering import Reordered
 from ..player import Side
 from ..shelf import EVENTS
 from .participant import Participant

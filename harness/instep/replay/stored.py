@@ -19,9 +19,9 @@ from instep_reference.contract.rounding import Storage
 from instep_reference.engine import Memories, ReferenceEngine
 from instep_reference.gdn import GdnMemory
 
-from ..observe.products import InChunks, Operands
-from ..observe.reorder import stored
-from ..observe.storage import State
+from ..oracle.declared_products import InChunks, Operands
+from ..oracle.reordering import stored
+from ..oracle.storage import State
 
 States = Callable[[int, GdnMemory], torch.Tensor]  # (layer, memory) -> its state
 

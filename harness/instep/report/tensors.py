@@ -16,10 +16,10 @@ from safetensors.torch import save
 
 from instep_reference.contract.place import Place
 
-from ..observe.context import EventContext
-from ..observe.rows import row_spans, rows
 from ..player import Side
 from ..verdict import Comparison
+from ..watch.event_context import EventContext
+from ..watch.rows import row_spans, rows
 from .words import where
 
 if TYPE_CHECKING:

@@ -24,11 +24,11 @@ from ..checks.base import Check
 from ..fuzz.campaign import Settings, again, drawn_plan, edges_of, must_be_free, place, write
 from ..fuzz.coverage import Coverage
 from ..fuzz.example import Diverged, Example
-from ..observe.context import EventContext
 from ..replay.replay import Outcome
 from ..shelf import EVENTS, LAYERS, closed
 from ..trace.header import Model
 from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
 from .kept import Found, Session, Soaked
 from .turns import Seeded, Turns
 

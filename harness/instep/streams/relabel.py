@@ -17,7 +17,7 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import named
 
-from ..observe.tree_forms import depths
+from ..oracle.tree_forms import depths
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.header import Model

@@ -16,10 +16,10 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place import memory_place
 
 from ..checks.base import slot_of
-from ..observe.context import EventContext
-from ..observe.digests import bits
 from ..problem import Problem
 from ..verdict import Comparison, Tier
+from ..watch.digests import bits
+from ..watch.event_context import EventContext
 from .relabel import Held, Labelled
 from .stamps import KEYS, WIDTH, Stamp, code, decoded
 

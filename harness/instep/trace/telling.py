@@ -12,7 +12,7 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.event_facts import kind_of, tracks
 from instep_reference.contract.sampling import Sampling
 
-from ..observe.tree_forms import depths
+from ..oracle.tree_forms import depths
 from .event_rules import EventRules
 from .file import Trace
 from .request_table import RequestTable, Standing

@@ -17,13 +17,13 @@ from instep.checks.derived import Derived
 from instep.checks.directed import Directed
 from instep.checks.own_inputs import OwnInputs
 from instep.checks.propagated import Propagated
-from instep.observe.context import EventContext
-from instep.observe.oracle import Oracle
-from instep.observe.recomputation import Recomputation
+from instep.oracle.oracle import Oracle
+from instep.oracle.recomputation import Recomputation
 from instep.replay.lockstep import Lockstep
 from instep.replay.participants import Plan, participants_of
 from instep.replay.setting import Setting
 from instep.verdict import Comparison, Skipped, Tier
+from instep.watch.event_context import EventContext
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place import Place
 

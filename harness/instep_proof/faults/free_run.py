@@ -15,8 +15,6 @@ from typing import Any
 
 import msgspec
 
-from instep.observe.event_digests import feed
-from instep.observe.observers import LastStates
 from instep.proposers import ngram
 from instep.replay.replay import served
 from instep.replay.setting import Setting
@@ -26,6 +24,8 @@ from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace, read
 from instep.trace.policy import Policy, read_policy
 from instep.trace.request_table import Standing
+from instep.watch.event_digests import feed
+from instep.watch.observers import LastStates
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.drafters import EXTERNAL
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, RequestState

@@ -33,7 +33,7 @@ class Arm:
     findings  those of the event at which it stopped, first finding first, as in a result file
     looked    check -> its tier, for the checks that compared something at that event
     served    package -> digest of the source that ran
-    trail     a line for every event that was served (`observe/event_digests.py`)
+    trail     a line for every event that was served (`watch/event_digests.py`)
     events    number of events that were served; of: number of events in the trace
     cause     the confirmed cause (`instep.localise`)
     error     the last line of its output, if there is no result

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from instep.observe.to_host import alive
+from instep.watch.host_copies import alive
 from instep_optimized.ops.around import tensors_of
 
 from .base import Arm, Cell

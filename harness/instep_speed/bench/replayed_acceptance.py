@@ -19,8 +19,6 @@ import torch
 
 from instep.generate.decode import Decoded
 from instep.generate.speed import Speed
-from instep.observe.context import EventContext
-from instep.observe.observers import LastStates
 from instep.player import Observer, Player, Side
 from instep.replay.large_model import outcome
 from instep.replay.replay import Outcome
@@ -29,6 +27,8 @@ from instep.replay.single import engine
 from instep.trace.file import Trace
 from instep.trace.header import Model
 from instep.verdict import Comparison, Tier
+from instep.watch.event_context import EventContext
+from instep.watch.observers import LastStates
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import (
     Admit,

@@ -13,8 +13,8 @@ from typing import Any, Literal, cast
 
 import torch
 
-from instep.observe.products import Operands, in_chunks
-from instep.observe.reorder import Reordered
+from instep.oracle.declared_products import Operands, in_chunks
+from instep.oracle.reordering import Reordered
 from instep.shapes.random_weights import _dt_bias
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import GdnInputs, Ops

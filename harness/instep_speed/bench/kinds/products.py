@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from instep.observe.reorder import Reordered
+from instep.oracle.reordering import Reordered
 from instep.replay.declared import declared
 from instep_optimized.ops.around import tensors_of
 from instep_optimized.ops.base import ExpertWeights, Ops

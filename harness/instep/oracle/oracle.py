@@ -27,21 +27,21 @@ from instep_reference.norms import rms_norm
 from instep_reference.weights import Weights
 
 from ..verdict import Skipped
-from .context import EventContext
+from ..watch.event_context import EventContext
+from ..watch.row_span import RowSpan
+from ..watch.rows import paths, row_spans, rows
+from .declared_products import NONE
 from .folding import Folding, PreviousStep, Run, Runs
-from .growth import head_tree
-from .handed_over import handed_over
+from .grown_tree import head_tree
 from .head_rows import of_node, reading, row_of_parent, wrong_rows
 from .layer_work import LayerWork, Work, draft_of, to_state
+from .miscounted_states import handed_over
 from .own_inputs import shown
-from .products import NONE
 from .recomputation import REMEMBERED, Recomputation, Runner, only
-from .row_span import RowSpan
-from .rows import paths, row_spans, rows
-from .same_piece import Remembering
+from .recomputation_cache import Remembering
+from .reference_weights import weights_of
 from .storage import entries
 from .tree_forms import lines
-from .weights import weights_of
 
 
 class Oracle:

@@ -13,7 +13,7 @@ from instep_reference.contract.engine import Commit, Evict, Forward, Load, Preem
 from instep_reference.contract.place import Place
 
 from ..player import Side
-from .context import Earlier, EventContext, KeptCopy, LastForward
+from .event_context import Earlier, EventContext, KeptCopy, LastForward
 from .rows import row_spans, rows
 
 

@@ -19,13 +19,13 @@ from instep_reference.contract.rounding import Blocked, Product, Storage
 from instep_reference.weights import Weights
 
 from ..player import Side
+from ..watch.row_span import RowSpan
+from .chunked_yardstick import in_chunks, must_be_one_rule
+from .declared_products import CUTS, FOLDED, InChunks, Operands, Squares
+from .expert_routes import ROUTER, Routes
 from .folding import Folding, Run, Runs
 from .layer_work import Work
-from .products import CUTS, FOLDED, InChunks, Operands, Squares
-from .reorder import Reordered, aside, by_a_unit, up_or_down
-from .routes import ROUTER, Routes
-from .row_span import RowSpan
-from .second_form import in_chunks, must_be_one_rule
+from .reordering import Reordered, aside, by_a_unit, up_or_down
 from .storage import entries, narrower, rounded
 
 Store = Callable[[str, torch.Tensor], torch.Tensor]  # writes a component to storage and reads it again
@@ -54,7 +54,7 @@ class Recomputation:
     wrongs      the results of known mistakes, to name a failure: a sentence, and the piece on other rows
     dithered    number of further draws, in which every declared rounding is stochastic
     narrow      whether something is stored or multiplied narrower than it is summed: yardsticks share those roundings
-    leans       whether every second yardstick cuts operands off (`products.py`)
+    leans       whether every second yardstick cuts operands off (`declared_products.py`)
     prefix      for a tracked state: the name under which it is kept; the span ends with its last token
     all_ops     for a piece that ran to its state alone: the same with every op of the layer; None: it has them
     """
@@ -109,7 +109,7 @@ class Recomputation:
 class Runner:
     """Runs a piece in fp64, and in the declared width: rounded at the declared points, summed in any order.
 
-    rounds: component -> how it is stored; products: form of an op -> how it multiplies (`products.py`)
+    rounds: component -> how it is stored; products: form of an op -> how it multiplies (`declared_products.py`)
     """
 
     truth: Weights

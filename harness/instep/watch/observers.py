@@ -16,8 +16,8 @@ from instep_reference.contract.event_facts import facts, named, tracks
 
 from ..player import Observer, Side
 from ..trace.bounds import Bound
+from .host_copies import on_host
 from .memory import Watch
-from .to_host import on_host
 
 T = TypeVar("T")
 Answered = Callable[[Event, Answer | None], None]

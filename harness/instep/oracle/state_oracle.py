@@ -20,14 +20,14 @@ from instep_reference.contract.rounding import Product, Storage
 from instep_reference.weights import Weights
 
 from ..verdict import Skipped
-from .context import EventContext
+from ..watch.event_context import EventContext
+from ..watch.row_span import RowSpan
+from ..watch.rows import rows
+from .declared_products import NONE
 from .folding import PreviousStep
 from .layer_work import to_state
 from .oracle import Oracle, tree_of
-from .products import NONE
 from .recomputation import Recomputation, Runner
-from .row_span import RowSpan
-from .rows import rows
 
 
 class StateOracle(Oracle):

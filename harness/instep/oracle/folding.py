@@ -13,7 +13,7 @@ import torch
 
 from instep_reference.contract.place import Place
 
-from .routes import Route
+from .expert_routes import Route
 
 
 @dataclass(frozen=True)

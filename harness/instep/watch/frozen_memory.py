@@ -17,7 +17,7 @@ from instep_reference.contract.copies import Copy
 
 from .digests import bits
 from .event_log import Copies
-from .to_host import brought
+from .host_copies import brought
 
 StorageWeakRef: Any = reductions.StorageWeakRef  # untyped
 SMALL = 1 << 10  # numbers up to which tensors are compared together, as launches would take longer than the work

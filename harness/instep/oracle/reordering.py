@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 from instep_reference.contract.place import Place, See
 from instep_reference.contract.rounding import Blocked, Storage
 
-from .products import MULTIPLY, Operands
-from .routes import Routes
+from .declared_products import MULTIPLY, Operands
+from .expert_routes import Routes
 from .storage import State, by_chance, narrower, rounded
 
 # One rounding to nearest moves a number by a uniform draw within half a unit in the last place. Over mantissas m that

@@ -1,7 +1,8 @@
 """Gather one `EventLog` per event about the subject.
 
 A participant wraps the subject's arithmetic in it: a `with` around the event and nothing else, so later reads of the
-harness are not logged. Leaves out: the parts of the log (`calls.py`, `reads.py`, `event_log.py`) and the checks.
+harness are not logged. Leaves out: the parts of the log (`op_calls.py`, `host_reads.py`, `event_log.py`) and the
+checks.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from instep_reference.contract.copies import Copy
 from instep_reference.contract.engine import Event, Region
 from instep_reference.contract.rounding import Storage
 
-from .calls import Calls
 from .event_log import Answered, Config, Copies, EventLog, GraphReplay, Room
-from .exercised import Exercised
-from .pools import Pools
-from .reads import Reads
-from .remembered import Answers, KeptCopies
+from .frozen_memory import Answers, KeptCopies
+from .host_reads import Reads
+from .kernel_calls import Exercised
+from .op_calls import Calls
+from .pool_addresses import Pools
 
 
 class Shown(Protocol):

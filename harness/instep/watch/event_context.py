@@ -17,7 +17,7 @@ from ..player import Side
 from .event_log import NOTHING, EventLog
 from .memory import Changes
 from .row_span import RowSpan
-from .shown import WHOLE, Shown
+from .visibility import WHOLE, Shown
 
 # Rows of a place are packed in batch order. Which requests have rows at a stage, and how many:
 #   trunk    forward: every row of the event;  logits and pick: all nodes of a verify row, one row for a
@@ -85,7 +85,7 @@ class KeptCopy:
 
 @dataclass(frozen=True)
 class Earlier:
-    """Facts from earlier events, as the subject had them (`earlier.py` updates them).
+    """Facts from earlier events, as the subject had them (`carried_facts.py` updates them).
 
     forward    the last forward; None before the first
     proposed   request -> the pick of each MTP layer after its root
@@ -107,7 +107,7 @@ class EventContext:
     rounded    the reference in the declared width with its rounding points; None for labels
     resampled  the rounded run up to here once more, as another draw with this number (`replay/participants.py`); costly
     regions    the subject's pools after the event
-    updates    whether its rings keep updates (`updates.py`)
+    updates    whether its rings keep updates (`required_rows.py`)
     earlier    facts from the events before
     shown      the parts of the subject that are visible at this event
     """

@@ -1,6 +1,7 @@
 """The log of the subject during an event: op calls, host reads, graphs, configurations, answers.
 
-Leaves out: how it is gathered (`calls.py`, `reads.py`, `replay/participants.py`) and how it is judged (`checks/`).
+Leaves out: how it is gathered (`op_calls.py`, `host_reads.py`, `replay/participants.py`) and how it is judged
+(`checks/`).
 """
 
 from __future__ import annotations

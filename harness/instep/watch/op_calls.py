@@ -2,7 +2,7 @@
 
 It reads indices on the host. So calls under a capture of CUDA graphs are counted and not judged, and host reads of the
 judgement are not logged. On a GPU a call is judged with cached indices, and again after the event if these had changed
-(`told.py`). Leaves out: the results of ops, and the use of the log (`checks/contracts.py`).
+(`host_index_cache.py`). Leaves out: the results of ops, and the use of the log (`checks/contracts.py`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Blocked, Storage
 
 from .event_log import Broken, FailedOp, Served
-from .exercised import Exercised, Tally, counted_in
-from .pools import Pools, stands
-from .reads import Reads
-from .to_host import alive
-from .told import Told
+from .host_copies import alive
+from .host_index_cache import Told
+from .host_reads import Reads
+from .kernel_calls import Exercised, Tally, counted_in
+from .pool_addresses import Pools, stands
 
 SCALES = " scales"  # suffix of the name of their pool
 OURS = "instep_optimized"  # the package whose ops are not counted

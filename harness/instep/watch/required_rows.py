@@ -16,7 +16,7 @@ from instep_reference.contract.engine import Region
 from instep_reference.contract.place import Place
 
 from ..player import Side
-from .context import EventContext
+from .event_context import EventContext
 from .row_span import RowSpan
 from .rows import row_spans
 

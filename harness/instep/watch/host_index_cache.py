@@ -3,7 +3,7 @@
 A copy from the device waits, and with several processes on the device it waits for its turn: at every call that would
 take longer than the event. So later calls are judged by the cached values. The tensors that they really got are kept on
 the device, and compared once after the event (`otherwise`).
-Leaves out: the rules by which calls are judged (`calls.py`).
+Leaves out: the rules by which calls are judged (`op_calls.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .to_host import bare, brought, in_line, indices_on_host
+from .host_copies import bare, brought, in_line, indices_on_host
 
 Given = dict[str, Any]
 Key = tuple[object, ...]  # the address of an index, and how it is read there

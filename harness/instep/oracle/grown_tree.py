@@ -20,7 +20,7 @@ from instep_reference.mixing import most_named
 from instep_reference.sampling import most_probable
 
 from ..player import Side
-from .context import EventContext
+from ..watch.event_context import EventContext
 
 KEPT = 64  # cached growths: every place of a draft needs them
 Said = list[list[tuple[int, float]]]  # the most probable tokens of each row, with their log-probabilities

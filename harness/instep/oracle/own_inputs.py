@@ -16,12 +16,12 @@ import torch
 from instep_reference.contract.place import Place
 from instep_reference.weights import Weights
 
-from .context import EventContext
+from ..watch.event_context import EventContext
+from ..watch.required_rows import due
+from ..watch.row_span import RowSpan
+from ..watch.rows import rows
 from .folding import Run
 from .recomputation import Recomputation, settled, true
-from .row_span import RowSpan
-from .rows import rows
-from .updates import due
 
 Changes = Mapping[str, torch.Tensor]  # component of the piece -> the rows that replace it for later ops
 

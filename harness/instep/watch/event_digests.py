@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..verdict import Comparison, Skipped, Tier
-from .context import EventContext
+from .event_context import EventContext
 from .memory import bits
 
 DIGEST_BYTES = 16

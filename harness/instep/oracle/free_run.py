@@ -24,11 +24,11 @@ from instep_reference.contract.rounding import Product, Storage, read_as
 
 from ..player import Side
 from ..verdict import Skipped
-from .context import EventContext
+from ..watch.event_context import EventContext
 from .folding import Folding, Run, Runs
 from .layer_work import Work
 from .recomputation import Recomputation, Runner, settled
-from .states import StateOracle
+from .state_oracle import StateOracle
 from .storage import narrower
 
 
