@@ -78,7 +78,7 @@ EVENT: tuple[Text, ...] = (
     ("instep_reference/contract/event_facts.py", "    Idle: Event", "    Pause: EventFacts(),\n    Idle: Event"),
     # how a policy asks for it
     ("instep/trace/policy.py", '"abort", "idle", ', '"abort", "idle", "pause", '),
-    ("instep/trace/drive.py", '"idle", "offload", "evict")', '"idle", "offload", "evict", "pause")'),
+    ("instep/trace/driver.py", '"idle", "offload", "evict")', '"idle", "offload", "evict", "pause")'),
 )  # fmt: skip
 # An event that fuzz also draws, and that the contract's package exports, changes three more files.
 BESIDE = {"instep/fuzz/coverage.py", "instep/fuzz/draw.py", "instep_reference/contract/__init__.py"}

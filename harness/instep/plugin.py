@@ -349,7 +349,7 @@ def _folders(config: pytest.Config) -> tuple[Path, ...]:
     """The requested folders and traces; if only an op set is named, the traces that come with instep."""
     words = _given(config, "traces")
     if not words and config.getoption("instep_ops"):
-        from .carried import fixtures
+        from .bundled import fixtures
 
         return (fixtures() / "traces",)
     return tuple((config.invocation_params.dir / word).resolve() for word in words)

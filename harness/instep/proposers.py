@@ -13,7 +13,7 @@ from instep_reference.contract.drafters import EXTERNAL, MODES
 from instep_reference.contract.errors import BadInput
 
 from .adapters import named
-from .trace.tree_picks import followers
+from .trace.ngram_tree import followers
 
 # (all tokens of a request, its root last; number of drafts) -> that number of drafts, or none to decode without drafts
 Propose = Callable[[Sequence[int], int], Sequence[int]]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep.carried import model
+from instep.bundled import model
 from instep.checks.poison import _clean, _suspect
 from instep.replay import large_model
 from instep.replay.replay import Outcome

@@ -15,7 +15,7 @@ import torch
 from instep.audit import texts
 from instep.audit.audit import audit
 from instep.audit.texts import told
-from instep.checks.reach import Row, reachable, sure
+from instep.checks.sampling_bounds import Row, reachable, sure
 from instep.trace.event_rules import EventRules
 from instep.verdict import Exit
 from instep_reference.acceptance import chain

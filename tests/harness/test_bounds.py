@@ -14,9 +14,9 @@ from instep.replay.participants import participants_of
 from instep.replay.replay import Outcome, Replay
 from instep.replay.setting import Setting
 from instep.report import data
-from instep.trace.bounds import bound
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
+from instep.trace.write_bound import bound
 from instep.verdict import Exit
 from instep.watch.memory import positions_of
 from instep_optimized.commit import CONV_FORMS, STRATEGIES

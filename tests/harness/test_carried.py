@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from instep import carried
+from instep import bundled
 from instep.threads import SMALL, threads_for
 from support.command import Runner, complaint
 
@@ -22,15 +22,15 @@ TOP = Path(__file__).resolve().parents[2]
 
 def test_a_wheel_carries_what_commands_ask_for() -> None:
     wheel = tomllib.loads((TOP / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel["force-include"] == {f"fixtures/{name}": f"instep/fixtures/{name}" for name in carried.CARRIED}
-    assert all((carried.fixtures() / name).exists() for name in carried.CARRIED)
+    assert wheel["force-include"] == {f"fixtures/{name}": f"instep/fixtures/{name}" for name in bundled.CARRIED}
+    assert all((bundled.fixtures() / name).exists() for name in bundled.CARRIED)
 
 
 def test_an_installed_package_uses_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "site-packages" / "instep"
     (package / "fixtures").mkdir(parents=True)
-    monkeypatch.setattr(carried, "__file__", str(package / "carried.py"))
-    assert carried.trace() == package / "fixtures" / "traces" / "adaptive.jsonl"
+    monkeypatch.setattr(bundled, "__file__", str(package / "carried.py"))
+    assert bundled.trace() == package / "fixtures" / "traces" / "adaptive.jsonl"
 
 
 @pytest.mark.slow

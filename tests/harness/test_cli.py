@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from instep.trace.default_policy import EXAMPLE, usual
 from instep.trace.file import Trace, read
 from instep.trace.policy import Policy, read_policy
-from instep.trace.usual_policy import EXAMPLE, usual
 from instep_reference.contract.event_facts import kind_of
 from support.checkpoints import write
 from support.command import complaint

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from instep.checks.draws import Said, against, choices, wrong_way
-from instep.checks.reach import Row as DrawnRow
-from instep.checks.reach import part, reachable
+from instep.checks.sampling_bounds import Row as DrawnRow
+from instep.checks.sampling_bounds import part, reachable
 from instep.trace.event_rules import EventRules, verified
 from instep.trace.policy import Arrival
 from instep.watch.row_span import RowSpan

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from instep.checks.played import NOT_OFFERED
+from instep.checks.served_log import NOT_OFFERED
 from instep.engines.asked import Asked
 from instep.engines.derived import DerivedEngine
 from instep.localise import locate

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from instep.checks import for_labels
 from instep.checks.poison import Poison
-from instep.checks.scene import step
+from instep.checks.state_step import step
 from instep.explain import Older, bank, explained
 from instep.explain.case import Case, Explanation
 from instep.explain.elsewhere import elsewhere

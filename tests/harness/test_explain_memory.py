@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from instep.checks.directed import scene_of
-from instep.checks.scene import Scene, add
+from instep.checks.state_step import Scene, add
 from instep.explain import Older, explained
 from instep.oracle.recomputation import Recomputation
 from instep.problem import UNEXPLAINED, Explained, Problem

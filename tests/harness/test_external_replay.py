@@ -17,7 +17,7 @@ from instep.replay.participants import Plan, reference
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.replay.single import header_of
-from instep.trace.drive import drive
+from instep.trace.driver import drive
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace, read
 from instep.trace.header import Recording

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from instep import carried
+from instep import bundled
 from instep.replay.setting import Setting
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
@@ -27,7 +27,7 @@ from instep_speed.gate.power import Power
 from instep_speed.gate.rate_bounds import FEWEST_TRIALS, LEAST_POWER, MOST_ALARMS, bounds
 from instep_speed.gate.request import Question, Report
 
-QUESTION = Question("plain", "plain", carried.model(), ("commit",))
+QUESTION = Question("plain", "plain", bundled.model(), ("commit",))
 
 
 def calibrated(trials: int) -> Power:
@@ -77,7 +77,7 @@ def test_another_machine_has_another_baseline(monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.parametrize("other", [
     {"before": "invariant"}, {"batch": 8}, {"rounds": 1}, {"num_steps": 1}, {"allowed": 0.1}, {"pairs": 120},
     {"setting": Setting(dtype="bfloat16")}, {"setting": Setting(graphs=True)}, {"cases": ("verify", "commit")},
-    {"cases": ("verify",)}, {"checkpoint": carried.fixtures() / "experts"},
+    {"cases": ("verify",)}, {"checkpoint": bundled.fixtures() / "experts"},
 ], ids=str)  # fmt: skip
 def test_another_question_has_another_baseline(other: dict[str, Any], tmp_path: Path) -> None:
     """The op set of BEFORE is calibrated, whatever a tree would run and whatever AFTER is."""
@@ -93,10 +93,10 @@ def test_default_setting_is_not_in_the_name(tmp_path: Path) -> None:
     """So files keep their names: both cases in any order, and the model by whatever path, or with other weights."""
     both = replace(QUESTION, cases=("verify", "commit"))
     assert {"cases", "model", "clocks"}.isdisjoint(baseline.setting(both))
-    shutil.copy(carried.model() / "config.json", tmp_path)
+    shutil.copy(bundled.model() / "config.json", tmp_path)
     for other in ({"cases": ("commit", "verify")}, {"checkpoint": tmp_path}):
         assert baseline.setting(replace(both, **other)) == baseline.setting(both)
-    named = baseline.setting(replace(QUESTION, checkpoint=carried.fixtures() / "experts"))
+    named = baseline.setting(replace(QUESTION, checkpoint=bundled.fixtures() / "experts"))
     assert named["cases"] == ["commit"] and len(named["model"]) == 64
     assert baseline.result(Power(Report(both))).data()["setting"]["cases"] == ["verify", "commit"]
 

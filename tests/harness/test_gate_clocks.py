@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from instep.carried import model
+from instep.bundled import model
 from instep.page.family import page_of
 from instep_proof.faults.fault import Edit
 from instep_reference.contract.errors import BadInput

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from instep.carried import model
+from instep.bundled import model
 from instep.verdict import Exit
 from instep_speed.gate.clock import CLOCKS
 from instep_speed.gate.gate import ARMS, MOST_TIMES, PROBES, _timed, judge

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from instep import carried
+from instep import bundled
 from instep.page.family import page_of
 from instep.replay.participants import Plan, bare
 from instep.replay.replay import Replay
@@ -39,7 +39,7 @@ from support.covering import few
 from support.outcomes import printed
 from support.planting import planted_here
 
-QUESTION = Question("plain", "plain", carried.model(), ("commit",))
+QUESTION = Question("plain", "plain", bundled.model(), ("commit",))
 TRIALS = 30
 
 

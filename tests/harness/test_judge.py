@@ -16,7 +16,7 @@ from instep.checks.allowance import LUCK, MARGIN_ERRORS, TIES_ALWAYS, allowed
 from instep.checks.decisions import apart
 from instep.checks.judge import Chosen, Draw, Ties, chosen, flips, judge
 from instep.checks.measure import Spot
-from instep.checks.reach import Row
+from instep.checks.sampling_bounds import Row
 from instep.verdict import Tier
 from instep_reference.contract.place import Place
 from instep_reference.contract.sampling import Sampling

@@ -16,7 +16,7 @@ from instep.engines.derived import DerivedEngine
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.streams.relabel import relabelled
-from instep.trace.drive import drive
+from instep.trace.driver import drive
 from instep.trace.event_rules import verified
 from instep.trace.file import Trace, read
 from instep.trace.policy import read_policy, read_prompts

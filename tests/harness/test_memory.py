@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from instep.trace.bounds import Bound
+from instep.trace.write_bound import Bound
 from instep.watch.memory import UNWATCHED, Changes, Watch, bits
 from instep_reference.contract.engine import Idle, Region
 

@@ -12,11 +12,11 @@ import torch
 
 from instep.checks.branches import branches
 from instep.checks.directed import look, scene_of
+from instep.lru_cache import forget
 from instep.oracle import chunked_yardstick
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation
 from instep.oracle.reordering import by_a_unit, up_or_down
-from instep.shelf import forget
 from instep.watch.required_rows import due
 from instep.watch.rows import paths, row_spans, rows
 from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Path, Row

@@ -17,7 +17,7 @@ from instep.relations.timeline import alone, timelines_of
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.streams.relabel import relabelled
-from instep.trace.drive import drive
+from instep.trace.driver import drive
 from instep.trace.event_rules import verified
 from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival

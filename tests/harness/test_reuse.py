@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from instep.lru_cache import BESIDE, Shelf
 from instep.oracle import recomputation_cache
 from instep.oracle.layer_work import LayerWork
 from instep.oracle.recomputation import Runner
@@ -22,7 +23,6 @@ from instep.replay.participants import Plan, rounded_participant, truth_particip
 from instep.replay.replay import Replay
 from instep.replay.reuse import Served
 from instep.replay.setting import Setting
-from instep.shelf import BESIDE, Shelf
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized.ops.around import tensors_of
@@ -139,7 +139,7 @@ def test_a_replay_agrees_with_itself_and_computes_the_reference_once(small: Trac
 
 
 def test_cache_is_bounded_and_keeps_the_start_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("instep.shelf.BESIDE", 0)
+    monkeypatch.setattr("instep.lru_cache.BESIDE", 0)
     shared, shelf = torch.zeros(4, dtype=torch.uint8), Shelf[list[torch.Tensor]](most=10)
 
     def put(key: bytes, *sizes: int, before: tuple[bytes, ...] = (), also: tuple[torch.Tensor, ...] = ()) -> None:

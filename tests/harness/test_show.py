@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from instep.trace.event_text import told
 from instep.trace.file import read
-from instep.trace.telling import told
 from instep_proof.faults import TRACES
 from support.command import Runner, complaint
 

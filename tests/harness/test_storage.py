@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep.carried import model
+from instep.bundled import model
 from instep.oracle import storage
 from instep.relations import held, relations
 from instep.relations.case import Case

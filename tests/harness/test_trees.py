@@ -19,8 +19,8 @@ from instep.relations.case import Case
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace, read
+from instep.trace.ngram_tree import picks
 from instep.trace.policy import Policy
-from instep.trace.tree_picks import picks
 from instep.verdict import Exit
 from instep.watch.op_calls import linked, seen
 from instep_proof.faults import FAMILIES, TRACES, by_id

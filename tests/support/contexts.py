@@ -26,7 +26,7 @@ from instep.replay.participant import Participant
 from instep.replay.participants import rounding
 from instep.replay.setting import wide
 from instep.replay.stored import StoringEngine
-from instep.trace.drive import drive
+from instep.trace.driver import drive
 from instep.trace.event_rules import EventRules
 from instep.trace.header import Header, Model, Room
 from instep.trace.policy import Arrival, Policy, ScheduledAction, Steps

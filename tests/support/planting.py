@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from instep.shelf import forget
+from instep.lru_cache import forget
 from instep.trace.file import Trace
 from instep_proof.faults.fault import Edit, Wrap
 from instep_proof.faults.plant import edited

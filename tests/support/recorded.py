@@ -20,7 +20,7 @@ from instep.generate.decode import Ask
 from instep.player import Observer, Side
 from instep.replay.setting import Setting
 from instep.replay.single import engine
-from instep.trace.drive import drive
+from instep.trace.driver import drive
 from instep.trace.event_rules import EventRules
 from instep.watch.activations import Activations
 from instep_reference.contract import engine as e

@@ -5,7 +5,8 @@ rule is that of T4 (`checks/decisions.py`): a token may differ if the truth's ma
 logits may have, which follows from the error of the declared width at this position. Together with accepted drafts and
 bonuses this covers greedy acceptance, because rejected drafts do not change its result. A drawn token is drawn again
 from the truth's logits with its own uniforms, in the presence of the window's other drafts. It may differ if logits
-with as large an error would draw it (`checks/reach.py`). Leaves out: text that was drawn without recorded uniforms.
+with as large an error would draw it (`checks/sampling_bounds.py`). Leaves out: text that was drawn without recorded
+uniforms.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from instep_reference.contract.errors import BadInput
 from ..checks.allowance import LUCK, MARGIN_ERRORS, REDRAWS
 from ..checks.draws import SINGLE, against
 from ..checks.judge import Chosen, Ties, granted
-from ..checks.reach import Row, sure
+from ..checks.sampling_bounds import Row, sure
 from ..problem import Problem
 from ..verdict import Comparison, Exit, Tier, Verdict
 from .scores import Scores, scored, whole_rows

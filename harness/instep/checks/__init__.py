@@ -26,10 +26,10 @@ from .identity import Identity
 from .labels import Labels
 from .leaks import Leaks
 from .own_inputs import OwnInputs
-from .played import Played
 from .poison import Poison
 from .propagated import Propagated
-from .tails import Tails
+from .served_log import Played
+from .unused_positions import Tails
 
 __all__ = ["Check", "for_free_runs", "for_labels", "for_numbers", "structure"]
 

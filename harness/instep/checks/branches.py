@@ -12,7 +12,7 @@ from instep_reference import gdn
 from ..oracle.folding import Folding
 from ..oracle.recomputation import fold, rule_inputs
 from ..oracle.tree_forms import lines
-from .scene import Wrong
+from .state_step import Wrong
 
 
 def branches(folding: Folding, path: Sequence[int]) -> list[Wrong]:

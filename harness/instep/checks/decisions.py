@@ -24,14 +24,14 @@ from .base import exact, slot_of
 from .draws import PICK, against, drawing_of
 from .judge import Chosen, Ties, chosen, granted
 from .propagated import OTHER_EXPERTS, carried, family
-from .reach import Row
+from .sampling_bounds import Row
 
 
 def drawn_choices(
     drawn_from: Sequence[Row], right: torch.Tensor, own: torch.Tensor, noise: float, stored: torch.dtype,
     rounded: torch.Tensor | None = None,
 ) -> Chosen:
-    """T4 of drawn tokens: a token may differ only if logits within T3's allowance could draw it (`reach.py`).
+    """T4 of drawn tokens: a token may differ only if logits within T3's allowance could draw it (`sampling_bounds.py`).
 
     rounded: the logits of the rounded run
     """

@@ -23,7 +23,7 @@ from .base import slot_of
 from .branches import branches
 from .hypotheses import wrong_states
 from .prefixes import of_prefix
-from .scene import Scene, Wrong
+from .state_step import Scene, Wrong
 
 INDISTINCT = "no known wrong state can be distinguished from the right one"
 WINDOWS = ("verify", "commit")  # kinds of rows whose updates may be kept

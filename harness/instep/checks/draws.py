@@ -24,7 +24,7 @@ from ..watch.event_context import EventContext
 from ..watch.row_span import RowSpan
 from ..watch.rows import row_spans, rows
 from .base import slot_of
-from .reach import Row, part
+from .sampling_bounds import Row, part
 
 PICK = Place("trunk", AFTER_LAYERS, "pick")
 LOGITS = PICK._replace(component="logits")

@@ -1,7 +1,7 @@
 """The bank of wrong states: one small function per known mistake returns the state that the mistake leaves.
 
 The table at the end is the bank. Leaves out: the comparison with these states (`directed.py`), and mistakes in the
-replay of kept updates (`run_again.py`).
+replay of kept updates (`ring_hypotheses.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 
 from .base import counted, held
-from .run_again import RUN_AGAIN
-from .scene import BLOCKS, Scene, Wrong, block, step
+from .ring_hypotheses import RUN_AGAIN
+from .state_step import BLOCKS, Scene, Wrong, block, step
 
 
 def _count(scene: Scene, count: int) -> list[Wrong]:

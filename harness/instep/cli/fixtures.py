@@ -1,6 +1,6 @@
 """`instep fixtures`: write a trained model, traces and an example suite to a folder.
 
-Leaves out: their source (`instep.carried`).
+Leaves out: their source (`instep.bundled`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def fixtures(
     from instep_reference.contract.errors import BadInput
 
     from ..atomic_write import write_atomically
-    from ..carried import CARRIED
-    from ..carried import fixtures as carried
+    from ..bundled import CARRIED
+    from ..bundled import fixtures as carried
     from ..report.tables import say
 
     try:

@@ -47,7 +47,7 @@ def fuzz(
     """Draw legal events until the sides differ; exit 0: they never did, 1: divergence, 3: nothing compared."""
     from rich.console import Console
 
-    from ..carried import model
+    from ..bundled import model
     from ..fuzz.campaign import Result, Settings
     from ..fuzz.draw import SAMPLED
     from ..fuzz.render import of, show

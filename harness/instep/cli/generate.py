@@ -56,7 +56,7 @@ def generate(
     from instep_reference.contract.drafters import in_use
     from instep_reference.contract.errors import BadInput
 
-    from ..carried import model
+    from ..bundled import model
     from ..generate.decode import decode
     from ..generate.words import words_of
     from ..replay.participants import candidates

@@ -1,6 +1,6 @@
 """`instep record`: drive the reference through prompts and a policy, and write the events as a trace.
 
-Leaves out: the schedule (`instep.trace.drive`).
+Leaves out: the schedule (`instep.trace.driver`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def _example(asked: bool) -> None:
     if asked:
-        from ..trace.usual_policy import example
+        from ..trace.default_policy import example
 
         print(example())
         raise typer.Exit
@@ -70,7 +70,7 @@ def _usual(prompts: dict[str, tuple[int, ...]], checkpoint: Path, setting: Setti
     from instep_reference.contract.checkpoint import Checkpoint
     from instep_reference.contract.errors import BadInput
 
-    from ..trace.usual_policy import usual
+    from ..trace.default_policy import usual
 
     if not prompts:
         raise BadInput("--prompts", found="no prompt", expected="at least one")
@@ -92,7 +92,7 @@ def make(
     from ..replay.setting import Setting
     from ..replay.single import header_of
     from ..report.machine import installed
-    from ..trace.drive import drive, recorded
+    from ..trace.driver import drive, recorded
     from ..trace.file import write
     from ..trace.header import Model, Recording
 

@@ -58,7 +58,7 @@ def replay(
     """Replay a trace through reference and engine; exit 0: all agree, 1: divergence, 3: nothing compared."""
     names = tiers_named(tiers or ())
     from ..atomic_write import folder_for, write_atomically
-    from ..carried import trace as own_trace
+    from ..bundled import trace as own_trace
     from ..replay.replay import Replay, must_reach
     from ..replay.variant import Variant, patch_of, swaps_of
     from ..report import data, terminal

@@ -24,10 +24,10 @@ def show(
     from instep_reference.contract.errors import BadInput
     from instep_reference.contract.event_facts import named
 
-    from ..carried import trace as own_trace
+    from ..bundled import trace as own_trace
     from ..report import tables
     from ..trace import file
-    from ..trace.telling import count, told
+    from ..trace.event_text import count, told
 
     loaded = (file.stamp if stamp else file.read)(own_trace() if trace is None else trace)
     lines, console, header = list(told(loaded)), Console(), loaded.header

@@ -49,7 +49,7 @@ def soak(
     from instep_reference.contract.errors import BadInput
 
     from ..atomic_write import writable
-    from ..carried import model
+    from ..bundled import model
     from ..fuzz.campaign import Settings
     from ..fuzz.draw import SAMPLED
     from ..soak import kept, render

@@ -1,6 +1,6 @@
 """States that were replayed from a ring with overwritten entries, as it wraps around too early.
 
-Leaves out: wrong updates, keys and decays in the right entries (`checks/run_again.py`).
+Leaves out: wrong updates, keys and decays in the right entries (`checks/ring_hypotheses.py`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..checks.base import at_end, counted
-from ..checks.scene import Scene, add
+from ..checks.state_step import Scene, add
 from .case import Explanation
 
 

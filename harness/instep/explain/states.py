@@ -13,8 +13,8 @@ import torch
 from ..checks.base import counted
 from ..checks.directed import scene_of
 from ..checks.hypotheses import wrong_states
-from ..checks.run_again import wrong_updates
-from ..checks.scene import Scene
+from ..checks.ring_hypotheses import wrong_updates
+from ..checks.state_step import Scene
 from ..oracle.folding import Run
 from ..oracle.recomputation import Recomputation
 from ..watch.required_rows import UPDATE

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..checks.scene import fade, read, update_of, write
+from ..checks.state_step import fade, read, update_of, write
 from .delta_rule import ROWS, Call, Row, Rows, Token, Walk, Walked, right, spread, walk
 
 Tensor = torch.Tensor

@@ -17,7 +17,7 @@ from ..replay.lockstep import Lockstep, run
 from ..replay.participants import Plan, participants_of
 from ..replay.patching import PatchedOracle
 from ..replay.replay import checks_for, oracle_for
-from ..trace.drive import Step, recorded
+from ..trace.driver import Step, recorded
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.file import write as write_trace

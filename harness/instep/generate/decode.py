@@ -1,6 +1,6 @@
 """Prompts through an optimized engine that chooses everything by itself; every event timed, last states kept.
 
-Leaves out: the schedule (`trace/drive.py`, the only one), and what is made of the times (`speed.py`).
+Leaves out: the schedule (`trace/driver.py`, the only one), and what is made of the times (`speed.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from instep_reference.contract.sampling import Sampling
 from ..replay.participants import candidates
 from ..replay.setting import Setting
 from ..replay.single import engine, header_of
-from ..trace.drive import Step, drive
+from ..trace.driver import Step, drive
 from ..trace.event_rules import EventRules
 from ..trace.header import Header, Model, Part, Recording, Room
 from ..trace.policy import Arrival, Policy

@@ -23,7 +23,7 @@ from ..checks.allowance import REDRAWS, TRUTH_ERROR
 from ..checks.decisions import drawn_choices
 from ..checks.judge import Draw, Ties, chosen, judge
 from ..checks.measure import Spot, blocks, relative_error
-from ..checks.reach import Row as DrawnRow
+from ..checks.sampling_bounds import Row as DrawnRow
 from ..problem import Problem
 from ..replay.participant import Participant
 from ..replay.participants import Plan, reference, rounded_participant

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..adapters.conv import ConvLaunch, dense_conv, pooled_conv
     from ..adapters.dense import dense
     from ..adapters.pooled import Launch, pooled
-    from ..carried import fixtures
+    from ..bundled import fixtures
     from ..verdict import Exit
     from .barriers import over_barriers
     from .cases import Case
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "instep_optimized": ("load",), "instep.carried": ("fixtures",), "instep.verdict": ("Exit",),
+    "instep_optimized": ("load",), "instep.bundled": ("fixtures",), "instep.verdict": ("Exit",),
     "instep.adapters.conv": ("ConvLaunch", "dense_conv", "pooled_conv"), "instep.adapters.dense": ("dense",),
     "instep.adapters.pooled": ("Launch", "pooled"),
     "instep.kit.barriers": ("over_barriers",), "instep.kit.cases": ("Case",),

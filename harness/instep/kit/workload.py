@@ -23,11 +23,11 @@ from ..replay.participants import Plan, reference
 from ..replay.setting import Setting
 from ..replay.single import header_of
 from ..shapes.random_weights import random_checkpoint
-from ..trace.drive import drive, recorded
+from ..trace.driver import drive, recorded
+from ..trace.event_text import told
 from ..trace.file import Trace, write
 from ..trace.header import Model, Recording, Room
 from ..trace.policy import Arrival, Policy, ScheduledAction, Steps
-from ..trace.telling import told
 from .arguments import must_be, must_be_known, must_be_several
 
 # Names are Hugging Face's. Two layers: one of the gated delta rule and one of attention; and a draft head.

@@ -16,7 +16,7 @@ import torch
 
 from instep_reference.contract.place import Place
 
-from ..shelf import LAYERS
+from ..lru_cache import LAYERS
 from .folding import Runs
 from .layer_work import LayerWork
 from .recomputation import Runner

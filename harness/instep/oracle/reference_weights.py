@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.weights import Weights
 
-from ..shelf import WEIGHTS
+from ..lru_cache import WEIGHTS
 
 # A tensor: which version of it was read, and the digest of its bytes.
 _DIGESTS: MutableMapping[torch.Tensor, tuple[int, bytes]] = WeakIdKeyDictionary()

@@ -20,7 +20,7 @@ from ..adapters import Subject
 from ..player import Player
 from ..problem import Problem
 from ..replay.participant import Participant
-from ..trace.drive import own_say
+from ..trace.driver import own_say
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.observers import OnHost

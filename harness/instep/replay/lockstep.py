@@ -21,10 +21,10 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL
 
 from ..checks.base import Check
 from ..player import Side
-from ..trace.bounds import bound
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.request_table import RequestTable
+from ..trace.write_bound import bound
 from ..verdict import Comparison, Skipped, Tier, Verdict
 from ..watch.carried_facts import left_by
 from ..watch.event_context import EventContext, Expected

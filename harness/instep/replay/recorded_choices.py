@@ -14,7 +14,7 @@ from instep_reference.contract.engine import Draft
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..problem import Problem
-from ..trace.drive import own_say
+from ..trace.driver import own_say
 from ..trace.header import Recording
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext

@@ -19,10 +19,10 @@ import torch
 from instep_reference.contract.engine import Event
 from instep_reference.rounds import Rounds
 
+from ..lru_cache import EVENTS
 from ..oracle.expert_routes import Route, Routes
 from ..oracle.reordering import Reordered
 from ..player import Side
-from ..shelf import EVENTS
 from .participant import Participant
 
 REMEMBERED = ("requests", "preempted", "saved", "num_steps")  # state of a reference engine, plus its controller

@@ -14,7 +14,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 
 from ..replay.large_model import ledger
 from ..replay.single import header_of
-from ..trace.drive import drive
+from ..trace.driver import drive
 from ..trace.file import Trace
 from ..trace.header import Part, Room
 from ..trace.policy import Arrival, Policy, Steps

@@ -24,8 +24,8 @@ from ..checks.base import Check
 from ..fuzz.campaign import Settings, again, drawn_plan, edges_of, must_be_free, place, write
 from ..fuzz.coverage import Coverage
 from ..fuzz.example import Diverged, Example
+from ..lru_cache import EVENTS, LAYERS, closed
 from ..replay.replay import Outcome
-from ..shelf import EVENTS, LAYERS, closed
 from ..trace.header import Model
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext

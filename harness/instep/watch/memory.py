@@ -1,7 +1,7 @@
 """Bytes of the subject's pools before and after an event: units that changed without permission.
 
-A unit may change if the engine's own table (`Inspectable.may_change`) and the rules (`trace/bounds.py`) both allow it,
-or if it is scratch. Digests show whether something changed; a shadow copy of the pools shows how many bytes.
+A unit may change if the engine's own table (`Inspectable.may_change`) and the rules (`trace/write_bound.py`) both allow
+it, or if it is scratch. Digests show whether something changed; a shadow copy of the pools shows how many bytes.
 Leaves out: the meaning of a change (`checks/`).
 """
 
@@ -21,7 +21,7 @@ from instep_optimized.transfer.to_device import sent
 from instep_reference.contract.engine import Event, Region
 from instep_reference.contract.errors import BadInput
 
-from ..trace.bounds import Bound
+from ..trace.write_bound import Bound
 from .digests import bits, digests, together, words
 from .strides import changed_bytes, taken_strides
 

@@ -15,7 +15,7 @@ from instep_reference.contract.engine import Admit, Answer, Engine, Event, Evict
 from instep_reference.contract.event_facts import facts, named, tracks
 
 from ..player import Observer, Side
-from ..trace.bounds import Bound
+from ..trace.write_bound import Bound
 from .host_copies import on_host
 from .memory import Watch
 

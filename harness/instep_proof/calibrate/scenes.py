@@ -17,7 +17,7 @@ from instep.replay.setting import Setting
 from instep.replay.single import header_of
 from instep.shapes import shape
 from instep.shapes.random_weights import random_checkpoint
-from instep.trace.drive import drive
+from instep.trace.driver import drive
 from instep.trace.file import Trace
 from instep.trace.header import Room
 from instep.trace.policy import Arrival, Policy, Steps

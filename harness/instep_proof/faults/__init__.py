@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from instep.carried import fixtures
+from instep.bundled import fixtures
 
 from .catalogue import (
     answers,

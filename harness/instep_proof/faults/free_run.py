@@ -19,7 +19,7 @@ from instep.proposers import ngram
 from instep.replay.replay import served
 from instep.replay.setting import Setting
 from instep.replay.single import engine, header_of
-from instep.trace.drive import drive
+from instep.trace.driver import drive
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace, read
 from instep.trace.policy import Policy, read_policy

@@ -47,7 +47,7 @@ def gate(
 ) -> None:
     """Time two arms in interleaved pairs; exit 0: held, 1: slower or refused, 3: too noisy to tell."""
     from instep.atomic_write import folder_for
-    from instep.carried import model
+    from instep.bundled import model
     from instep.cli.progress import progress
     from instep_reference.contract.checkpoint import OnDisk
     from instep_reference.contract.errors import BadInput

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from instep.carried import fixtures, model
+from instep.bundled import fixtures, model
 from instep.report.result import Result, read
 from instep.trace.header import config_digest
 from instep_reference.contract.errors import BadInput

@@ -15,7 +15,7 @@ import torch
 from instep.replay.participants import Plan, reference
 from instep.replay.setting import Setting
 from instep.replay.single import header_of
-from instep.trace.drive import drive, recorded
+from instep.trace.driver import drive, recorded
 from instep.trace.file import Trace, write
 from instep.trace.header import Model, Room
 from instep.trace.policy import Arrival, Policy, read_prompts

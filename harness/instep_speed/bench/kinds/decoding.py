@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from instep.carried import model
+from instep.bundled import model
 from instep.generate.decode import Ask, Decoded
 from instep.generate.speed import rounds
 from instep.generate.words import prompts_from, stop_of, words_of

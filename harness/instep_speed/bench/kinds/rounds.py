@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from instep.carried import model
+from instep.bundled import model
 from instep.player import Player
 from instep.replay.large_model import outcome
 from instep.replay.setting import Setting

@@ -1,6 +1,6 @@
 """One request's state and tokens over one step in fp64, from which wrong states are computed.
 
-Leaves out: the mistakes (`hypotheses.py`, `run_again.py`).
+Leaves out: the mistakes (`hypotheses.py`, `ring_hypotheses.py`).
 """
 
 from __future__ import annotations

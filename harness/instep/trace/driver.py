@@ -26,9 +26,9 @@ from instep_reference.contract.sampling import UNIFORM
 from ..player import Observer, Player
 from .event_rules import EventRules, uniforms_due
 from .header import Header
+from .ngram_tree import picks
 from .policy import Arrival, Policy, ScheduledAction
 from .request_table import Standing
-from .tree_picks import picks
 
 if TYPE_CHECKING:
     from ..proposers import Propose
