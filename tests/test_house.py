@@ -43,7 +43,7 @@ ALLOWED = {
 }
 # Modules that may bring an engine into being; every other harness module is handed one.
 BUILDS_ENGINES = {
-    "instep.replay.participants", "instep.replay.single", "instep.replay.large_model", "instep.replay.stored",
+    "instep.run.participants", "instep.run.single_engine", "instep.run.large_model", "instep.run.stored_states",
 }
 ENGINE_MODULES = ("instep_optimized.engine", "instep_reference.engine", "instep_reference.ledger")
 # Nothing in the contract computes: these are the only torch names it may use.

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .replay.replay import Outcome, Replay
+    from .run.replay import Outcome, Replay
     from .trace.file import Trace, read
     from .verdict import Comparison, Exit, Tier, Verdict
 

@@ -1,7 +1,7 @@
 """The options that set up the engine under test, with their help texts, for every command and the plugin.
 
 This file does not import torch, because pytest reads it in every session. Leaves out: what the options do
-(`instep.replay.setting`).
+(`instep.setting`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 DRAFTER = "How drafts are made: eagle, vanilla, or external (supplied from outside)."
 PROPOSED = "How drafts are made: eagle, vanilla, ngram (looked up in the text), or a callable, module:attribute."
 
-# Field of `instep.replay.setting.Setting` -> its type and its help text.
+# Field of `instep.setting.Setting` -> its type and its help text.
 OPTIONS: Mapping[str, tuple[type[str] | type[bool], str]] = {
     "ops": (str, "Op set, engine or module:attribute."),
     "engine": (str, "Your own engine, driven through callbacks: module:attribute (docs/your-engine.md)."),

@@ -5,7 +5,7 @@
 Write options with `=`. pytest determines the root folder and its configuration before it knows the options of a plugin,
 and takes a value after a blank for a path to test. Every option is also an ini option (`instep_traces`), with
 underlines instead of hyphens (`--instep-state-dtype`, `instep_state_dtype`).
-Leaves out: running a trace (`instep.replay`). Loads torch, triton and numpy only if a trace is collected or a test
+Leaves out: running a trace (`instep.run`). Loads torch, triton and numpy only if a trace is collected or a test
 mentions instep: pytest imports this file in every session on a machine that has instep.
 """
 
@@ -27,7 +27,7 @@ from .usage import PLAN, missing, must_be_there, must_be_tiers
 
 if TYPE_CHECKING:
     from .kit.runs import Replayed
-    from .replay.replay import Outcome
+    from .run.replay import Outcome
     from .trace.file import Trace
     from .trace.header import Part
 
@@ -304,7 +304,7 @@ class TraceItem(pytest.Item):
 
     def _outcome(self, trace: Trace, part: Part) -> Outcome:
         from .kit.runs import replayed
-        from .replay.setting import device_here
+        from .setting import device_here
 
         named = _typed(self.config, *[] if self.led else ["engine"])
         device_here(named.get("device", "cpu"))

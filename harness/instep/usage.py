@@ -29,8 +29,8 @@ def must_be_there(named: Iterable[str], engine: str | None, typed: dict[str, Any
     from instep_reference.contract.errors import InstepError
 
     from .adapters import find
-    from .engines.verbs import find as find_engine
-    from .replay.setting import Setting
+    from .setting import Setting
+    from .subject.engines.verbs import find as find_engine
 
     wanted_on(typed.get("device", "cpu"))  # as the command does, before a module of the user imports Triton
     option = "ops"

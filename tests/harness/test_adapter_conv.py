@@ -13,9 +13,9 @@ import torch
 
 from instep.adapters.conv import ConvLaunch, dense_conv, pooled_conv
 from instep.kit.cases import CONV, Case, serve
-from instep.replay.replay import Outcome, Replay
-from instep.replay.setting import Setting
 from instep.report.words import exercised
+from instep.run.replay import Outcome, Replay
+from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep_optimized import load

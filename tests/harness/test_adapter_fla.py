@@ -23,8 +23,8 @@ import torch
 from instep.adapters import find
 from instep.adapters.dense import dense
 from instep.kit.cases import GDN, Case, serve
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized import Options, load

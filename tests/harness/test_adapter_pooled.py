@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from instep.replay.replay import Outcome, Replay
-from instep.replay.setting import Setting
-from instep.replay.variant import AS_IS, Variant
 from instep.report.data import of
 from instep.report.words import exercised
+from instep.run.replay import Outcome, Replay
+from instep.run.variant import AS_IS, Variant
+from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized.memory.budget import must_fill_pitch

@@ -14,9 +14,9 @@ import torch
 
 from instep.bundled import model
 from instep.checks.poison import _clean, _suspect
-from instep.replay import large_model
-from instep.replay.replay import Outcome
-from instep.replay.setting import Setting
+from instep.run import large_model
+from instep.run.replay import Outcome
+from instep.setting import Setting
 from instep_optimized.engine import OptimizedEngine
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.checkpoint import Checkpoint

@@ -18,11 +18,11 @@ from instep.checks.propagated import Propagated
 from instep.oracle import recomputation
 from instep.oracle.recomputation import Runner
 from instep.oracle.reordering import FUNCTIONS, REDUCTIONS, Reordered
-from instep.replay.lockstep import Lockstep
-from instep.replay.participant import Participant
-from instep.replay.participants import participants_of, rounded_participant, truth_participant
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.lockstep import Lockstep
+from instep.run.participant import Participant
+from instep.run.participants import participants_of, rounded_participant, truth_participant
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Comparison, Exit, Tier
 from instep.watch.event_context import EventContext

@@ -19,8 +19,8 @@ from instep.audit.tokens import AtToken
 from instep.checks import directed
 from instep.generate.decode import Ask, decode
 from instep.generate.words import Bytes, prompts_from
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.header import Model, config_digest
 from instep.verdict import Exit, Tier, Verdict

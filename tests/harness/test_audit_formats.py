@@ -20,7 +20,7 @@ from instep.audit.texts import Origin, Text
 from instep.audit.walk import Precision, pieces, walk
 from instep.audit.write import Recording, digest
 from instep.checks.allowance import TRUTH_ERROR
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep.verdict import Exit
 from instep_reference import trunk
 from instep_reference.contract.checkpoint import Checkpoint, OnDisk

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from instep.generate.decode import Ask
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep.shapes.random_weights import random_checkpoint
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import SetNumSteps

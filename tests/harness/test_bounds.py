@@ -9,11 +9,11 @@ from itertools import product
 
 import pytest
 
-from instep.replay.lockstep import Lockstep
-from instep.replay.participants import participants_of
-from instep.replay.replay import Outcome, Replay
-from instep.replay.setting import Setting
 from instep.report import data
+from instep.run.lockstep import Lockstep
+from instep.run.participants import participants_of
+from instep.run.replay import Outcome, Replay
+from instep.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
 from instep.trace.write_bound import bound

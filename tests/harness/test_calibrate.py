@@ -18,9 +18,9 @@ from instep.adapters import find
 from instep.checks.allowance import UNDECIDED_CAP
 from instep.checks.derived import Derived
 from instep.oracle.oracle import Oracle
-from instep.replay.lockstep import Lockstep, run
-from instep.replay.participants import participants_of
-from instep.replay.setting import Setting
+from instep.run.lockstep import Lockstep, run
+from instep.run.participants import participants_of
+from instep.setting import Setting
 from instep.verdict import Comparison, Tier
 from instep_optimized.ops.base import ExpertWeights
 from instep_proof.calibrate import correct_variants

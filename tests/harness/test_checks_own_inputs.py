@@ -14,8 +14,8 @@ import torch
 
 from instep.cli.record import make
 from instep.oracle.storage import before_rounding
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival, Policy
 from instep.verdict import Comparison, Exit, Tier

@@ -162,7 +162,7 @@ def test_harness_failure_is_one_line_and_exit_4(instep, trace, monkeypatch):
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a wheel\ncame off")
 
-    monkeypatch.setattr("instep.replay.replay.run", broken)
+    monkeypatch.setattr("instep.run.replay.run", broken)
     ran = instep("replay", trace.path, "--ops", "ledger")
     assert ran.code == 4 and "RuntimeError: a wheel came off" in ran.err and "INSTEP_TRACEBACK=1" in ran.err
     assert "Traceback" not in ran.err

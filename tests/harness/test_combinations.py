@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from instep.replay.replay import Replay
+from instep.run.replay import Replay
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep.watch.event_context import EventContext

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from instep.localise import locate
-from instep.replay.replay import Outcome, Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Outcome, Replay
+from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Located

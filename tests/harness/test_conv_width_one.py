@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep.watch.pool_addresses import Pools

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep.verdict import Exit
 from support.covering import BEGUN, MAIN, ON_FEW_CHANNELS, THROUGH_PLAIN, TRACES, WHOLE, every_trace, met

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from instep.cli.record import make
-from instep.replay.large_model import outcome
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.large_model import outcome
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.shapes.course import course
 from instep.shapes.random_weights import random_checkpoint
 from instep.trace.file import Trace

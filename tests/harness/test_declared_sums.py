@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from instep.engines.verbs import product_of
 from instep.kit.cases import CASES
 from instep.kit.judge import judged
 from instep.oracle.declared_products import added
-from instep.replay.declared import declared
+from instep.subject.declared_rounding import declared
+from instep.subject.engines.verbs import product_of
 from instep_optimized import load
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place

@@ -106,7 +106,7 @@ def test_a_harness_that_fails_never_ends_with_a_verdict(instep, trace, monkeypat
     def broken(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("instep.replay.replay.run", broken)
+    monkeypatch.setattr("instep.run.replay.run", broken)
     monkeypatch.setenv("INSTEP_TRACEBACK", asked)
     ran = instep("replay", trace, "--ops", "ledger")
     assert ran.code == 4 and "the harness itself failed" in ran.err and type(error).__name__ in ran.err, ran

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from instep.checks.served_log import NOT_OFFERED
-from instep.engines.asked import Asked
-from instep.engines.derived import DerivedEngine
 from instep.localise import locate
-from instep.replay.replay import Outcome, Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Outcome, Replay
+from instep.setting import Setting
+from instep.subject.engines.callbacks import Asked
+from instep.subject.engines.derived import DerivedEngine
 from instep.trace.file import read
 from instep.verdict import Exit, Tier
 from instep_reference.contract import answers

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from instep.replay.replay import Outcome, Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Outcome, Replay
+from instep.setting import Setting
 from instep.verdict import Exit
 from support.few_channels import few_channels
 

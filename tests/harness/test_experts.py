@@ -22,8 +22,8 @@ from instep.oracle.expert_routes import Route, Routes, scores_of
 from instep.relations import held, relations
 from instep.relations.case import Case
 from instep.relations.row_by_row import row_by_row
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep.verdict import Exit, Tier
 from instep_optimized import load

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from instep.problem import UNEXPLAINED
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep_proof.faults import TRACES, by_id
 from instep_proof.faults.fault import Edit

@@ -12,11 +12,11 @@ import torch
 from msgspec import structs
 
 from instep.cli.record import make
-from instep.proposers import ngram
-from instep.replay.participants import Plan, reference
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
-from instep.replay.single import header_of
+from instep.run.participants import Plan, reference
+from instep.run.replay import Replay
+from instep.run.single_engine import header_of
+from instep.setting import Setting
+from instep.subject.proposers import ngram
 from instep.trace.driver import drive
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace, read
@@ -186,7 +186,7 @@ def test_proposer_is_one_round_late_when_rounds_overlap(tmp_path):
 
 def test_memory_counts_no_draft_kv(instep):
     """One attention layer and three MTP layers: a quarter of the KV is left."""
-    from instep.budget import need
+    from instep.subject.memory_budget import need
     from instep_optimized import Options
 
     config = Checkpoint.open(HOME).config

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from instep.replay.replay import served
-from instep.replay.setting import Setting
+from instep.run.replay import served
+from instep.setting import Setting
 from instep.verdict import Exit
 from instep_proof.faults import FAMILIES, TRACES, by_id, plant, render
 from instep_proof.faults.campaign import campaign

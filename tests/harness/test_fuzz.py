@@ -16,7 +16,7 @@ from instep.fuzz import campaign as fuzzing
 from instep.fuzz import machine
 from instep.fuzz.campaign import Settings, campaign, place
 from instep.fuzz.example import Example
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Exit
 from instep_proof.faults.fault import Edit

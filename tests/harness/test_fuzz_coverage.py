@@ -13,7 +13,7 @@ from msgspec import structs
 from instep.fuzz.campaign import Settings, campaign
 from instep.fuzz.coverage import Coverage
 from instep.fuzz.tree_coverage import TREES
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import read
 from instep.trace.header import SCHEMA, Header, Model, Part, Room

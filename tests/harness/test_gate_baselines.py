@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from instep import bundled
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
 from instep_speed.gate import baseline, render

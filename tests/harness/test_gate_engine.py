@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from instep.replay.participants import bare
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.participants import bare
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.verdict import Exit
 from instep_optimized import load
 from instep_speed.gate.cases import Walk

@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from instep import bundled
 from instep.page.family import page_of
-from instep.replay.participants import Plan, bare
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.participants import Plan, bare
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.verdict import Exit
 from instep_proof.faults.fault import Edit
 from instep_proof.faults.plant import planted

@@ -14,7 +14,7 @@ import pytest
 from instep.generate.decode import Ask, decode
 from instep.generate.speed import Speed, rounds
 from instep.generate.words import Bytes, Numbers, prompts_from, stop_of, words_of
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep_proof.faults.fault import Edit
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit, Forward

@@ -13,10 +13,10 @@ import torch
 
 from instep.cli import main
 from instep.fuzz.campaign import Settings, campaign
-from instep.replay.replay import Outcome, Replay
-from instep.replay.setting import Setting
 from instep.report import data
 from instep.report.words import divergence
+from instep.run.replay import Outcome, Replay
+from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized import OptimizedEngine
@@ -194,7 +194,7 @@ def test_traceback_is_in_every_output(trace, tmp_path, monkeypatch):
     assert "support/fallen.py line" in told and "in _in_the_target" in told and line in told
     assert "lockstep.py" not in told
     monkeypatch.setenv("INSTEP_TRACEBACK", "1")
-    assert "replay/participants.py" in divergence(outcome) and line in divergence(outcome)
+    assert "run/participants.py" in divergence(outcome) and line in divergence(outcome)
     data.of([outcome]).write(tmp_path / "result.json")
     found = json.loads((tmp_path / "result.json").read_text())["runs"][0]["findings"][0]["raised"]
     assert found["error"] == "IndexError" and found["line"] > 0 and line in found["traceback"]

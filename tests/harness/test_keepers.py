@@ -17,8 +17,8 @@ import pytest
 
 from instep import adapters
 from instep.localise import locate
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep_reference.contract.errors import BadInput

@@ -12,10 +12,10 @@ import pytest
 import torch
 from msgspec import structs
 
-from instep.engines.derived import DerivedEngine
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.streams.relabel import relabelled
+from instep.subject.engines.derived import DerivedEngine
 from instep.trace.driver import drive
 from instep.trace.event_rules import verified
 from instep.trace.file import Trace, read

@@ -16,10 +16,10 @@ from instep.cli import main
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation
 from instep.oracle.state_oracle import StateOracle
-from instep.replay.large_model import outcome, participants
-from instep.replay.lockstep import Lockstep
-from instep.replay.setting import Setting
 from instep.report.words import divergence
+from instep.run.large_model import outcome, participants
+from instep.run.lockstep import Lockstep
+from instep.setting import Setting
 from instep.shapes import run as shapes_run
 from instep.shapes.course import course
 from instep.shapes.random_weights import random_checkpoint

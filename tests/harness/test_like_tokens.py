@@ -13,8 +13,8 @@ import torch
 from instep.cli.record import make
 from instep.relations import held, relations
 from instep.relations.case import Case
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier

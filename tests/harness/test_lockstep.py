@@ -14,10 +14,10 @@ import pytest
 
 from instep.checks.base import exact
 from instep.checks.identity import LENGTH
-from instep.replay.lockstep import Lockstep
-from instep.replay.participants import participants_of
-from instep.replay.replay import Outcome, Replay
-from instep.replay.setting import Setting
+from instep.run.lockstep import Lockstep
+from instep.run.participants import participants_of
+from instep.run.replay import Outcome, Replay
+from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep.watch.event_context import EventContext

@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from instep.budget import PAGE_SIZE, need, needs, spelled, weights_bytes
 from instep.shapes import shape
 from instep.shapes.random_weights import random_checkpoint
+from instep.subject.memory_budget import PAGE_SIZE, need, needs, spelled, weights_bytes
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.layout import Pages

@@ -13,8 +13,8 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from instep.replay.replay import Outcome, Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Outcome, Replay
+from instep.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
 from instep.trace.header import SCHEMA, Header, Model, Part, Room

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Comparison, Exit
 from instep_optimized import commit

@@ -17,10 +17,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from instep import setting
 from instep.cli import app
 from instep.cli.setting import PANEL, named
 from instep.options import CHOICES, OPTIONS, TIERS, USUAL
-from instep.replay import setting
 from instep.verdict import Tier
 from instep_optimized.commit import OURS
 from instep_optimized.layout import StateLayout

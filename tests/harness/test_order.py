@@ -10,7 +10,7 @@ from dataclasses import fields
 import pytest
 
 from instep.localise.order import RESULTS, WRITERS, also_writes, ops_of, siblings
-from instep.replay.variant import in_memory
+from instep.run.variant import in_memory
 from instep.verdict import Comparison, Tier, Verdict
 from instep_optimized.ops.around import OPS
 from instep_optimized.ops.base import Ops

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from instep.checks.identity import Identity
-from instep.replay.lockstep import Lockstep
-from instep.replay.participants import bare, participants_of
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.lockstep import Lockstep
+from instep.run.participants import bare, participants_of
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival, Steps

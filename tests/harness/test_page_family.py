@@ -29,8 +29,8 @@ from instep.page.audit import charts_of as audited
 from instep.page.family import page_of, page_of_file
 from instep.page.replay import charts_of
 from instep.relations import render as relations
-from instep.replay.setting import Setting
 from instep.report.result import Result
+from instep.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Tier
 from instep_optimized.ops.plain import PLAIN

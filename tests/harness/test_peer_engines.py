@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep.engines.verbs import Tokens
+from instep.subject.engines.verbs import Tokens
 from peers.engines import gguf_writer, llama_library, llamacpp_engine
 from support import fake_peers as fake
 

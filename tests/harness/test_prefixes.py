@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from instep.engines.derived import DerivedEngine
 from instep.relations import held, relations
 from instep.relations.case import Case
 from instep.relations.timeline import alone, timelines_of
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.streams.relabel import relabelled
+from instep.subject.engines.derived import DerivedEngine
 from instep.trace.driver import drive
 from instep.trace.event_rules import verified
 from instep.trace.file import Trace, read

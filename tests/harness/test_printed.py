@@ -16,7 +16,7 @@ from instep.fuzz import render as fuzz
 from instep.fuzz.campaign import Result, Settings
 from instep.generate import render as generate
 from instep.relations import render as relations
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Skipped, Tier, Verdict
 from instep_proof.faults import render as faults

@@ -16,9 +16,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from instep.oracle.declared_products import MULTIPLY, Operands, in_chunks, launched, to_bits
-from instep.replay.declared import NOTHING, declared
-from instep.replay.guard import SubjectFailed
-from instep.replay.variant import swapped
+from instep.run.variant import swapped
+from instep.subject.declared_rounding import NOTHING, declared
+from instep.subject.guard import SubjectFailed
 from instep_optimized import load
 from instep_reference import trunk
 from instep_reference.contract.checkpoint import Checkpoint

@@ -17,13 +17,13 @@ from instep.checks import allowance, for_labels, for_numbers
 from instep.localise import confirm, locate
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import DRAWS, FEWEST_DRAWS
-from instep.replay.recorded_choices import RecordedChoices
-from instep.replay.replay import Outcome, Replay
-from instep.replay.setting import Setting
-from instep.replay.variant import Variant, patch_of
 from instep.report import data
 from instep.report.data import FINDINGS
 from instep.report.words import divergence
+from instep.run.recorded_choices import RecordedChoices
+from instep.run.replay import Outcome, Replay
+from instep.run.variant import Variant, patch_of
+from instep.setting import Setting
 from instep.streams.run import streamed
 from instep.streams.stream import Stream
 from instep.trace.file import Trace, read

@@ -34,8 +34,8 @@ from instep.relations.timeline import (
     timelines_of,
 )
 from instep.relations.tolerance import Yardstick
-from instep.replay.replay import Replay
-from instep.replay.setting import FP8, Setting
+from instep.run.replay import Replay
+from instep.setting import FP8, Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival

@@ -11,8 +11,8 @@ import pytest
 
 from instep.relations import held, relations
 from instep.relations.case import Case
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.verdict import Exit
 from support.command import complaint
 from support.covering import few

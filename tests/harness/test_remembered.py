@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier, Verdict
 from instep.watch.frozen_memory import RECENT, Answers, KeptCopies

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from instep.replay.declared import Declared
-from instep.replay.history import Text
-from instep.replay.setting import Setting
-from instep.replay.variant import Variant, patch_of
 from instep.report import data
 from instep.report.terminal import cells_of, short, show, tiers
 from instep.report.words import divergence, spelled
+from instep.run.history import Text
+from instep.run.variant import Variant, patch_of
+from instep.setting import Setting
+from instep.subject.declared_rounding import Declared
 from instep.verdict import Exit, Located, Raised, Skipped, Tier
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support.golden import Golden, sections

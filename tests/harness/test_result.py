@@ -15,9 +15,9 @@ import pytest
 
 import instep
 from instep.cli.progress import progress
-from instep.replay.setting import Setting
 from instep.report.command import command, typed
 from instep.report.result import SCHEMA, Result, read
+from instep.setting import Setting
 from instep_reference.contract.errors import BadInput
 
 HEAD = ["schema", "exit", "command", "date", "commit", "machine"]

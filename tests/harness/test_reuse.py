@@ -19,10 +19,10 @@ from instep.oracle.layer_work import LayerWork
 from instep.oracle.recomputation import Runner
 from instep.oracle.reference_weights import digest_of, weights_of
 from instep.player import Side
-from instep.replay.participants import Plan, rounded_participant, truth_participant
-from instep.replay.replay import Replay
-from instep.replay.reuse import Served
-from instep.replay.setting import Setting
+from instep.run.participants import Plan, rounded_participant, truth_participant
+from instep.run.reference_cache import Served
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized.ops.around import tensors_of

@@ -13,7 +13,7 @@ import pytest
 
 from instep.fuzz import draw
 from instep.fuzz.campaign import Settings
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep.soak import kept, soak, turns
 from instep.trace.event_rules import EventRules
 from instep.trace.file import read

@@ -17,9 +17,9 @@ from instep.bundled import model
 from instep.oracle import storage
 from instep.relations import held, relations
 from instep.relations.case import Case
-from instep.replay.patching import as_kept
-from instep.replay.replay import Replay
-from instep.replay.setting import FP8, Setting
+from instep.run.patching import as_kept
+from instep.run.replay import Replay
+from instep.setting import FP8, Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep_optimized import Options, load

@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from instep.cli import app
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep.streams.checkpoint import before_silu, config, stream_checkpoint
 from instep.streams.relabel import relabelled
 from instep.streams.run import LEVELS, streamed

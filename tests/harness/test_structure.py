@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from instep.checks import structure
-from instep.replay.lockstep import Lockstep
-from instep.replay.participants import participants_of
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.lockstep import Lockstep
+from instep.run.participants import participants_of
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival, Policy, Steps
 from instep.verdict import Comparison, Exit, Verdict

@@ -67,8 +67,8 @@ def limits() -> Table:
 
 
 def needs() -> Table:
-    from instep.budget import needs
     from instep.shapes import sized_like
+    from instep.subject.memory_budget import needs
     from instep_optimized import Options
 
     return memory._table(list(needs(sized_like("qwen3.5-9b"), Options(), 8, 4096)), "requests of 4096 tokens", 2**36)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier, tiers_of
 from instep_reference.contract.errors import BadInput

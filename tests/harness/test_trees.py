@@ -16,8 +16,8 @@ from instep.cli.record import make
 from instep.fuzz.campaign import Settings, campaign
 from instep.relations import held, relations
 from instep.relations.case import Case
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep.trace.ngram_tree import picks
 from instep.trace.policy import Policy

@@ -14,8 +14,8 @@ from instep.cli.record import make
 from instep.relations import held, relations
 from instep.relations.case import Case
 from instep.relations.guesses import WHY
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.header import Part, Recording
 from instep.trace.policy import Arrival, ScheduledAction, Steps

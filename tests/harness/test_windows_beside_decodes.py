@@ -16,8 +16,8 @@ import torch
 from instep.localise.confirm import locate
 from instep.relations import held, relations
 from instep.relations.case import Case
-from instep.replay.replay import Outcome, Replay
-from instep.replay.setting import Setting
+from instep.run.replay import Outcome, Replay
+from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.header import SCHEMA, Header, Model, Part, Room
 from instep.verdict import Exit

@@ -20,7 +20,7 @@ from instep.kit.cases.case import BF16, FP32, Call, Draw, Inputs, at
 from instep.kit.cases.paged import READINGS, Reading, attend_case
 from instep.kit.cases.pools import guarded
 from instep.kit.cases.rows import linear_blocks, norm, row_case
-from instep.replay.variant import swapped
+from instep.run.variant import swapped
 from instep_optimized.kernels.attention import attend as attend_file
 from instep_optimized.kernels.runtime import launches_early
 from instep_optimized.layout import Address

@@ -19,9 +19,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
-from instep.replay.replay import Replay
 from instep.report.result import Result
 from instep.report.words import where
+from instep.run.replay import Replay
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from support.combinations import FACTORS, Row, cells, name_of, pairwise, refusals, served, setting, trace, whole, words

@@ -28,8 +28,8 @@ import triton
 
 from instep.atomic_write import write_atomically
 from instep.player import Player
-from instep.replay.setting import Setting
-from instep.replay.single import engine
+from instep.run.single_engine import engine
+from instep.setting import Setting
 from instep.shapes import shape
 from instep.shapes.random_weights import random_checkpoint
 from instep_optimized.ops.triton import TRITON

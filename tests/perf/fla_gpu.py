@@ -21,12 +21,12 @@ import msgspec
 import torch
 
 from instep.atomic_write import write_atomically
-from instep.replay.large_model import outcome
-from instep.replay.replay import Outcome
-from instep.replay.setting import Setting
 from instep.report import data
 from instep.report.machine import installed
 from instep.report.words import where
+from instep.run.large_model import outcome
+from instep.run.replay import Outcome
+from instep.setting import Setting
 from instep.shapes import shape
 from instep.shapes.course import course
 from instep.shapes.random_weights import random_checkpoint

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from instep.replay.replay import Outcome
-from instep.replay.setting import Setting
 from instep.report import data
 from instep.report.words import where
+from instep.run.replay import Outcome
+from instep.setting import Setting
 from instep.shapes import NAMES
 from instep.shapes.run import LAYERS, shaped
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from instep.replay.participants import participants_of
-from instep.replay.replay import Replay
+from instep.run.participants import participants_of
+from instep.run.replay import Replay
 from instep.verdict import Exit
 from instep_reference.contract.place import unseen
 from instep_speed.gate.cases import CASES, Shown, Walk

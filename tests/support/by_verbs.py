@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from instep.oracle.reordering import Reordered as AnyOrder
-from instep.replay.participants import rounding
+from instep.run.participants import rounding
 from instep_reference import trunk
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place import unseen

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from instep.cli.record import make
 from instep.options import LAYOUTS, either
-from instep.replay.setting import FALLING, FP8, KVS, STATES, STOCHASTIC, WIDTHS, Setting
+from instep.setting import FALLING, FP8, KVS, STATES, STOCHASTIC, WIDTHS, Setting
 from instep.trace.file import Trace
 from instep.trace.header import Room
 from instep.trace.policy import Arrival, Policy, ScheduledAction

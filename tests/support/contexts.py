@@ -21,11 +21,11 @@ from instep.explain import Older, explained
 from instep.oracle.declared_products import Operands
 from instep.oracle.reordering import Reordered
 from instep.player import Side
-from instep.replay.lockstep import expect
-from instep.replay.participant import Participant
-from instep.replay.participants import rounding
-from instep.replay.setting import wide
-from instep.replay.stored import StoringEngine
+from instep.run.lockstep import expect
+from instep.run.participant import Participant
+from instep.run.participants import rounding
+from instep.run.stored_states import StoringEngine
+from instep.setting import wide
 from instep.trace.driver import drive
 from instep.trace.event_rules import EventRules
 from instep.trace.header import Header, Model, Room

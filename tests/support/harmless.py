@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep_proof.faults.fault import Edit, Wrap
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import instep.relations as table
 from instep.relations import Held
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep.verdict import Exit, Skipped, Verdict
 from instep_proof.faults.fault import Fault
 from instep_proof.faults.judge import Judged, Session

@@ -14,10 +14,10 @@ import torch
 from rich.console import Console
 
 from instep.problem import Problem
-from instep.replay.declared import Declared
-from instep.replay.history import History, Text
-from instep.replay.replay import Outcome
-from instep.replay.setting import Setting
+from instep.run.history import History, Text
+from instep.run.replay import Outcome
+from instep.setting import Setting
+from instep.subject.declared_rounding import Declared
 from instep.verdict import Comparison, Tier, Verdict
 from instep_reference.contract.place import Place
 

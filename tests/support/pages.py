@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep_proof.faults import TRACES
 from instep_reference.contract import engine as e

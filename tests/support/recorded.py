@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from instep.audit.write import Recording
 from instep.generate.decode import Ask
 from instep.player import Observer, Side
-from instep.replay.setting import Setting
-from instep.replay.single import engine
+from instep.run.single_engine import engine
+from instep.setting import Setting
 from instep.trace.driver import drive
 from instep.trace.event_rules import EventRules
 from instep.watch.activations import Activations

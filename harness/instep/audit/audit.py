@@ -19,9 +19,9 @@ from msgspec import structs
 from instep_reference.contract.checkpoint import OnDisk
 from instep_reference.contract.errors import BadInput
 
-from ..budget import spelled, weights_bytes
-from ..replay.replay import Outcome
-from ..replay.setting import wide
+from ..run.replay import Outcome
+from ..setting import wide
+from ..subject.memory_budget import spelled, weights_bytes
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.header import Model, config_digest

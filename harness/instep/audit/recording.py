@@ -23,8 +23,8 @@ from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, For
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.rounding import Product, checked
 
-from ..replay.declared import Declared, declared
-from ..replay.setting import WIDTHS
+from ..setting import WIDTHS
+from ..subject.declared_rounding import Declared, declared
 from ..trace.file import decode
 from ..trace.header import Header, Model, Room
 from .texts import Told

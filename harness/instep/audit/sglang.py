@@ -22,7 +22,7 @@ import torch
 from instep_reference.contract.engine import Path as Accepted
 from instep_reference.contract.errors import BadInput
 
-from ..replay.guard import WHOLE
+from ..subject.guard import WHOLE
 from .recording import Recorded
 from .texts import Origin, Text, Told, counted
 

@@ -1,8 +1,8 @@
 """Levels 2 and 3: replay a recording as an engine driven through verbs that answers with the recorded tensors.
 
-So logits, final rows and states reach the same event contexts and checks as those of a live engine (`instep.engines`).
-A kind of tensor that a recording declares must be there at every event, with the right shape. Leaves out: the checks,
-and models that do not fit into memory, for which only tokens and counts are judged.
+So logits, final rows and states reach the same event contexts and checks as those of a live engine
+(`instep.subject.engines`). A kind of tensor that a recording declares must be there at every event, with the right
+shape. Leaves out: the checks, and models that do not fit into memory, for which only tokens and counts are judged.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import named
 
-from ..engines.verbs import ByVerbs, Tokens
-from ..replay.replay import Outcome, Replay
-from ..replay.setting import Setting
+from ..run.replay import Outcome, Replay
+from ..setting import Setting
+from ..subject.engines.verbs import ByVerbs, Tokens
 from ..trace.file import Trace
 from ..verdict import Tier
 from .recording import META, Recorded, wrote

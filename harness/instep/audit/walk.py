@@ -2,7 +2,7 @@
 
 So a checkpoint may be larger than memory, which holds only one layer in fp64 and the hidden rows of the texts.
 The truth is fp64. A draw is the reference in the declared width, rounded as declared and summed in another order, as in
-a replay (`replay/participants.py`). Only the errors of draws against the truth are kept, row by row: each position
+a replay (`run/participants.py`). Only the errors of draws against the truth are kept, row by row: each position
 counts as a separate event, like a decode step. Leaves out: the output matrix (`scores.py`) and its scores.
 """
 
@@ -28,8 +28,8 @@ from ..checks.allowance import TRUTH_ERROR
 from ..checks.measure import relative_error
 from ..oracle.declared_products import Operands
 from ..oracle.reordering import Reordered, stored
-from ..replay.declared import Declared
-from ..replay.participants import rounding
+from ..run.participants import rounding
+from ..subject.declared_rounding import Declared
 from .texts import Text
 
 BLOCK = 64  # tokens per block of the delta rule if no block is declared

@@ -7,7 +7,7 @@ one draw. Its error at one place may be small by luck, so the limit uses its lar
 request, in the target or in the draft head. No allowance is carried over from earlier events, so late events have the
 same limit as early ones. If everything depends on one number, one draw can still be luck (the largest of 8388 errors of
 correct engines on small random models used 0.79 of its allowance). So before anything is called wrong, the rounded run
-is drawn again up to REDRAWS times, with stochastic rounding (`replay/participants.py`), as draws in 16 bits would be
+is drawn again up to REDRAWS times, with stochastic rounding (`run/participants.py`), as draws in 16 bits would be
 equal.
 Leaves out: where an error was made, which T2 reports.
 """

@@ -59,8 +59,8 @@ def generate(
     from ..bundled import model
     from ..generate.decode import decode
     from ..generate.words import words_of
-    from ..replay.participants import candidates
-    from ..replay.replay import must_hold
+    from ..run.participants import candidates
+    from ..run.replay import must_hold
 
     if prompt and prompts is not None:
         raise BadInput("--prompts", found="--prompt too", expected="one of them")
@@ -96,8 +96,8 @@ def _must_be_writable(trace: Path | None, json: Path | None) -> None:
 
 def _show(decoded: Decoded, words: Words, verdict: Verdict | None, trace: Path | None, json: Path | None) -> None:
     """Write the run and the result, print texts and figures; return the exit code."""
-    from ..budget import need
     from ..generate import render
+    from ..subject.memory_budget import need
 
     ask = decoded.ask
     widest, tokens = max((*ask.header.candidates, ask.num_steps)) + 1, ask.header.room().request_positions

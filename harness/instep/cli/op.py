@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..kit.cases import Case
     from ..kit.launches import Served
     from ..kit.suggest import Suggested
-    from ..replay.setting import Setting
+    from ..setting import Setting
 
 
 @takes_setting(

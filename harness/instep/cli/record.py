@@ -15,7 +15,7 @@ from ..options import PROPOSED, WIDTHS, either, known
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
-    from ..replay.setting import Setting
+    from ..setting import Setting
     from ..trace.file import Trace
     from ..trace.policy import Policy
 
@@ -88,10 +88,10 @@ def make(
     from instep_reference.contract.drafters import EXTERNAL
     from instep_reference.contract.errors import BadInput
 
-    from ..replay.participants import Plan, reference
-    from ..replay.setting import Setting
-    from ..replay.single import header_of
     from ..report.machine import installed
+    from ..run.participants import Plan, reference
+    from ..run.single_engine import header_of
+    from ..setting import Setting
     from ..trace.driver import drive, recorded
     from ..trace.file import write
     from ..trace.header import Model, Recording

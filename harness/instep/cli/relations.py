@@ -36,7 +36,7 @@ def relations(
     from .. import relations as table
     from ..relations import render
     from ..relations.case import Case
-    from ..replay.replay import Replay, must_reach
+    from ..run.replay import Replay, must_reach
     from ..trace.file import read
     from .progress import progress
 

@@ -1,6 +1,6 @@
 """`instep replay`: run a trace on both sides, and compare everything after every event.
 
-Leaves out: the replay (`instep.replay`) and the messages (`instep.report`).
+Leaves out: the replay (`instep.run`) and the messages (`instep.report`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..checks import Check
-    from ..replay.replay import Outcome, Replay
-    from ..replay.variant import Variant
+    from ..run.replay import Outcome, Replay
+    from ..run.variant import Variant
     from ..trace.file import Trace
     from ..trace.header import Part
     from ..verdict import Tier
@@ -59,10 +59,10 @@ def replay(
     names = tiers_named(tiers or ())
     from ..atomic_write import folder_for, write_atomically
     from ..bundled import trace as own_trace
-    from ..replay.replay import Replay, must_reach
-    from ..replay.variant import Variant, patch_of, swaps_of
     from ..report import data, terminal
     from ..report.tables import say
+    from ..run.replay import Replay, must_reach
+    from ..run.variant import Variant, patch_of, swaps_of
     from ..trace.file import read
     from ..verdict import tiers_of
     from ..watch.event_digests import EventDigests
@@ -129,7 +129,7 @@ def _run(
     variant: Variant, ladder: bool, also: Sequence[Check],
 ) -> Outcome:
     from ..localise import locate
-    from ..replay.variant import AS_IS
+    from ..run.variant import AS_IS
     from .progress import progress
 
     total = len(trace.events) if until is None else min(until + 1, len(trace.events))

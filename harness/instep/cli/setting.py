@@ -1,6 +1,6 @@
 """The options that set up the engine under test, as parameters of a command.
 
-Leaves out: their names and help texts (`instep.options`), their effect (`instep.replay.setting`), and torch.
+Leaves out: their names and help texts (`instep.options`), their effect (`instep.setting`), and torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import typer
 from ..options import CHOICES, OPTIONS, SOMETIMES, USUAL, known
 
 if TYPE_CHECKING:
-    from ..replay.setting import Setting
+    from ..setting import Setting
 
 PANEL = "Engine under test"  # in `--help`; typer prints it after a command's own options
 WIDEST_METAVAR = 8
@@ -49,7 +49,7 @@ class Given:
 
         A repeatable option is in `otherwise`, one of its values at a time.
         """
-        from ..replay.setting import Setting
+        from ..setting import Setting
 
         once = {name: value for name, value in self.named.items() if not isinstance(value, list)}
         return Setting.of(**{**otherwise, **once})

@@ -35,8 +35,8 @@ def streams(
     """Replay a trace on readable labels; exit 0: all right, 1: a label is wrong, 3: nothing was read."""
     from instep_reference.contract.errors import BadInput
 
-    from ..replay.replay import Outcome, must_have, must_reach
     from ..report import data, terminal
+    from ..run.replay import Outcome, must_have, must_reach
     from ..streams.checkpoint import config
     from ..streams.run import LEVELS, streamed
     from ..trace.file import read

@@ -23,12 +23,12 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, InstepError
 from instep_reference.contract.event_facts import kind_of
 
-from ..replay.participants import Plan
-from ..replay.replay import Outcome, Replay
-from ..replay.setting import Setting
-from ..replay.single import header_of
 from ..report.machine import installed
 from ..report.tensors import for_a_file
+from ..run.participants import Plan
+from ..run.replay import Outcome, Replay
+from ..run.single_engine import header_of
+from ..setting import Setting
 from ..trace.file import read, replaceable
 from ..trace.header import Header, Model, Part, Recording
 from ..trace.policy import Policy

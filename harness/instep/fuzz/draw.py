@@ -19,7 +19,7 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.sampling import Sampling
 
 from ..adapters.keepers import OPTIONS
-from ..replay.setting import Setting
+from ..setting import Setting
 from ..trace.event_rules import EventRules, uniforms_due
 from ..trace.header import Room
 from ..trace.request_table import Standing

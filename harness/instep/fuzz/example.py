@@ -12,11 +12,11 @@ from instep_reference.contract.engine import Answer, AnyEvent
 
 from ..checks.base import Check
 from ..explain import Older, explained
-from ..replay.guard import SubjectFailed
-from ..replay.lockstep import Lockstep, run
-from ..replay.participants import Plan, participants_of
-from ..replay.patching import PatchedOracle
-from ..replay.replay import checks_for, oracle_for
+from ..run.lockstep import Lockstep, run
+from ..run.participants import Plan, participants_of
+from ..run.patching import PatchedOracle
+from ..run.replay import checks_for, oracle_for
+from ..subject.guard import SubjectFailed
 from ..trace.driver import Step, recorded
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace

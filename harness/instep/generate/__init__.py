@@ -6,5 +6,5 @@
     speed.py    tokens per second, accepted lengths, step counts
     render.py   all of it for people and as data
 
-Leaves out: traces from files (`instep.replay` replays those).
+Leaves out: traces from files (`instep.run` replays those).
 """

@@ -9,11 +9,11 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from ..budget import Need, spelled
-from ..replay.history import printable
 from ..report.result import Result
 from ..report.tables import say
 from ..report.words import numbers, where
+from ..run.history import printable
+from ..subject.memory_budget import Need, spelled
 from ..verdict import Comparison, Exit, Verdict
 from .decode import Ask, Decoded
 from .speed import Speed

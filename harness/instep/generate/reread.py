@@ -25,8 +25,8 @@ from ..checks.judge import Draw, Ties, chosen, judge
 from ..checks.measure import Spot, blocks, relative_error
 from ..checks.sampling_bounds import Row as DrawnRow
 from ..problem import Problem
-from ..replay.participant import Participant
-from ..replay.participants import Plan, reference, rounded_participant
+from ..run.participant import Participant
+from ..run.participants import Plan, reference, rounded_participant
 from ..verdict import Comparison, Tier, Verdict
 from ..watch.visibility import PROPAGATED
 from .decode import Decoded

@@ -1,6 +1,6 @@
 """Check the arguments of the kit's functions: one `BadInput` names the parameter, or the most similar known name.
 
-Leaves out: values of options (`replay/setting.py`), and numbers of a model (`ModelConfig`).
+Leaves out: values of options (`setting.py`), and numbers of a model (`ModelConfig`).
 """
 
 from __future__ import annotations

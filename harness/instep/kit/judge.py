@@ -32,10 +32,10 @@ from ..oracle.recomputation import DRAWS, FEWEST_DRAWS, ROUNDED_ONCE
 from ..oracle.reordering import Reordered
 from ..oracle.storage import before_rounding, narrower
 from ..problem import Problem
-from ..replay.declared import of_width
-from ..replay.failures import failure
-from ..replay.guard import SERVES, SubjectFailed, WrongType, calling
-from ..replay.setting import wide
+from ..run.failures import failure
+from ..setting import wide
+from ..subject.declared_rounding import of_width
+from ..subject.guard import SERVES, SubjectFailed, WrongType, calling
 from ..verdict import Comparison, Skipped, Tier, Verdict
 from ..watch.host_copies import alive, settle
 from .cases.case import Call, Case, moved, packed, serve

@@ -1,6 +1,6 @@
 """Replay a trace from Python, and hold the verdict: `replayed(small(), OPS).must_agree()`.
 
-Leaves out: the replay itself (`instep.replay`) and its messages (`instep.report`).
+Leaves out: the replay itself (`instep.run`) and its messages (`instep.report`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
 
 from ..adapters import Maker, in_a_shell, makes
-from ..engines.verbs import ByVerbs, is_make
 from ..localise import locate
 from ..options import TIERS
-from ..replay.replay import Outcome, Replay
-from ..replay.setting import Setting
 from ..report.data import worst
 from ..report.words import divergence
+from ..run.replay import Outcome, Replay
+from ..setting import Setting
+from ..subject.engines.verbs import ByVerbs, is_make
 from ..trace.file import Trace, read
 from ..verdict import Comparison, Exit, tiers_of
 from .arguments import must_be, must_be_setting, must_be_several, wrong

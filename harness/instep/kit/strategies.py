@@ -22,7 +22,7 @@ from instep_reference.contract.errors import BadInput
 
 from ..fuzz import draw as drawn
 from ..fuzz.campaign import HASTY, edges_of
-from ..replay.single import header_of
+from ..run.single_engine import header_of
 from ..trace.driver import Step, recorded
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace

@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 
-from ..replay.participants import Plan, reference
-from ..replay.setting import Setting
-from ..replay.single import header_of
+from ..run.participants import Plan, reference
+from ..run.single_engine import header_of
+from ..setting import Setting
 from ..shapes.random_weights import random_checkpoint
 from ..trace.driver import drive, recorded
 from ..trace.event_text import told

@@ -23,9 +23,9 @@ from instep_reference.contract.engine import AnyEvent, Commit, Draft, Forward
 from instep_reference.contract.errors import InstepError
 from instep_reference.contract.place import Place
 
-from ..replay.replay import Outcome, Replay
-from ..replay.setting import moves_labels
-from ..replay.variant import Patch, Variant, in_memory, spelled
+from ..run.replay import Outcome, Replay
+from ..run.variant import Patch, Variant, in_memory, spelled
+from ..setting import moves_labels
 from ..verdict import Cause, Comparison, Located, Tier
 from .order import READERS, also_writes, memory_name, ops_of, siblings
 

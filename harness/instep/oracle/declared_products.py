@@ -26,7 +26,7 @@ The derivation, which holds for every tier with a yardstick (T2, T2d, T3, and th
 
 The op that computes is known from the last place, because the reference shows its places in a fixed order. A form that
 is not declared is left alone, so a declaration for prefill chunks allows nothing for decode and verify.
-Leaves out: the declarations and their source (`replay/declared.py`).
+Leaves out: the declarations and their source (`subject/declared_rounding.py`).
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ from rich.console import Console
 
 from instep_reference.contract.place import STAGE_LEVEL
 
-from ..replay.replay import Outcome
 from ..report import terminal
 from ..report.data import listed_findings, worst
 from ..report.result import Result
 from ..report.words import DIFFERS, command, command_at, divergence, numbers, where
+from ..run.replay import Outcome
 from ..trace.file import Trace
 from ..verdict import Verdict
 from . import cells

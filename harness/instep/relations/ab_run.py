@@ -19,7 +19,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 from ..adapters import Subject
 from ..player import Player
 from ..problem import Problem
-from ..replay.participant import Participant
+from ..run.participant import Participant
 from ..trace.driver import own_say
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext

@@ -19,14 +19,14 @@ from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.event_facts import kind_of
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
-from ..engines.derived import DerivedEngine
 from ..oracle.grown_tree import head_tree
 from ..oracle.tree_forms import lines
 from ..player import Player
-from ..replay.failures import VERBS
-from ..replay.guard import SubjectFailed, calling
-from ..replay.lockstep import expect
-from ..replay.participant import Participant
+from ..run.failures import VERBS
+from ..run.lockstep import expect
+from ..run.participant import Participant
+from ..subject.engines.derived import DerivedEngine
+from ..subject.guard import SubjectFailed, calling
 from ..trace.event_rules import EventRules
 from ..trace.header import Header
 from ..watch.event_context import EventContext

@@ -20,12 +20,12 @@ from instep_reference.contract.engine import Admit
 from instep_reference.contract.errors import Unsupported
 
 from ..adapters import Maker, Subject
-from ..engines.derived import DerivedEngine
-from ..engines.verbs import ByVerbs
-from ..replay.guard import MAKES, calling
-from ..replay.participant import Participant
-from ..replay.participants import Plan, bare, declares, enough_memory, rounded_participant, truth_participant
-from ..replay.setting import moves_labels
+from ..run.participant import Participant
+from ..run.participants import Plan, bare, declares, enough_memory, rounded_participant, truth_participant
+from ..setting import moves_labels
+from ..subject.engines.derived import DerivedEngine
+from ..subject.engines.verbs import ByVerbs
+from ..subject.guard import MAKES, calling
 from ..trace.file import Trace
 from ..trace.header import Header
 from .by_position import PositionRecord, PositionRecorder
@@ -140,7 +140,7 @@ class Case:
         return self._records["truth"]
 
     def rounded(self, draw: int = 0, of: str | None = None) -> PositionRecord:
-        """Record one draw of the rounded reference (`replay/participants.py`), on the events of the record `of`."""
+        """Record one draw of the rounded reference (`run/participants.py`), on the events of the record `of`."""
         name = f"rounded {draw}{'' if of is None else f' of {of}'}"
         if name not in self._records:
             events, plan = as_traced(self.trace) if of is None else self._events[of], self.plan

@@ -28,7 +28,7 @@ from instep_reference.weights import GdnWeights, Weights
 from ..oracle.declared_products import InChunks, Operands, launched
 from ..oracle.reordering import Reordered
 from ..oracle.storage import State, rounded
-from ..replay.participants import declares, rounding
+from ..run.participants import declares, rounding
 from ..trace.header import Room
 from .by_position import Stopped, raised
 from .case import Case

@@ -15,7 +15,7 @@ from instep_reference.contract.errors import Unsupported
 
 from ..adapters.keepers import OPTIONS
 from ..player import Player
-from ..replay.participants import participants_of
+from ..run.participants import participants_of
 from ..trace.file import Trace
 from ..verdict import Tier
 from ..watch.observers import Watching

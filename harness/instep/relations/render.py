@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.text import Text
 
 from ..page.cells import Row
-from ..replay.replay import served
 from ..report import tables
 from ..report.command import command as to_type
 from ..report.command import near
@@ -25,6 +24,7 @@ from ..report.result import Result
 from ..report.terminal import VERDICTS, cell, most_used, short
 from ..report.words import MEASURES as OF_A_REPLAY
 from ..report.words import message, numbers
+from ..run.replay import served
 from ..verdict import Comparison, Tier
 from . import Held, worst
 from .case import Case

@@ -16,7 +16,7 @@ from . import data, terminal
 from .tensors import files, for_a_file
 
 if TYPE_CHECKING:
-    from ..replay.replay import Outcome
+    from ..run.replay import Outcome
 
 DIGEST = 8  # digits of the digest in the name of a test's folder
 VERDICT, USED, ELEMENTS = "instep_verdict", "instep_used", "instep_elements"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..replay.setting import Setting
+    from ..setting import Setting
 
 # Options that name an output file or folder.
 PLACES = (

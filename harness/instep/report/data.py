@@ -16,7 +16,7 @@ from .terminal import Total, tiers
 from .words import divergence, where
 
 if TYPE_CHECKING:
-    from ..replay.replay import Outcome
+    from ..run.replay import Outcome
 
 FINDINGS = 100  # findings of a run that are written, in addition to the first of every check
 

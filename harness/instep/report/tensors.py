@@ -23,7 +23,7 @@ from ..watch.rows import row_spans, rows
 from .words import where
 
 if TYPE_CHECKING:
-    from ..replay.replay import Outcome
+    from ..run.replay import Outcome
 
 MEMORY = ("state", "conv", "keys", "values")  # components of a request's memory
 LONGEST = 100  # bytes of a name that a file name takes at most

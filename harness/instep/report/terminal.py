@@ -22,8 +22,8 @@ from .tables import say, table
 from .words import declared, divergence, exercised, named, otherwise
 
 if TYPE_CHECKING:
-    from ..replay.history import History
-    from ..replay.replay import Outcome
+    from ..run.history import History
+    from ..run.replay import Outcome
 
 VERDICTS = {
     Exit.AGREED: ("agrees", "green"), Exit.DIVERGED: ("DIVERGED", "red"), Exit.INCONCLUSIVE: ("inconclusive", "yellow"),

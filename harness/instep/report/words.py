@@ -18,8 +18,8 @@ from .command import command as to_type
 from .command import near
 
 if TYPE_CHECKING:
-    from ..replay.replay import Outcome
-    from ..replay.variant import Variant
+    from ..run.replay import Outcome
+    from ..run.variant import Variant
 
 NAMES = {
     "state": "recurrent state", "conv": "conv window", "keys": "KV keys", "values": "KV values",

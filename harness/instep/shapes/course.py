@@ -12,8 +12,8 @@ import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
 
-from ..replay.large_model import ledger
-from ..replay.single import header_of
+from ..run.large_model import ledger
+from ..run.single_engine import header_of
 from ..trace.driver import drive
 from ..trace.file import Trace
 from ..trace.header import Part, Room

@@ -2,7 +2,7 @@
 
 The reference cannot hold such a model as a whole, so checks that need a whole reference are not among them.
 
-Leaves out: the checks (`replay/large_model.py`) and the course itself (`course.py`).
+Leaves out: the checks (`run/large_model.py`) and the course itself (`course.py`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from ..replay.large_model import outcome
-from ..replay.replay import Outcome, must_have, must_reach
-from ..replay.setting import Setting
+from ..run.large_model import outcome
+from ..run.replay import Outcome, must_have, must_reach
+from ..setting import Setting
 from . import shape
 from .course import course
 from .random_weights import random_checkpoint

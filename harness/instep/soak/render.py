@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from ..fuzz.coverage import CONDITIONS
-from ..replay.replay import Outcome
 from ..report import tables
 from ..report.words import divergence
+from ..run.replay import Outcome
 from .kept import Soaked
 
 

@@ -25,7 +25,7 @@ from ..fuzz.campaign import Settings, again, drawn_plan, edges_of, must_be_free,
 from ..fuzz.coverage import Coverage
 from ..fuzz.example import Diverged, Example
 from ..lru_cache import EVENTS, LAYERS, closed
-from ..replay.replay import Outcome
+from ..run.replay import Outcome
 from ..trace.header import Model
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext

@@ -16,10 +16,10 @@ from instep_optimized.ops.base import GdnInputs, Ops
 
 from ..checks.bytes import Bytes
 from ..checks.identity import Identity
-from ..replay.large_model import outcome
-from ..replay.lockstep import Progress
-from ..replay.replay import Outcome
-from ..replay.setting import Setting
+from ..run.large_model import outcome
+from ..run.lockstep import Progress
+from ..run.replay import Outcome
+from ..setting import Setting
 from ..trace.file import Trace
 from .checkpoint import stream_checkpoint
 from .relabel import relabelled

@@ -1,4 +1,4 @@
 """Traces: the file, the event rules, the policy and the scheduler.
 
-Leaves out: running them (`instep.replay`).
+Leaves out: running them (`instep.run`).
 """

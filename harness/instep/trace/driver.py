@@ -31,7 +31,7 @@ from .policy import Arrival, Policy, ScheduledAction
 from .request_table import Standing
 
 if TYPE_CHECKING:
-    from ..proposers import Propose
+    from ..subject.proposers import Propose
 
 
 @dataclass(frozen=True)

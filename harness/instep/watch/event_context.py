@@ -1,6 +1,6 @@
 """One event and everything known about it: the input of a check.
 
-Leaves out: how it is gathered (`replay/lockstep.py`) and how it is judged (`checks/`).
+Leaves out: how it is gathered (`run/lockstep.py`) and how it is judged (`checks/`).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class EventContext:
     subject    the engine under test
     truth      the reference in fp64, or the ledger of labels if the subject moves labels
     rounded    the reference in the declared width with its rounding points; None for labels
-    resampled  the rounded run up to here once more, as another draw with this number (`replay/participants.py`); costly
+    resampled  the rounded run up to here once more, as another draw with this number (`run/participants.py`); costly
     regions    the subject's pools after the event
     updates    whether its rings keep updates (`required_rows.py`)
     earlier    facts from the events before

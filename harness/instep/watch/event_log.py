@@ -1,6 +1,6 @@
 """The log of the subject during an event: op calls, host reads, graphs, configurations, answers.
 
-Leaves out: how it is gathered (`op_calls.py`, `host_reads.py`, `replay/participants.py`) and how it is judged
+Leaves out: how it is gathered (`op_calls.py`, `host_reads.py`, `run/participants.py`) and how it is judged
 (`checks/`).
 """
 

@@ -19,9 +19,9 @@ from instep.checks.own_inputs import OwnInputs
 from instep.checks.propagated import Propagated
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation
-from instep.replay.lockstep import Lockstep
-from instep.replay.participants import Plan, participants_of
-from instep.replay.setting import Setting
+from instep.run.lockstep import Lockstep
+from instep.run.participants import Plan, participants_of
+from instep.setting import Setting
 from instep.verdict import Comparison, Skipped, Tier
 from instep.watch.event_context import EventContext
 from instep_reference.contract.engine import Commit

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from msgspec import structs
 
-from instep.replay.large_model import ledger
-from instep.replay.participants import Plan
-from instep.replay.setting import Setting
-from instep.replay.single import header_of
+from instep.run.large_model import ledger
+from instep.run.participants import Plan
+from instep.run.single_engine import header_of
+from instep.setting import Setting
 from instep.shapes import shape
 from instep.shapes.random_weights import random_checkpoint
 from instep.trace.driver import drive

@@ -1,6 +1,6 @@
 """Correct variants: engines that are right, no two alike, and how much of every allowance they use.
 
-Consecutive variants share a scene, so its truth is run once (`replay/reuse.py`).
+Consecutive variants share a scene, so its truth is run once (`run/reference_cache.py`).
 Leaves out: engines that are a little wrong (`graded.py`).
 """
 
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from instep.checks.directed import Directed
 from instep.explain import Older, explained
 from instep.options import FP8
-from instep.replay.lockstep import Lockstep
-from instep.replay.lockstep import run as run_all
-from instep.replay.participants import Plan, participants_of
-from instep.replay.replay import checks_for, oracle_for
-from instep.replay.setting import Setting
+from instep.run.lockstep import Lockstep
+from instep.run.lockstep import run as run_all
+from instep.run.participants import Plan, participants_of
+from instep.run.replay import checks_for, oracle_for
+from instep.setting import Setting
 from instep.verdict import Verdict
 from instep_optimized.layout import StateLayout
 

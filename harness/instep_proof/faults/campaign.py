@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from instep.replay.setting import Setting
+from instep.setting import Setting
 
 from . import plant
 from .fault import Fault, speaking

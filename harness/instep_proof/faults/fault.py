@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep_reference.contract.place import Place
 
 # Sentences that give only the size or the place of an error. They do not name a mistake.

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from instep.proposers import ngram
-from instep.replay.replay import served
-from instep.replay.setting import Setting
-from instep.replay.single import engine, header_of
+from instep.run.replay import served
+from instep.run.single_engine import engine, header_of
+from instep.setting import Setting
+from instep.subject.proposers import ngram
 from instep.trace.driver import drive
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace, read

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from instep.replay.setting import Setting
 from instep.report.result import read as read_file
+from instep.setting import Setting
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from instep.cli.record import make
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep.trace.file import read
 from instep.trace.header import Recording
 from instep.trace.policy import read_policy

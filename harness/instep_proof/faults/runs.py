@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep.verdict import Exit
 
 from . import plant

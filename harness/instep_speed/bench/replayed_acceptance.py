@@ -1,7 +1,7 @@
 """Play one model's decoding on another: the same requests, chunks, step counts and accepted counts, all forced.
 
 In this way a small trained model supplies realistic accepted counts for a large model with random weights, which is
-then timed. The run is first checked (`replay/large_model.py`). At every finish the timed engine must hold the same bits
+then timed. The run is first checked (`run/large_model.py`). At every finish the timed engine must hold the same bits
 as the checked one. Leaves out: any choice.
 """
 
@@ -20,10 +20,10 @@ import torch
 from instep.generate.decode import Decoded
 from instep.generate.speed import Speed
 from instep.player import Observer, Player, Side
-from instep.replay.large_model import outcome
-from instep.replay.replay import Outcome
-from instep.replay.setting import Setting
-from instep.replay.single import engine
+from instep.run.large_model import outcome
+from instep.run.replay import Outcome
+from instep.run.single_engine import engine
+from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.header import Model
 from instep.verdict import Comparison, Tier

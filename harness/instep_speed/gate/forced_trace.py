@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from instep.replay.participants import Plan, reference
-from instep.replay.setting import Setting
-from instep.replay.single import header_of
+from instep.run.participants import Plan, reference
+from instep.run.single_engine import header_of
+from instep.setting import Setting
 from instep.trace.driver import drive, recorded
 from instep.trace.file import Trace, write
 from instep.trace.header import Model, Room

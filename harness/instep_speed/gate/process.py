@@ -20,7 +20,7 @@ import msgspec
 from safetensors.torch import load_file
 
 from instep.adapters import find, in_a_shell
-from instep.replay.setting import moves_labels
+from instep.setting import moves_labels
 from instep_optimized.ops import BY_NAME
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.engine import RequestState

@@ -14,7 +14,7 @@ from instep.checks.allowance import TRUTH_ERROR
 from instep.checks.judge import judge
 from instep.checks.measure import Spot, blocks, relative_error
 from instep.problem import Problem
-from instep.replay.participants import Plan, reference, rounded_participant
+from instep.run.participants import Plan, reference, rounded_participant
 from instep.verdict import Comparison, Tier, Verdict
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place import STAGE_LEVEL, Place

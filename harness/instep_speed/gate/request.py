@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
 

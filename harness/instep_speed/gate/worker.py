@@ -19,10 +19,10 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
-from instep.replay.participants import bare
-from instep.replay.replay import Replay, served
-from instep.replay.setting import Setting
 from instep.report.words import divergence
+from instep.run.participants import bare
+from instep.run.replay import Replay, served
+from instep.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Exit
 

@@ -7,7 +7,7 @@ are a race on a card, and correct in Triton's interpreter.
 
 from __future__ import annotations
 
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep_reference.contract.place import Place
 
 from ..fault import Edit, Fault

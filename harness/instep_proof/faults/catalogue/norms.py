@@ -5,7 +5,7 @@ Leaves out: the l2 norm of q and k, and casts (`numerics.py`).
 
 from __future__ import annotations
 
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ..fault import Edit, Fault

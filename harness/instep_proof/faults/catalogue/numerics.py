@@ -5,7 +5,7 @@ Leaves out: every other family.
 
 from __future__ import annotations
 
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ..fault import Edit, Fault, Wrap

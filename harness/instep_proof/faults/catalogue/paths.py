@@ -5,7 +5,7 @@ The runs are in bfloat16, where a layer's own rounding is as large. Leaves out: 
 
 from __future__ import annotations
 
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep_reference.contract.place import Place
 
 from ..fault import Edit, Fault

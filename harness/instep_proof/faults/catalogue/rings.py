@@ -5,7 +5,7 @@ Leaves out: how many tokens are run again, and from where (`rollback.py`), and r
 
 from __future__ import annotations
 
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep_reference.contract.place import Place
 
 from ..fault import Edit, Fault

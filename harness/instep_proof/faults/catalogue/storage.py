@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from instep.options import FP8
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep_reference.contract.place import Place
 
 from ..fault import Edit, Fault

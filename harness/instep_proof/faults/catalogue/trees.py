@@ -5,7 +5,7 @@ Leaves out: mistakes that a chain shows as well (`rollback.py`, `draft.py`, `gra
 
 from __future__ import annotations
 
-from instep.replay.setting import Setting
+from instep.setting import Setting
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from ..fault import Edit, Fault

@@ -22,8 +22,8 @@ from instep.bundled import model
 from instep.generate.decode import Ask, Decoded
 from instep.generate.speed import rounds
 from instep.generate.words import prompts_from, stop_of, words_of
-from instep.replay.setting import Setting
 from instep.report.words import where
+from instep.setting import Setting
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from instep.replay.declared import declared
+from instep.subject.declared_rounding import declared
 from instep_optimized.layout import Part
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_reference.contract.rounding import Product

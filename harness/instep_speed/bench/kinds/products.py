@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from instep.oracle.reordering import Reordered
-from instep.replay.declared import declared
+from instep.subject.declared_rounding import declared
 from instep_optimized.ops.around import tensors_of
 from instep_optimized.ops.base import ExpertWeights, Ops
 from instep_optimized.ops.plain import PLAIN

@@ -23,10 +23,10 @@ import torch
 
 from instep.bundled import model
 from instep.player import Player
-from instep.replay.large_model import outcome
-from instep.replay.setting import Setting
-from instep.replay.single import engine, header_of
 from instep.report.words import where
+from instep.run.large_model import outcome
+from instep.run.single_engine import engine, header_of
+from instep.setting import Setting
 from instep.shapes import shape
 from instep.shapes.random_weights import random_checkpoint
 from instep.trace.file import Trace

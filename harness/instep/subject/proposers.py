@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from instep_reference.contract.drafters import EXTERNAL, MODES
 from instep_reference.contract.errors import BadInput
 
-from .adapters import named
-from .trace.ngram_tree import followers
+from ..adapters import named
+from ..trace.ngram_tree import followers
 
 # (all tokens of a request, its root last; number of drafts) -> that number of drafts, or none to decode without drafts
 Propose = Callable[[Sequence[int], int], Sequence[int]]

@@ -22,8 +22,8 @@ from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.rounding import FORMATS, RESIDUAL, SUMMED, Product
 
-from ..adapters import Maker, makes, named
-from ..watch.visibility import FEEDS
+from ...adapters import Maker, makes, named
+from ...watch.visibility import FEEDS
 
 GROUP = "instep.engines"
 MUST = ("step", "keep", "drop")

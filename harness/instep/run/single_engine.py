@@ -16,11 +16,11 @@ from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity
 
+from ..setting import Setting
+from ..subject.guard import MAKES, calling
 from ..trace.header import SCHEMA, Header, Model, Part, Recording, sound
 from ..trace.policy import Policy
-from .guard import MAKES, calling
 from .participants import candidates, enough_memory
-from .setting import Setting
 
 
 def engine(

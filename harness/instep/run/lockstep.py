@@ -21,6 +21,7 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL
 
 from ..checks.base import Check
 from ..player import Side
+from ..subject.guard import SubjectFailed
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.request_table import RequestTable
@@ -32,7 +33,6 @@ from ..watch.event_log import NOTHING
 from ..watch.required_rows import cut_down, kept
 from ..watch.visibility import Shown
 from .failures import failures
-from .guard import SubjectFailed
 from .participant import Participant
 from .participants import Participants
 from .patching import PatchableEngine

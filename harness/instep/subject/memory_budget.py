@@ -26,7 +26,7 @@ from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.shapes import FUSED, expected_shapes
 
-from .replay.guard import MAKES, calling
+from .guard import MAKES, calling
 
 PAGE_SIZE = 16
 ONE = Capacity(slots=(1,), pages=(1,), page_size=PAGE_SIZE, max_tokens=1)  # a unit depends on max_positions alone

@@ -18,8 +18,8 @@ from instep_reference.contract.place import AFTER_LAYERS, COMPONENTS, Place, See
 from instep_reference.gdn import GdnMemory
 from instep_reference.trunk import empty_memory
 
-from ..replay.guard import WrongType, calling, must, must_hold
-from ..watch.visibility import FEEDS
+from ...watch.visibility import FEEDS
+from ..guard import WrongType, calling, must, must_hold
 from .verbs import EVERY, PAIRS, Tokens, declaration, product_of
 
 T = TypeVar("T")

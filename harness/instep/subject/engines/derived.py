@@ -3,7 +3,7 @@
 Roots, own picks, acceptance, lengths and wishes are the harness's own, so they are compared with nothing. Tensors are
 copied as they come in. A request that `preempt` or `save` concerns, where there is no such verb, is dropped, and its
 tokens are stepped over again; a request that cannot be served so leaves the run.
-Leaves out: what the verbs give, and whether it is of the right kind (`asked.py`).
+Leaves out: what the verbs give, and whether it is of the right kind (`callbacks.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from instep_reference.contract.place import AFTER_LAYERS, Place, See, unseen
 from instep_reference.contract.sampling import Sampling
 from instep_reference.sampling import Drawing, drawn
 
-from ..watch.visibility import Shown
-from .asked import Asked, Said
+from ...watch.visibility import Shown
+from .callbacks import Asked, Said
 from .verbs import Tokens
 
 FINAL, LOGITS, PICK = (Place("trunk", AFTER_LAYERS, name) for name in ("final", "logits", "pick"))

@@ -27,6 +27,9 @@ from instep_reference.contract.event_facts import kind_of
 from ..checks import Check, for_free_runs, for_labels, for_numbers
 from ..checks.allowance import DITHERED, REDRAWS
 from ..oracle.free_run import FreeOracle
+from ..setting import WIDTHS, Setting, moves_labels
+from ..subject.declared_rounding import NOTHING, Declared
+from ..subject.guard import SubjectFailed
 from ..threads import threads_for
 from ..trace.event_rules import EventRules, verified
 from ..trace.file import Trace
@@ -34,15 +37,12 @@ from ..verdict import Comparison, Located, Skipped, Tier, Verdict, prefer_shared
 from ..watch.event_context import EventContext
 from ..watch.kernel_calls import Exercised
 from ..watch.visibility import WHOLE, Shown
-from .declared import NOTHING, Declared
 from .failures import failure
-from .guard import SubjectFailed
 from .history import History
 from .lockstep import Lockstep, Progress, run
 from .participants import Participants, Plan, candidates, participants_of
 from .patching import PatchedOracle, must_fit
 from .recorded_choices import RecordedChoices
-from .setting import WIDTHS, Setting, moves_labels
 from .variant import AS_IS, Variant
 
 PACKAGES = ("instep_reference", "instep_optimized", "instep")

@@ -1,6 +1,7 @@
 """The setting of a subject: one frozen value for the command line, the engine's options and printed commands.
 
-Leaves out: building anything from it (`participants.py`, `single.py`), and combinations that an engine refuses.
+Leaves out: building anything from it (`run/participants.py`, `run/single_engine.py`), and combinations that an engine
+refuses.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from instep_optimized.ops.interpreter import wanted_on
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Storage, by_chance
 
-from ..adapters import Maker, find, in_a_shell
-from ..adapters.keepers import OPTIONS, with_keeper
-from ..engines import verbs
-from ..engines.verbs import ByVerbs
-from ..options import CHOICES, FP8, either
-from ..options import known as known_value
-from ..proposers import NAMES, Propose, mode_of, proposer
-from ..trace.header import Recording
+from .adapters import Maker, find, in_a_shell
+from .adapters.keepers import OPTIONS, with_keeper
+from .options import CHOICES, FP8, either
+from .options import known as known_value
+from .subject.engines import verbs
+from .subject.engines.verbs import ByVerbs
+from .subject.proposers import NAMES, Propose, mode_of, proposer
+from .trace.header import Recording
 
 DEFAULTS = Options()  # values without an option
 WIDTHS = {

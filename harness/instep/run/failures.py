@@ -1,6 +1,6 @@
 """Errors that a subject raised, as findings: the op, the place, the line of its source, its traceback.
 
-Leaves out: whether a failure is the subject's or the harness's (`guard.py`).
+Leaves out: whether a failure is the subject's or the harness's (`subject/guard.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..adapters.returned import WrongResult
 from ..checks.base import NOWHERE, op_at
 from ..checks.capacity import judged
 from ..checks.contracts import broken
-from ..engines.verbs import MUST, PAIRS
 from ..problem import Problem
+from ..subject.engines.verbs import MUST, PAIRS
+from ..subject.guard import MAKES, SERVES, SubjectFailed, WrongType, said_by
 from ..verdict import Comparison, Raised, Tier
 from ..watch.event_log import NOTHING, EventLog, FailedOp
-from .guard import MAKES, SERVES, SubjectFailed, WrongType, said_by
 from .participants import Participants
 
 VERBS = (*MUST, "draft", "layers", *(verb for pair in PAIRS for verb in pair))  # callbacks that serve events

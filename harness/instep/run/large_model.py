@@ -28,18 +28,18 @@ from ..checks.bytes import Bytes
 from ..checks.directed import Directed
 from ..checks.identity import Identity
 from ..oracle.state_oracle import StateOracle
+from ..setting import Setting, moves_labels
+from ..subject.declared_rounding import declared
+from ..subject.guard import GuardedSubject
 from ..trace.file import Trace
 from ..watch.instrumentation import replays_of
 from ..watch.memory import Watch
-from .declared import declared
-from .guard import GuardedSubject
 from .history import History
 from .lockstep import Lockstep, Progress, run
 from .participant import Participant, guarded
 from .participants import Participants, Plan, counting, instrumentation_of, lent_copies
 from .replay import Outcome, of_kernels, served
-from .setting import Setting, moves_labels
-from .single import engine
+from .single_engine import engine
 
 SHADOW = {"hidden": 8, "key_heads": 1, "value_heads": 1, "key_dim": 2, "value_dim": 2, "heads": 1, "kv_heads": 1,
           "head_dim": 2, "rotary_dim": 2, "intermediate": 2}  # widths of the shadow, as the ledger only counts rows

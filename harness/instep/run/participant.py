@@ -17,9 +17,9 @@ from instep_reference.contract.place import Place, See, unseen
 from ..oracle.expert_routes import Routes
 from ..oracle.reordering import Reordered, aside
 from ..player import Observer, Player
+from ..subject.guard import Checked, GuardedEngine, Materialized
 from ..watch.activations import Activations
 from ..watch.observers import Answered, OnHost, States, Within
-from .guard import Checked, GuardedEngine, Materialized
 
 
 class WatchedEngine(Engine, Watched, Protocol):

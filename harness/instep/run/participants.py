@@ -36,25 +36,25 @@ from instep_reference.engine import ReferenceEngine
 from instep_reference.ledger import LedgerEngine
 
 from ..adapters import Maker, Subject
-from ..engines.asked import Asked
-from ..engines.derived import DerivedEngine
-from ..engines.verbs import ByVerbs, must_have
 from ..oracle.declared_products import Operands, Squares
 from ..oracle.expert_routes import Routes
 from ..oracle.reference_weights import digest_of, weights_of
 from ..oracle.reordering import Reordered, stored
 from ..oracle.storage import entries
+from ..setting import Setting, moves_labels
+from ..subject.declared_rounding import NOTHING, Declared, declared
+from ..subject.engines.callbacks import Asked
+from ..subject.engines.derived import DerivedEngine
+from ..subject.engines.verbs import ByVerbs, must_have
+from ..subject.guard import MAKES, GuardedSubject, calling, make_subject, said_by
 from ..watch.event_log import Room
 from ..watch.instrumentation import Instrumentation, replays_of
 from ..watch.memory import Watch
 from ..watch.visibility import WHOLE, Shown
-from .declared import NOTHING, Declared, declared
-from .guard import MAKES, GuardedSubject, calling, make_subject, said_by
 from .participant import Participant, guarded
 from .patching import PatchableEngine, Patching
-from .reuse import Reusing
-from .setting import Setting, moves_labels
-from .stored import StoringEngine
+from .reference_cache import Reusing
+from .stored_states import StoringEngine
 from .variant import AS_IS, Variant, swapped
 
 Declares = Ops | Maker | ByVerbs | DerivedEngine | None  # objects that declare rounding

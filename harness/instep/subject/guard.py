@@ -1,6 +1,7 @@
 """Guards every call to the subject: its exceptions, and answers of a wrong type, become its findings.
 
-A failure of the harness is raised unchanged and is never the subject's. Leaves out: the finding itself (`failures.py`).
+A failure of the harness is raised unchanged and is never the subject's. Leaves out: the finding itself
+(`run/failures.py`).
 """
 
 from __future__ import annotations
