@@ -50,7 +50,7 @@ class Explained:
     `says`  the mistake, as a sentence without a subject
     where   the wrong part of the tensor, as the end of that sentence; empty: all of it
     equal   every known content with the same bits, this one included; empty: there was no search for others
-    name    its entry in the catalogue (`explain/mistakes.py`), if it is one
+    name    its entry in the catalogue (`diagnose/mistakes/delta_rule.py`), if it is one
     """
 
     by: Literal["hypothesis", "bank"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep.localise import locate
+from instep.diagnose import locate
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.trace.file import Trace

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from instep.checks.served_log import NOT_OFFERED
-from instep.localise import locate
+from instep.diagnose import locate
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.subject.engines.callbacks import Asked

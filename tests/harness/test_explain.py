@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from instep.checks import for_labels
 from instep.checks.poison import Poison
 from instep.checks.state_step import step
-from instep.explain import Older, bank, explained
-from instep.explain.case import Case, Explanation
-from instep.explain.elsewhere import elsewhere
-from instep.explain.judge import best
+from instep.diagnose import Older, bank, explained
+from instep.diagnose.mistakes.case import Case, Explanation
+from instep.diagnose.mistakes.fit import best
+from instep.diagnose.mistakes.misplaced import elsewhere
 from instep.problem import UNEXPLAINED, Explained, Problem
 from instep.verdict import Comparison, Tier
 from instep.watch.row_span import RowSpan
@@ -214,7 +214,7 @@ def test_a_bank_that_raises_loses_no_finding(scene, monkeypatch):
     def raises(case):
         raise ValueError("no such row")
 
-    monkeypatch.setattr("instep.explain.bank.explanation_of", raises)
+    monkeypatch.setattr("instep.diagnose.bank.explanation_of", raises)
     said = scene.at_place(Place("trunk", GDN, "z"), noise).diagnosis
     raised = "; unexplained: the search for an explanation raised ValueError: no such row"
     assert said.startswith("relative error") and said.endswith(raised)
@@ -315,7 +315,7 @@ def test_a_consequence_of_a_wrong_input_is_reported_as_one(scene):
 
 
 def test_a_run_that_agrees_is_not_explained(scene, monkeypatch):
-    monkeypatch.setattr("instep.explain.bank.case_of", None)
+    monkeypatch.setattr("instep.diagnose.bank.case_of", None)
     assert explained([], scene.contexts[3], None, Older()) == []
     assert not scene.said(scene.contexts[3])
 

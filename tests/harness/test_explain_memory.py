@@ -15,7 +15,7 @@ import torch
 
 from instep.checks.directed import scene_of
 from instep.checks.state_step import Scene, add
-from instep.explain import Older, explained
+from instep.diagnose import Older, explained
 from instep.oracle.recomputation import Recomputation
 from instep.problem import UNEXPLAINED, Explained, Problem
 from instep.verdict import Tier

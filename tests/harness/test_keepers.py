@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from instep import adapters
-from instep.localise import locate
+from instep.diagnose import locate
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace

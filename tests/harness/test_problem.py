@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from instep.explain.bank import _contracts, _unknown
-from instep.explain.case import UNRECOGNISED
+from instep.diagnose.bank import _contracts, _unknown
+from instep.diagnose.mistakes.case import UNRECOGNISED
 from instep.problem import Explained, Problem, Unexplained, sentence
 from instep.report.data import finding
 from support.outcomes import comparison

@@ -14,7 +14,7 @@ from typing import cast
 import pytest
 
 from instep.checks import allowance, for_labels, for_numbers
-from instep.localise import confirm, locate
+from instep.diagnose import ladder, locate
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import DRAWS, FEWEST_DRAWS
 from instep.report import data
@@ -118,16 +118,16 @@ def test_the_numbers_are_the_constants() -> None:
         f"{allowance.ULPS:g} ulp of the stored dtype", f"per head and {allowance.COLUMNS} columns of V",
         f"at most 1/{1 / allowance.PROJECTION_ERROR:g}", f"{allowance.MORE_DRAWS} of them before anything",
         f"drawn up to {allowance.REDRAWS} times more", f"over {allowance.TIES_CAP:.0%} of all choices",
-        f"and over {allowance.TIES_ALWAYS}, they are", f"up to {confirm.BEYOND} events on",
+        f"and over {allowance.TIES_ALWAYS}, they are", f"up to {ladder.BEYOND} events on",
         f"the first {FINDINGS} are written out",
     ):
         assert told in flowing
     assert (allowance.PROJECTION_LIMIT, allowance.UNDECIDED_CAP, allowance.MARGIN_ERRORS) == (0.5, 0.5, 2.0)
-    assert {"contracts", "capacity", "hostreads"} <= set(confirm.DIRECT)
+    assert {"contracts", "capacity", "hostreads"} <= set(ladder.DIRECT)
 
 
 def test_page_quotes_the_ladders_sentences() -> None:
-    source = Path(confirm.__file__).read_text()
+    source = Path(ladder.__file__).read_text()
     for words in (
         "cause: the CUDA graph (run eagerly, ", "cause: the call itself", "(with the ", "this place", " places",
         "(with the reference's ", ", the rest of the event agrees", "the reads from memory", " writes wrong memory",

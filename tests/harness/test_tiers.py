@@ -97,7 +97,7 @@ def test_run_of_all_tiers_lists_no_omission(instep: Runner) -> None:
 @pytest.mark.slow
 def test_the_ladder_climbs_with_the_same_tiers() -> None:
     """Without them another tier's finding would stay, and nothing would be confirmed."""
-    from instep.localise import locate
+    from instep.diagnose import locate
 
     replay = Replay(few_channels(TRACE, 2), Setting(STALE, strategy="snapshot"))
     outcome = replay.run(tiers=[Tier.DIRECTED])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep.localise.confirm import locate
+from instep.diagnose.ladder import locate
 from instep.relations import held, relations
 from instep.relations.case import Case
 from instep.run.replay import Outcome, Replay

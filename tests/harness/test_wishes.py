@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from instep.explain.wishes import MOST, RULES, Told, _wishes, wrong_rule
+from instep.diagnose.mistakes.step_controller import MOST, RULES, Told, _wishes, wrong_rule
 from instep_reference.adaptive import Controller, resolve
 from instep_reference.contract.adaptive import AdaptiveFile
 

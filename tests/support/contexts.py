@@ -17,7 +17,7 @@ from msgspec import structs
 
 from instep.checks import Check
 from instep.checks.derived import Derived
-from instep.explain import Older, explained
+from instep.diagnose import Older, explained
 from instep.oracle.declared_products import Operands
 from instep.oracle.reordering import Reordered
 from instep.player import Side

@@ -13,7 +13,7 @@ import torch
 
 from instep.checks.bytes import Bytes
 from instep.checks.derived import Derived
-from instep.explain import Older, explained
+from instep.diagnose import Older, explained
 from instep.oracle.oracle import Oracle
 from instep.verdict import Comparison
 from instep.watch.event_context import EventContext

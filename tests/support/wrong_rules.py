@@ -1,6 +1,6 @@
 """Kernels for the delta rule as a user writes them, and edits that make each of them wrong in one way.
 
-Independent of the catalogue (`instep.explain.mistakes`): a mistake is a change in the text of a kernel.
+Independent of the catalogue (`instep.diagnose.mistakes.delta_rule`): a mistake is a change in the text of a kernel.
 Leaves out: the checks (`tests/harness/test_mistakes.py`).
 """
 

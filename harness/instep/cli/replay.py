@@ -128,7 +128,7 @@ def _run(
     trace: Trace, replay: Replay, until: int | None, layers: list[int] | None, tiers: Collection[Tier],
     variant: Variant, ladder: bool, also: Sequence[Check],
 ) -> Outcome:
-    from ..localise import locate
+    from ..diagnose import locate
     from ..run.variant import AS_IS
     from .progress import progress
 

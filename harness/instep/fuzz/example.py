@@ -11,7 +11,7 @@ from pathlib import Path
 from instep_reference.contract.engine import Answer, AnyEvent
 
 from ..checks.base import Check
-from ..explain import Older, explained
+from ..diagnose import Older, explained
 from ..run.lockstep import Lockstep, run
 from ..run.participants import Plan, participants_of
 from ..run.patching import PatchedOracle

@@ -1,8 +1,8 @@
 """Name the mistake of a kernel that failed its cases: one known mistake that accounts for all its results.
 
-For the delta rule it is an entry of the catalogue (`explain/mistakes.py`), which must give every read-out and every
-state of every launch, including those that agree. Leaves out: the comparison (`judge.py`), and whether a tensor fits
-(`explain/judge.py`).
+For the delta rule it is an entry of the catalogue (`diagnose/mistakes/delta_rule.py`), which must give every read-out
+and every state of every launch, including those that agree. Leaves out: the comparison (`judge.py`), and whether a
+tensor fits (`diagnose/mistakes/fit.py`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 from instep_optimized.layout import Part
 from instep_optimized.ops.base import GdnInputs
 
-from ..explain.case import Explanation
-from ..explain.delta_rule import Call, Rows
-from ..explain.judge import APART, FLOOR, agrees, best, fit
-from ..explain.mistakes import MISTAKES, Candidate, candidates, listed
-from ..explain.recurrence import LARGEST, explanation, part
+from ..diagnose.mistakes.case import Explanation
+from ..diagnose.mistakes.delta_rule import MISTAKES, Candidate, candidates, listed
+from ..diagnose.mistakes.delta_rule_inputs import LARGEST, explanation, part
+from ..diagnose.mistakes.delta_rule_rows import Call, Rows
+from ..diagnose.mistakes.fit import APART, FLOOR, agrees, best, fit
 from ..problem import Explained, Unexplained
 from ..verdict import Comparison
 from .cases.case import Inputs
@@ -33,7 +33,7 @@ LAUNCHES = 12  # that failed, of each form: the mistake must account for the fir
 
 @dataclass(frozen=True)
 class Observed:
-    """One comparison with its tensors, as `explain/judge.py` takes them.
+    """One comparison with its tensors, as `diagnose/mistakes/fit.py` takes them.
 
     sampled: the draws of the yardstick. row: after which row the state is taken; None: the read-outs. wrongs: other
     contents that the case knows

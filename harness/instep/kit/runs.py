@@ -23,7 +23,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
 
 from ..adapters import Maker, in_a_shell, makes
-from ..localise import locate
+from ..diagnose import locate
 from ..options import TIERS
 from ..report.data import worst
 from ..report.words import divergence

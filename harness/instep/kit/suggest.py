@@ -16,8 +16,8 @@ from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.rounding import ADDED, FORMATS, Product
 
-from ..explain.judge import off
-from ..explain.mistakes import MISTAKES
+from ..diagnose.mistakes.delta_rule import MISTAKES
+from ..diagnose.mistakes.fit import off
 from ..verdict import Comparison, Exit, Verdict
 from .cases import Case
 from .judge import CaseRun, judged, served_as

@@ -1,6 +1,6 @@
 """Replace the subject's tensor with the reference's, at a place or in memory after an event.
 
-Leaves out: which places, and whether it helped (`instep.localise`).
+Leaves out: which places, and whether it helped (`instep.diagnose`).
 """
 
 from __future__ import annotations

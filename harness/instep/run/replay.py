@@ -139,9 +139,9 @@ class Replay:
         layers: keep only findings of these layers. variant: changes of this run. also: further checks, which see every
         event context. judged_from: the event at which checks of arithmetic begin, not within a round; earlier events
         must be known to agree. tiers: run only checks of these tiers. An exception of the subject is always a finding.
-        explain: whether the first findings are explained (`instep.explain`).
+        explain: whether the first findings are explained (`instep.diagnose`).
         """
-        from ..explain import Older, explained  # it imports `localise`, which imports this package
+        from ..diagnose import Older, explained  # it imports `localise`, which imports this package
 
         layers, end = None if layers is None else tuple(layers), len(self.trace.events) - 1
         must_fit(variant.patch, self.plan.in_use.config, end if until is None else min(until, end))

@@ -1,7 +1,7 @@
 """Variants of a run: an op from another set, the reference's tensor at a place, or no graphs.
 
 On the command line a place is stage.layer.component: trunk.2.core, chain.1.0.query; without a layer if it has none:
-extend.fused. Leaves out: running it (`replay.py`), and the conclusions (`instep.localise`).
+extend.fused. Leaves out: running it (`replay.py`), and the conclusions (`instep.diagnose`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from instep.checks.directed import Directed
-from instep.explain import Older, explained
+from instep.diagnose import Older, explained
 from instep.options import FP8
 from instep.run.lockstep import Lockstep
 from instep.run.lockstep import run as run_all

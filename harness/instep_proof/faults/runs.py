@@ -35,7 +35,7 @@ class Arm:
     served    package -> digest of the source that ran
     trail     a line for every event that was served (`watch/event_digests.py`)
     events    number of events that were served; of: number of events in the trace
-    cause     the confirmed cause (`instep.localise`)
+    cause     the confirmed cause (`instep.diagnose`)
     error     the last line of its output, if there is no result
     """
 

@@ -1,0 +1,53 @@
+"""Attention that rounds internally: scores, attention weights, keys or values in 16 bits.
+
+Leaves out: other positions and other caches (`positions.py`), and constants of the softmax (`constants.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from instep_reference.attention import AttentionMemory
+
+from ...oracle.layer_work import LayerWork
+from .case import Case, Explanation
+
+
+def shares(case: Case) -> Iterator[Explanation]:
+    work = None if case.piece is None else case.piece.work
+    own = [case.own(name) for name in ("query", "key", "value")] if case.component == "attended" else []
+    query, key, value = own or (None, None, None)
+    if not isinstance(work, LayerWork) or query is None or key is None or value is None:
+        return
+    keys, values = key, value
+    if isinstance(work.memory, AttentionMemory):
+        keys, values = (torch.cat((kept.to(new), new)) for kept, new in (
+            (work.memory.keys, key), (work.memory.values, value)))  # fmt: skip
+    for narrow in (torch.bfloat16, torch.float16):
+        said = str(narrow).removeprefix("torch.")
+
+        def rounded(x: torch.Tensor, to: torch.dtype = narrow) -> torch.Tensor:
+            return x.to(to).to(x)
+
+        yield Explanation(f"its scores are rounded to {said}", _attend(query, keys, values, scores=rounded))
+        yield Explanation(f"its attention weights are rounded to {said}", _attend(query, keys, values, chances=rounded))
+        yield Explanation(f"its keys are rounded to {said}", _attend(query, rounded(keys), values))
+        yield Explanation(f"its values are rounded to {said}", _attend(query, keys, rounded(values)))
+    yield Explanation("sees the rows after its own, too", _attend(query, keys, values, causal=False))
+
+
+def _attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *,
+    scores: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
+    chances: Callable[[torch.Tensor], torch.Tensor] = lambda x: x, causal: bool = True,
+) -> torch.Tensor:
+    """The reference's attention with hooks on the scores and on the attention weights."""
+    (tokens, heads, width), (length, groups, _) = query.shape, keys.shape
+    keys, values = (x.repeat_interleave(heads // groups, dim=1) for x in (keys, values))
+    weighed = scores(torch.einsum("thd,lhd->htl", query, keys) * width**-0.5)
+    if causal:
+        later = torch.ones(tokens, length, dtype=torch.bool).triu(length - tokens + 1)
+        weighed = weighed.masked_fill(later, float("-inf"))
+    return torch.einsum("htl,lhd->thd", chances(weighed.softmax(-1)), values)

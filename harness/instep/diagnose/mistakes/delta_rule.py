@@ -1,0 +1,178 @@
+"""Catalogue of known mistakes in the gated delta rule: a name, a sentence, and the recurrence with that one mistake.
+
+To add a mistake, add an entry to `MISTAKES`. Both the replay (`delta_rule_inputs.py`) and the kit (`kit/naming.py`) run
+every entry on the inputs of a call that went wrong, and `fit.py` decides whether the result explains what was found.
+Leaves out: mistakes in memory around the call (`wrong_memory.py`, `checks/hypotheses.py`), and ops before it
+(`wrong_inputs.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+
+from . import delta_rule_variants as form
+from .delta_rule_rows import ROWS, Call, Walked, spread, walk
+from .delta_rule_variants import NARROW, Forms, Variant
+
+OVERFLOWS = -math.log(torch.finfo(torch.float32).max)
+TOGETHER = 2**22  # numbers of states that are carried through the rows at once
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A known mistake.
+
+    name: kebab case, unique; sentence: the mistake as a full sentence; wrong: its forms for a call
+    rounds: whether the kernel is right but for its rounding
+    """
+
+    name: str
+    sentence: str
+    wrong: Forms
+    rounds: bool = False
+
+
+class Candidate(NamedTuple):
+    """A form of a mistake, carried through the rows of a call."""
+
+    mistake: Mistake
+    variant: Variant
+    walked: Walked
+
+    @property
+    def sentence(self) -> str:
+        return self.mistake.sentence.format(self.variant.detail)
+
+
+Listed = Sequence[tuple[Mistake, Variant]]
+
+
+def listed(call: Call, names: Collection[str] | None = None) -> Listed:
+    """The mistakes of the catalogue, or those of some names, in the forms that they have on this call."""
+    chosen = [mistake for mistake in MISTAKES if names is None or mistake.name in names]
+    return [(mistake, variant) for mistake in chosen for variant in mistake.wrong(call)]
+
+
+def candidates(call: Call, forms: Listed) -> Iterator[Candidate]:
+    """Carry each form through the rows, one after the other; some that only change inputs are carried at once."""
+    changed = iter([variant.call for _, variant in forms if variant.walk is None])
+    size = max(TOGETHER // max(call.state.numel() * (len(call.v) + 1), 1), 1)
+    done = (walked for calls in iter(lambda: list(islice(changed, size)), []) for walked in _together(calls))
+    for mistake, variant in forms:
+        yield Candidate(mistake, variant, next(done) if variant.walk is None else variant.walk(variant.call))
+
+
+def _together(calls: Sequence[Call]) -> Iterator[Walked]:
+    """The right recurrence over several calls of as many rows at once."""
+    every = [spread(call) for call in calls]
+    stacked: Any = {name: torch.stack([getattr(call, name) for call in every]) for name in (*ROWS, "state")}
+    done = walk(Call(**stacked, parents=calls[0].parents))
+    yield from (Walked(*parts) for parts in zip(*done, strict=True))
+
+
+# -- the catalogue -------------------------------------------------------------------------------------
+
+SPOKEN = {"q": "the query", "k": "the key", "v": "the value", "log_decay": "the gate", "beta": "beta"}
+NAMED = {"q": "query", "k": "key", "v": "value", "log_decay": "gate", "beta": "beta"}
+
+MISTAKES: tuple[Mistake, ...] = (
+    # the order of the recurrence
+    Mistake("decay-after-update", "the state decays after the update, not before it",
+            form.by_row(partial(form.decay_last, decays_read=False), partial(form.decay_last, decays_read=True))),
+    Mistake("recall-undecayed", "the recall S^T k is read from the state before its decay",
+            form.by_row(form.recall_undecayed)),
+    Mistake("read-before-update", "each row is read before its own token is added", form.by_row(form.read_first)),
+    # rows
+    Mistake("gate-of-row-before", "the gate of row t - 1 is used for row t", form.rows_off(1, "log_decay")),
+    Mistake("gate-of-row-after", "the gate of row t + 1 is used for row t", form.rows_off(-1, "log_decay")),
+    Mistake("beta-of-row-before", "beta of row t - 1 is used for row t", form.rows_off(1, "beta")),
+    Mistake("beta-of-row-after", "beta of row t + 1 is used for row t", form.rows_off(-1, "beta")),
+    Mistake("gates-of-row-before", "the gate and beta of row t - 1 are used for row t",
+            form.rows_off(1, "log_decay", "beta")),
+    Mistake("gates-of-row-after", "the gate and beta of row t + 1 are used for row t",
+            form.rows_off(-1, "log_decay", "beta")),
+    *(Mistake(f"{NAMED[name]}-of-row-before", f"{SPOKEN[name]} of row t - 1 is used for row t", form.rows_off(1, name))
+      for name in ("q", "k", "v")),
+    *(Mistake(f"{NAMED[name]}-of-row-after", f"{SPOKEN[name]} of row t + 1 is used for row t", form.rows_off(-1, name))
+      for name in ("q", "k", "v")),
+    *(Mistake(f"{NAMED[name]}-of-another-row", f"{SPOKEN[name]} of row t {{}} is used for row t",
+              form.rows_far_off(name)) for name in ROWS),
+    *(Mistake(f"{NAMED[name]}-of-another-request", f"{SPOKEN[name]} {{}} is used", form.of_others(name))
+      for name in ROWS),
+    Mistake("last-row-skipped", "the last row of a sequence is skipped", form.last_row_skipped),
+    Mistake("nothing-done", "the call does nothing: it reads zeros and leaves the state as it was", form.nothing_done),
+    # heads
+    Mistake("gate-by-key-head", "value head h uses the gate of head h // r, r value heads per key head",
+            form.by_key_head("log_decay", modulo=False)),
+    Mistake("gate-by-key-head-modulo", "value head h uses the gate of head h % H, H key heads",
+            form.by_key_head("log_decay", modulo=True)),
+    Mistake("beta-by-key-head", "value head h uses beta of head h // r, r value heads per key head",
+            form.by_key_head("beta", modulo=False)),
+    Mistake("beta-by-key-head-modulo", "value head h uses beta of head h % H, H key heads",
+            form.by_key_head("beta", modulo=True)),
+    Mistake("keys-modulo", "value head h reads key head h % {}", form.keys_modulo("q", "k")),
+    Mistake("key-alone-modulo", "value head h reads its key, but not its query, from key head h % {}",
+            form.keys_modulo("k")),
+    Mistake("query-alone-modulo", "value head h reads its query, but not its key, from key head h % {}",
+            form.keys_modulo("q")),
+    *(Mistake(f"{NAMED[name]}-of-another-head", f"{SPOKEN[name]} of head {{}} is used for head h", form.heads_off(name))
+      for name in ROWS),
+    # gates
+    Mistake("decay-by-exp2", "the decay is 2 ** gate, not exp(gate)",
+            form.replaced("log_decay", lambda gate: gate * math.log(2))),
+    Mistake("decay-by-exp-of-log2", "the decay is exp(gate * log2(e)): exp is used where exp2 is due",
+            form.replaced("log_decay", lambda gate: gate / math.log(2))),
+    Mistake("no-decay", "the decay is missing: nothing is forgotten", form.replaced("log_decay", torch.zeros_like)),
+    Mistake("decay-twice", "every decay is applied twice", form.replaced("log_decay", lambda gate: 2 * gate)),
+    Mistake("decay-half", "every gate is halved", form.replaced("log_decay", lambda gate: gate / 2)),
+    Mistake("decay-as-gate", "the decay itself is used as its logarithm", form.replaced("log_decay", torch.exp)),
+    Mistake("no-beta", "beta is missing: every token is written in full", form.replaced("beta", torch.ones_like)),
+    Mistake("beta-squared", "beta is applied twice", form.replaced("beta", torch.square)),
+    # norm and scale
+    Mistake("query-not-normalised", "q is not normalised", form.not_normalised("q")),
+    Mistake("key-not-normalised", "k is not normalised", form.not_normalised("k")),
+    Mistake("neither-normalised", "q and k are not normalised", form.not_normalised("q", "k")),
+    Mistake("scale-missing", "the scale K ** -0.5 is missing", form.replaced("q", lambda q: q * q.shape[-1] ** 0.5)),
+    Mistake("scale-twice", "the scale K ** -0.5 is applied twice",
+            form.replaced("q", lambda q: q * q.shape[-1] ** -0.5)),
+    *(Mistake(f"{NAMED[name]}-{word}", f"{SPOKEN[name]} {says}", form.replaced(name, change))
+      for name in ("k", "v", "beta") for word, says, change in (
+          ("zero", "is taken as zero", torch.zeros_like), ("double", "is twice as large", lambda x: 2 * x),
+          ("half", "is half as large", lambda x: x / 2), ("negative", "has the opposite sign", torch.neg))),
+    # rounding
+    *(Mistake(f"state-stored-in-{said}", f"the state is rounded to {said} when it is stored",
+              form.rounding_stored(dtype), rounds=True) for said, dtype in NARROW.items()),
+    *(Mistake(f"state-in-{said}", f"the state is rounded to {said} after every token",
+              form.rounding_states(dtype), rounds=True) for said, dtype in NARROW.items()),
+    *(Mistake(f"update-in-{said}", f"the update of every token is rounded to {said}",
+              form.by_row(partial(form.rounding_update, dtype=dtype)), rounds=True) for said, dtype in NARROW.items()),
+    *(Mistake(f"read-in-{said}", f"each row is read from the state rounded to {said}",
+              form.by_row(partial(form.rounding_read, dtype=dtype)), rounds=True) for said, dtype in NARROW.items()),
+    *(Mistake(f"{NAMED[name]}-rounded", f"{SPOKEN[name]} is rounded to {{}}", form.narrow_rows(name), rounds=True)
+      for name in ROWS),
+    Mistake("first-state-rounded", "the state before the first row is rounded to {}",
+            form.other_state(form.narrow_states), rounds=True),
+    # the state before the first row
+    Mistake("state-cleared", "the state before the first row is taken as zero",
+            form.other_state(lambda state: [("", torch.zeros_like(state))])),
+    Mistake("state-transposed", "the state before the first row is read transposed", form.other_state(form.turned)),
+    Mistake("state-of-another-head", "the state before the first row is that of head {} for head h",
+            form.other_state(form.of_another_head)),
+    # blocks of tokens
+    Mistake("cleared-by-block", "starts from zero at every block of {} tokens",
+            form.at_edges(lambda _, after, __: torch.zeros_like(after))),
+    Mistake("forgotten-by-block", "drops the state from before the block at the end of every block of {} tokens",
+            form.at_edges(lambda before, after, decay: after - decay.exp() * before)),
+    Mistake("undecayed-by-block", "does not decay the state from before the block over a block of {} tokens",
+            form.at_edges(lambda before, after, decay: after + (1 - decay.exp()) * before)),
+    Mistake("last-decays-dropped", "lacks the decay of the {}", form.last_decays_dropped),
+    Mistake("decay-of-running-sums", "its decays are exp(G_t) exp(-G_t-1) of running sums G{}, which are not finite "
+            f"where a sum passes {-OVERFLOWS:.1f}", form.of_running_sums),
+)  # fmt: skip

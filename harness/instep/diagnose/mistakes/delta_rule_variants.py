@@ -1,0 +1,340 @@
+"""Forms of a mistake in the delta rule: the inputs of a call changed, or its recurrence.
+
+A function here makes the forms for a call; the table of mistakes is in `delta_rule.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from ...checks.state_step import fade, read, update_of, write
+from .delta_rule_rows import ROWS, Call, Row, Rows, Token, Walk, Walked, right, spread, walk
+
+Tensor = torch.Tensor
+NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+FAR = 4  # rows or heads by which an index is off, at most
+BLOCKS = (4, 8, 16, 32, 64)  # tokens that a kernel takes at once
+SUMMED = (16, 32, 64, 128, 256)  # tokens after which the running sums of a kernel restart
+
+
+class Variant(NamedTuple):
+    """One form of a mistake. detail: fills the {} of the sentence; call: the changed inputs; walk: the recurrence."""
+
+    detail: str
+    call: Call
+    walk: Walk | None = None  # None: the right one
+
+    def nudged(self, most: float, generator: torch.Generator) -> Walked:
+        """The result on inputs that are each moved by a draw, at most by this part of themselves."""
+        inputs: Any = {
+            name: x * (1 + most * (2 * torch.rand(x.shape, generator=generator, dtype=x.dtype) - 1))
+            for name, x in ((name, getattr(self.call, name)) for name in (*ROWS, "state"))
+        }
+        return (self.walk or walk)(replace(self.call, **inputs))
+
+
+Forms = Callable[[Call], Iterator[Variant]]
+
+
+# -- mistakes in one row of the recurrence -------------------------------------------------------------
+
+
+def decay_last(state: Tensor, row: Row, decays_read: bool) -> tuple[Tensor, Tensor, Tensor]:
+    update = update_of(state, row.k, row.v, row.beta)
+    written = write(state, row.k, update)
+    after = fade(written, row.log_decay)
+    return read(after if decays_read else written, row.q), update, after
+
+
+def recall_undecayed(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
+    update = update_of(state, row.k, row.v, row.beta)
+    after = write(fade(state, row.log_decay), row.k, update)
+    return read(after, row.q), update, after
+
+
+def read_first(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
+    _, update, after = right(state, row)
+    return read(state, row.q), update, after
+
+
+def rounding_state(state: Tensor, row: Row, dtype: torch.dtype, rounds_read: bool) -> tuple[Tensor, Tensor, Tensor]:
+    out, update, after = right(state, row)
+    narrow = rounded(after, dtype)
+    return read(narrow, row.q) if rounds_read else out, update, narrow
+
+
+def rounding_read(state: Tensor, row: Row, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    _, update, after = right(state, row)
+    return read(rounded(after, dtype), row.q), update, after
+
+
+def rounding_update(state: Tensor, row: Row, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    faded = fade(state, row.log_decay)
+    update = rounded(update_of(faded, row.k, row.v, row.beta), dtype)
+    after = write(faded, row.k, update)
+    return read(after, row.q), update, after
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype).to(x)
+
+
+def rounding_states(dtype: torch.dtype) -> Forms:
+    """The state is rounded after each row, before or after the row is read, or where kept updates are run again."""
+
+    def wrong(call: Call) -> Iterator[Variant]:
+        for rounds_read in (False, True):
+            yield Variant("", call, partial(walk, token=partial(rounding_state, dtype=dtype, rounds_read=rounds_read)))
+        if not call.parents:
+            yield Variant("", call, partial(_rounding_run_again, dtype=dtype))
+
+    return wrong
+
+
+def _rounding_run_again(call: Call, dtype: torch.dtype) -> Walked:
+    """With the updates that the right recurrence makes."""
+    call = spread(call)
+    done, states = walk(call), [call.state]
+    for t in range(len(call.v)):
+        states.append(rounded(write(fade(states[-1], call.log_decay[t]), call.k[t], done.update[t]), dtype))
+    core = [read(state, q) for state, q in zip(states[1:], call.q, strict=True)]
+    return Walked(torch.stack(core) if core else done.core, done.update, torch.stack(states))
+
+
+def rounding_stored(dtype: torch.dtype) -> Forms:
+    """The state is rounded where it leaves the call, and not on its way through the rows."""
+
+    def wrong(call: Call) -> Iterator[Variant]:
+        yield Variant("", call, partial(_stored, dtype=dtype))
+
+    return wrong
+
+
+def _stored(call: Call, dtype: torch.dtype) -> Walked:
+    done = walk(call)
+    return done._replace(states=torch.cat((done.states[:1], rounded(done.states[1:], dtype))))
+
+
+def by_row(*tokens: Token) -> Forms:
+    def wrong(call: Call) -> Iterator[Variant]:
+        yield from (Variant("", call, partial(walk, token=token)) for token in tokens)
+
+    return wrong
+
+
+# -- mistakes over several rows ------------------------------------------------------------------------
+
+Edge = Callable[[Tensor, Tensor, Tensor], Tensor]  # before a block, after it, sum of its log decays -> next state
+
+
+def last_row_skipped(call: Call) -> Iterator[Variant]:
+    """The memory of its read-out may have been zero, or never written."""
+    for there in (0.0, math.nan) if not call.parents else ():
+        yield Variant("", call, partial(_without_last, there=there))
+    if call.launched_before:  # each row is the last one of its launch
+        yield from nothing_done(call)
+
+
+def nothing_done(call: Call) -> Iterator[Variant]:
+    yield Variant("", replace(call, v=torch.zeros_like(call.v)), _idle)
+
+
+def _idle(call: Call) -> Walked:
+    return Walked(call.v, call.v, call.state.expand(len(call.v) + 1, *call.state.shape))
+
+
+def _without_last(call: Call, there: float) -> Walked:
+    done, last = walk(call, count=len(call.v) - 1), torch.full_like(call.v[:1], there)
+    core, update, states = (torch.cat(pair) for pair in zip(done, (last, last, done.states[-1:]), strict=True))
+    return Walked(core, update, states)
+
+
+def _in_blocks(call: Call, size: int, edge: Edge) -> Walked:
+    """The right rows, but `edge` changes the state after each full block of rows."""
+    call, parts = replace(spread(call), parents=()), list[Walked]()
+    state = call.state
+    for begin in range(0, len(call.v), size):
+        rows = {name: getattr(call, name)[begin : begin + size] for name in ROWS}
+        done = walk(Call(**rows, state=state))
+        if len(rows["v"]) == size:
+            state = edge(state, done.states[-1], rows["log_decay"].sum(0)[:, None, None])
+            done = done._replace(states=torch.cat((done.states[:-1], state[None])))
+        parts.append(done)
+    return Walked(torch.cat([part.core for part in parts]), torch.cat([part.update for part in parts]),
+                  torch.cat([call.state[None], *(part.states[1:] for part in parts)]))  # fmt: skip
+
+
+def at_edges(edge: Edge) -> Forms:
+    def wrong(call: Call) -> Iterator[Variant]:
+        for size in BLOCKS if not call.parents else ():
+            if size < len(call.v):
+                yield Variant(str(size), call, partial(_in_blocks, size=size, edge=edge))
+
+    return wrong
+
+
+def last_decays_dropped(call: Call) -> Iterator[Variant]:
+    """The decays of a last block that is not full. Without those of all tokens there is no decay at all."""
+    count = len(call.v)
+    for last in dict.fromkeys(count % size for size in BLOCKS):
+        if 0 < last < count:
+            decay = call.log_decay.clone()
+            decay[count - last :] = 0
+            yield Variant("last token" if last == 1 else f"last {last} tokens", replace(call, log_decay=decay))
+
+
+def of_running_sums(call: Call) -> Iterator[Variant]:
+    count = len(call.v)
+    for size in dict.fromkeys((*[size for size in SUMMED if size < count], count)):
+        parts = []
+        for begin in range(0, count, size):
+            sums = call.log_decay[begin : begin + size].float().cumsum(0)
+            decay = sums.exp() * (-torch.nn.functional.pad(sums[:-1], (0, 0, 1, 0))).exp()
+            parts.append(decay.to(call.log_decay).log())
+        yield Variant(f" of {size} tokens each" * (size < count), replace(call, log_decay=torch.cat(parts)))
+
+
+# -- mistakes in the inputs ----------------------------------------------------------------------------
+
+
+def _put(call: Call, detail: str = "", **rows: Any) -> Variant:
+    return Variant(detail, replace(call, **rows))
+
+
+def rows_off(by: int, *names: str) -> Forms:
+    """Row t takes row t - by. If there is none, it takes row 0 or the last, zeros, or a row of another sequence."""
+
+    def wrong(call: Call) -> Iterator[Variant]:
+        count = len(call.v)
+        at = torch.arange(count) - by
+        outside = (at < 0) | (at >= count)
+        own = {name: getattr(call, name) for name in names}
+        edges: list[Rows] = [] if outside.all() else [
+            {name: x[at.clamp(0, count - 1)] for name, x in own.items()},
+            {name: torch.zeros_like(x) for name, x in own.items()},
+        ]
+        if edges and by > 0:  # an index below 0 is one from the end
+            edges.append({name: x[at % count] for name, x in own.items()})
+        edges += [{name: near[name].expand_as(x) for name, x in own.items()}
+                  for near in (call.before if by > 0 else call.after) if abs(by) == 1]  # fmt: skip
+        launched = (call.launched_before if by > 0 else call.launched_after) if abs(by) == 1 else ()
+        yield from (_put(call, "", **{name: each[name] for name in names}) for each in launched)
+        if launched and by > 0:
+            yield _put(call, "", **{name: torch.zeros_like(x) for name, x in own.items()})
+        for edge in edges:
+            yield _put(call, "", **{name: torch.where(outside.view(-1, *[1] * (x.dim() - 1)), edge[name],
+                                                  x[at.clamp(0, count - 1)]) for name, x in own.items()})  # fmt: skip
+
+    return wrong
+
+
+def rows_far_off(name: str) -> Forms:
+    def wrong(call: Call) -> Iterator[Variant]:
+        for by in range(2, min(len(call.v) // 2, FAR) + 1):
+            for sign, step in (("-", by), ("+", -by)):
+                yield from (one._replace(detail=f"{sign} {by}") for one in rows_off(step, name)(call))
+
+    return wrong
+
+
+def heads_off(name: str) -> Forms:
+    def wrong(call: Call) -> Iterator[Variant]:
+        own: Tensor = getattr(call, name)
+        for by in range(1, min(own.shape[1], FAR + 1)):
+            yield _put(call, f"(h - {by}) % {own.shape[1]}", **{name: own.roll(by, 1)})
+
+    return wrong
+
+
+def by_key_head(name: str, modulo: bool) -> Forms:
+    """Gates with another map of heads: value head h takes the number of another value head."""
+
+    def wrong(call: Call) -> Iterator[Variant]:
+        own, keys = getattr(call, name), call.k.shape[1]
+        heads = torch.arange(own.shape[1])
+        if keys < len(heads):
+            yield _put(call, "", **{name: own[:, heads % keys if modulo else heads // (len(heads) // keys)]})
+
+    return wrong
+
+
+def keys_modulo(*names: str) -> Forms:
+    def wrong(call: Call) -> Iterator[Variant]:
+        keys, heads = call.k.shape[1], call.v.shape[1]
+        if keys < heads:
+            yield _put(call, f"{keys}, not h // {heads // keys}",
+                       **{name: getattr(call, name).repeat(1, heads // keys, 1) for name in names})
+
+    return wrong
+
+
+def of_others(name: str) -> Forms:
+    def wrong(call: Call) -> Iterator[Variant]:
+        for whose, rows in call.others:
+            theirs = rows[name]
+            yield _put(call, whose, **{name: theirs[torch.arange(len(call.v)).clamp(max=len(theirs) - 1)]})
+
+    return wrong
+
+
+def replaced(name: str, change: Callable[[Tensor], Tensor]) -> Forms:
+    def wrong(call: Call) -> Iterator[Variant]:
+        yield _put(call, "", **{name: change(getattr(call, name))})
+
+    return wrong
+
+
+def narrow_rows(name: str) -> Forms:
+    """An input in 16 bits, where it does not have such numbers in any case."""
+
+    def wrong(call: Call) -> Iterator[Variant]:
+        own: Tensor = getattr(call, name)
+        for said, dtype in NARROW.items():
+            narrow = rounded(own, dtype)
+            if narrow.isfinite().all() and not torch.equal(narrow, own):
+                yield _put(call, said, **{name: narrow})
+
+    return wrong
+
+
+def not_normalised(*names: str) -> Forms:
+    """The scale of q is applied nevertheless."""
+
+    def wrong(call: Call) -> Iterator[Variant]:
+        if call.raw:
+            scale = {"q": call.q.shape[-1] ** -0.5, "k": 1.0}
+            yield _put(call, "", **{name: call.raw[name] * scale[name] for name in names})
+
+    return wrong
+
+
+def other_state(change: Callable[[Tensor], Iterable[tuple[str, Tensor]]]) -> Forms:
+    def wrong(call: Call) -> Iterator[Variant]:
+        for detail, state in change(call.state) if call.state.any() else ():
+            yield Variant(detail, replace(call, state=state))
+
+    return wrong
+
+
+def turned(state: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Stored as [V, K] and read as [K, V], or the other way round."""
+    heads, keys, values = state.shape
+    yield "", state.mT.reshape(state.shape)
+    if keys != values:
+        yield "", state.reshape(heads, values, keys).mT
+
+
+def narrow_states(state: Tensor) -> Iterator[tuple[str, Tensor]]:
+    in_16_bits = ((said, rounded(state, dtype)) for said, dtype in NARROW.items())
+    yield from ((said, narrow) for said, narrow in in_16_bits if not torch.equal(narrow, state))
+
+
+def of_another_head(state: Tensor) -> Iterator[tuple[str, Tensor]]:
+    for by in range(1, min(len(state), FAR + 1)):
+        yield f"(h - {by}) % {len(state)}", state.roll(by, 0)

@@ -1,0 +1,66 @@
+"""How a tensor looks compared with the right one: zero, twice, half, opposite, transposed, rounded to 16 bits.
+
+These describe the content and not how it came about. Leaves out: everything that names a mechanism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ...watch.memory import pattern
+from .case import Case, Explanation
+from .fit import cells
+
+NARROW = (torch.bfloat16, torch.float16)
+
+
+def appearance(case: Case) -> Iterator[Explanation]:
+    right = case.right
+    yield Explanation("is all zero", torch.zeros_like(right))
+    poison = case.context.log.poison
+    if poison is not None and case.granted is None:
+        nobodys = torch.full_like(right, pattern(poison, right.dtype))
+        yield Explanation("is poison: memory that was never written", nobodys)
+    if right.is_floating_point():
+        for factor, said in ((2.0, "is twice"), (0.5, "is half of"), (-1.0, "is the opposite of")):
+            yield Explanation(f"{said} the right value", factor * right)
+        yield from _narrowed(case)
+    if right.dim() == 3 or case.component == "conv":
+        turned = right.transpose(-1, -2).reshape(right.shape)
+        back = right.reshape(*right.shape[:-2], right.shape[-1], right.shape[-2]).transpose(-1, -2)
+        for each in (turned,) if torch.equal(turned, back) else (turned, back):
+            yield Explanation("is transposed", each)
+
+
+def _narrowed(case: Case) -> Iterator[Explanation]:
+    """Rounded to a narrower dtype.
+
+    That all numbers exist in a narrower dtype proves nothing: so do zeros, and copies of rows in that dtype. So the
+    right numbers must not exist in it, and the found ones must be within a unit of that dtype of them, plus the
+    allowed error.
+    """
+    if case.granted is None:
+        return
+    found, right = case.found.to("cpu", torch.float64), case.right.to("cpu", torch.float64)
+    rounded = right.to(case.found.dtype)
+    slack = case.granted[1].max() * right.abs().max()
+    for narrow in NARROW:
+        if torch.finfo(narrow).bits >= torch.finfo(case.found.dtype).bits:
+            continue
+        holds, held = (_cells_hold(case, narrow, x) for x in (case.found, rounded))
+        off = (found - right).abs()
+        near = cells(case.component, (off <= torch.finfo(narrow).eps * right.abs() + slack).double()).amin(-1) > 0
+        wrong = cells(case.component, off.square()).sum(-1) > 0
+        if not (holds & near & ~held & wrong).any() or not near[wrong].all() or (holds & held).all():
+            continue
+        if (holds | ~wrong).all():
+            yield Explanation(f"as if stored in {str(narrow).removeprefix('torch.')}", found)
+
+
+def _cells_hold(case: Case, narrow: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
+    """Whether all numbers of each cell exist in that dtype."""
+    same = tensor.to(narrow).to(tensor.dtype) == tensor
+    held: torch.Tensor = cells(case.component, same.double()).amin(-1) > 0
+    return held

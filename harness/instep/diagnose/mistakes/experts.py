@@ -1,0 +1,239 @@
+"""Mistakes in mixtures of experts: other experts, other routing weights, a missing expert, a missing gate.
+
+All of them are sums of the same experts' rows, computed once. Leaves out: rows and heads of the result
+(`wrong_rows.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+
+from instep_reference.contract.config import ModelConfig
+from instep_reference.mlp import swiglu
+from instep_reference.weights import MlpWeights, MoeWeights
+
+from ...checks.base import listed
+from .case import Case, Explanation
+from .wrong_weights import layer_of
+
+NARROW = (torch.bfloat16, torch.float16)
+MOST = 4  # experts per row up to which every subset is tried
+SHOWN = 4  # rows that are printed
+ANY = 1 << 12  # choices of a row's experts that are tried at most; for more, only one expert is replaced
+ROOM = 1 << 26  # numbers that all experts may compute together; beyond that a finding remains unexplained
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A layer's experts on rows x [T, D]. scores [T, E]: the router's; ranking [T, E]: chosen experts first."""
+
+    config: ModelConfig
+    mlp: MoeWeights
+    x: torch.Tensor
+    scores: torch.Tensor
+    ranking: torch.Tensor
+
+    @property
+    def top(self) -> int:
+        return self.config.experts_per_token
+
+    def made(self, experts: tuple[MlpWeights, ...]) -> torch.Tensor:
+        """[E, T, D]: the result of each expert for every row."""
+        return torch.stack([swiglu(expert, self.x) for expert in experts])
+
+    def shared(self, opened: torch.Tensor | float | None = None) -> torch.Tensor:
+        gate = torch.sigmoid(self.x @ self.mlp.shared_gate.T) if opened is None else opened
+        return gate * swiglu(self.mlp.shared, self.x)
+
+    def shares(self, top: int, normed: bool, scores: torch.Tensor | None = None) -> torch.Tensor:
+        """Routing weights [T, top] by rank; for other scores, in the ranking of these."""
+        chances, ranking = self.scores.softmax(-1), self.ranking
+        if scores is not None:
+            chances = scores.softmax(-1)
+            ranking = chances.sort(dim=-1, descending=True, stable=True).indices
+        share = chances.gather(-1, ranking[:, :top])
+        return share / share.sum(-1, keepdim=True) if normed else share
+
+    def weighed(self, share: torch.Tensor, ranking: torch.Tensor | None = None) -> torch.Tensor:
+        """Routing weights [T, E] by expert."""
+        at = (self.ranking if ranking is None else ranking)[:, : share.shape[1]]
+        return torch.zeros_like(self.scores).scatter(-1, at, share)
+
+
+def experts(case: Case) -> Iterator[Explanation]:
+    mix = _mixture(case)
+    if mix is None:
+        return
+    made, shared = mix.made(mix.mlp.experts), mix.shared()
+    for says, weights in _weights(mix):
+        yield Explanation(says, _sum(weights, made) + shared)
+    right = mix.weighed(mix.shares(mix.top, mix.config.norm_topk))
+    for says, rows in (
+        ("lacks the shared expert", torch.zeros_like(shared)), ("the shared expert is not gated", mix.shared(1.0)),
+        ("the shared expert is gated by the gate itself, not by a sigmoid of it",
+         mix.shared(mix.x @ mix.mlp.shared_gate.T)),
+    ):  # fmt: skip
+        yield Explanation(says, _sum(right, made) + rows)
+    for says, others in _experts(mix.mlp.experts):
+        yield Explanation(says, _sum(right, mix.made(others)) + shared)
+    yield from _left_out(case, mix, right, made, shared)
+    yield from _grouped(case)
+
+
+def _mixture(case: Case) -> Mixture | None:
+    """The experts of the finding's rows."""
+    piece = case.piece
+    if case.component != "mlp" or piece is None:
+        return None
+    layer, x = layer_of(case), case.own("post_normed")
+    if layer is None or not isinstance(layer.mlp, MoeWeights) or x is None:
+        return None
+    route = (piece.from_own_inputs or piece).truth.route
+    if route is None or len(route.scores) != len(x) or x.numel() * len(layer.mlp.experts) > ROOM:
+        return None
+    return Mixture(case.weights.config, layer.mlp, x, route.scores, route.ranking)
+
+
+def _sum(weights: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("te,etd->td", weights, made)
+
+
+def _weights(mix: Mixture) -> Iterator[tuple[str, torch.Tensor]]:
+    """Wrong routing weights, of the same experts or of others."""
+    config, top = mix.config, mix.top
+    share = mix.shares(top, config.norm_topk)
+    for other, says in ((top - 1, "too few"), (top + 1, "too many")):
+        if 0 < other <= config.experts:
+            yield f"takes one expert {says}", mix.weighed(mix.shares(other, config.norm_topk))
+    says = "are not renormalised" if config.norm_topk else "are renormalised, but must not be"
+    yield f"the routing weights of its experts {says}", mix.weighed(mix.shares(top, not config.norm_topk))
+    yield "all its experts have the same routing weight", mix.weighed(torch.full_like(share, 1 / top))
+    yield "the routing weights of its experts are swapped", mix.weighed(share.flip(-1))
+    for step, word in ((1, "before"), (-1, "after")):
+        ranking = mix.ranking.roll(step, 0)
+        yield f"goes to the experts of the row {word}, with its own routing weights", mix.weighed(share, ranking)
+        yield f"goes to the experts of the row {word}, with the routing weights of that row", mix.weighed(
+            share.roll(step, 0), ranking)  # fmt: skip
+        yield f"has the routing weights of the row {word}", mix.weighed(share.roll(step, 0))
+    for dtype in NARROW:
+        name, (x, router) = str(dtype).removeprefix("torch."), (y.to(dtype).double() for y in (mix.x, mix.mlp.router))
+        scores = (x @ router.T).to(dtype).double()
+        ranking = scores.softmax(-1).sort(dim=-1, descending=True, stable=True).indices
+        yield f"the router's scores are rounded to {name}", mix.weighed(
+            mix.shares(top, config.norm_topk, scores), ranking)  # fmt: skip
+        yield f"the routing weights of its experts are rounded to {name}", mix.weighed(share.to(dtype).double())
+
+
+def _experts(right: tuple[MlpWeights, ...]) -> Iterator[tuple[str, tuple[MlpWeights, ...]]]:
+    """Experts with the weights of another expert, or with swapped weights."""
+    for step, word in ((1, "before"), (-1, "after")):
+        at = [(number - step) % len(right) for number in range(len(right))]
+        yield f"each expert has the weights of the expert {word} it", tuple(right[number] for number in at)
+        yield f"each expert takes gate and up from the expert {word} it", tuple(
+            MlpWeights(right[number].gate, right[number].up, own.down) for number, own in zip(at, right, strict=True))
+    swapped = tuple(MlpWeights(one.up, one.gate, one.down) for one in right)
+    yield "gate and up of its experts are swapped", swapped
+    for number, one in enumerate(swapped):
+        yield f"gate and up of expert {number} are swapped", (*right[:number], one, *right[number + 1 :])
+
+
+def _left_out(
+    case: Case, mix: Mixture, right: torch.Tensor, made: torch.Tensor, shared: torch.Tensor
+) -> Iterator[Explanation]:
+    """For each row, the missing experts that bring it closest to the found row, if it gets much closer."""
+    if mix.top > MOST:
+        return
+    keeps = torch.tensor([kept for kept in product((1.0, 0.0), repeat=mix.top)], dtype=right.dtype)  # [subsets, top]
+    share = right.gather(-1, mix.ranking[:, : mix.top])
+    parts = made.gather(0, mix.ranking[:, : mix.top].T[..., None].expand(-1, -1, made.shape[-1]))  # [top, T, D]
+    tried = torch.einsum("sn,tn,ntd->std", keeps, share, parts) + shared
+    off = (tried - case.found.to("cpu", torch.float64)).norm(dim=-1)  # [subsets, T]
+    best = off.argmin(0)
+    best = best.where(off.gather(0, best[None])[0] < off[0] / 4, 0)
+    lost = {row: sorted(int(mix.ranking[row, n]) for n in range(mix.top) if not keeps[one, n])
+            for row, one in enumerate(best.tolist()) if one}  # fmt: skip
+    if not lost:
+        return
+    wrong = tried.gather(0, best[None, :, None].expand(1, -1, tried.shape[-1]))[0]
+    gone = sorted({number for numbers in lost.values() for number in numbers})
+    everywhere = all((row in lost) == bool((right[row, gone] > 0).any()) for row in range(len(right)))
+    if len(gone) == 1 and everywhere:
+        says = f"lacks expert {gone[0]} wherever it was chosen"
+    else:
+        told = [f"{listed('expert', numbers)} in row {row}" for row, numbers in lost.items()]
+        says = f"lacks {', '.join(told[:SHOWN])}" + (f", and in {len(told) - SHOWN} more" if len(told) > SHOWN else "")
+    yield Explanation(says, wrong, float(len(keeps)) ** len(lost))
+
+
+def _grouped(case: Case) -> Iterator[Explanation]:
+    """Mistakes in grouping rows by expert: pairs of a row and an expert, sorted by expert, then by row.
+
+    The rows are those of all requests of the launch.
+    """
+    place, own = case.finding.place, case.piece
+    pieces = [one for one in case.pieces if place in one.truth.places]
+    pieces.sort(key=lambda one: one.span.begin)
+    parts = [mix for one in pieces if (mix := _mixture(replace(case, piece=one))) is not None]
+    if own is None or len(parts) < len(pieces):
+        return
+    x, scores, ranking = (torch.cat([getattr(one, name) for one in parts]) for name in ("x", "scores", "ranking"))
+    mix, begin = Mixture(parts[0].config, parts[0].mlp, x, scores, ranking), own.span.begin - pieces[0].span.begin
+    mine, (made, share, chosen) = slice(begin, begin + len(case.found)), _pairs(mix)
+    order = chosen.flatten().argsort(stable=True)
+    yield Explanation("has routing weights in the order of experts, not of rows",
+                      _mixed(made, share.flatten()[order].view_as(share), chosen)[mine])  # fmt: skip
+    before = chosen.flatten()[order].roll(1)
+    before[0] = before[1]
+    late = torch.empty_like(before).scatter(0, order, before).view_as(chosen)
+    yield Explanation("the first row of every expert goes to the expert before it", _mixed(made, share, late)[mine])
+
+
+def other_experts(case: Case) -> Iterator[Explanation]:
+    """For each row, other experts with the same routing weights, if these bring it much closer."""
+    mix = _mixture(case)
+    if mix is None:
+        return
+    made, share, chosen = _pairs(mix)
+    count, each = len(made), chosen.shape[1]
+    every = count**each <= ANY
+    tries = count**each if every else count * each
+    if tries * chosen.numel() * made.shape[-1] > ROOM:
+        return
+    ways = torch.tensor(list(product(range(count), repeat=each))) if every else None
+    right = _mixed(made, share, chosen)
+    found, wrong, told = case.found.to("cpu", torch.float64), chosen.clone(), []
+    for row, own in enumerate(chosen):
+        tried = ways if ways is not None else own.repeat(tries, 1).scatter(
+            1, torch.arange(tries)[:, None] // count, torch.arange(tries)[:, None] % count)
+        off = (torch.einsum("n,wnd->wd", share[row], made[tried, row]) - found[row]).norm(dim=-1)
+        best = tried[off.argmin()]
+        if off.min() < (right[row] - found[row]).norm() / 4:
+            wrong[row] = best
+            there, lost = (sorted({int(n) for n in one[best != own]}) for one in (best, own))
+            told.append(f"row {row} goes to {_named(there, count)} instead of {_named(lost, count)}")
+    if told:
+        more = f", and {len(told) - SHOWN} more go elsewhere" if len(told) > SHOWN else ""
+        yield Explanation(", ".join(told[:SHOWN]) + more, _mixed(made, share, wrong), float(tries) ** len(told))
+
+
+def _pairs(mix: Mixture) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """made [E + 1, T, D]; share, chosen [T, top + 1]; the shared expert is the last of a row, weighted by its gate."""
+    made, opened = mix.made((*mix.mlp.experts, mix.mlp.shared)), torch.sigmoid(mix.x @ mix.mlp.shared_gate.T)
+    chosen = torch.cat([mix.ranking[:, : mix.top], torch.full_like(mix.ranking[:, :1], len(made) - 1)], 1)
+    return made, torch.cat([mix.shares(mix.top, mix.config.norm_topk), opened], 1), chosen
+
+
+def _mixed(made: torch.Tensor, share: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Results made [E, T, D], chosen experts [T, n] and their routing weights -> [T, D]"""
+    return torch.einsum("tn,tnd->td", share, made[chosen, torch.arange(len(chosen))[:, None]])
+
+
+def _named(numbers: list[int], count: int) -> str:
+    """expert 2 and the shared expert"""
+    routed = [number for number in numbers if number < count - 1]
+    words = ([listed("expert", routed)] if routed else []) + ["the shared expert"] * (len(routed) < len(numbers))
+    return " and ".join(words)

@@ -1,0 +1,61 @@
+"""Recent memory of every request, to recognise memory of earlier rounds, and the inputs of the step controller.
+
+Nothing is copied, as an engine's state is a copy already. Leaves out: explanations from it (`wrong_memory.py`,
+`step_controller.py`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from instep_reference.adaptive import resolve
+from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
+
+from ...verdict import Comparison, Skipped, Tier
+from ...watch.event_context import EventContext
+from .step_controller import Told, told
+
+KEPT = 4  # states that are kept per request
+
+
+class Older:
+    """An observer with the interface of a check; compares nothing."""
+
+    name, tier = "older", Tier.IDENTITY
+
+    def __init__(self, adaptive: AdaptiveFile | None = None, num_steps: int = 0) -> None:
+        """adaptive: the rules of the step controller; None: there is none. num_steps: the first step count."""
+        self.candidates = None if adaptive is None else resolve(adaptive, num_steps)
+        self.told: list[Told] = []
+        self._states: dict[str, deque[tuple[int, RequestState]]] = {}
+        self.forward: EventContext | None = None  # the last one, which may be this event
+
+    def __call__(self, context: EventContext) -> Iterable[Comparison | Skipped]:
+        event = context.event
+        self.told.append(told(context))
+        wrote: Iterable[str] = ()
+        if isinstance(event, Forward):
+            self.forward = context
+            wrote = [row.request for row in event.rows if row.kind != "verify"]
+        elif isinstance(event, Commit):
+            wrote = event.requests
+        elif isinstance(event, Load | Resume):
+            wrote = (event.request,)
+        for name in wrote:
+            if name in context.subject.after:
+                kept = self._states.setdefault(name, deque(maxlen=KEPT))
+                kept.append((context.index, context.subject.after[name]))
+        for gone in self._states.keys() - context.subject.after.keys():
+            del self._states[gone]
+        return ()
+
+    def of(self, request: str, before: int) -> Iterator[tuple[str, RequestState]]:
+        """Earlier states of a request, the latest first: a sentence, and the state.
+
+        The state right before this event is not among them, as the request holds it rightly.
+        """
+        past = [(event, state) for event, state in self._states.get(request, ()) if event < before]
+        for event, state in reversed(past[:-1]):
+            yield f"after event {event}", state

@@ -1,0 +1,148 @@
+"""Mistakes in norms: the found rows differ from the right ones by a factor per row, or by the weight.
+
+Leaves out: an eps that is fitted to the finding (`fitted_constants.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL
+from instep_reference.norms import L2_EPS
+from instep_reference.weights import AttentionWeights, GdnWeights
+
+from ...oracle.layer_work import LayerWork
+from ...watch.rows import row_spans
+from .case import Case, Explanation
+from .wrong_weights import layer_of, with_mixer
+
+# Component -> the only component that its norm reads, unchanged, for all rows of the batch.
+PACKED = {"gated": "core", "post_normed": "residual", "key": "key_raw"}
+
+
+def norms(case: Case) -> Iterator[Explanation]:
+    if case.piece is None:
+        return
+    x, weight, one = norm_input(case), _norm_weight(case), case.component not in ("gated", "q", "k")
+    if x is None:
+        return
+    l2 = case.component in ("q", "k")
+    squares, eps = (x.square().sum(-1) if l2 else x.square().mean(-1)), L2_EPS if l2 else case.weights.config.eps
+    right, size = (squares + eps).sqrt(), x.shape[-1]
+
+    def by(says: str, denominator: torch.Tensor) -> Explanation:
+        factor = (right / denominator).reshape(*right.shape, *(1,) * (case.right.dim() - right.dim()))
+        return Explanation(says, case.right * factor)
+
+    yield by("is normed with 10 times the eps", (squares + 10 * eps).sqrt())
+    yield by("is normed with a tenth of the eps", (squares + eps / 10).sqrt())
+    yield by("is normed without eps", squares.sqrt())
+    yield by("is normed with eps outside the root", squares.sqrt() + eps)
+    yield by("is not normed at all", torch.ones_like(right))
+    if l2:
+        yield by("is normed with eps on the mean of the squares, not on their sum", (squares + size * eps).sqrt())
+        yield by("is normed by the mean of the squares, not by their sum", (squares / size + eps).sqrt())
+        yield by("is normed by the sum of the squares, without the root", squares + eps)
+    else:
+        yield by("is normed by the sum of the squares, not by their mean", (squares * size + eps).sqrt())
+        yield by("is normed by the mean of the squares, without the root", squares + eps)
+    for says, other in _neighbours(case, x, right, eps):
+        yield by(f"is normed with the root mean square of {says}", other)
+    if case.component in ("query", "key"):
+        yield from _before_turning(case)
+    if weight is not None:
+        used, name = (1 + weight, "1 + w") if one else (weight, "w")
+        for says, scale in (("w", weight), ("1 + w", 1 + weight), ("no weight", torch.ones_like(weight))):
+            if says != name:
+                yield from _reweighted(case, f"is scaled with {says}, not with {name}", scale, used)
+        for narrow in (torch.bfloat16, torch.float16):
+            normed = x / right[..., None] if right.dim() < x.dim() else x / right
+            parts = torch.where(normed == 0, 0.0, normed.to(narrow).to(normed) / normed)
+            if parts.shape == case.right.shape:
+                says = f"is rounded to {str(narrow).removeprefix('torch.')} before its weight"
+                yield Explanation(says, case.right * parts)
+
+
+def _neighbours(
+    case: Case, x: torch.Tensor, right: torch.Tensor, eps: float
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The norms of another row of the packed batch or of another head, if the rows of the batch are known."""
+    packed = PACKED.get(case.component)
+    spans = [] if packed is None else row_spans(case.context, case.finding.place.stage)
+    mine = next((span for span in spans if span.request == case.finding.request), None)
+    rows = case.context.subject.places.get(case.finding.place._replace(component=packed or ""))
+    if mine is not None and rows is not None and len(rows) >= mine.begin + mine.count == mine.begin + len(x):
+        sizes = (rows.to("cpu", torch.float64).square().mean(-1) + eps).sqrt()
+        for step, says in ((1, "the row before it"), (-1, "the row after it")):
+            yield says, sizes.roll(step, 0)[mine.begin : mine.begin + mine.count]
+    if len(x) > 1:
+        yield "the first row", right[:1].expand(right.shape)
+    if right.dim() > 1:
+        for step, says in ((1, "the head before it"), (-1, "the head after it")):
+            yield says, right.roll(step, 1)
+
+
+def _before_turning(case: Case) -> Iterator[Explanation]:
+    """Wrong weights of the norms of queries and keys, which are rotated after the norm."""
+    layer, name = layer_of(case), f"{case.component}_norm"
+    if layer is not None and isinstance(layer.mixer, AttentionWeights):
+        weight = getattr(layer.mixer, name)
+        for says, other in (("w", weight - 1), ("no weight", torch.zeros_like(weight))):
+            yield from with_mixer(case, f"is scaled with {says}, not with 1 + w", layer, **{name: other})
+
+
+def _reweighted(case: Case, says: str, other: torch.Tensor, used: torch.Tensor) -> Iterator[Explanation]:
+    if case.right.shape[-1] == len(used):
+        yield Explanation(says, case.right * torch.where(used == 0, 1.0, other / used))
+
+
+def norm_input(case: Case) -> torch.Tensor | None:
+    """The input [rows, .., normed axis] of the norm whose result is at this place."""
+    config, work, place = case.weights.config, case.piece and case.piece.work, case.finding.place
+    if case.component in ("q", "k"):
+        mixed = case.own("mixed")
+        if mixed is None:
+            return None
+        width = config.key_heads * config.key_dim
+        begin = width * (case.component == "k")
+        return mixed[:, begin : begin + width].reshape(-1, config.key_heads, config.key_dim)
+    if case.component == "gated":
+        return case.own("core")
+    if case.component == "query":
+        projected = case.own("projected")
+        return None if projected is None else projected[:, :, 0]
+    if case.component == "key":
+        return case.own("key_raw")
+    if place.layer == STAGE_LEVEL:
+        return case.own("embedding") if case.component == "normed" else None
+    if case.component == "normed" and isinstance(work, LayerWork):
+        return work.hidden.to("cpu", torch.float64)
+    if case.component == "post_normed":
+        return case.own("residual")
+    return _before_final(case) if case.component == "final" else None
+
+
+def _before_final(case: Case) -> torch.Tensor | None:
+    last = max((p.layer for p in case.pieces if p.stage == case.finding.place.stage and p.layer < AFTER_LAYERS),
+               default=None)  # fmt: skip
+    for piece in case.pieces if last is not None else ():
+        if (piece.stage, piece.layer, piece.request) == (case.finding.place.stage, last, case.finding.request):
+            hidden = piece.own.get(piece.place("hidden"))
+            return None if hidden is None else hidden.to("cpu", torch.float64)
+    return None
+
+
+def _norm_weight(case: Case) -> torch.Tensor | None:
+    weights, place = case.weights, case.finding.place
+    layer, draft = layer_of(case), weights.draft
+    if case.component == "final" and place.stage == "trunk":
+        return weights.final_norm
+    if draft is not None and (case.component == "final" or place.layer == STAGE_LEVEL):
+        return draft.norm if case.component == "final" else draft.norm_embedding
+    if layer is None:
+        return None
+    if case.component == "gated" and isinstance(layer.mixer, GdnWeights):
+        return layer.mixer.norm
+    return {"normed": layer.input_norm, "post_normed": layer.post_norm}.get(case.component)

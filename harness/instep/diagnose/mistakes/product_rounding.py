@@ -1,0 +1,56 @@
+"""Products whose operands or results are rounded to 16 bits, as tensor cores multiply them.
+
+Leaves out: rounded inputs of other ops (`wrong_inputs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+
+from instep_reference.weights import Weights
+
+from .case import Case, Explanation
+from .wrong_weights import in_place, layer_of
+
+# Component -> the rows that are multiplied
+PRODUCTS = {
+    **dict.fromkeys(("qkv", "z", "b", "a", "projected", "key_raw", "value"), ("normed",)),
+    "mixer": ("gated", "opened"), "mlp": ("post_normed",), "fused": ("joined",),
+}  # fmt: skip
+
+
+def products(case: Case) -> Iterator[Explanation]:
+    """Rounded weights, alone and with rounded rows, and a rounded result."""
+    for name in PRODUCTS.get(case.component, ()) if case.piece is not None else ():
+        rows = case.own(name)
+        for narrow in (torch.bfloat16, torch.float16) if rows is not None else ():
+            assert rows is not None
+            said, weights = str(narrow).removeprefix("torch."), _narrowed(case.weights, case, narrow)
+            for what, changes in (("its weight", {}), ("both operands", {name: rows.to(narrow).to(rows)})):
+                wrong = case.again(changes, weights=weights)
+                if wrong is not None:
+                    yield Explanation(f"is multiplied with {what} rounded to {said}", wrong)
+                    yield Explanation(f"is multiplied with {what} rounded to {said}, and so is the result",
+                                      wrong.to(case.found.dtype).to(narrow).to(wrong))  # fmt: skip
+
+
+def _narrowed(weights: Weights, case: Case, narrow: torch.dtype) -> Weights:
+    """All weights, with those of the place's layer or head rounded."""
+
+    def rounded(part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            return part.to(narrow).to(part)
+        if isinstance(part, tuple):
+            return tuple(map(rounded, part))
+        if is_dataclass(part) and not isinstance(part, type):
+            return replace(part, **{each.name: rounded(getattr(part, each.name)) for each in fields(part)})
+        return part
+
+    layer, draft = layer_of(case), weights.draft
+    if layer is not None:
+        return in_place(weights, case, rounded(layer))
+    return weights if draft is None else replace(weights, draft=replace(draft, fc=rounded(draft.fc)))

@@ -1,0 +1,32 @@
+"""Trees that are treated as chains, in conv and recurrence or in positions.
+
+Leaves out: states of other nodes, which T2d recognises (`checks/branches.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from instep_reference.attention import rotate
+
+from ...oracle.layer_work import LayerWork
+from ...oracle.tree_forms import depths
+from .case import Case, Explanation
+
+BACKWARDS = ("mixed", "core", "update", "attended")
+
+
+def trees(case: Case) -> Iterator[Explanation]:
+    work = None if case.piece is None else case.piece.work
+    if not isinstance(work, LayerWork) or work.parents is None:
+        return
+    if case.component in BACKWARDS and (wrong := case.again(parents=None)) is not None:
+        yield Explanation("continues from the row before, not from its parent: the tree is taken for a chain", wrong)
+    elif case.component in ("query", "key"):
+        number = torch.arange(len(work.parents))
+        by = number - torch.tensor(depths(work.parents))
+        right = case.right.to("cpu", torch.float64)
+        yield Explanation("is rotated by the number of its node, not by its depth",
+                          rotate(right, by, case.weights.config))  # fmt: skip

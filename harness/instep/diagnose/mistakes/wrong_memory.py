@@ -1,0 +1,131 @@
+"""Memory of another request or another round: the memory itself, and ops that read it.
+
+Leaves out: states that follow from a wrong step (`wrong_states.py`), windows and caches that moved wrongly
+(`wrong_windows.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from instep_reference.attention import AttentionMemory
+from instep_reference.contract.engine import RequestState
+from instep_reference.gdn import GdnMemory
+
+from ...checks.allowance import NEAR
+from ...oracle.layer_work import LayerWork
+from .case import STANDS, Case, Explanation
+
+# Component -> the field of memory that its op reads, which may be that of another request.
+READ_FROM = {"mixed": "conv", "core": "state", "update": "state"}
+
+
+def known_rows(case: Case) -> Iterator[Explanation]:
+    """Mistakes that the recomputation knows: other rows that it could have read, other states before it."""
+    place = case.finding.place
+    for sentence, work in () if case.piece is None else case.piece.wrongs:
+        assert case.piece is not None and case.oracle is not None, "there is a piece"
+        for run in (case.oracle.runner.true(work).places.get(place),
+                    replace(case, piece=replace(case.piece, work=work)).again()):  # fmt: skip
+            if run is not None:
+                yield Explanation(sentence, run)
+
+
+def memory(case: Case) -> Iterator[Explanation]:
+    if case.component in STANDS and case.finding.request is not None:
+        yield from _standing(case)
+    if case.piece is not None:
+        work = case.piece.work
+        if isinstance(work, LayerWork) and case.component in READ_FROM and isinstance(work.memory, GdnMemory):
+            yield from _read(case, work, work.memory)
+        if isinstance(work, LayerWork) and case.component == "attended" and isinstance(work.memory, AttentionMemory):
+            yield from _stale_cache(case, work.memory)
+
+
+def _standing(case: Case) -> Iterator[Explanation]:
+    """Memory of another request, and the request's own memory of another round."""
+    for says, state in _remembered(case):
+        if (held := _part(case, state)) is not None:
+            yield Explanation(f"holds what {says}", held)
+    copies = case.context.earlier
+    for says, kept in (*((f'under "{name}"', kept) for name, kept in copies.saved.items()),
+                       *((f'of request "{name}"', kept) for name, kept in copies.preempted.items())):  # fmt: skip
+        if (held := _part(case, kept.state)) is not None:
+            yield Explanation(f"holds what was kept {says}", held)
+    for name, state in case.context.subject.after.items():
+        if name != case.finding.request and (held := _part(case, state)) is not None and _is_theirs(case, name, held):
+            yield Explanation(f'holds what belongs to request "{name}"', held)
+
+
+def _is_theirs(case: Case, other: str, held: torch.Tensor) -> bool:
+    """Whether the other request must hold this and this one must not.
+
+    Otherwise both may have the same fault, and the owner is unknown.
+    """
+    mine, theirs = (None if state is None else _part(case, state) for state in (
+        case.context.truth.after.get(name) for name in (case.finding.request or "", other)))  # fmt: skip
+    if mine is None or theirs is None or torch.allclose(mine.double(), theirs.double(), rtol=1e-3, atol=1e-6):
+        return False
+    off, apart = (torch.linalg.vector_norm(x.double() - theirs.double()) for x in (held, mine))
+    return bool(off <= NEAR * apart)
+
+
+def _remembered(case: Case) -> Iterator[tuple[str, RequestState]]:
+    name = case.finding.request
+    assert name is not None, "asked before"
+    if name in case.context.subject.before:
+        yield "it held before the event", case.context.subject.before[name]
+    for says, state in case.older.of(name, case.context.index):
+        yield f"it held {says}", state
+
+
+def _part(case: Case, state: RequestState) -> torch.Tensor | None:
+    """The same part of another state, cut to the length of the found one: for a cache its first positions."""
+    held = dict(state.parts()).get(case.finding.place)
+    if held is None or held.dim() != case.found.dim():
+        return None
+    if case.component in ("keys", "values") and len(held) >= len(case.found):
+        held = held[: len(case.found)]
+    return held if held.shape == case.found.shape else None
+
+
+def _read(case: Case, work: LayerWork, kept: GdnMemory) -> Iterator[Explanation]:
+    """An op that continues from another window or state."""
+    field = READ_FROM[case.component]
+    mine = kept.window if field == "conv" else kept.state
+    what = "the window" if field == "conv" else "the state"
+
+    def reading(says: str, other: torch.Tensor) -> Iterator[Explanation]:
+        if other.shape == mine.shape and not torch.equal(other.to(mine), mine):
+            changed = replace(kept, window=other) if field == "conv" else replace(kept, state=other)
+            wrong = case.again(memory=changed)
+            if wrong is not None:
+                yield Explanation(f"reads {what} {says}", wrong)
+
+    layer = work.layer
+    for name, state in case.context.subject.before.items():
+        theirs = getattr(state, field).get(layer)
+        if name != case.finding.request and theirs is not None:
+            yield from reading(f'of request "{name}"', theirs)
+    for says, state in case.older.of(case.finding.request or "", case.context.index):
+        yield from reading(f"as it was {says}", getattr(state, field)[layer])
+    if field == "conv":
+        yield from reading("as all zero", torch.zeros_like(mine))
+        yield from reading("with the newest input first", mine.flip(1))
+        for step, says in ((1, "before"), (-1, "after")):
+            yield from reading(f"of the channel {says}", mine.roll(step, 0))
+            yield from reading(f"one column {'too late' if step > 0 else 'too early'}", mine.roll(step, 1))
+
+
+def _stale_cache(case: Case, kept: AttentionMemory) -> Iterator[Explanation]:
+    for says, state in case.older.of(case.finding.request or "", case.context.index):
+        fields = (state.keys, state.values) if case.finding.place.stage == "trunk" else (
+            state.draft_keys, state.draft_values)
+        keys, values = (field.get(case.finding.place.layer) for field in fields)
+        if keys is not None and values is not None and 0 < len(keys) < len(kept.keys):
+            wrong = case.again(memory=AttentionMemory(keys, values))
+            if wrong is not None:
+                yield Explanation(f"sees the cache as it was {says}", wrong)
