@@ -81,7 +81,7 @@ EVENT: tuple[Text, ...] = (
     ("instep/trace/driver.py", '"idle", "offload", "evict")', '"idle", "offload", "evict", "pause")'),
 )  # fmt: skip
 # An event that fuzz also draws, and that the contract's package exports, changes three more files.
-BESIDE = {"instep/fuzz/coverage.py", "instep/fuzz/draw.py", "instep_reference/contract/__init__.py"}
+BESIDE = {"instep/campaign/fuzz/coverage.py", "instep/campaign/fuzz/draw.py", "instep_reference/contract/__init__.py"}
 # In the copy's own process: a policy that asks for it is recorded, and the trace is replayed.
 RECORD_AND_REPLAY = """
 import sys

@@ -18,7 +18,7 @@ from instep.audit.audit import Audit, audit, opened
 from instep.audit.tokens import AtToken
 from instep.checks import directed
 from instep.generate.decode import Ask, decode
-from instep.generate.words import Bytes, prompts_from
+from instep.generate.tokenizer import Bytes, prompts_from
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace

@@ -15,9 +15,9 @@ import torch
 
 from instep.audit import write
 from instep.audit.audit import audit, opened
+from instep.audit.layerwise import Precision, pieces, walk
 from instep.audit.recording import as_usual
 from instep.audit.texts import Origin, Text
-from instep.audit.walk import Precision, pieces, walk
 from instep.audit.write import Recording, digest
 from instep.checks.allowance import TRUTH_ERROR
 from instep.setting import Setting

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from instep.campaign.shapes.random_weights import random_checkpoint
 from instep.generate.decode import Ask
 from instep.setting import Setting
-from instep.shapes.random_weights import random_checkpoint
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import SetNumSteps
 from instep_reference.contract.errors import BadInput

@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from instep.campaign.shapes.forced_trace import course
+from instep.campaign.shapes.random_weights import random_checkpoint
 from instep.cli.record import make
 from instep.run.large_model import outcome
 from instep.run.replay import Replay
 from instep.setting import Setting
-from instep.shapes.course import course
-from instep.shapes.random_weights import random_checkpoint
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier, Verdict

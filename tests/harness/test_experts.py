@@ -16,12 +16,12 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
+from instep.campaign.relations import held, relations
+from instep.campaign.relations.case import Case
+from instep.campaign.relations.row_by_row import row_by_row
 from instep.checks.experts import Experts
 from instep.checks.propagated import OTHER_EXPERTS
 from instep.oracle.expert_routes import Route, Routes, scores_of
-from instep.relations import held, relations
-from instep.relations.case import Case
-from instep.relations.row_by_row import row_by_row
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace, read

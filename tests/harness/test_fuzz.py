@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from instep.fuzz import campaign as fuzzing
-from instep.fuzz import machine
-from instep.fuzz.campaign import Settings, campaign, place
-from instep.fuzz.example import Example
+from instep.campaign.fuzz import campaign as fuzzing
+from instep.campaign.fuzz import machine
+from instep.campaign.fuzz.campaign import Settings, campaign, place
+from instep.campaign.fuzz.example import Example
 from instep.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Exit
@@ -142,7 +142,7 @@ def test_a_harness_that_fails_is_not_a_finding(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     counting = "self.elements += verdict.elements"
-    broken = Edit("instep/fuzz/example.py", counting, 'raise RuntimeError("a broken check")')
+    broken = Edit("instep/campaign/fuzz/example.py", counting, 'raise RuntimeError("a broken check")')
     with planted_here(broken):
         done = instep("fuzz", "--checkpoint", model, "--ops", "ledger", "--examples", 20)
     assert done.code == Exit.HARNESS_FAILED, done

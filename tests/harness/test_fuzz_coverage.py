@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from instep.fuzz.campaign import Settings, campaign
-from instep.fuzz.coverage import Coverage
-from instep.fuzz.tree_coverage import TREES
+from instep.campaign.fuzz.campaign import Settings, campaign
+from instep.campaign.fuzz.coverage import Coverage
+from instep.campaign.fuzz.tree_coverage import TREES
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import read

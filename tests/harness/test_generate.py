@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from instep.generate.decode import Ask, decode
-from instep.generate.speed import Speed, rounds
-from instep.generate.words import Bytes, Numbers, prompts_from, stop_of, words_of
+from instep.generate.rates import Speed, rounds
+from instep.generate.tokenizer import Bytes, Numbers, prompts_from, stop_of, words_of
 from instep.setting import Setting
 from instep_proof.faults.fault import Edit
 from instep_reference.contract.checkpoint import Checkpoint

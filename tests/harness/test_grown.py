@@ -12,11 +12,11 @@ import msgspec
 import pytest
 import torch
 
+from instep.campaign.fuzz.campaign import Settings, campaign
+from instep.campaign.fuzz.coverage import Coverage
 from instep.checks.grown import Grown
 from instep.checks.identity import Identity
 from instep.checks.tree_scores import Scores
-from instep.fuzz.campaign import Settings, campaign
-from instep.fuzz.coverage import Coverage
 from instep.oracle.grown_tree import Growth
 from instep.run.replay import Replay
 from instep.setting import Setting
@@ -145,7 +145,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_fuzzed_runs_grow_trees_and_agree(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("instep.fuzz.campaign.EVENTS", 9)  # such runs of this seed meet the condition below
+    monkeypatch.setattr("instep.campaign.fuzz.campaign.EVENTS", 9)  # such runs of this seed meet the condition below
     settings = Settings(Setting("ledger", strategy="rerun", conv="windows"), model, 2, 6, tmp_path, trees=6)
     clean = campaign(settings)
     assert clean.exit == Exit.AGREED, None if clean.found is None else clean.found.verdict.findings[0]

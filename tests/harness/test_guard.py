@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from instep.campaign.fuzz.campaign import Settings, campaign
 from instep.cli import main
-from instep.fuzz.campaign import Settings, campaign
 from instep.report import data
 from instep.report.words import divergence
 from instep.run.replay import Outcome, Replay

@@ -12,9 +12,9 @@ import pytest
 import torch
 from msgspec import structs
 
+from instep.campaign.streams.relabel import relabelled
 from instep.run.replay import Replay
 from instep.setting import Setting
-from instep.streams.relabel import relabelled
 from instep.subject.engines.derived import DerivedEngine
 from instep.trace.driver import drive
 from instep.trace.event_rules import verified

@@ -12,6 +12,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from instep.campaign.shapes import run as shapes_run
+from instep.campaign.shapes.forced_trace import course
+from instep.campaign.shapes.random_weights import random_checkpoint
 from instep.cli import main
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation
@@ -20,9 +23,6 @@ from instep.report.words import divergence
 from instep.run.large_model import outcome, participants
 from instep.run.lockstep import Lockstep
 from instep.setting import Setting
-from instep.shapes import run as shapes_run
-from instep.shapes.course import course
-from instep.shapes.random_weights import random_checkpoint
 from instep.trace.event_rules import verified
 from instep.trace.file import read
 from instep.verdict import Exit, Tier

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 import torch
 
+from instep.campaign.relations import held, relations
+from instep.campaign.relations.case import Case
 from instep.cli.record import make
-from instep.relations import held, relations
-from instep.relations.case import Case
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace

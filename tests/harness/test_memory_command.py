@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from instep.shapes import shape
-from instep.shapes.random_weights import random_checkpoint
+from instep.campaign.shapes import shape
+from instep.campaign.shapes.random_weights import random_checkpoint
 from instep.subject.memory_budget import PAGE_SIZE, need, needs, spelled, weights_bytes
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES

@@ -21,14 +21,14 @@ import torch
 
 from instep.audit import render as audits
 from instep.audit.audit import audit
+from instep.audit.page import charts_of as audited
 from instep.audit.recording import EVENTS
-from instep.fuzz import render as fuzz
-from instep.fuzz.campaign import Result as Drawn
-from instep.fuzz.campaign import Settings
-from instep.page.audit import charts_of as audited
+from instep.campaign.fuzz import render as fuzz
+from instep.campaign.fuzz.campaign import Result as Drawn
+from instep.campaign.fuzz.campaign import Settings
+from instep.campaign.relations import render as relations
 from instep.page.family import page_of, page_of_file
 from instep.page.replay import charts_of
-from instep.relations import render as relations
 from instep.report.result import Result
 from instep.setting import Setting
 from instep.trace.file import read

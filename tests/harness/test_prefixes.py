@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from instep.relations import held, relations
-from instep.relations.case import Case
-from instep.relations.timeline import alone, timelines_of
+from instep.campaign.relations import held, relations
+from instep.campaign.relations.case import Case
+from instep.campaign.relations.timeline import alone, timelines_of
+from instep.campaign.streams.relabel import relabelled
 from instep.run.replay import Replay
 from instep.setting import Setting
-from instep.streams.relabel import relabelled
 from instep.subject.engines.derived import DerivedEngine
 from instep.trace.driver import drive
 from instep.trace.event_rules import verified

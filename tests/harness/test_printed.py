@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from instep.fuzz import render as fuzz
-from instep.fuzz.campaign import Result, Settings
+from instep.campaign.fuzz import render as fuzz
+from instep.campaign.fuzz.campaign import Result, Settings
+from instep.campaign.relations import render as relations
 from instep.generate import render as generate
-from instep.relations import render as relations
 from instep.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Skipped, Tier, Verdict
@@ -72,7 +72,7 @@ def test_faults(golden: Golden) -> None:
 
 def test_fuzz(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     met = {"accepted: ragged": 1200, "a verify after a switch": 3}
-    monkeypatch.setattr("instep.fuzz.coverage.CONDITIONS", [*met, "idle"])
+    monkeypatch.setattr("instep.campaign.fuzz.coverage.CONDITIONS", [*met, "idle"])
     settings = Settings(Setting("plain"), Path("fixtures/tiny"), 400, 1, Path("found"))
     none, some = Result(settings), Result(settings, examples=37, events=1234, elements=5_000_000, seconds=2.5)
     some.coverage.met.update(met)

@@ -13,6 +13,8 @@ from typing import cast
 
 import pytest
 
+from instep.campaign.streams.run import streamed
+from instep.campaign.streams.stream import Stream
 from instep.checks import allowance, for_labels, for_numbers
 from instep.diagnose import ladder, locate
 from instep.oracle.oracle import Oracle
@@ -24,8 +26,6 @@ from instep.run.recorded_choices import RecordedChoices
 from instep.run.replay import Outcome, Replay
 from instep.run.variant import Variant, patch_of
 from instep.setting import Setting
-from instep.streams.run import streamed
-from instep.streams.stream import Stream
 from instep.trace.file import Trace, read
 from instep_proof.faults import FAMILIES
 from support.blocks import blocks_of

@@ -15,15 +15,14 @@ import msgspec
 import pytest
 import torch
 
-from instep import relations as table
-from instep.checks.judge import Ties
-from instep.relations import NAMES, Held, held, relations, worst
-from instep.relations.case import Case
-from instep.relations.drift import judged
-from instep.relations.long_runs import LongRun, long_request
-from instep.relations.pairwise import PAIRWISE
-from instep.relations.rewritten import REWRITTEN
-from instep.relations.timeline import (
+from instep.campaign import relations as table
+from instep.campaign.relations import NAMES, Held, held, relations, worst
+from instep.campaign.relations.case import Case
+from instep.campaign.relations.drift import judged
+from instep.campaign.relations.long_runs import LongRun, long_request
+from instep.campaign.relations.pairwise import PAIRWISE
+from instep.campaign.relations.rewritten import REWRITTEN
+from instep.campaign.relations.timeline import (
     alone,
     as_traced,
     chunked,
@@ -33,7 +32,8 @@ from instep.relations.timeline import (
     rescheduled,
     timelines_of,
 )
-from instep.relations.tolerance import Yardstick
+from instep.campaign.relations.tolerance import Yardstick
+from instep.checks.judge import Ties
 from instep.run.replay import Replay
 from instep.setting import FP8, Setting
 from instep.trace.event_rules import EventRules

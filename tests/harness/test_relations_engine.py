@@ -9,8 +9,8 @@ import json
 
 import pytest
 
-from instep.relations import held, relations
-from instep.relations.case import Case
+from instep.campaign.relations import held, relations
+from instep.campaign.relations.case import Case
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.verdict import Exit

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from instep.shapes import NAMES, cut, shape, sized_like
-from instep.shapes.random_weights import random_checkpoint
+from instep.campaign.shapes import NAMES, cut, shape, sized_like
+from instep.campaign.shapes.random_weights import random_checkpoint
 from instep_reference import trunk
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from instep.bundled import model
+from instep.campaign.relations import held, relations
+from instep.campaign.relations.case import Case
 from instep.oracle import storage
-from instep.relations import held, relations
-from instep.relations.case import Case
 from instep.run.patching import as_kept
 from instep.run.replay import Replay
 from instep.setting import FP8, Setting

@@ -14,12 +14,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from instep.campaign.streams.checkpoint import before_silu, config, stream_checkpoint
+from instep.campaign.streams.relabel import relabelled
+from instep.campaign.streams.run import LEVELS, streamed
+from instep.campaign.streams.stamps import MOST_POSITIONS, Stamp, code, decoded, vocabulary
 from instep.cli import app
 from instep.setting import Setting
-from instep.streams.checkpoint import before_silu, config, stream_checkpoint
-from instep.streams.relabel import relabelled
-from instep.streams.run import LEVELS, streamed
-from instep.streams.stamps import MOST_POSITIONS, Stamp, code, decoded, vocabulary
 from instep.trace.event_rules import verified
 from instep.trace.file import Trace, read
 from instep.verdict import Exit, Verdict

@@ -67,7 +67,7 @@ def limits() -> Table:
 
 
 def needs() -> Table:
-    from instep.shapes import sized_like
+    from instep.campaign.shapes import sized_like
     from instep.subject.memory_budget import needs
     from instep_optimized import Options
 

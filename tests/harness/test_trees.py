@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from instep.campaign.fuzz.campaign import Settings, campaign
+from instep.campaign.relations import held, relations
+from instep.campaign.relations.case import Case
 from instep.cli.record import make
-from instep.fuzz.campaign import Settings, campaign
-from instep.relations import held, relations
-from instep.relations.case import Case
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace, read
@@ -143,12 +143,12 @@ def test_fuzzed_trees_agree_and_a_planted_slip_is_found_in_a_tree(
 ):
     count_events(monkeypatch)
     setting = Setting("ledger", strategy="rerun", conv="windows")
-    monkeypatch.setattr("instep.fuzz.campaign.EVENTS", 9)  # such runs of this seed meet the conditions below
+    monkeypatch.setattr("instep.campaign.fuzz.campaign.EVENTS", 9)  # such runs of this seed meet the conditions below
     clean = campaign(Settings(setting, model, 2, 4, tmp_path / "clean", trees=6))
     assert clean.exit == Exit.AGREED, None if clean.found is None else clean.found.verdict.findings[0]
     seen = clean.coverage.counts()
     assert seen["trees of different shapes in one batch"] and seen["an accepted path that is not 1, 2, ..."]
-    monkeypatch.setattr("instep.fuzz.campaign.EVENTS", 7)  # such runs find it sooner
+    monkeypatch.setattr("instep.campaign.fuzz.campaign.EVENTS", 7)  # such runs find it sooner
     with planted_here(Edit(RERUN, "accepted.path is None", "True")):
         faulty = campaign(Settings(setting, model, 40, 4, tmp_path / "faulty", trees=6, shrink_s=15))
     assert faulty.exit == Exit.DIVERGED and faulty.found is not None

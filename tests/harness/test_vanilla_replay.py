@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from instep.campaign.relations import held, relations
+from instep.campaign.relations.case import Case
+from instep.campaign.relations.mtp_history import WHY
 from instep.cli.record import make
-from instep.relations import held, relations
-from instep.relations.case import Case
-from instep.relations.guesses import WHY
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from instep.campaign.relations import held, relations
+from instep.campaign.relations.case import Case
 from instep.diagnose.ladder import locate
-from instep.relations import held, relations
-from instep.relations.case import Case
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.trace.file import Trace

@@ -27,11 +27,11 @@ import torch
 import triton
 
 from instep.atomic_write import write_atomically
+from instep.campaign.shapes import shape
+from instep.campaign.shapes.random_weights import random_checkpoint
 from instep.player import Player
 from instep.run.single_engine import engine
 from instep.setting import Setting
-from instep.shapes import shape
-from instep.shapes.random_weights import random_checkpoint
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.engine import Draft
 from instep_speed import bench

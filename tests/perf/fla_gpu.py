@@ -21,15 +21,15 @@ import msgspec
 import torch
 
 from instep.atomic_write import write_atomically
+from instep.campaign.shapes import shape
+from instep.campaign.shapes.forced_trace import course
+from instep.campaign.shapes.random_weights import random_checkpoint
 from instep.report import data
 from instep.report.machine import installed
 from instep.report.words import where
 from instep.run.large_model import outcome
 from instep.run.replay import Outcome
 from instep.setting import Setting
-from instep.shapes import shape
-from instep.shapes.course import course
-from instep.shapes.random_weights import random_checkpoint
 from instep.verdict import Comparison, Tier
 from instep.watch.event_context import EventContext
 from instep_reference.contract.config import ModelConfig

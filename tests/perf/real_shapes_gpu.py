@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 
+from instep.campaign.shapes import NAMES
+from instep.campaign.shapes.run import LAYERS, shaped
 from instep.report import data
 from instep.report.words import where
 from instep.run.replay import Outcome
 from instep.setting import Setting
-from instep.shapes import NAMES
-from instep.shapes.run import LAYERS, shaped
 
 
 def main(argv: list[str]) -> int:

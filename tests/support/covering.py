@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from instep.fuzz.coverage import Coverage
+from instep.campaign.fuzz.coverage import Coverage
 from instep.plugin import TraceItem
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace, read

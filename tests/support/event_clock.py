@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from instep.fuzz import campaign
+from instep.campaign.fuzz import campaign
 
 
 def count_events(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import instep.relations as table
-from instep.relations import Held
+import instep.campaign.relations as table
+from instep.campaign.relations import Held
 from instep.setting import Setting
 from instep.verdict import Exit, Skipped, Verdict
 from instep_proof.faults.fault import Fault

@@ -1,6 +1,6 @@
 """Shapes of real models made narrow enough for a CPU: the layers and ratios stay.
 
-Leaves out: weights (`instep.shapes.random_weights`).
+Leaves out: weights (`instep.campaign.shapes.random_weights`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from instep.shapes import shape
+from instep.campaign.shapes import shape
 from instep_reference.contract.config import ModelConfig
 
 WIDTHS = {

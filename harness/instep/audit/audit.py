@@ -26,12 +26,12 @@ from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.header import Model, config_digest
 from ..verdict import Exit, Verdict
-from . import recording, said, sglang
+from . import plain_format, recording, sglang_dumps
+from .layerwise import NORM, Advance, Precision, silent
+from .recorded_engine import complete, replayed, without_copies
 from .recording import META, Recorded, as_usual, width
-from .shown import complete, replayed, without_copies
 from .texts import Text, Told, told
 from .tokens import Judged, judged
-from .walk import NORM, Advance, Precision, silent
 
 OF_MEMORY = 0.75  # part of memory that a model and its reference may take; the rest is for states and activations
 TOKENS, ROWS, STATES = 1, 2, 3  # levels: tokens and counts; logits and final rows; states
@@ -71,11 +71,11 @@ def opened(path: Path) -> Recorded:
     if not path.exists():
         raise BadInput(str(path), found="no such file or directory", expected="a recording")
     if path.is_file():
-        return said.read(path)
+        return plain_format.read(path)
     if (path / META).is_file():
         return recording.read(path)
-    if sglang.is_dump(path):
-        return sglang.read(path)
+    if sglang_dumps.is_dump(path):
+        return sglang_dumps.read(path)
     raise BadInput(str(path), found=f"no {META}, and no file of SGLang's dumper", expected="a recording",
                    hint="a file of JSON lines is given by its own name")
 

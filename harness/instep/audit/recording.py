@@ -4,7 +4,7 @@
     events.jsonl              one event per line, in the grammar of a trace
     tensors/000012.safetensors  the recorded tensors of event 12: logits, final rows, states, by request
 
-Leaves out: writing, and other formats (`said.py`, `sglang.py`). Nothing is executed.
+Leaves out: writing, and other formats (`plain_format.py`, `sglang_dumps.py`). Nothing is executed.
 """
 
 from __future__ import annotations

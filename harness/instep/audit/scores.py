@@ -1,6 +1,6 @@
 """Scores from the logits of many rows, without storing all logits: the output matrix is read in blocks of tokens.
 
-Leaves out: the rows (`walk.py`), and the judgement from these scores (`tokens.py`).
+Leaves out: the rows (`layerwise.py`), and the judgement from these scores (`tokens.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 from instep_reference.weights import Weights
 
 from ..checks.allowance import SCALE_FLOOR
-from .walk import EMBEDDING, Read
+from .layerwise import EMBEDDING, Read
 
 HEAD = "lm_head.weight"
 TOKENS = 8192  # of the vocabulary, at once

@@ -32,7 +32,7 @@ def audit(
     from ..audit import render
     from ..audit.audit import audit as run
     from ..audit.audit import text_of
-    from ..page.audit import charts_of
+    from ..audit.page import charts_of
     from .progress import progress
 
     must_be_free((json, html, sarif))

@@ -1,6 +1,6 @@
 """`instep fuzz`: draw sequences of legal events until the sides differ, and write the finding as a trace.
 
-Leaves out: drawing, shrinking, counting and printing (`instep.fuzz`).
+Leaves out: drawing, shrinking, counting and printing (`instep.campaign.fuzz`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .finish import Commit, Html, Json, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
-    from ..fuzz.campaign import Result, Settings
+    from ..campaign.fuzz.campaign import Result, Settings
 
 EXAMPLES = 400  # for each op set, if neither a number nor a time is given
 ENDLESS = 10**9  # the time limit ends the run
@@ -48,9 +48,9 @@ def fuzz(
     from rich.console import Console
 
     from ..bundled import model
-    from ..fuzz.campaign import Result, Settings
-    from ..fuzz.draw import SAMPLED
-    from ..fuzz.render import of, show
+    from ..campaign.fuzz.campaign import Result, Settings
+    from ..campaign.fuzz.draw import SAMPLED
+    from ..campaign.fuzz.render import of, show
     from ..verdict import Exit
 
     must_be_free((json, html))
@@ -73,7 +73,7 @@ def fuzz(
 
 def _charts(result: Result) -> Mapping[str, Any]:
     """The events of the finding."""
-    from ..fuzz.campaign import place
+    from ..campaign.fuzz.campaign import place
     from ..page.replay import charts_of
     from ..trace.file import read
 
@@ -83,7 +83,7 @@ def _charts(result: Result) -> Mapping[str, Any]:
 def _run(settings: Settings) -> Result:
     from hypothesis.configuration import set_hypothesis_home_dir
 
-    from ..fuzz.campaign import campaign
+    from ..campaign.fuzz.campaign import campaign
     from .progress import progress
 
     total = None if settings.examples == ENDLESS else settings.examples

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from instep_reference.contract.sampling import Sampling
 
     from ..generate.decode import Ask, Decoded
-    from ..generate.words import Words
+    from ..generate.tokenizer import Words
     from ..verdict import Verdict
 
 MOST_TOKENS = 2**20  # no model has more positions
@@ -58,7 +58,7 @@ def generate(
 
     from ..bundled import model
     from ..generate.decode import decode
-    from ..generate.words import words_of
+    from ..generate.tokenizer import words_of
     from ..run.participants import candidates
     from ..run.replay import must_hold
 
@@ -114,7 +114,7 @@ def _prompts(
     """The prompts by name, as tokens of this vocabulary."""
     from instep_reference.contract.errors import BadInput
 
-    from ..generate.words import prompts_from
+    from ..generate.tokenizer import prompts_from
 
     if given:
         found = {f"prompt {number}": words.encode(text) for number, text in enumerate(given, start=1)}
@@ -176,7 +176,7 @@ def _ask(
     import os
 
     from ..generate.decode import Ask
-    from ..generate.words import stop_of
+    from ..generate.tokenizer import stop_of
     from ..trace.header import Model
 
     folder = Path.cwd() if trace is None else trace.parent
@@ -189,7 +189,7 @@ def _ask(
 
 
 def _reread(decoded: Decoded) -> Verdict:
-    from ..generate.reread import Reader
+    from ..generate.text_check import Reader
 
     return Reader(decoded).verdict()
 

@@ -49,9 +49,9 @@ def memory(
 
     from ..adapters.keepers import OPTIONS
     from ..atomic_write import writable
+    from ..campaign.shapes import sized_like
     from ..report import tables
     from ..report.result import Result
-    from ..shapes import sized_like
     from ..subject.memory_budget import needs, spelled, weights_bytes
     from ..verdict import Exit
 

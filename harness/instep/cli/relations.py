@@ -1,6 +1,6 @@
 """`instep relations`: run a trace again with one thing varied, and check that results stay equal.
 
-Leaves out: the relations (`instep.relations`), and the comparison with the reference (`instep replay`).
+Leaves out: the relations (`instep.campaign.relations`), and the comparison with the reference (`instep replay`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def relations(
     commit: Commit = None,
 ) -> None:
     """Check relations between runs of one trace; exit 0: all agree, 1: divergence, 3: one of them compared nothing."""
-    from .. import relations as table
-    from ..relations import render
-    from ..relations.case import Case
+    from ..campaign import relations as table
+    from ..campaign.relations import render
+    from ..campaign.relations.case import Case
     from ..run.replay import Replay, must_reach
     from ..trace.file import read
     from .progress import progress

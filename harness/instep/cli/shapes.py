@@ -1,6 +1,6 @@
 """`instep shapes`: run a few layers of models in real shapes through a forced trace.
 
-Leaves out: the run (`instep.shapes`) and the messages (`instep.report`).
+Leaves out: the run (`instep.campaign.shapes`) and the messages (`instep.report`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def shapes(
     """Run an op set at the sizes of real models, with random weights; exit 0: all agree, 1: divergence, 3: nothing
     judged.
     """
+    from ..campaign.shapes import NAMES
+    from ..campaign.shapes.run import shaped
     from ..report import data, terminal
-    from ..shapes import NAMES
-    from ..shapes.run import shaped
 
     must_be_free((json, sarif))
     setting = given.setting(ops="triton")

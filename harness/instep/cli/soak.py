@@ -1,6 +1,6 @@
 """`instep soak`: serve drawn rounds on long-lived engines, for any time and in any number of sessions.
 
-Leaves out: drawing, serving and counting (`instep.soak`), and shrinking, which `instep fuzz` does.
+Leaves out: drawing, serving and counting (`instep.campaign.soak`), and shrinking, which `instep fuzz` does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .finish import Commit, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
-    from ..soak.soak import Soak
+    from ..campaign.soak.soak import Soak
 
 
 @takes_setting(
@@ -50,10 +50,10 @@ def soak(
 
     from ..atomic_write import writable
     from ..bundled import model
-    from ..fuzz.campaign import Settings
-    from ..fuzz.draw import SAMPLED
-    from ..soak import kept, render
-    from ..soak.soak import Ask, Soak
+    from ..campaign.fuzz.campaign import Settings
+    from ..campaign.fuzz.draw import SAMPLED
+    from ..campaign.soak import render, resume
+    from ..campaign.soak.soak import Ask, Soak
 
     if join:
         if minutes is not None or rounds is not None:
@@ -66,37 +66,37 @@ def soak(
     names, directory, found = given.subjects("ledger", "plain"), checkpoint or model(), None
     digest, device = Checkpoint.open(directory).digest, given.setting(ops=names[0]).device
     sampled = [name for name in SAMPLED if name not in given.named and "engine" not in given.named]
-    ask, runs = Ask(rounds, None if minutes is None else 60 * minutes / len(names)), kept.read(json)
+    ask, runs = Ask(rounds, None if minutes is None else 60 * minutes / len(names)), resume.read(json)
 
     def keep() -> None:
         if json is not None:
-            kept.result(runs, device, commit).write(json)
+            resume.result(runs, device, commit).write(json)
 
     for name in names:
         settings = Settings(given.setting(ops=name), directory, 0, seed, out, sampled=sampled, command="soak")
         settled = settings.setting.data() | dict.fromkeys(sampled)
-        run = kept.going_on(runs, kept.Soaked(settled, digest, seed, every, stretch), json)
-        soaking = _session(Soak(settings, run, kept.Session.now(device, commit), ask), keep)
+        run = resume.going_on(runs, resume.Soaked(settled, digest, seed, every, stretch), json)
+        soaking = _session(Soak(settings, run, resume.Session.now(device, commit), ask), keep)
         found = soaking.found
         if found is not None or soaking.interrupted:
             break
-    finish(kept.result(runs, device, commit), json, lambda console: render.show(runs, found, console))
+    finish(resume.result(runs, device, commit), json, lambda console: render.show(runs, found, console))
 
 
 def _join(others: list[Path], json: Path | None, commit: str | None) -> None:
     """Serve nothing: merge the runs of files into one file."""
     from instep_reference.contract.errors import BadInput
 
-    from ..soak import kept, render
+    from ..campaign.soak import render, resume
 
     if json is None:
         raise BadInput("--join", found="no --json", expected="the file that takes the others in")
     must_be_free((json,), *others)
-    runs = kept.read(json)
+    runs = resume.read(json)
     for path in others:
-        kept.join(runs, path)
+        resume.join(runs, path)
     devices = sorted({str(run.setting["device"]) for run in runs})
-    finish(kept.result(runs, ", ".join(devices), commit), json, lambda console: render.show(runs, None, console))
+    finish(resume.result(runs, ", ".join(devices), commit), json, lambda console: render.show(runs, None, console))
 
 
 def _session(soak: Soak, keep: Callable[[], None]) -> Soak:

@@ -1,6 +1,6 @@
 """`instep streams`: replay a trace in stamps, so that every state shows its request and positions.
 
-Leaves out: the replay (`instep.streams`) and the messages (`instep.report`).
+Leaves out: the replay (`instep.campaign.streams`) and the messages (`instep.report`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def streams(
     """Replay a trace on readable labels; exit 0: all right, 1: a label is wrong, 3: nothing was read."""
     from instep_reference.contract.errors import BadInput
 
+    from ..campaign.streams.checkpoint import config
+    from ..campaign.streams.run import LEVELS, streamed
     from ..report import data, terminal
     from ..run.replay import Outcome, must_have, must_reach
-    from ..streams.checkpoint import config
-    from ..streams.run import LEVELS, streamed
     from ..trace.file import read
     from .progress import progress
 

@@ -1,6 +1,6 @@
 """Prompts through an optimized engine that chooses everything by itself; every event timed, last states kept.
 
-Leaves out: the schedule (`trace/driver.py`, the only one), and what is made of the times (`speed.py`).
+Leaves out: the schedule (`trace/driver.py`, the only one), and what is made of the times (`rates.py`).
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from ..run.history import printable
 from ..subject.memory_budget import Need, spelled
 from ..verdict import Comparison, Exit, Verdict
 from .decode import Ask, Decoded
-from .speed import Speed
-from .words import Words
+from .rates import Speed
+from .tokenizer import Words
 
 
 def show(decoded: Decoded, need: Need, verdict: Verdict | None, words: Words, console: Console) -> None:

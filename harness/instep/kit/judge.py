@@ -40,8 +40,8 @@ from ..verdict import Comparison, Skipped, Tier, Verdict
 from ..watch.host_copies import alive, settle
 from .cases.case import Call, Case, moved, packed, serve
 from .cases.pools import Pool
+from .expected import COMPUTED, Right, Rule, Written, by_token, experts, in_chunks_of, right, widened
 from .naming import Launched, Observed, named
-from .right import COMPUTED, Right, Rule, Written, by_token, experts, in_chunks_of, right, widened
 
 Tensor = torch.Tensor
 KIND = "launch"  # the kind of event that a case is

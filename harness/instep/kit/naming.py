@@ -25,7 +25,7 @@ from ..diagnose.mistakes.fit import APART, FLOOR, agrees, best, fit
 from ..problem import Explained, Unexplained
 from ..verdict import Comparison
 from .cases.case import Inputs
-from .right import gates_of, walk, widened
+from .expected import gates_of, walk, widened
 
 Tensor = torch.Tensor
 LAUNCHES = 12  # that failed, of each form: the mistake must account for the first ones

@@ -3,7 +3,7 @@
     @given(workload=kit.traces())
     def test_it(workload): kit.replayed(workload, OPS).must_agree()
 
-Leaves out: the content of an event (`fuzz/draw.py`), and long campaigns (`instep fuzz`).
+Leaves out: the content of an event (`campaign/fuzz/draw.py`), and long campaigns (`instep fuzz`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.engine import AnyEvent
 from instep_reference.contract.errors import BadInput
 
-from ..fuzz import draw as drawn
-from ..fuzz.campaign import HASTY, edges_of
+from ..campaign.fuzz import draw as drawn
+from ..campaign.fuzz.campaign import HASTY, edges_of
 from ..run.single_engine import header_of
 from ..trace.driver import Step, recorded
 from ..trace.event_rules import EventRules

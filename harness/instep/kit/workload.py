@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 
+from ..campaign.shapes.random_weights import random_checkpoint
 from ..run.participants import Plan, reference
 from ..run.single_engine import header_of
 from ..setting import Setting
-from ..shapes.random_weights import random_checkpoint
 from ..trace.driver import drive, recorded
 from ..trace.event_text import told
 from ..trace.file import Trace, write

@@ -21,9 +21,10 @@ from .document import Page, document
 
 # Module of a page -> the field that identifies its results; after `runs.`, a field that every run has.
 FAMILY: Mapping[str, str] = {
-    "instep.page.audit": "recording", "instep_speed.bench.page": "rates", "instep_proof.faults.page": "fired",
-    "instep.page.fuzz": "campaigns", "instep_speed.gate.page": "judged", "instep_speed.gate.calibration_page": "trials",
-    "instep.page.relations": "runs.relation", "instep.page.runs": "runs.findings",
+    "instep.audit.page": "recording", "instep_speed.bench.page": "rates", "instep_proof.faults.page": "fired",
+    "instep.campaign.fuzz.page": "campaigns", "instep_speed.gate.page": "judged",
+    "instep_speed.gate.calibration_page": "trials", "instep.campaign.relations.page": "runs.relation",
+    "instep.page.runs": "runs.findings",
 }
 
 

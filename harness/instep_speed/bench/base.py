@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from instep.shapes import shape
+from instep.campaign.shapes import shape
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.config import LayerKind, ModelConfig
 from instep_reference.contract.place import Place

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from instep.generate.decode import Decoded
-from instep.generate.speed import Speed
+from instep.generate.rates import Speed
 from instep.player import Observer, Player, Side
 from instep.run.large_model import outcome
 from instep.run.replay import Outcome

@@ -1,7 +1,7 @@
 """Rows for the delta rule and parts of a batch, which several kinds draw alike.
 
-Decays are those of a model (`shapes/random_weights.py`): from a few tokens of memory to thousands. Leaves out: the use
-of the rows.
+Decays are those of a model (`campaign/shapes/random_weights.py`): from a few tokens of memory to thousands. Leaves out:
+the use of the rows.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Literal, cast
 
 import torch
 
+from instep.campaign.shapes.random_weights import _dt_bias
 from instep.oracle.declared_products import Operands, in_chunks
 from instep.oracle.reordering import Reordered
-from instep.shapes.random_weights import _dt_bias
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_optimized.ops.fused import window_gdn

@@ -1,6 +1,6 @@
 """The cases of single ops: idle and padded requests, fresh memory, ragged batches, red zones, skipped stores.
 
-Leaves out: how a case is built (`case.py`), and the right answers (`kit/right.py`).
+Leaves out: how a case is built (`case.py`), and the right answers (`kit/expected.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A case of one op, and how to run it on an op set. A case has inputs, and the elements that the op may write.
 
-Leaves out: the cases (their table is in `__init__.py`), and the right answers (`kit/right.py`).
+Leaves out: the cases (their table is in `__init__.py`), and the right answers (`kit/expected.py`).
 
 The cases rely on these parts of the contracts:
   - a request whose count is 0 or whose `read` unit is -1 does nothing: zero rows, nothing written, even if fresh;

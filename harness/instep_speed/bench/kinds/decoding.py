@@ -20,8 +20,8 @@ from typing import Any
 
 from instep.bundled import model
 from instep.generate.decode import Ask, Decoded
-from instep.generate.speed import rounds
-from instep.generate.words import prompts_from, stop_of, words_of
+from instep.generate.rates import rounds
+from instep.generate.tokenizer import prompts_from, stop_of, words_of
 from instep.report.words import where
 from instep.setting import Setting
 from instep_reference.contract.checkpoint import Checkpoint

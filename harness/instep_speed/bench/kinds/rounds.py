@@ -22,13 +22,13 @@ from typing import Any
 import torch
 
 from instep.bundled import model
+from instep.campaign.shapes import shape
+from instep.campaign.shapes.random_weights import random_checkpoint
 from instep.player import Player
 from instep.report.words import where
 from instep.run.large_model import outcome
 from instep.run.single_engine import engine, header_of
 from instep.setting import Setting
-from instep.shapes import shape
-from instep.shapes.random_weights import random_checkpoint
 from instep.trace.file import Trace
 from instep.trace.header import Part, Room
 from instep.trace.policy import Arrival, Policy

@@ -1,0 +1,97 @@
+"""The page of `instep audit`: the judged tokens of a recording, and its layers and events if it has events.
+
+Leaves out: the judgement (`instep.audit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from ..page import replay
+from ..page.cells import Row
+from ..page.document import Listing, Page
+from ..page.lanes import lanes_of
+from ..page.parts import Data, findings, matrix, messages, totals
+from ..report.terminal import short
+from ..report.words import numbers
+from ..verdict import Exit, Verdict
+
+if TYPE_CHECKING:
+    from .audit import Audit
+
+MOST = 200  # requests whose tokens are drawn, those with findings first
+DETAILED = 5000  # tokens; with more, equal neighbours share a cell
+BY = {"g": "chosen", "d": "random", "k": "missing"}  # how a token was chosen, in a result -> kind of a cell
+SAYS = {"chosen": "argmax, judged by the model's margin", "random": "sampled, and again from the model's logits",
+        "missing": "judged in the request that this one continues", "found": "differs from the model"}
+COUNTS = ("engine", "events", "requests", "tokens", "decided", "ties", "windows", "drafts", "accepted", "rounding",
+          "walks", "seconds", "peak_mib")  # fmt: skip
+
+
+def page(found: Data) -> Page:
+    texts, runs = found.get("texts") or [], [{**found, "ops": "tokens and counts"}, *found.get("runs", ())]
+    said = [f"{found['tokens']} tokens of {found['requests']} requests judged, each after the tokens that the engine "
+            f"really chose; {found['decided']} could be decided, {found['ties']} tied; "
+            f"{short(found['elements'])} numbers"]
+    return Page(
+        f"{found['recording']}, {found['engine']}", Exit(found["exit"]), [*said, *found["notes"]],
+        "Every generated token is the model's choice after the tokens before it.", messages(runs),
+        [_counts(found, texts), totals(found.get("runs", ()))],
+        {"plots": [_strip(texts, found["findings"])] if texts else [],
+         "legend": [[kind, words] for kind, words in SAYS.items()] if texts else [], "says": SAYS},
+        [_requests(texts), findings(runs)],
+    )
+
+
+def _counts(found: Data, texts: list[Data]) -> Listing:
+    lines = [(name.replace("_", " "), str(found[name])) for name in COUNTS if found.get(name) not in (None, "")]
+    lines += [("sampled tokens", str(sum(text["by"].count("d") for text in texts)))] * bool(texts)
+    lines += [("not judged", one["what"]) for one in found.get("not_judged", ())]
+    return Listing(("what", "found"), lines, "What was judged")
+
+
+def _requests(texts: list[Data]) -> Listing:
+    heads = ("request", "prompt tokens", "generated tokens", "sampled tokens", "judged in another request")
+    return Listing(heads, [
+        (text["request"], str(text["prompt"]), str(text["tokens"]), *(str(text["by"].count(by)) for by in "dk"))
+        for text in texts
+    ], "Requests")
+
+
+def _strip(texts: list[Data], findings: list[Data]) -> dict[str, Any]:
+    """A plot with a row for each request and a column for each token."""
+    wrong = {(one["request"], one.get("token")): one["diagnosis"] for one in findings}
+    texts = sorted(texts, key=lambda text: all(text["request"] != request for request, _ in wrong))[:MOST]
+    apart = sum(text["tokens"] for text in texts) <= DETAILED
+    cells = []
+    for row, text in enumerate(texts):
+        each = [(token, BY[by], wrong.get((text["request"], token))) for token, by in enumerate(text["by"])]
+        for _, alike in groupby(each, key=lambda one: one[0] if apart or one[2] else one[1]):
+            (token, kind, said), *more = alike
+            cells.append([row, token, "found" if said else kind, "", said, token + len(more)])
+    rows = [(text["request"], {"lines": [f"{text['prompt']} prompt tokens"]}) for text in texts]
+    columns = list(map(str, range(max(text["tokens"] for text in texts))))
+    return {**matrix("Generated tokens", rows, columns, cells), "numbered": "token "}
+
+
+def charts_of(audit: Audit) -> dict[str, Any]:
+    """Layers and events, and the timeline, of a recording with events; tokens and counts are at their events."""
+    trace, outcome = audit.trace, audit.replay
+    if not trace.events:
+        return {}
+    lanes, both = lanes_of(trace, audit.kinds), Verdict(list(audit.verdict.compared), events=len(trace.events))
+    if outcome is not None:
+        both.compared += outcome.verdict.compared
+        both.skipped += outcome.verdict.skipped
+        both.events = outcome.verdict.events
+
+    def found(rows: Mapping[Row, int]) -> list[dict[str, Any]]:
+        from .render import placed
+
+        said = [{"event": one.event, "row": rows[Row.of(one.place)], "where": placed(one), "says": one.diagnosis,
+                 "measured": numbers(one), "command": "", "maps": None} for one in audit.verdict.findings]  # fmt: skip
+        return said + ([] if outcome is None else replay.listed(outcome, rows))
+
+    return {**lanes.data(), "runs": [replay.run_of(audit.recorded.engine, both, lanes, audit.kinds, findings=found)]}

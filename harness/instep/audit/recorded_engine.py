@@ -1,0 +1,166 @@
+"""Levels 2 and 3: replay a recording as an engine driven through verbs that answers with the recorded tensors.
+
+So logits, final rows and states reach the same event contexts and checks as those of a live engine
+(`instep.subject.engines`). A kind of tensor that a recording declares must be there at every event, with the right
+shape. Leaves out: the checks, and models that do not fit into memory, for which only tokens and counts are judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from instep_optimized.memory.budget import conv_window, of_kind, state_block
+from instep_reference.contract import engine as e
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.errors import BadInput
+from instep_reference.contract.event_facts import named
+
+from ..run.replay import Outcome, Replay
+from ..setting import Setting
+from ..subject.engines.verbs import ByVerbs, Tokens
+from ..trace.file import Trace
+from ..verdict import Tier
+from .layerwise import Advance, Precision, silent
+from .recording import META, Recorded, wrote
+
+ROWS = ("logits", "final")  # results of a step, by request
+FEEDS = {"logits": "logits", "final": "final", "states": "state"}  # kind of recorded tensor -> its name among verbs
+COPIES = (e.Save, e.Load, e.Offload, e.Fetch, e.Evict, e.Preempt, e.Resume)
+
+
+@dataclass(frozen=True)
+class Replayed(Setting):
+    """The setting of a recording, whose engine is given as an object and not by name."""
+
+    served: ByVerbs | None = None
+
+    def subject(self) -> Any:
+        return self.served
+
+
+def replayed(
+    recorded: Recorded, trace: Trace, model: Path, config: ModelConfig, precision: Precision, shows: Sequence[str],
+    progress: Advance = silent,
+) -> Outcome:
+    """Replay the recording. shows: the kinds of tensors that are judged."""
+    def make(directory: Path, room: object, **told: object) -> Player:
+        return Player(recorded, precision, shows, of_kind(config, "gdn"))
+
+    dtype = str(precision.activation).removeprefix("torch.")
+    setting = Replayed(engine=recorded.engine, dtype=dtype, served=ByVerbs(recorded.engine, make))
+    total = len(trace.events)
+    found = Replay(trace, setting, checkpoint=model).run(
+        progress=lambda index, event: progress("events", index + 1, total), explain=False,
+        tiers=frozenset(Tier) - {Tier.BITWISE},
+    )
+    return replace(found, again=())  # only the audit itself reproduces it
+
+
+class Player:
+    """The verbs, called in the order of the events. now: the current event."""
+
+    def __init__(
+        self, recorded: Recorded, precision: Precision, shows: Sequence[str], gdn: Sequence[int]
+    ) -> None:
+        self.recorded, self.shows, self.gdn = recorded, tuple(shows), gdn
+        self.now = -1
+        self.committing: set[str] = set()
+        self.memory: dict[str, dict[int, tuple[torch.Tensor, torch.Tensor]]] = {}
+        said = precision.declared
+        self.declares = {
+            "rounds": said.rounds, "products": said.products,
+            "shows": [FEEDS[key] for key in shows],
+        }
+        if "states" in shows:
+            self.state = self._state
+
+    def step(self, rows: Sequence[Tokens]) -> Mapping[str, Mapping[str, torch.Tensor]]:
+        self._next(e.Forward, rows[0].request)
+        self.committing.clear()  # a request that left during a commit gets no further call
+        shown = self.recorded.tensors(self.now)
+        found: dict[str, dict[str, torch.Tensor]] = {}
+        for key in (key for key in ROWS if key in self.shows):
+            found[key] = {row.request: shown[f"{key}.{row.request}"] for row in rows if f"{key}.{row.request}" in shown}
+        self._remember([row.request for row in rows if row.kind != "verify"], shown)
+        return found
+
+    def keep(self, request: str, length: int) -> None:
+        if request not in self.committing:
+            self._next(e.Commit, request)
+            event = self.recorded.events[self.now]
+            assert isinstance(event, e.Commit)
+            self.committing = set(event.requests)
+        self._remember([request], self.recorded.tensors(self.now))
+        self.committing.remove(request)
+
+    def drop(self, request: str) -> None:
+        self.memory.pop(request, None)
+
+    def _next(self, kind: type[e.Event], request: str) -> None:
+        """Go to the next event of this kind that names the request. Events that were not served are skipped."""
+        events = self.recorded.events
+        self.now = next(
+            index for index in range(self.now + 1, len(events))
+            if isinstance(events[index], kind) and request in named(events[index])
+        )
+
+    def _remember(self, requests: Sequence[str], shown: Mapping[str, torch.Tensor]) -> None:
+        for request in requests if "states" in self.shows else ():
+            self.memory[request] = {
+                layer: (shown[f"conv.{request}.{layer}"], self._canonical(shown[f"state.{request}.{layer}"]))
+                for layer in self.gdn
+            }
+
+    def _canonical(self, state: torch.Tensor) -> torch.Tensor:
+        return state.transpose(-1, -2) if self.recorded.layout == "VK" else state
+
+    def _state(self, request: str) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        return self.memory[request]
+
+
+def without_copies(recorded: Recorded) -> None:
+    """Refuse events whose rows and states cannot be replayed from a recording."""
+    if any(isinstance(event, COPIES) for event in recorded.events):
+        raise BadInput("events.jsonl", found="a save, load, preempt or resume, and tensors", expected="none of them",
+                       hint="record an abort, and an admit whose prompt is the text so far")
+
+
+def complete(recorded: Recorded, config: ModelConfig, shows: Sequence[str]) -> None:
+    """Refuse a recording in which a declared tensor is missing or has another shape."""
+    heads, keys, values = state_block(config)
+    state = (heads, keys, values) if recorded.layout == "KV" else (heads, values, keys)
+    shapes = {"conv": conv_window(config), "state": state}
+    widths = {"logits": config.vocab, "final": config.hidden}
+    windows: dict[str, int] = {}
+    for index, event in enumerate(recorded.events):
+        if isinstance(event, e.Draft):
+            windows |= {name: len(picks) + 1 for name, picks in zip(event.requests, event.picks or (), strict=False)}
+        if not isinstance(event, e.Forward | e.Commit):
+            continue
+        rows = event.rows if isinstance(event, e.Forward) else ()
+        wanted: dict[str, list[tuple[int, ...]]] = {}
+        for row in rows:
+            count = windows[row.request] if row.kind == "verify" else row.tokens
+            for key in ROWS:
+                if key in shows and (key == "final" or row.kind != "prefill" or row.root is not None):
+                    either = {count, 1} if row.kind == "prefill" else {count}
+                    wanted[f"{key}.{row.request}"] = [(many, widths[key]) for many in either]
+        if "states" in shows:
+            wanted |= {f"{name}.{request}.{layer}": [shape] for request in wrote(event)
+                       for layer in of_kind(config, "gdn") for name, shape in shapes.items()}  # fmt: skip
+        _there(recorded, index, wanted)
+
+
+def _there(recorded: Recorded, index: int, wanted: Mapping[str, Sequence[tuple[int, ...]]]) -> None:
+    shown = recorded.tensors(index) if wanted else {}
+    for name, shapes in wanted.items():
+        found = None if name not in shown else tuple(shown[name].shape)
+        if found not in shapes:
+            raise BadInput(f"event {index}: {name}", found="nothing" if found is None else f"shape {list(found)}",
+                           expected=" or ".join(f"shape {list(shape)}" for shape in shapes),
+                           hint=f"`shows` in {META} declares it")

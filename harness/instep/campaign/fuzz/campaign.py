@@ -1,0 +1,314 @@
+"""A campaign: many random runs of one op set, until a count or a time; the smallest failing run becomes a trace.
+
+Hypothesis draws and shrinks; the same seed draws the same runs. Leaves out: the terminal (`instep.cli.fuzz`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hypothesis
+from hypothesis.stateful import run_state_machine_as_test
+from msgspec.structs import replace as with_fields
+
+from instep_optimized.ops.base import Ops
+from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.errors import BadInput, InstepError
+from instep_reference.contract.event_facts import kind_of
+
+from ...report.machine import installed
+from ...report.tensors import for_a_file
+from ...run.participants import Plan
+from ...run.replay import Outcome, Replay
+from ...run.single_engine import header_of
+from ...setting import Setting
+from ...trace.file import read, replaceable
+from ...trace.header import Header, Model, Part, Recording
+from ...trace.policy import Policy
+from ...verdict import Exit
+from . import draw
+from .coverage import Coverage
+from .example import Diverged, Example
+from .machine import Machine
+from .seeded import by_seed_alone
+
+EVENTS = 16  # rules per run; a rule is up to three events
+SEEDS_APART = 10**6  # between the batches of neighbouring seeds
+BATCH = 100  # examples with one seed; the clock is read between two batches
+SHRINK_S = 60.0  # the time for shrinking; the smallest example by then is kept
+# The controller's numbers, short, so that its wishes change within a run.
+HASTY = {"ema_alpha": 0.5, "warmup_batches": 1, "update_interval": 2}
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a campaign: op set, model, number of runs, time limit (None: no limit), and place for a finding.
+
+    setting  how the subject is set up; sampled: fields of it that every run draws again (`draw.SAMPLED`)
+    trees    windows are trees of at most this many nodes, with a constant step count; 0: chains
+    number   number of a finding whose trace must not replace earlier ones; 0: a campaign has one finding
+    """
+
+    setting: Setting
+    checkpoint: Path
+    examples: int
+    seed: int
+    out: Path
+    seconds: float | None = None
+    shrink_s: float = SHRINK_S
+    sampled: Collection[str] = draw.SAMPLED
+    trees: int = 0
+    command: str = "fuzz"  # the one that draws: names the trace of a finding
+    number: int = 0
+
+
+@dataclass
+class Result:
+    """The result of a campaign. found: the trace of the smallest failing run, and its outcome.
+
+    refused  kind of event -> how often the rules refused a drawn event (mostly because no page was free)
+    again    whether the sides differed again when that trace was replayed from its file
+    cut      why shrinking ended early; "" if it did not
+    interrupted  whether the user ended it with Ctrl-C: what ran until then counts
+    """
+
+    settings: Settings
+    coverage: Coverage = field(default_factory=Coverage)
+    examples: int = 0
+    events: int = 0
+    elements: int = 0
+    seconds: float = 0.0
+    refused: Counter[str] = field(default_factory=Counter)
+    found: Outcome | None = None
+    again: bool = True
+    cut: str = ""
+    interrupted: bool = False
+
+    @property
+    def exit(self) -> Exit:
+        """The exit code. A campaign that compared nothing has not passed."""
+        if self.found is not None:
+            return Exit.DIVERGED
+        return Exit.AGREED if self.elements else Exit.INCONCLUSIVE
+
+
+class Over(BaseException):
+    """Ends a campaign at once. Hypothesis catches only Exception, which this is not.
+
+    Hypothesis may then raise an error about a run that was shorter than before with the same draws.
+    """
+
+
+def campaign(settings: Settings, progress: Progress | None = None) -> Result:
+    """Draw runs until one fails, or all were drawn, or the time is over."""
+    must_be_free(settings)
+    host = _Host(settings, progress or (lambda examples: None))
+    for number in range(-(-settings.examples // BATCH)):
+        _batch(host, min(BATCH, settings.examples - number * BATCH), settings.seed * SEEDS_APART + number)
+        if host.smallest is not None or host.over or host.result.interrupted:
+            break
+    host.result.seconds = time.monotonic() - host.begun
+    if host.smallest is not None:
+        host.result.found, host.result.again = again(host.smallest, settings)
+    return host.result
+
+
+def _batch(host: _Host, examples: int, seed: int) -> None:
+    how = hypothesis.settings(
+        max_examples=examples, stateful_step_count=EVENTS, database=None, deadline=None, print_blob=False,
+        report_multiple_bugs=False, verbosity=hypothesis.Verbosity.quiet,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+    )
+
+    @hypothesis.seed(seed)
+    def machine() -> Machine:
+        return Machine(host)
+
+    factory: Any = machine  # Hypothesis takes anything that makes a machine, but its types allow only classes
+    try:
+        with by_seed_alone():
+            run_state_machine_as_test(factory, settings=how)
+    except (Over, Exception) as error:
+        host.ended(error)
+    except KeyboardInterrupt:
+        host.interrupted()
+
+
+class _Host:
+    """Builds and serves examples, and keeps count; implements `machine.Host`."""
+
+    def __init__(self, settings: Settings, progress: Progress) -> None:
+        self.settings, self.progress = settings, progress
+        self.opened = Checkpoint.open(settings.checkpoint)
+        self.model = Model.of(self.opened, settings.checkpoint, ".")
+        self.edges = edges_of(self.opened)
+        self.result = Result(settings)
+        self.smallest: Example | None = None
+        self.broken: Exception | None = None  # the harness, a side or a check failed: no divergence, and the end
+        self.late = False  # something was to be served when the time was over
+        self.begun = time.monotonic()
+        self.until = float("inf") if settings.seconds is None else self.begun + settings.seconds
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self.until
+
+    def begin(self, choose: draw.Draw) -> Example:
+        """Build both sides, with a drawn capacity."""
+        self._go_on()
+        plan, header = drawn_plan(choose, self.settings, self.opened, self.model)
+        if self.smallest is None:
+            self.result.examples += 1
+            self.progress(self.result.examples)
+            self.result.coverage.begin(overlap=plan.setting.overlap, heads=header.heads)
+        try:
+            return Example(plan, header)
+        except Exception as error:
+            self.failed(error)
+
+    def serve(self, example: Example, event: Any) -> None:
+        """Serve the event. If it fails and the example is the smallest so far, keep it and write its trace."""
+        self._go_on()
+        table = example.rules.table
+        before = table.as_it_stands()
+        elements = example.elements
+        try:
+            example.serve(event)
+        except Diverged:
+            if self.smallest is None:
+                self.until = time.monotonic() + self.settings.shrink_s
+            if self.smallest is None or example.size < self.smallest.size:
+                self.smallest = example
+                self._keep(example)
+            raise
+        except Exception as error:
+            self.failed(error)
+        finally:
+            if self.smallest is None:
+                self.result.events += 1
+                self.result.elements += example.elements - elements
+        if self.smallest is None:
+            self.result.coverage.note(before, event, example.rules.table)
+
+    def refused(self, event: Any) -> None:
+        self.result.refused[kind_of(event)] += 1
+
+    def _keep(self, example: Example) -> None:
+        try:
+            write(example, self.settings)
+        except Exception as error:
+            self.failed(error)
+
+    def ended(self, error: BaseException) -> None:
+        """Hypothesis ended with this error. A finding stays a finding, whatever ended its shrinking."""
+        finding = self.smallest is not None
+        if self.broken is not None and (not finding or isinstance(self.broken, InstepError)):
+            raise self.broken from None
+        if not finding:
+            if not self.over:
+                raise error
+        elif self.broken is not None:
+            self.result.cut = f"the harness itself failed: {type(self.broken).__name__}: {self.broken}"
+        elif self.late:
+            self.result.cut = "its time was over"
+        elif not isinstance(error, Diverged):
+            self.result.cut = "the same events did not part the sides every time"
+
+    def interrupted(self) -> None:
+        """The user pressed Ctrl-C: what ran until then counts."""
+        self.result.interrupted = True
+        if self.smallest is not None:
+            self.result.cut = "it was interrupted"
+
+    def failed(self, error: Exception) -> NoReturn:
+        """The harness, a side or a check failed: no finding, and the end."""
+        self.broken = error
+        raise Over from error
+
+    def _go_on(self) -> None:
+        if self.over:
+            self.late = True
+            raise Over
+
+
+def edges_of(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Chunk sizes at which conv windows go wrong."""
+    width = checkpoint.config.conv_width
+    return tuple(sorted({1, 2, width - 1, width} - {0}))
+
+
+def drawn_plan(choose: draw.Draw, settings: Settings, opened: Checkpoint, model: Model) -> tuple[Plan, Header]:
+    """The setting of a run with a drawn capacity, step counts and strategies; and the header of its trace."""
+    setting = settings.setting
+    layers = opened.config.mtp_layers if setting.mode == "vanilla" else None
+    room, steps = draw.room(choose), draw.candidates(choose, layers)
+    if nodes := settings.trees:
+        grow = opened.config.mtp_layers == 1 and setting.mode == "eagle"
+        room, steps = draw.with_trees(choose, room, steps, nodes, grow=grow)
+    found = setting.subject()
+    if isinstance(found, Ops) and not found.keepers:
+        room = draw.with_prefixes(choose, room)
+    setting = draw.strategies(choose, setting, settings.sampled, trees=bool(nodes))
+    adaptive = None if nodes else {"candidate_steps": sorted(steps), **HASTY}
+    policy = Policy(
+        _name(settings),
+        f"`instep {settings.command} {' '.join(setting.words()[:2])} --seed {settings.seed}`: no sequence of legal "
+        "events makes the sides part.",
+        room, (), steps[0], adaptive=adaptive, seed=settings.seed,
+        replay=(Part(setting.ops, strategy=setting.strategy, conv=setting.conv),),
+    )
+    header, _ = header_of(
+        policy, opened, model=model, recording=Recording(setting.mode), field=settings.command,
+        created={name: installed(name) or "from source" for name in ("instep", "torch", "hypothesis")},
+    )
+    file = None if adaptive is None else AdaptiveFile.of(adaptive, settings.command)
+    return Plan(opened, header.room(), steps[0], file, setting, settings.checkpoint), header
+
+
+def place(settings: Settings) -> Path:
+    """The path of the trace that a campaign writes for a finding."""
+    return settings.out / f"{_name(settings)}.jsonl"
+
+
+def must_be_free(settings: Settings) -> None:
+    """Refuse a folder in which nothing could be kept, before anything runs. It is made when something is found."""
+    there = next(folder for folder in (settings.out, *settings.out.absolute().parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise BadInput("--out", found=f"{there}, no folder that can be written", expected="one that can be")
+    if there == settings.out:
+        replaceable(place(settings))
+
+
+def _name(settings: Settings) -> str:
+    """The name of a finding's trace. Its file may be copied to a system that allows no colon, as in mine:OPS."""
+    name = for_a_file(f"{settings.command}-{settings.setting.name}-{settings.seed}")
+    return f"{name}-{settings.number}" if settings.number else name
+
+
+def write(example: Example, settings: Settings, begin: int = 0) -> None:
+    """Write the example as a trace, from event `begin` on. It replaces a larger one that was found before."""
+    settings.out.mkdir(parents=True, exist_ok=True)
+    near = os.path.relpath(settings.checkpoint.resolve(), settings.out.resolve())
+    model = with_fields(example.header.checkpoint, near=near)
+    example.write(place(settings), with_fields(example.header, checkpoint=model), begin)
+
+
+def again(example: Example, settings: Settings) -> tuple[Outcome, bool]:
+    """Replay the trace from its file -> the outcome to show, and whether the sides differ again.
+
+    If they agree this time, they still differed once: then the outcome is the one that was found first.
+    """
+    outcome = Replay(read(place(settings)), example.setting, checkpoint=settings.checkpoint).run()
+    if outcome.verdict.exit is Exit.DIVERGED:
+        return outcome, True
+    return replace(outcome, verdict=example.verdict, last=None), False

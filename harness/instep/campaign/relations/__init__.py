@@ -1,0 +1,70 @@
+"""The table of relations, and `held`, which runs them.
+
+A relation is a row in `pairwise.py` or `rewritten.py`, or a separate file. Leaves out: checks, which look at one event
+of one run (`instep.checks`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from instep_reference.contract.engine import Forward
+from instep_reference.contract.errors import BadInput
+
+from ...verdict import Exit, Skipped, Verdict
+from .base import Case, Relation
+from .drift import RELATION as DRIFT
+from .overlapped import RELATION as OVERLAPPED
+from .pairwise import PAIRWISE
+from .rewritten import REWRITTEN
+
+# Cheap and exact relations come first; relations that share runs are neighbours.
+RELATIONS: tuple[Relation, ...] = (*PAIRWISE, OVERLAPPED, *REWRITTEN, DRIFT)
+NAMES = tuple(relation.name for relation in RELATIONS)
+
+
+@dataclass(frozen=True)
+class Held:
+    """The result of one relation.
+
+    lacks  why the relation does not apply to this case; None: it applies
+    """
+
+    relation: Relation
+    verdict: Verdict
+    seconds: float
+    lacks: str | None = None
+
+
+def relations(names: Iterable[str] = ()) -> tuple[Relation, ...]:
+    """The relations with these names, in table order; without names, all of them."""
+    names = tuple(name.replace("-", "_") for name in names)
+    for name in names:
+        if name not in NAMES:
+            raise BadInput("relation", found=f'"{name}"', expected=f"one of {', '.join(NAMES)}")
+    return tuple(relation for relation in RELATIONS if not names or relation.name in names)
+
+
+def held(
+    case: Case, chosen: Sequence[Relation], before: Callable[[Relation], None] = lambda relation: None
+) -> list[Held]:
+    """Run the chosen relations on a case; `before` is called with each relation before it starts."""
+    found = []
+    for relation in chosen:
+        before(relation)
+        begun, verdict, lacks = time.perf_counter(), Verdict(), relation.lacks(case)
+        if lacks is None:
+            verdict.add(relation.hold(case))
+        else:
+            verdict.add([Skipped(relation.name, 0, lacks)])
+        verdict.served = not relation.of_the_trace or any(isinstance(event, Forward) for event in case.trace.events)
+        verdict.events = len({compared.event for compared in verdict.compared})
+        found.append(Held(relation, verdict, time.perf_counter() - begun, lacks))
+    return found
+
+
+def worst(found: Sequence[Held]) -> Exit:
+    """The worst exit code of the relations that apply; inconclusive if none applies."""
+    return Exit.worst(one.verdict.exit for one in found if one.lacks is None)

@@ -1,0 +1,165 @@
+"""Run two engines on the same events in lock step: answers and memory must have equal bytes after every event.
+
+Leaves out: why they must be equal (`pairwise.py`), and runs that bring the same tokens through other events
+(`by_position.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from instep_reference.contract.engine import AnyEvent, Draft, Forward
+from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.event_facts import Phase
+from instep_reference.contract.place import AFTER_LAYERS, Place
+
+from ...adapters import Subject
+from ...player import Player
+from ...problem import Problem
+from ...run.participant import Participant
+from ...trace.driver import own_say
+from ...verdict import Comparison, Skipped, Tier
+from ...watch.event_context import EventContext
+from ...watch.observers import OnHost
+from ...watch.required_rows import UPDATE
+from ...watch.rows import row_spans
+from .by_position import Server, state_of, stopped
+from .compare import different, parts, pools, unserved
+from .timeline import RewrittenTrace
+
+
+@dataclass
+class Arm:
+    """One of the two engines, with its name for messages and its events.
+
+    watched  whether its places are observed and compared
+    player   the player that serves the events; None: a new one
+    """
+
+    name: str
+    engine: Subject
+    trace: RewrittenTrace
+    watched: bool = True
+    player: Player | None = None
+
+    def __post_init__(self) -> None:
+        if self.player is None and self.watched:
+            self.player = Participant(self.name, self.engine, asked=False)
+        elif self.player is None:
+            self.player = Player(self.name, self.engine, [OnHost()])
+        self.server = Server(self.trace.header, self.player, self.engine)
+
+    @property
+    def last(self) -> Place | None:
+        """The last place that was observed: how far the engine got before it failed."""
+        return self.player.activations.last if isinstance(self.player, Participant) else None
+
+
+@dataclass
+class ABRun:
+    """Compare two engines up to the first event at which they differ; later differences follow from it.
+
+    pools  whether every byte of every pool must be equal as well
+    """
+
+    relation: str
+    one: Arm
+    other: Arm
+    pools: bool = False
+
+    def run(self) -> Iterator[Comparison | Skipped]:
+        pairs = zip(self.one.trace.events, self.other.trace.events, strict=True)
+        for index, (mine, theirs) in enumerate(pairs):
+            results = list(self._event(self.one.trace.origins[index], mine, theirs))
+            yield from results
+            if any(isinstance(result, Comparison) and not result.agrees for result in results):
+                return
+
+    def _event(self, origin: int, mine: AnyEvent, theirs: AnyEvent) -> Iterator[Comparison | Skipped]:
+        contexts = []
+        for arm, event in ((self.one, mine), (self.other, theirs)):
+            try:
+                contexts.append(arm.server(event, origin))
+            except Unsupported:
+                raise
+            except Exception as error:  # an external engine may raise anything
+                stop = stopped(origin, event, error, arm.last)
+                yield unserved(self.relation, stop, arm.name)
+                return
+        one, other = contexts
+        yield from (Skipped("played", origin, said) for said in one.shown.said)
+        yield from self._places(one, other)
+        yield from self._answers(one, other)
+        yield from self._states(one, other)
+        if self.pools:
+            yield from self._pools(one)
+
+    def _places(self, one: EventContext, other: EventContext) -> Iterator[Comparison]:
+        mine, theirs = one.subject.places, other.subject.places
+        if self.one.watched and self.other.watched:
+            for place in sorted(mine.keys() | theirs.keys(), key=Place.order):
+                if place.component == UPDATE and not (place in mine and place in theirs):
+                    continue  # only one of the two keeps updates
+                elements, wrong = different(mine.get(place), theirs.get(place))
+                request, rows = (None, "") if not wrong else self._whose(one, place, mine.get(place), theirs.get(place))
+                yield self._comparison(one, place, elements, wrong, request, rows)
+
+    def _whose(
+        self, context: EventContext, place: Place, mine: torch.Tensor | None, theirs: torch.Tensor | None
+    ) -> tuple[str | None, str]:
+        """The first request whose rows differ, and the number of the row."""
+        if mine is None or theirs is None or mine.shape != theirs.shape:
+            return None, "the rows have different shapes"
+        for span in row_spans(context, place.stage):
+            begin, count = span.at(place)
+            for row in range(begin, begin + count):
+                if different(mine[row], theirs[row])[1]:
+                    return span.request, f"row {row - begin} of {count} differs"
+        return None, "rows that belong to no request differ"
+
+    def _answers(self, one: EventContext, other: EventContext) -> Iterator[Comparison]:
+        if not one.shown.has("draft" if isinstance(one.event, Draft) else "logits"):
+            return  # the harness derived the answer
+        mine, theirs = (own_say(context.event, context.subject.answer) for context in (one, other))
+        if mine is not None or theirs is not None:
+            stage = "chain.1" if isinstance(one.event, Draft) else "trunk"
+            elements, wrong = different(mine, theirs)
+            place = Place(stage, AFTER_LAYERS, "pick")
+            yield self._comparison(one, place, elements, wrong, None, "the engines' own choices differ")
+
+    def _states(self, one: EventContext, other: EventContext) -> Iterator[Comparison]:
+        for name, standing in self.one.server.rules.table.live.items():
+            if not (_touched(one, name) and one.shown.memory(name) and other.shown.memory(name)):
+                continue
+            mine, theirs = (state_of(arm.engine, name) for arm in (self.one, self.other))
+            for place, left, right in parts(mine, theirs, one.shown.whole):
+                if standing.phase is Phase.VERIFIED and place.component in ("conv", "state"):
+                    continue  # undefined until the commit
+                elements, wrong = different(left, right)
+                yield self._comparison(one, place, elements, wrong, name, "the logical state differs")
+
+    def _pools(self, one: EventContext) -> Iterator[Comparison]:
+        for place, mine, theirs, says in pools(self.one.engine.regions(), self.other.engine.regions()):
+            elements, wrong = different(mine, theirs)
+            yield self._comparison(one, place, elements, wrong, None, says)
+
+    def _comparison(
+        self, context: EventContext, place: Place, elements: int, wrong: int, request: str | None, says: str
+    ) -> Comparison:
+        slot = None if request is None else context.expected.slots_after.get(request)
+        between = f'between "{self.one.name}" and "{self.other.name}"'
+        return Comparison(
+            self.relation, Tier.BITWISE, context.index, context.kind, place, elements=elements, worst=float(wrong),
+            allowed=0.0, request=request, slot=slot, problem=Problem("differs", f"{says} {between}") if wrong else None,
+        )
+
+
+def _touched(context: EventContext, name: str) -> bool:
+    """Whether the event names the request. Damage to other requests shows when they are named next."""
+    event = context.event
+    if isinstance(event, Forward):
+        return any(row.request == name for row in event.rows)
+    return name in getattr(event, "requests", (getattr(event, "request", None),))

@@ -1,0 +1,163 @@
+"""The input of a relation: a trace, a model, the engine under test, and a cache of its runs.
+
+Leaves out: which runs a relation compares, and how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from msgspec.structs import replace as with_fields
+
+from instep_optimized import OptimizedEngine
+from instep_optimized.ops.base import Ops
+from instep_optimized.ops.by_row import BY_ROW
+from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.engine import Admit
+from instep_reference.contract.errors import Unsupported
+
+from ...adapters import Maker, Subject
+from ...run.participant import Participant
+from ...run.participants import Plan, bare, declares, enough_memory, rounded_participant, truth_participant
+from ...setting import moves_labels
+from ...subject.engines.derived import DerivedEngine
+from ...subject.engines.verbs import ByVerbs
+from ...subject.guard import MAKES, calling
+from ...trace.file import Trace
+from ...trace.header import Header
+from .by_position import PositionRecord, PositionRecorder
+from .row_by_row import row_by_row
+from .timeline import RewrittenTrace, as_traced
+
+Through = Callable[[Subject], Subject]
+
+
+@dataclass
+class Case:
+    """A trace, the model and the engine under test. Each run is made once and cached under its name.
+
+    bitwise  require equal bits as if the op set had declared all rows invariant
+    tokens   length of the drift run, in tokens
+    by_rows  whether the op set serves rows one by one (`row_by_row.py`); the names of its runs then say so
+    """
+
+    trace: Trace
+    plan: Plan
+    found: Ops | Maker | ByVerbs
+    bitwise: bool = False
+    tokens: int = 2048
+    by_rows: bool = False
+    _records: dict[str, PositionRecord] = field(default_factory=dict)
+    _events: dict[str, RewrittenTrace] = field(default_factory=dict)  # the events of each record
+
+    @classmethod
+    def of(
+        cls, trace: Trace, plan: Plan, *, until: int | None = None, bitwise: bool = False, tokens: int = 2048
+    ) -> Case:
+        """Build a case from a plan; with `until`, the trace ends at this event."""
+        cut = trace if until is None else replace(trace, events=trace.events[: until + 1])
+        recording = with_fields(cut.header.recording, drafter=plan.setting.mode)
+        cut = replace(cut, header=with_fields(cut.header, recording=recording))
+        return cls(cut, plan, plan.setting.subject(), bitwise, tokens)
+
+    @cached_property
+    def drawn(self) -> frozenset[str]:
+        """The requests of the trace that sample."""
+        return frozenset(
+            event.request for event in self.trace.events if isinstance(event, Admit) and event.sampling is not None)
+
+    @property
+    def ops(self) -> Ops | None:
+        """The op set under test; None for an external engine."""
+        return self.found if isinstance(self.found, Ops) else None
+
+    @cached_property
+    def led(self) -> DerivedEngine | None:
+        """An engine driven through callbacks, built to read its declarations; None for any other engine."""
+        made = bare(self.plan) if isinstance(self.found, ByVerbs) else None
+        return made if isinstance(made, DerivedEngine) else None
+
+    @property
+    def labels(self) -> bool:
+        return moves_labels(self.ops)
+
+    @property
+    def rows_are_invariant(self) -> bool:
+        """Whether a row's bits depend on no other row: true for labels, and if an op set or a maker declares it."""
+        if self.bitwise or self.labels:
+            return True
+        if self.ops is None:
+            return getattr(self.found, "row_invariant", False) is True
+        return self.ops.row_invariant >= BY_ROW.keys()
+
+    @cached_property
+    def row_by_row(self) -> Case | None:
+        """The same case with an op set that serves rows one by one; None for an external engine."""
+        if self.ops is None:
+            return None
+        # Such an op reads the number of rows on the host, so it cannot be captured in a graph.
+        plan = replace(self.plan, setting=replace(self.plan.setting, graphs=False))
+        return replace(self, plan=plan, found=row_by_row(self.ops), by_rows=True, _records={})
+
+    def engine(self, header: Header, ops: Ops | None = None, **options: Any) -> Subject:
+        """Build an engine with the capacity and step counts of a header; `options` overrides fields of `Options`."""
+        plan, setting, found = self.plan, self.plan.setting, ops or self.found
+        room, adaptive = header.room(), self._adaptive(header)
+        if not isinstance(found, Ops):
+            if options.keys() - {"layout"}:
+                raise Unsupported("an external engine has no such options")
+            setting, steps = replace(setting, **options), header.num_steps
+            return bare(replace(plan, setting=setting, capacity=room, num_steps=steps, adaptive=adaptive))
+        with calling(MAKES), enough_memory(room):
+            return OptimizedEngine(
+                plan.checkpoint, found, setting.options(**options), room, num_steps=header.num_steps, adaptive=adaptive
+            )
+
+    def recorded(
+        self, name: str, recorded: Callable[[], RewrittenTrace], through: Through = lambda engine: engine,
+        options: Mapping[str, Any] | None = None,
+    ) -> PositionRecord:
+        """Record the subject on these events; `through` wraps the engine before it serves them."""
+        name += ", row by row" * self.by_rows
+        if name not in self._records:
+            events = self._events[name] = recorded()
+            engine = through(self.engine(events.header, **(options or {})))
+            self._records[name] = PositionRecorder(name, Participant(name, engine, asked=False), events).run()
+        return self._records[name]
+
+    def traced(self) -> PositionRecord:
+        """Record the subject on the unchanged trace."""
+        return self.recorded("the trace", lambda: as_traced(self.trace))
+
+    def truth(self) -> PositionRecord:
+        """Record the fp64 reference on the trace."""
+        if "truth" not in self._records:
+            truth = truth_participant(self.plan, asked=False)
+            self._records["truth"] = PositionRecorder("truth", truth, as_traced(self.trace)).run()
+        return self._records["truth"]
+
+    def rounded(self, draw: int = 0, of: str | None = None) -> PositionRecord:
+        """Record one draw of the rounded reference (`run/participants.py`), on the events of the record `of`."""
+        name = f"rounded {draw}{'' if of is None else f' of {of}'}"
+        if name not in self._records:
+            events, plan = as_traced(self.trace) if of is None else self._events[of], self.plan
+            header = events.header
+            if of is not None:
+                adaptive = self._adaptive(header)
+                plan = replace(plan, capacity=header.room(), num_steps=header.num_steps, adaptive=adaptive)
+            sampled = rounded_participant(plan, self.led or self.found, draw, asked=False)
+            self._records[name] = PositionRecorder(name, sampled, events).run()
+        return self._records[name]
+
+    @cached_property
+    def stores_narrow(self) -> bool:
+        """Whether storing a state loses bits, so that bits depend on where rounds and chunks end."""
+        declared = declares(self.plan, self.led or self.found)
+        return not self.labels and "state" in declared.narrow(self.plan.setting.width)
+
+    def _adaptive(self, header: Header) -> AdaptiveFile | None:
+        return header.adaptive_file(f"{self.trace.path.name} line 1")
+

@@ -1,0 +1,87 @@
+"""Modify instep's engine in two ways that no event can ask for: windows of one token, and graphs that run eagerly.
+
+This is the only place where a relation reaches into an engine. Leaves out: external engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from instep_optimized import OptimizedEngine
+from instep_optimized.graphs.capture import prepared
+from instep_optimized.ops.base import Ops
+from instep_optimized.round import Body, Round
+from instep_reference.contract.engine import Forwarded, Path, Row
+
+from ...adapters import Subject
+
+T = TypeVar("T")
+
+
+class _RootAlone(Round):
+    """A round without drafts that still has a window: the root alone."""
+
+    @property
+    def bodies(self) -> dict[str, Body]:
+        window = {"verify": Body(self.verify, width=1, choices=0), "commit": Body(self.commit, width=1, choices=2)}
+        return super().bodies | window
+
+
+class WindowsOfOne:
+    """An engine in which every decode row is a window of one token, verified and then committed."""
+
+    def __init__(self, engine: Subject) -> None:
+        assert isinstance(engine, OptimizedEngine), "asked before"
+        self._engine = engine
+        # The engine refuses a window of one token, because no event asks for it.
+        engine._refusals = cast(Any, _NothingRefused())
+        at = engine._rounds[0]
+        engine._rounds[0] = _RootAlone(0, at.strategy, at.model)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def forward(self, rows: tuple[Row, ...]) -> Forwarded:
+        """Serve decode rows as windows. The rewritten events never mix them with other rows or with drafts."""
+        if not all(row.kind == "decode" for row in rows):
+            return self._engine.forward(rows)
+        self._engine.set_num_steps(0)
+        names = tuple(row.request for row in rows)
+        said = self._engine.forward(tuple(Row(name, "verify") for name in names))
+        roots = {row.request: int(said.own[row.request][0]) if row.root is None else row.root for row in rows}
+        self._engine.commit(names, tuple(Path((), roots[name]) for name in names))
+        return Forwarded(roots, said.own)
+
+
+class _NothingRefused:
+    """Accepts every event."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *given, **named: None
+
+
+def eager_graphs(engine: Subject) -> Subject:
+    """Keep buckets and padding, but run the body again at every replay."""
+    assert isinstance(engine, OptimizedEngine), "asked before"
+    engine._graphs = prepared(engine._base, engine._rounds.values(), engine._device, eagerly)
+    return engine
+
+
+@dataclass
+class Again:
+    """A substitute for a captured graph: runs the body again and copies the results into the captured outputs."""
+
+    body: Callable[[], Any]
+    outputs: Any
+
+    def replay(self) -> None:
+        for kept, new in zip(self.outputs, self.body(), strict=True):
+            kept.copy_(new)
+
+
+def eagerly(ops: Ops, body: Callable[[Ops], T]) -> tuple[Again, T]:
+    """Replace graph capture: run the body once and return its outputs."""
+    outputs = body(ops)
+    return Again(lambda: body(ops), outputs), outputs

@@ -1,0 +1,165 @@
+"""Overlapped rounds, launched before the counts of the round before are known, must equal rounds that wait.
+
+Reading from an engine makes it wait, so nothing is read while the engine runs. Answers are kept unread until the last
+event was served; a state is read when its request ends, or after the last event. Overlapping rounds reserve pages
+earlier, for the worst case, so page ownership may rightly differ. Therefore the trace runs twice: with its own pages,
+and with pages that hold a whole request, where every byte of every pool must be equal.
+Leaves out: what a round may know of the round before (`trace/event_rules.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from instep_reference.contract import engine as e
+from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.event_facts import facts, kind_of, named
+from instep_reference.contract.place import AFTER_LAYERS, Place
+
+from ...adapters import Subject
+from ...player import Observer, Player
+from ...problem import Problem
+from ...verdict import Comparison, Tier
+from ...watch.host_copies import on_host
+from .base import Case, Relation, Results, our_own
+from .by_position import state_of, stopped
+from .compare import different, parts, pools, unserved
+from .rewrites import in_one_page
+from .timeline import RewrittenTrace, as_traced
+
+NAME = "overlapped"
+WAITING, OVERLAPPING = "waiting", "overlapping"
+WANTED = Place("trunk", AFTER_LAYERS, "length")
+# The stage that computes each field of an answer; fields that are not listed are at the pick.
+STAGE = {"drafts": "chain.1", "own": "trunk", "roots": "trunk"}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The answers and memory of one engine.
+
+    states: (event before which it was read, request) -> the request's logical state
+    """
+
+    answers: Sequence[e.Answer | None]
+    states: Mapping[tuple[int, str], e.RequestState]
+    wanted_num_steps: int
+    pools: Sequence[e.Region]
+
+
+class _Ends(Observer):
+    """Reads a state when its request ends, unless a window is in flight: then the state is undefined."""
+
+    def __init__(self, engine: e.Engine) -> None:
+        self._engine, self._index = engine, 0
+        self._live: dict[str, bool] = {}  # request -> whether it is between rounds
+        self.states: dict[tuple[int, str], e.RequestState] = {}
+
+    def before(self, event: e.Event) -> None:
+        for name in named(event) if facts(event).ends else ():
+            if self._live.pop(name, False):
+                self._read(name)
+        if isinstance(event, e.Admit):
+            self._live[event.request] = True
+        elif isinstance(event, e.Forward):
+            self._live |= {row.request: False for row in event.rows if row.kind == "verify"}
+        elif isinstance(event, e.Commit):
+            self._live |= dict.fromkeys(event.requests, True)
+        self._index += 1
+
+    def end(self) -> None:
+        for name, between in self._live.items():
+            if between:
+                self._read(name)
+
+    def _read(self, name: str) -> None:
+        self.states[self._index, name] = state_of(self._engine, name)
+
+
+def hold(case: Case) -> Results:
+    for trace in (as_traced(case.trace), in_one_page(case.trace)):
+        alike = trace.header != case.trace.header
+        ran: list[Ran] = []
+        for name, overlap in ((WAITING, False), (OVERLAPPING, True)):
+            done = _run(name, case.engine(trace.header, overlap=overlap), trace)
+            if isinstance(done, Comparison):
+                yield done
+                return
+            ran.append(done)
+        yield from compared(trace, *ran, alike=alike)
+
+
+def compared(trace: RewrittenTrace, waiting: Ran, overlapping: Ran, *, alike: bool) -> Iterator[Comparison]:
+    """Answers in order, then states and the wanted step count; with the same pages (`alike`) every pool, too."""
+    for index, (mine, theirs) in enumerate(zip(waiting.answers, overlapping.answers, strict=True)):
+        yield from _answers(trace, index, mine, theirs)
+    for (index, name), state in waiting.states.items():
+        for place, one, other in parts(state, overlapping.states[index, name]):
+            yield _comparison(trace, index, place, one, other, f"the state of {name!r} parts", name)
+    last = len(trace.events) - 1
+    wanted = waiting.wanted_num_steps, overlapping.wanted_num_steps
+    yield _comparison(trace, last, WANTED, *wanted, f"next_num_steps requests {wanted[1]}, not {wanted[0]},")
+    for place, left, right, says in pools(waiting.pools, overlapping.pools) if alike else ():
+        yield _comparison(trace, last, place, left, right, says)
+
+
+def _run(name: str, engine: Subject, trace: RewrittenTrace) -> Ran | Comparison:
+    """All events, one after another, and only then a look at anything."""
+    ends = _Ends(engine)
+    player, answers = Player(name, engine, [ends]), []
+    for index, event in enumerate(trace.events):
+        try:
+            answers.append(player.serve(event).answer)
+        except Unsupported:
+            raise
+        except Exception as error:  # whatever it is: the op set may be anybody's
+            stop = stopped(trace.origins[index], event, error, None)
+            return unserved(NAME, stop, name)
+    ends.end()
+    return Ran([on_host(answer) for answer in answers], ends.states, engine.next_num_steps(), engine.regions())
+
+
+def _answers(trace: RewrittenTrace, index: int, mine: Any, theirs: Any) -> Iterator[Comparison]:
+    """Every field of an answer."""
+    if type(mine) is not type(theirs):
+        yield _comparison(trace, index, WANTED, str(type(mine)), str(type(theirs)), "another kind of answer")
+        return
+    for each in fields(mine) if mine is not None else ():
+        one, other = getattr(mine, each.name), getattr(theirs, each.name)
+        place = Place(STAGE.get(each.name, "trunk"), AFTER_LAYERS, "pick")
+        if one is None and other is None:  # a drafter that grows no trees
+            continue
+        if not isinstance(one, Mapping):
+            yield _comparison(trace, index, place, one, other, f"the answer's {each.name} parts: {_short(other)}")
+            continue
+        for name in {**one, **other}:
+            pair = one.get(name), other.get(name)
+            says = f"the answer's {each.name} of {name!r} parts: {_short(pair[1])}"
+            yield _comparison(trace, index, place, *pair, says, name)
+
+
+def _comparison(
+    trace: RewrittenTrace, index: int, place: Place, mine: Any, theirs: Any, says: str, request: str | None = None
+) -> Comparison:
+    index = min(index, len(trace.events) - 1)
+    event = trace.events[index]
+    elements, wrong = different(mine, theirs)
+    return Comparison(
+        NAME, Tier.BITWISE, trace.origins[index], kind_of(event), place, elements=elements,
+        worst=float(wrong), allowed=0.0, request=request,
+        problem=Problem("differs", f'{says} between "{WAITING}" and "{OVERLAPPING}"') if wrong else None,
+    )
+
+
+def _short(value: Any) -> str:
+    return str(value.tolist()) if isinstance(value, torch.Tensor) else str(value)
+
+
+RELATION = Relation(
+    NAME, "rounds that overlap say and leave what rounds that wait do", "a count that is taken one round late",
+    (Tier.BITWISE,), hold, our_own("an engine of somebody else decides by itself what it waits for"),
+)

@@ -1,0 +1,162 @@
+"""Relations between two engines on the same events: their answers and memory must be equal, byte by byte.
+
+A row has the name, the claim, the two engines, and an example of a wrong engine that it detects. Leaves out: how two
+engines are compared (`ab_run.py`), and relations that bring the same tokens through other events (`rewritten.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from instep_optimized.ops.fused import exact_of, in_parts
+from instep_reference.contract.errors import Unsupported
+
+from ...adapters.keepers import OPTIONS
+from ...player import Player
+from ...run.participants import participants_of
+from ...trace.file import Trace
+from ...verdict import Tier
+from ...watch.observers import Watching
+from .ab_run import ABRun, Arm
+from .base import Case, Relation, Results, our_own
+from .engine_changes import eager_graphs
+from .rewrites import moved
+from .timeline import RewrittenTrace, as_traced
+
+Arms = Callable[[Case], Iterable[tuple[Arm, Arm]]]
+FINITE = 12288.0  # exact in every float dtype, and larger than any value in a model
+
+
+def pairwise(
+    name: str, says: str, arms: Arms, catches: str, *, pools: bool = False,
+    lacks: Callable[[Case], str | None] = lambda case: None,
+) -> Relation:
+    """A row of the table; with `pools`, every byte of every pool is compared as well."""
+
+    def hold(case: Case) -> Results:
+        for one, other in arms(case):
+            yield from ABRun(name, one, other, pools=pools).run()
+
+    return Relation(name, says, catches, (Tier.BITWISE,), hold, lacks)
+
+
+def with_options(*named: tuple[str, dict[str, Any]]) -> Arms:
+    """Two engines that differ in fields of `Options`."""
+
+    def arms(case: Case) -> Iterator[tuple[Arm, Arm]]:
+        rewritten = as_traced(case.trace)
+        one, other = (Arm(name, case.engine(rewritten.header, **options), rewritten) for name, options in named)
+        yield one, other
+
+    return arms
+
+
+def with_events(*named: tuple[str, Callable[[Trace], RewrittenTrace]]) -> Arms:
+    """Two engines with different capacities, on events that are otherwise the same."""
+
+    def arms(case: Case) -> Iterator[tuple[Arm, Arm]]:
+        rewritten = [(name, rewrite(case.trace)) for name, rewrite in named]
+        one, other = (Arm(name, case.engine(its.header), its) for name, its in rewritten)
+        yield one, other
+
+    return arms
+
+
+def watched_and_not(case: Case) -> Iterator[tuple[Arm, Arm]]:
+    """One engine with every probe of a replay attached, and one without any."""
+    rewritten, participants = as_traced(case.trace), participants_of(case.plan)
+    subject = participants.subject
+    looked_at = Player("watched", subject.engine, [Watching(participants.watch), *subject.observers])
+    seen = Arm("watched", participants.shown.engine, rewritten, watched=False, player=looked_at)
+    yield seen, Arm("unwatched", case.engine(rewritten.header), rewritten, watched=False)
+
+
+def fused_and_apart(case: Case) -> Iterator[tuple[Arm, Arm]]:
+    """The op set with its exact fusions, and with their parts.
+
+    No observer is installed: an observed engine runs the parts in both cases.
+    """
+    rewritten, ops = as_traced(case.trace), case.ops
+    assert ops is not None, "asked before"
+    named = ("fused", ops), ("in parts", in_parts(ops))
+    one, other = (Arm(name, case.engine(rewritten.header, ops), rewritten, watched=False) for name, ops in named)
+    yield one, other
+
+
+def without_fusions(case: Case) -> str | None:
+    if case.ops is None:
+        return "an external engine has no op set"
+    return None if exact_of(case.ops) else "this op set has no fusion that promises the bits of its parts"
+
+
+def replayed_and_eager(case: Case) -> Iterator[tuple[Arm, Arm]]:
+    """A graph replay and an eager run with the same buckets and padding.
+
+    On a CPU the graph emulator records the body, and poisons memory between replays.
+    """
+    rewritten = as_traced(case.trace)
+    eager = eager_graphs(case.engine(rewritten.header, graphs=False))
+    yield Arm("eager", eager, rewritten), Arm("replayed", case.engine(rewritten.header, graphs=True), rewritten)
+
+
+def other_strategies(case: Case) -> Iterator[tuple[Arm, Arm]]:
+    """The commit strategy of the setting against every other one that this engine supports; then the conv forms."""
+    rewritten, setting = as_traced(case.trace), case.plan.setting
+    named = {"strategy": setting.strategy, "conv": setting.conv}
+    others: list[dict[str, Any]] = [{option: name} for option in OPTIONS for name in setting.strategies(option)]
+    for changed in others:
+        try:
+            other = case.engine(rewritten.header, **changed) if named | changed != named else None
+        except Unsupported:  # not with this dtype or drafter
+            continue
+        if other is not None:
+            arm = Arm(", ".join((named | changed).values()), other, rewritten)
+            yield Arm(", ".join(named.values()), case.engine(rewritten.header), rewritten), arm
+
+
+def its_own_order(case: Case) -> str | None:
+    own = case.led is not None and not case.led.asked.exact
+    return "this engine chooses slots and pages itself: it does not declare their order" if own else None
+
+
+PAIRWISE: tuple[Relation, ...] = (
+    pairwise(
+        "unseen", "watched or not, an engine does the same", watched_and_not,
+        "a probe that writes into what it is shown", pools=True,
+    ),
+    pairwise(
+        "fused", "an exact fusion is its parts", fused_and_apart, "a norm of a sum that was never rounded", pools=True,
+        lacks=without_fusions,
+    ),
+    pairwise(
+        "poison", "no output depends on the contents of free memory",
+        with_options(("poisoned with NaN", {"poison": math.nan}), (f"poisoned with {FINITE:g}", {"poison": FINITE})),
+        "a fresh request that reads the conv window of the slot's previous owner",
+        lacks=our_own("an external engine fills its memory itself"),
+    ),
+    # Unaligned pitches are excluded: for these a compiler may choose another order of summation.
+    pairwise(
+        "pitch", "pools of another aligned pitch give the same bits",
+        with_options(("guarded pools", {"guarded": True}), ("packed pools", {"guarded": False})),
+        "a kernel that computes a stride instead of reading it",
+        lacks=our_own("an external engine sets its pitches itself"),
+    ),
+    pairwise(
+        "slots", "slots and pages in another order give the same bits",
+        with_events(("the trace", as_traced), ("other slots", moved)), "a table that ends before the last slot",
+        lacks=its_own_order,
+    ),
+    pairwise(
+        "strategies", "every way to commit leaves the same bits", other_strategies,
+        "a strategy that keeps its copy of a state in a narrower dtype",
+        lacks=our_own("an external engine has only its own commit strategy"),
+    ),
+    # No graph covers prompts, or the rows that share a forward with a prompt.
+    pairwise(
+        "graph_is_eager", "a graph's replay is its body, run eagerly", replayed_and_eager,
+        "a graph that keeps the address of memory that was reallocated", pools=True,
+        lacks=our_own("an external engine captures its graphs itself"),
+    ),
+)

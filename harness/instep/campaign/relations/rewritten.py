@@ -1,0 +1,257 @@
+"""Relations between two runs that bring the same tokens through different events: both compute the same values.
+
+A row has the name, the claim, the runs, the condition under which they are compared bit by bit, and an example of a
+wrong engine that it detects. If bits may differ, the difference must be within the allowance of two correct runs
+(`tolerance.py`). If only the number of rows can make bits differ, the runs are repeated row by row (`row_by_row.py`)
+and compared bit by bit. Leaves out: how runs are recorded and compared (`timeline.py`, `compare.py`), and two engines
+on the same events (`pairwise.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from instep_optimized.layout import StateLayout
+
+from ...adapters import Subject
+from ...verdict import Skipped, Tier
+from .base import Case, Relation, Results, not_by_verbs
+from .by_position import PositionRecord
+from .compare import same
+from .engine_changes import WindowsOfOne
+from .mtp_history import WHY, without_guesses
+from .rewrites import undrawn, with_other_drafts, without_speculation
+from .timeline import (
+    Rewrite,
+    alone,
+    as_traced,
+    chunked,
+    decoded,
+    exact_windows,
+    just_begun,
+    prompt_only,
+    rejected,
+    rescheduled,
+    timelines_of,
+)
+from .tolerance import Yardstick
+
+Pairs = Iterator[tuple[PositionRecord, PositionRecord]]
+Exact = Callable[[Case], bool]
+LAYOUTS: Sequence[StateLayout] = ("VK", "KV")
+# Around the conv's width and the prefill kernels' 64 tokens at a time.
+EDGES = (1, 2, 3, 63, 64, 65)
+
+
+def always(case: Case) -> bool:
+    return True
+
+
+def where_rows_are_invariant(case: Case) -> bool:
+    return case.rows_are_invariant
+
+
+def where_experts_are_apart(case: Case) -> bool:
+    """Whether other rows in the batch leave a row's bits alone.
+
+    A product over the same number of rows does not depend on their contents. But an expert's product has as many rows
+    as chose that expert.
+    """
+    apart = case.ops is not None and "moe" in case.ops.row_invariant
+    return case.labels or apart or not case.plan.checkpoint.config.experts or where_rows_are_invariant(case)
+
+
+def where_prefixes_are_prefilled_alike(case: Case) -> bool:
+    """Whether a request that loads a shared prefix gets the bits of prefilling it itself, as the other run does."""
+    return where_rows_are_invariant(case) and (case.labels or not brought_anew(case))
+
+
+def brought_anew(case: Case) -> bool:
+    """Whether some prefix is prefilled in chunks other than its donor's, which changes the order of sums."""
+    return any(step.anew for timeline in timelines_of(case.trace) for step in timeline.steps)
+
+
+def for_labels(case: Case) -> bool:
+    """One chunk and two chunks are summed in different orders, so only labels are exact."""
+    return case.labels
+
+
+def rewritten(
+    name: str, says: str, runs: Callable[[Case], Pairs], catches: str, *, exact: Exact = where_rows_are_invariant,
+    lacks: Callable[[Case], str | None] = lambda case: None, elsewhere: bool = False,
+) -> Relation:
+    """A row of the table.
+
+    exact      whether a case is compared bit by bit
+    elsewhere  whether the runs end rounds or chunks after different tokens, and so store states at different positions
+    """
+
+    def hold(case: Case) -> Results:
+        apart = elsewhere and case.stores_narrow
+        for whole in runs(case):
+            one, other = map(without_guesses, whole)
+            if one is not whole[0]:
+                yield Skipped(name, 0, WHY)
+            if apart:
+                yield Skipped(name, 0, ELSEWHERE)
+                rounded = partial(_own_rounded, case, (one.name, other.name))
+                yield from Yardstick(name, case.truth(), rounded, one, other, case.drawn, runs=2).compare()
+            elif exact(case):
+                yield from same(name, one, other)
+            else:
+                yield from Yardstick(name, case.truth(), case.rounded, one, other, case.drawn).compare()
+        by_rows = exact in BY_ROWS and not apart and not exact(case) and not brought_anew(case)
+        if by_rows and case.row_by_row is not None:
+            for one, other in runs(case.row_by_row):
+                yield from same(name, without_guesses(one), without_guesses(other))
+
+    tiers = (Tier.BITWISE,) if exact is always else (Tier.BITWISE, Tier.PROPAGATED)
+    return Relation(name, says, catches, tiers, hold, lacks)
+
+
+def _own_rounded(case: Case, runs: tuple[str, ...], draw: int) -> PositionRecord:
+    """Draws of the rounded reference, taking turns between the runs."""
+    return case.rounded(draw // len(runs), runs[draw % len(runs)])
+
+
+ELSEWHERE = "states are stored narrower than computed, so bits depend on where rounds and chunks end: not compared"
+BY_ROWS = (where_rows_are_invariant, where_prefixes_are_prefilled_alike, where_experts_are_apart)
+
+
+# Why a relation does not apply
+
+
+def nobody_decodes(case: Case) -> str | None:
+    return None if max(case.trace.header.candidates) else "no step count of this trace makes drafts"
+
+
+def nobody_drafts(case: Case) -> str | None:
+    return nobody_decodes(case) or (
+        None if case.trace.header.heads else "no draft head is in use"
+    ) or not_by_verbs("no verb shows what a draft head computes")(case)
+
+
+def nothing_rejected(case: Case) -> str | None:
+    other = with_other_drafts(case.trace).events
+    return "no draft of this trace was rejected" if other == case.trace.events else None
+
+
+def no_windows_of_one(case: Case) -> str | None:
+    """No event asks for a window of one token, so only instep's engine can serve it."""
+    return "only instep's own engine serves a window of one token" if case.ops is None else None
+
+
+# The runs. A run that several rows share is made once (`Case.recorded`).
+
+
+def by_itself(case: Case) -> PositionRecord:
+    """Run every request alone in the engine, with the steps of the trace."""
+    return case.recorded("alone", lambda: alone(undrawn(case.trace)))
+
+
+def _alone(case: Case) -> Pairs:
+    """The only relation that keeps sampling on: a request with the same drafts draws the same tokens."""
+    yield case.traced(), case.recorded("alone, as drawn", lambda: alone(case.trace)) if case.drawn else by_itself(case)
+
+
+def token_by_token(case: Case) -> PositionRecord:
+    """Run every request alone, decoded without drafts."""
+    return case.recorded("plain decoding", lambda: alone(undrawn(case.trace), decoded))
+
+
+def _recorded(case: Case, name: str, rewrite: Rewrite) -> PositionRecord:
+    return case.recorded(name, lambda: alone(undrawn(case.trace), rewrite))
+
+
+def _other_drafts(case: Case) -> Pairs:
+    trace = undrawn(case.trace)
+    one = case.recorded("the trace, undrawn", lambda: as_traced(trace)) if case.drawn else case.traced()
+    yield one, case.recorded("other rejected drafts", lambda: with_other_drafts(trace))
+
+
+def _with_and_without(case: Case) -> Pairs:
+    """Prompts with speculation enabled and disabled, in both state layouts.
+
+    Without speculation the pools have the smallest width and there is no controller.
+    """
+    prompts = alone(undrawn(case.trace), prompt_only)
+    for layout in LAYOUTS if case.led is None else ("",):  # an engine driven through callbacks has its own layout
+        options, which = ({"layout": layout}, f", {layout}") if layout else ({}, "")
+        yield (
+            case.recorded(f"speculation{which}", lambda: prompts, options=options),
+            case.recorded(f"no speculation{which}", lambda: without_speculation(prompts), options=options),
+        )
+
+
+def _exact_windows(case: Case) -> Pairs:
+    yield by_itself(case), _recorded(case, "windows without a rejected draft", exact_windows)
+
+
+def _schedules(case: Case) -> Pairs:
+    """The trace's own step counts, and every count in turn, up and down."""
+    header, plain = case.trace.header, token_by_token(case)
+    counts = sorted({0, *header.candidates})
+    up_and_down = [*counts, *counts[-2:0:-1]]
+    yield plain, by_itself(case)
+    yield plain, _recorded(case, "step counts in turn", rescheduled(up_and_down, header.checkpoint.vocab))
+
+
+def _rejected(case: Case) -> Pairs:
+    header = case.trace.header
+    rewrite = rejected(sorted({*header.candidates} - {0}), header.checkpoint.vocab)
+    yield token_by_token(case), _recorded(case, "rounds of wrong drafts", rewrite)
+
+
+def _windows_of_one(case: Case) -> Pairs:
+    def windowed(engine: Subject) -> Subject:
+        windows: Subject = WindowsOfOne(engine)
+        return windows
+
+    yield token_by_token(case), case.recorded(
+        "windows of one token", lambda: alone(undrawn(case.trace), decoded), windowed
+    )
+
+
+def _split(case: Case) -> Pairs:
+    recorded = _recorded(case, "the trace's chunks", just_begun)
+    yield recorded, _recorded(case, "whole prompts", lambda timeline: chunked(())(just_begun(timeline)))
+    name = f"chunks of {', '.join(map(str, EDGES))}"
+    yield recorded, _recorded(case, name, lambda timeline: chunked(EDGES)(just_begun(timeline)))
+
+
+REWRITTEN: tuple[Relation, ...] = (
+    # Rows after the last accepted one are not compared: no engine keeps them.
+    rewritten(
+        "later_rows", "row i of a verify does not depend on the tokens after it", _other_drafts,
+        "a product whose rows share one scale", exact=where_experts_are_apart, lacks=nothing_rejected,
+    ),
+    rewritten(
+        "speculation_off", "a prefill leaves the same state with speculation and without", _with_and_without,
+        "a prefill that orders the channels of a state by whether drafts are made", exact=always, lacks=nobody_decodes,
+    ),
+    rewritten(
+        "alone", "a request alone in the engine is served as in the batch", _alone,
+        "a product whose rows share one scale", exact=where_prefixes_are_prefilled_alike,
+    ),
+    rewritten(
+        "draft_layout", "draft extend over a window's rows is draft extend over its accepted rows alone",
+        _exact_windows, "a draft that continues from the last row of the window", lacks=nobody_drafts,
+    ),
+    rewritten(
+        "schedule", "any schedule of step counts is plain decoding", _schedules,
+        "a ring whose tokens are not all run again", elsewhere=True,
+    ),
+    rewritten(
+        "rejected_is_plain", "a round whose drafts are all rejected is one decode step", _rejected,
+        "a commit that takes the first draft where none was accepted", lacks=nobody_decodes,
+    ),
+    rewritten(
+        "decode_is_verify_1", "a verify with T = 1 is a decode step", _windows_of_one,
+        "a decode kernel that rounds where the window kernel does not", exact=always, lacks=no_windows_of_one,
+    ),
+    rewritten(
+        "split", "a prompt in one chunk leaves what it leaves in any chunks", _split,
+        "a chunk that begins with an empty conv window", exact=for_labels, elsewhere=True,
+    ),
+)  # fmt: skip

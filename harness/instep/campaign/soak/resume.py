@@ -1,0 +1,140 @@
+"""The file of a soak: its totals over all sessions, from which the next session continues.
+
+Leaves out: running it (`soak.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from instep_reference.contract.errors import BadInput
+
+from ...report.result import Result
+from ...report.session import Session as Called
+from ...verdict import Exit
+
+
+class Session(Called):
+    """One call of the command, and its share of the totals.
+
+    memory_mib  memory of the process after its first stretch and at its end: a soak must not grow
+    """
+
+    rounds: int = 0
+    events: int = 0
+    elements: int = 0
+    memory_mib: tuple[int, ...] = ()
+
+
+class Found(msgspec.Struct, forbid_unknown_fields=True):
+    """A finding. round: of the whole soak; again: whether the written trace shows it, too."""
+
+    round: int
+    trace: str
+    again: bool
+    message: str
+
+
+class Soaked(msgspec.Struct, forbid_unknown_fields=True):
+    """The totals of one setting.
+
+    setting, model  must be the same in every session
+    engines         how often they were rebuilt; stretches: how often all requests left
+    conditions      condition (`campaign/fuzz/coverage.py`) -> events that met it
+    refused         draws that the rules refused
+    """
+
+    setting: dict[str, Any]
+    model: str
+    seed: int
+    every: int
+    stretch: int
+    engines: int = 0
+    stretches: int = 0
+    refused: int = 0
+    conditions: dict[str, int] = {}
+    sessions: list[Session] = []
+    found: list[Found] = []
+
+    @property
+    def name(self) -> str:
+        return str(self.setting["ops"])
+
+    @property
+    def rounds(self) -> int:
+        return sum(session.rounds for session in self.sessions)
+
+    @property
+    def events(self) -> int:
+        return sum(session.events for session in self.sessions)
+
+    @property
+    def elements(self) -> int:
+        return sum(session.elements for session in self.sessions)
+
+    @property
+    def seconds(self) -> float:
+        return sum(session.seconds for session in self.sessions)
+
+    @property
+    def exit(self) -> Exit:
+        """The verdict over all sessions. A finding stays a finding, and nothing compared is no pass."""
+        if self.found:
+            return Exit.DIVERGED
+        return Exit.AGREED if self.elements else Exit.INCONCLUSIVE
+
+    def count(self, met: Counter[str]) -> None:
+        self.conditions = dict(Counter(self.conditions) + met)
+
+
+def read(path: Path | None) -> list[Soaked]:
+    """The sums in a file; none where there is no file yet."""
+    if path is None or not path.is_file():
+        return []
+    try:
+        runs = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("soaked")
+        return msgspec.convert(runs, list[Soaked])
+    except msgspec.MsgspecError as error:
+        raise BadInput(str(path), found=str(error), expected="a file that `instep soak` wrote") from None
+
+
+def going_on(runs: list[Soaked], begun: Soaked, path: Path | None) -> Soaked:
+    """The run to go on with: the one of the same op set and seed in the file, or `begun`, which joins it."""
+    for run in runs:
+        if (run.name, run.seed) == (begun.name, begun.seed):
+            for field in ("setting", "model", "every", "stretch"):
+                if getattr(run, field) != getattr(begun, field):
+                    raise BadInput(f"{path}: {field} of {run.name}", found=getattr(begun, field),
+                                   expected=f"{getattr(run, field)}, with which it was begun")  # fmt: skip
+            return run
+    runs.append(begun)
+    return begun
+
+
+def join(runs: list[Soaked], path: Path) -> None:
+    """Add the runs of another file, which used another op set or another seed."""
+    if not path.is_file():
+        raise BadInput("--join", found=f"no file {path}", expected="a file that `instep soak` wrote")
+    here = {(run.name, run.seed) for run in runs}
+    for run in read(path):
+        if (run.name, run.seed) in here:
+            raise BadInput(f"--join {path}", found=f"a soak of {run.name} with seed {run.seed}, which is there already",
+                           expected="other op sets or seeds: equal ones draw equal rounds")  # fmt: skip
+        runs.append(run)
+
+
+def result(runs: list[Soaked], device: str, commit: str | None) -> Result:
+    """The file: totals for readers, and everything that the next session needs."""
+    sums = [
+        {"ops": run.name, "seed": run.seed, "rounds": run.rounds, "events": run.events, "elements": run.elements,
+         "minutes": round(run.seconds / 60, 1), "rounds_per_minute": round(60 * run.rounds / max(run.seconds, 1e-9), 1),
+         "exit": int(run.exit)}
+        for run in runs
+    ]  # fmt: skip
+    return Result(Exit.worst(run.exit for run in runs), device, {
+        "runs": sums, "soaked": msgspec.to_builtins(runs),
+    }, commit)  # fmt: skip

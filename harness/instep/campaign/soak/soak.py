@@ -1,0 +1,194 @@
+"""Run rounds on long-lived engines, up to a number of rounds or a time; every event is compared on all sides.
+
+After some rounds, a *stretch*, every request leaves, so that a trace can start there. Engines are rebuilt after
+STRETCHES of them, so that their permanent memory, such as saved copies, stays bounded.
+Leaves out: the drawn rules (`turns.py`) and the file (`resume.py`).
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import AnyEvent, Commit
+from instep_reference.contract.errors import BadInput
+from instep_reference.contract.event_facts import kind_of
+
+from ...checks.base import Check
+from ...lru_cache import EVENTS, LAYERS, closed
+from ...run.replay import Outcome
+from ...trace.header import Model
+from ...verdict import Comparison, Skipped, Tier
+from ...watch.event_context import EventContext
+from ..fuzz.campaign import Settings, again, drawn_plan, edges_of, must_be_free, place, write
+from ..fuzz.coverage import Coverage
+from ..fuzz.example import Diverged, Example
+from .resume import Found, Session, Soaked
+from .turns import Seeded, Turns
+
+STRETCHES = 10  # that one set of engines serves
+RECOMPUTED = (Tier.DERIVED,)  # the most expensive tiers, judged at one of this many events
+LEFT_OUT = (Tier.PROPAGATED, Tier.DECISIONS)  # which need a whole rounded run, and which `replay` and `fuzz` judge
+
+
+@dataclass(frozen=True)
+class Ask:
+    """How far a session goes: rounds of all sessions together, and seconds of this one; None: no limit."""
+
+    rounds: int | None
+    seconds: float | None
+
+
+class Over(Exception):
+    """The time is over, or the rounds are there."""
+
+
+class Every:
+    """A check that runs at one of `every` events only."""
+
+    def __init__(self, check: Check, every: int) -> None:
+        self.name, self.tier, self._check, self._every = check.name, check.tier, check, every
+
+    def __call__(self, context: EventContext) -> Iterable[Comparison | Skipped]:
+        return () if context.index % self._every else self._check(context)
+
+
+def sparing(every: int) -> Callable[[Sequence[Check]], Sequence[Check]]:
+    """The checks of a soak. Labels are exact, so with them every check runs at every event."""
+
+    def chosen(checks: Sequence[Check]) -> Sequence[Check]:
+        return [Every(check, every) if check.tier in RECOMPUTED else check
+                for check in checks if check.tier not in LEFT_OUT]  # fmt: skip
+
+    return chosen
+
+
+class Soak:
+    """One session; implements `machine.Host`. After it, `soaked` has its sums, `found` what parted the sides."""
+
+    def __init__(self, settings: Settings, soaked: Soaked, session: Session, ask: Ask) -> None:
+        self.settings = replace(settings, number=len(soaked.found) + 1)
+        must_be_free(self.settings)
+        self.soaked, self.session, self.ask = soaked, session, ask
+        self.interrupted = False
+        self.opened = Checkpoint.open(settings.checkpoint)
+        self.model = Model.of(self.opened, settings.checkpoint, ".")
+        self.edges = edges_of(self.opened)
+        self.coverage = Coverage()
+        self.found: Outcome | None = None
+        soaked.sessions.append(session)
+
+    def run(self, at_round: Callable[[], None] = lambda: None, at_stretch: Callable[[], None] = lambda: None) -> None:
+        """at_round, at_stretch: called after each round and each stretch."""
+        self._begun, self._at_round, self._at_stretch = time.monotonic(), at_round, at_stretch
+        try:
+            self._go_on()
+            while self.found is None:
+                self._engines()
+        except Over:
+            pass
+        except KeyboardInterrupt:  # what was served counts
+            self.interrupted = True
+        self._sum_up()
+        if not self.session.events:  # the rounds were all there
+            self.soaked.sessions.remove(self.session)
+
+    def _engines(self) -> None:
+        """One set of engines, from its first stretch to its last."""
+        data = Seeded(f"{self.soaked.seed}/{self.soaked.engines}")
+        self.soaked.engines += 1
+        plan, header = drawn_plan(data.draw, self.settings, self.opened, self.model)
+        self.coverage.begin(overlap=plan.setting.overlap, heads=header.heads)
+        example = Example(plan, header, sparing(self.soaked.every), self.soaked.every)
+        turns, self._begins = Turns(self, example, data), [0]
+        try:
+            with closed(EVENTS, LAYERS):  # no event comes twice
+                for _ in range(STRETCHES):
+                    self._stretch(turns, plan.num_steps)
+                    self._begins.append(len(example.events))
+        except Diverged:
+            self._keep(example)
+
+    def _stretch(self, turns: Turns, num_steps: int) -> None:
+        until = self.session.rounds + self.soaked.stretch
+        turns.enter_some()
+        try:
+            while self.session.rounds < until:
+                turns.turn()
+        except Over:
+            turns.leave(num_steps)
+            raise
+        turns.leave(num_steps)
+        self.soaked.stretches += 1
+        self._sum_up()
+        self._at_stretch()  # from here the next session would go on
+
+    # what the machine asks of its host
+
+    def begin(self, choose: object) -> NoReturn:
+        raise NotImplementedError("the example is there before the turns")
+
+    def serve(self, example: Example, event: AnyEvent) -> None:
+        leaving = kind_of(event) == "idle" and not example.rules.table.live
+        table, elements = example.rules.table, example.elements
+        before = table.as_it_stands()
+        example.serve(event, last=leaving)  # every answer is compared once more where requests leave
+        self.session.events += 1
+        self.session.elements += example.elements - elements
+        self.coverage.note(before, event, example.rules.table)
+        if isinstance(event, Commit):
+            self.session.rounds += 1
+            self._at_round()
+            self._go_on()
+
+    def refused(self, event: Any) -> None:
+        self.soaked.refused += 1
+
+    def failed(self, error: Exception) -> NoReturn:
+        raise error
+
+    # how far it is
+
+    def _go_on(self) -> None:
+        seconds, rounds = self.ask.seconds, self.ask.rounds
+        if seconds is not None and time.monotonic() >= self._begun + seconds:
+            raise Over
+        if rounds is not None and self.soaked.rounds >= rounds:
+            raise Over
+
+    def _sum_up(self) -> None:
+        self.session.seconds = round(time.monotonic() - self._begun, 1)
+        self.session.memory_mib = (*self.session.memory_mib[:1], memory_mib())
+        self.soaked.count(self.coverage.met)
+        self.coverage.met.clear()
+
+    def _keep(self, example: Example) -> None:
+        """Write the trace of a finding: from the last stretch's begin on, if that shows it; else from further back."""
+        outcome, shows = None, False
+        for begin in reversed(self._begins):
+            try:
+                write(example, self.settings, begin)
+                outcome, shows = again(example, self.settings)
+            except BadInput:  # it loads what was saved before
+                continue
+            if shows:
+                break
+        assert outcome is not None  # from its first event on, it is legal
+        self.found = outcome
+        message = outcome.verdict.findings[0].diagnosis
+        self.soaked.found.append(Found(self.soaked.rounds, str(place(self.settings)), shows, message))
+
+
+def memory_mib() -> int:
+    """Memory of the process now, or its maximum if the system does not report the current value."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * resource.getpagesize() >> 20
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (20 if sys.platform == "darwin" else 10)

@@ -1,4 +1,0 @@
-"""A soak: endless drawn rounds on long-lived engines, reported in totals, and resumed from a file.
-
-Leaves out: drawing (`instep.fuzz`), serving and comparing (`instep.run`, `instep.checks`).
-"""
