@@ -17,7 +17,7 @@ __all__ = ["Comparison", "Exit", "Outcome", "Replay", "Tier", "Trace", "Verdict"
 
 _HOMES = {
     "Comparison": "verdict", "Exit": "verdict", "Tier": "verdict", "Verdict": "verdict",
-    "Outcome": "replay.replay", "Replay": "replay.replay", "Trace": "trace.file", "read": "trace.file",
+    "Outcome": "run.replay", "Replay": "run.replay", "Trace": "trace.file", "read": "trace.file",
 }
 
 

@@ -13,7 +13,7 @@ import torch
 
 from instep.adapters.conv import ConvLaunch, dense_conv, pooled_conv
 from instep.kit.cases import CONV, Case, serve
-from instep.report.words import exercised
+from instep.report.messages import exercised
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.trace.file import Trace

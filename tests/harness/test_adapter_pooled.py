@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from instep.report.data import of
-from instep.report.words import exercised
+from instep.report.messages import exercised
+from instep.report.outcome_data import of
 from instep.run.replay import Outcome, Replay
 from instep.run.variant import AS_IS, Variant
 from instep.setting import Setting

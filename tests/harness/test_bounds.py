@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from instep.report import data
+from instep.report import outcome_data
 from instep.run.lockstep import Lockstep
 from instep.run.participants import participants_of
 from instep.run.replay import Outcome, Replay
@@ -86,7 +86,7 @@ def test_scratch_is_listed_and_nothing_else_is_excused(four_rounds, capsys):
     outcome = replayed(four_rounds, "SCRATCH")
     assert outcome.verdict.exit is Exit.AGREED
     assert set(outcome.scratch.values()) == {frozenset({0})}
-    told = data.of([outcome]).found["runs"][0]["scratch"]
+    told = outcome_data.of([outcome]).found["runs"][0]["scratch"]
     assert [one["units"] for one in told] == [[0]] * len(told) and told[0]["region"] == "state"
     show([outcome], Console(width=200))
     assert "state, layer 0, unit 0: declared as scratch, so not compared" in capsys.readouterr().out

@@ -19,8 +19,8 @@ from safetensors import safe_open
 
 from instep import kit
 from instep.report.difference import difference
-from instep.report.notices import Notice, defined, notices, sarif, workflow_commands
 from instep.report.result import Result
+from instep.report.sarif import Notice, defined, notices, sarif, workflow_commands
 from instep.verdict import Exit
 from support import kit_ops
 from support.command import Ran, Runner, complaint

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from instep.bundled import model
-from instep.page.family import page_of
+from instep.report.html.family import page_of
 from instep_proof.faults.fault import Edit
 from instep_reference.contract.errors import BadInput
 from instep_speed.gate import power, request

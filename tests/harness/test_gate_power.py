@@ -17,7 +17,7 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from instep import bundled
-from instep.page.family import page_of
+from instep.report.html.family import page_of
 from instep.run.participants import Plan, bare
 from instep.run.replay import Replay
 from instep.setting import Setting

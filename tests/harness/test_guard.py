@@ -13,8 +13,8 @@ import torch
 
 from instep.campaign.fuzz.campaign import Settings, campaign
 from instep.cli import main
-from instep.report import data
-from instep.report.words import divergence
+from instep.report import outcome_data
+from instep.report.messages import divergence
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
@@ -195,7 +195,7 @@ def test_traceback_is_in_every_output(trace, tmp_path, monkeypatch):
     assert "lockstep.py" not in told
     monkeypatch.setenv("INSTEP_TRACEBACK", "1")
     assert "run/participants.py" in divergence(outcome) and line in divergence(outcome)
-    data.of([outcome]).write(tmp_path / "result.json")
+    outcome_data.of([outcome]).write(tmp_path / "result.json")
     found = json.loads((tmp_path / "result.json").read_text())["runs"][0]["findings"][0]["raised"]
     assert found["error"] == "IndexError" and found["line"] > 0 and line in found["traceback"]
 

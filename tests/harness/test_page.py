@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from instep.page import cells
-from instep.page.cells import HEAD, TABLE, Row
-from instep.page.document import ASSETS
-from instep.page.lanes import lanes_of
-from instep.page.maps import pooled
-from instep.page.replay import page_of
-from instep.report.words import divergence
+from instep.report.html import heat_map
+from instep.report.html.document import ASSETS
+from instep.report.html.heat_map import HEAD, TABLE, Row
+from instep.report.html.replay import page_of
+from instep.report.html.tensor_maps import pooled
+from instep.report.html.timeline import lanes_of
+from instep.report.messages import divergence
 from instep.trace.file import read
 from instep.verdict import Comparison, Skipped, Tier
 from instep_proof.faults import TRACES, by_id
@@ -67,8 +67,8 @@ def test_texts_of_traces_and_findings_are_escaped():
 
 def cells_by_place(compared: list[Comparison]) -> dict[tuple[int, str], list[list[Any]]]:
     """(event, label of the row) -> the lines of that cell, with the names of their checks."""
-    rows = cells.rows_of(4, compared, ())
-    made, at = cells.data(compared, rows, {"a": 0}), 0
+    rows = heat_map.rows_of(4, compared, ())
+    made, at = heat_map.data(compared, rows, {"a": 0}), 0
     found = {}
     for step, lines in zip(made["at"], made["of"], strict=True):
         at += step
@@ -96,7 +96,7 @@ def test_rows_follow_the_data_flow():
         ("trunk", AFTER_LAYERS, "pick"),
     )
     compared = [comparison(place=Place(*place)) for place in places]
-    rows = cells.rows_of(2, compared, [Row("extend", 0)])
+    rows = heat_map.rows_of(2, compared, [Row("extend", 0)])
     assert rows[:5] == [Row("trunk", level) for level in (TABLE, STAGE_LEVEL, 0, 1, HEAD)]
     assert [row.label(KINDS) for row in rows[4:]] == [
         "final rows, logits", "draft extend", "draft extend 1", "draft step 3", "draft step 11",
@@ -110,8 +110,8 @@ def test_computing_cell_without_comparison_is_not_judged():
     }
     assert Row("trunk", HEAD) in due[1] & due[3] and due[4] == {Row("extend", 0), Row("trunk", 0)}, "GDN alone"
     compared = [comparison(event=1, place=Place("trunk", 0, "state"))]
-    rows = cells.rows_of(2, compared, {row for event in due.values() for row in event})
-    missing = [divmod(at, len(rows)) for at in cells.not_judged(due, rows, compared, 2)]
+    rows = heat_map.rows_of(2, compared, {row for event in due.values() for row in event})
+    missing = [divmod(at, len(rows)) for at in heat_map.not_judged(due, rows, compared, 2)]
     assert [(event, rows[row].label(("gdn", "attention"))) for event, row in missing] == [
         (1, "embedding"), (1, "layer 1 attention"), (1, "final rows, logits"), (1, "draft extend"),
     ], "event 2 was not served"

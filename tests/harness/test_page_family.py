@@ -27,8 +27,8 @@ from instep.campaign.fuzz import render as fuzz
 from instep.campaign.fuzz.campaign import Result as Drawn
 from instep.campaign.fuzz.campaign import Settings
 from instep.campaign.relations import render as relations
-from instep.page.family import page_of, page_of_file
-from instep.page.replay import charts_of
+from instep.report.html.family import page_of, page_of_file
+from instep.report.html.replay import charts_of
 from instep.report.result import Result
 from instep.setting import Setting
 from instep.trace.file import read
@@ -220,7 +220,7 @@ BEYOND = {"schema": 2, "exit": 0, "runs": [{"findings": [], "name": "t", "ops": 
 
 
 def test_style_of_pages_breaks_long_words_and_scrolls_tables_alone(made: Made) -> None:
-    style, wraps = Path("harness/instep/page/assets/page.css").read_text(), r" \{[^}]*overflow-wrap: anywhere"
+    style, wraps = Path("harness/instep/report/html/assets/page.css").read_text(), r" \{[^}]*overflow-wrap: anywhere"
     for rule in (rf"h1, h2, h3, p, summary, footer{wraps}", rf"pre{wraps}", r"\.wide \{ overflow-x: auto",
                  r"max-width: 600px\) \{[^@]*\.bar span \{ white-space: normal"):  # fmt: skip
         assert re.search(rule, style), rule

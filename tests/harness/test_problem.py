@@ -9,7 +9,7 @@ import pytest
 from instep.diagnose.bank import _contracts, _unknown
 from instep.diagnose.mistakes.case import UNRECOGNISED
 from instep.problem import Explained, Problem, Unexplained, sentence
-from instep.report.data import finding
+from instep.report.outcome_data import finding
 from support.outcomes import comparison
 
 DIFFERS = Problem("differs", "3 of 8 bytes differ")

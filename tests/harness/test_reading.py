@@ -19,9 +19,9 @@ from instep.checks import allowance, for_labels, for_numbers
 from instep.diagnose import ladder, locate
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import DRAWS, FEWEST_DRAWS
-from instep.report import data
-from instep.report.data import FINDINGS
-from instep.report.words import divergence
+from instep.report import outcome_data
+from instep.report.messages import divergence
+from instep.report.outcome_data import FINDINGS
 from instep.run.recorded_choices import RecordedChoices
 from instep.run.replay import Outcome, Replay
 from instep.run.variant import Variant, patch_of
@@ -66,7 +66,7 @@ def test_message_on_the_page_is_a_replays_output(outcome: Outcome, monkeypatch: 
 
 @pytest.mark.slow
 def test_result_file_has_the_data_of_the_page(outcome: Outcome, tmp_path: Path) -> None:
-    data.of([outcome]).write(tmp_path / "result.json")
+    outcome_data.of([outcome]).write(tmp_path / "result.json")
     lines = iter((tmp_path / "result.json").read_text().splitlines())
     missing = [line for line in RESULT.splitlines() if line.strip() != "..." and line not in lines]
     assert not missing

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from instep.report import data
+from instep.report import outcome_data
+from instep.report.messages import divergence, spelled
 from instep.report.terminal import cells_of, short, show, tiers
-from instep.report.words import divergence, spelled
 from instep.run.history import Text
 from instep.run.variant import Variant, patch_of
 from instep.setting import Setting
@@ -73,7 +73,7 @@ def test_levels_of_one_trace_have_a_table_each_and_shared_notes_once() -> None:
 
 def test_the_cause_is_written_as_data():
     located = Located(comparison(), "memory", None, "says", ("--graft trunk.3.state@41",), ("if transposed",), 3)
-    assert data.of([outcome(comparison(worst=1.0), located=located)]).data()["runs"][0]["located"] == {
+    assert outcome_data.of([outcome(comparison(worst=1.0), located=located)]).data()["runs"][0]["located"] == {
         "cause": "memory", "op": None, "says": "says", "options": ("--graft trunk.3.state@41",),
         "hints": ("if transposed",), "replays": 3,
     }
@@ -117,7 +117,7 @@ def test_the_command_repeats_the_variant():
     assert divergence(told).endswith(  # memory is replaced after event 41; the replacement at 42 changed nothing
         "--ops triton --until 42 --layer 3 --swap gdn=plain --graft trunk.0.core@2 --graft trunk.3.state@41"
     )
-    run = data.of([told]).data()["runs"][0]
+    run = outcome_data.of([told]).data()["runs"][0]
     assert run["swap"] == {"gdn": "plain"}
     assert run["graft"] == ["trunk.0.core@2", "trunk.3.state@41", "trunk.0.core@42"]
 
@@ -155,7 +155,7 @@ def test_other_vocabularies_are_spelled_as_tokens():
 
 def test_the_worst_run_decides_the_exit_code():
     good, empty, bad = outcome(comparison()), outcome(), outcome(comparison(worst=2.0))
-    assert data.worst([good]) is Exit.AGREED
-    assert data.worst([good, empty]) is Exit.INCONCLUSIVE
-    assert data.worst([bad, empty, good]) is Exit.DIVERGED
-    assert data.worst([]) is Exit.INCONCLUSIVE
+    assert outcome_data.worst([good]) is Exit.AGREED
+    assert outcome_data.worst([good, empty]) is Exit.INCONCLUSIVE
+    assert outcome_data.worst([bad, empty, good]) is Exit.DIVERGED
+    assert outcome_data.worst([]) is Exit.INCONCLUSIVE

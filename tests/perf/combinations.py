@@ -19,8 +19,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
+from instep.report.messages import where
 from instep.report.result import Result
-from instep.report.words import where
 from instep.run.replay import Replay
 from instep.trace.file import Trace
 from instep.verdict import Exit

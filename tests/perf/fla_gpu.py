@@ -24,9 +24,9 @@ from instep.atomic_write import write_atomically
 from instep.campaign.shapes import shape
 from instep.campaign.shapes.forced_trace import course
 from instep.campaign.shapes.random_weights import random_checkpoint
-from instep.report import data
+from instep.report import outcome_data
 from instep.report.machine import installed
-from instep.report.words import where
+from instep.report.messages import where
 from instep.run.large_model import outcome
 from instep.run.replay import Outcome
 from instep.setting import Setting
@@ -76,13 +76,13 @@ def main(argv: list[str]) -> int:
     for one in filter(None, apart):
         print("{name} {strategy}: {ops} from {from}: {worst:.1e} at worst of {states} states".format(**one))
     if told.out is not None:
-        result = data.of(outcomes, told.commit).data() | {
+        result = outcome_data.of(outcomes, told.commit).data() | {
             "peers": {name: installed(name) for name in PEERS},
             "float32_products": os.environ.get("TRITON_F32_DEFAULT", "tf32"),
             "apart": list(filter(None, apart)),
         }
         write_atomically({told.out: msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n"})
-    return int(data.worst(outcomes))
+    return int(outcome_data.worst(outcomes))
 
 
 def _apart(ran: list[tuple[Outcome, States]], number: int) -> dict[str, Any] | None:

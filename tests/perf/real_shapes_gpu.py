@@ -17,8 +17,8 @@ import torch
 
 from instep.campaign.shapes import NAMES
 from instep.campaign.shapes.run import LAYERS, shaped
-from instep.report import data
-from instep.report.words import where
+from instep.report import outcome_data
+from instep.report.messages import where
 from instep.run.replay import Outcome
 from instep.setting import Setting
 
@@ -37,8 +37,8 @@ def main(argv: list[str]) -> int:
             if told.device.startswith("cuda"):
                 torch.cuda.empty_cache()
     if told.out is not None:
-        data.of(outcomes, told.commit).write(told.out)
-    return int(data.worst(outcomes))
+        outcome_data.of(outcomes, told.commit).write(told.out)
+    return int(outcome_data.worst(outcomes))
 
 
 def ran(name: str, setting: Setting, layers: int, vocab: int | None) -> Outcome:

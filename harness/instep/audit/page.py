@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ..page import replay
-from ..page.cells import Row
-from ..page.document import Listing, Page
-from ..page.lanes import lanes_of
-from ..page.parts import Data, findings, matrix, messages, totals
+from ..report.html import replay
+from ..report.html.document import Listing, Page
+from ..report.html.heat_map import Row
+from ..report.html.parts import Data, findings, matrix, messages, totals
+from ..report.html.timeline import lanes_of
+from ..report.messages import numbers
 from ..report.terminal import short
-from ..report.words import numbers
 from ..verdict import Exit, Verdict
 
 if TYPE_CHECKING:

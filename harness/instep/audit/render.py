@@ -10,12 +10,12 @@ from typing import Any
 
 from rich.console import Console
 
-from ..report import data, terminal
-from ..report.data import finding
+from ..report import outcome_data, terminal
+from ..report.messages import message, numbers, where
+from ..report.outcome_data import finding
 from ..report.result import Result
 from ..report.tables import say
 from ..report.terminal import VERDICTS
-from ..report.words import message, numbers, where
 from ..verdict import Comparison, Exit
 from .audit import Audit
 from .texts import Text
@@ -89,7 +89,7 @@ def of(audit: Audit) -> Result:
     if audit.replay is None:
         found["not_judged"] = [{"shows_no": "", "what": NOT_JUDGED}]
     else:
-        found |= data.of([audit.replay]).found
+        found |= outcome_data.of([audit.replay]).found
         found["not_compared"] = [asdict(skip) for skip in audit.replay.verdict.skipped]
     return Result(audit.exit, "cpu", found)
 

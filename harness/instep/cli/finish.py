@@ -52,19 +52,20 @@ def finish(
         result.write(json)
     if html is not None:
         from ..atomic_write import write_atomically
-        from ..page.family import page_of
-        from ..page.replay import printed
+        from ..report.html.family import page_of
+        from ..report.html.replay import printed
 
         write_atomically({html: page_of(result.data(), charts(), printed(show))})
     wanted = os.environ.get("GITHUB_ACTIONS") == "true" if annotate is None else annotate
     if sarif is not None or wanted:
         from ..atomic_write import write_atomically
-        from ..report import notices
+        from ..report.sarif import notices, workflow_commands
+        from ..report.sarif import sarif as as_sarif
 
-        found = notices.notices(result, trace)
+        found = notices(result, trace)
         if sarif is not None:
-            write_atomically({sarif: notices.sarif(found)})
+            write_atomically({sarif: as_sarif(found)})
         if wanted:
-            print(*notices.workflow_commands(found), sep="\n")
+            print(*workflow_commands(found), sep="\n")
     show(Console())
     raise typer.Exit(int(result.exit))

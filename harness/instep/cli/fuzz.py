@@ -74,7 +74,7 @@ def fuzz(
 def _charts(result: Result) -> Mapping[str, Any]:
     """The events of the finding."""
     from ..campaign.fuzz.campaign import place
-    from ..page.replay import charts_of
+    from ..report.html.replay import charts_of
     from ..trace.file import read
 
     return {} if result.found is None else charts_of([result.found], read(place(result.settings)))

@@ -130,7 +130,7 @@ def _show_suggested(found: Suggested, console: Console) -> None:
 
 
 def _data(run: Served) -> dict[str, object]:
-    from ..report.data import finding, listed, number
+    from ..report.outcome_data import finding, listed, number
     from ..report.terminal import most_used
 
     names = dict.fromkeys(case.op for case in run.cases)

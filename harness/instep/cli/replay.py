@@ -59,7 +59,7 @@ def replay(
     names = tiers_named(tiers or ())
     from ..atomic_write import folder_for, write_atomically
     from ..bundled import trace as own_trace
-    from ..report import data, terminal
+    from ..report import outcome_data, terminal
     from ..report.tables import say
     from ..run.replay import Replay, must_reach
     from ..run.variant import Variant, patch_of, swaps_of
@@ -91,7 +91,7 @@ def replay(
         lines = [f"{name} {line}\n" for name, kept in zip(names, trails, strict=True) for line in kept.lines]
         write_atomically({trail: "".join(lines).encode()})
     if html is not None:
-        from ..page.replay import page_of
+        from ..report.html.replay import page_of
 
         write_atomically({html: page_of(outcomes, loaded)})
     if save_tensors is not None:
@@ -104,7 +104,7 @@ def replay(
             say(console, warning, style="yellow")
         terminal.show(outcomes, console)
 
-    finish(data.of(outcomes, commit), json, report, sarif=sarif, annotate=annotate, trace=loaded.path)
+    finish(outcome_data.of(outcomes, commit), json, report, sarif=sarif, annotate=annotate, trace=loaded.path)
 
 
 def _planned(trace: Trace, given: Given, until: int | None) -> list[Part]:

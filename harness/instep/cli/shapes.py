@@ -35,7 +35,7 @@ def shapes(
     """
     from ..campaign.shapes import NAMES
     from ..campaign.shapes.run import shaped
-    from ..report import data, terminal
+    from ..report import outcome_data, terminal
 
     must_be_free((json, sarif))
     setting = given.setting(ops="triton")
@@ -47,4 +47,4 @@ def shapes(
         for outcome in outcomes:  # each has its own trace
             terminal.show([outcome], console)
 
-    finish(data.of(outcomes, commit), json, show, sarif=sarif, annotate=annotate)
+    finish(outcome_data.of(outcomes, commit), json, show, sarif=sarif, annotate=annotate)

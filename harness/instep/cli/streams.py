@@ -37,7 +37,7 @@ def streams(
 
     from ..campaign.streams.checkpoint import config
     from ..campaign.streams.run import LEVELS, streamed
-    from ..report import data, terminal
+    from ..report import outcome_data, terminal
     from ..run.replay import Outcome, must_have, must_reach
     from ..trace.file import read
     from .progress import progress
@@ -62,5 +62,5 @@ def streams(
                 advance(what, index + 1, total)
 
             outcomes.append(streamed(loaded, setting, one, until=until, layers=layer, progress=at_event))
-    finish(data.of(outcomes, commit), json, lambda console: terminal.show(outcomes, console),
+    finish(outcome_data.of(outcomes, commit), json, lambda console: terminal.show(outcomes, console),
            sarif=sarif, annotate=annotate, trace=trace)

@@ -9,9 +9,9 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from ..report.messages import numbers, where
 from ..report.result import Result
 from ..report.tables import say
-from ..report.words import numbers, where
 from ..run.history import printable
 from ..subject.memory_budget import Need, spelled
 from ..verdict import Comparison, Exit, Verdict

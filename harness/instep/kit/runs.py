@@ -25,8 +25,8 @@ from instep_reference.contract.errors import BadInput
 from ..adapters import Maker, in_a_shell, makes
 from ..diagnose import locate
 from ..options import TIERS
-from ..report.data import worst
-from ..report.words import divergence
+from ..report.messages import divergence
+from ..report.outcome_data import worst
 from ..run.replay import Outcome, Replay
 from ..setting import Setting
 from ..subject.engines.verbs import ByVerbs, is_make

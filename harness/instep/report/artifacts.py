@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..atomic_write import folder_for, write_atomically
 from ..trace.file import Trace, beside
-from . import data, terminal
+from . import outcome_data, terminal
 from .tensors import files, for_a_file
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ def properties(outcome: Outcome) -> list[tuple[str, str]]:
 
 def write(outcomes: Sequence[Outcome], trace: Trace, message: str, folder: Path) -> None:
     """Write page, result, message, trace and tensors into the folder."""
-    from ..page.replay import page_of
+    from .html.replay import page_of
 
     for place in (folder, folder / "tensors"):
         folder_for(place, "--instep-out")
-    data.of(outcomes).write(folder / "result.json")
+    outcome_data.of(outcomes).write(folder / "result.json")
     there = {folder / file.name: file.read_bytes() for file in (trace.path, beside(trace.path)) if file.is_file()}
     write_atomically({
         **there, folder / "message.txt": f"{message}\n".encode(),

@@ -1,6 +1,6 @@
 """The difference of two result files: coverage, used parts of allowances, and new findings.
 
-Leaves out: the output on the terminal (`cli/diff.py`), and which fields a file needs (`readable.py`).
+Leaves out: the output on the terminal (`cli/diff.py`), and which fields a file needs (`result_schema.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..verdict import Exit
-from .listed import Found, apart, covers, in_all, is_cut
-from .readable import SETTING, readable
+from .listed_findings import Found, apart, covers, in_all, is_cut
+from .result_schema import SETTING, readable
 
 # Runs with the same values of `KEY` are compared. Other differences of `SETTING` are reported.
 WHAT = ("name", "relation", "recording")  # what was run: a trace, a relation on it, a recording

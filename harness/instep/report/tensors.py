@@ -1,6 +1,6 @@
 """The tensors of a finding, as found and as expected, and files of them for further study.
 
-Leaves out: findings of earlier events, whose tensors are gone, and drawing (`page/maps.py`).
+Leaves out: findings of earlier events, whose tensors are gone, and drawing (`report/html/tensor_maps.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..player import Side
 from ..verdict import Comparison
 from ..watch.event_context import EventContext
 from ..watch.rows import row_spans, rows
-from .words import where
+from .messages import where
 
 if TYPE_CHECKING:
     from ..run.replay import Outcome

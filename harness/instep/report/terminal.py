@@ -1,6 +1,6 @@
 """Outcomes on the terminal: one table for all runs of a trace, its history, and every divergence.
 
-Leaves out: the message of a divergence (`words.py`) and the machine-readable form (`data.py`).
+Leaves out: the message of a divergence (`messages.py`) and the machine-readable form (`outcome_data.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rich.text import Text
 from ..checks.base import listed
 from ..verdict import Comparison, Exit, Skipped, Tier
 from . import tables
+from .messages import declared, divergence, exercised, named, otherwise
 from .tables import say, table
-from .words import declared, divergence, exercised, named, otherwise
 
 if TYPE_CHECKING:
     from ..run.history import History

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from instep.page.document import Listing, Page
-from instep.page.parts import Data, matrix
+from instep.report.html.document import Listing, Page
+from instep.report.html.parts import Data, matrix
 from instep.verdict import Exit
 
 from .judge import TIERS

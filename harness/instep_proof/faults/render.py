@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from instep.report import tables
+from instep.report.messages import spelled
 from instep.report.result import Result as File
-from instep.report.words import spelled
 from instep_reference.contract.place import Place
 
 from .judge import HYPOTHESIS, Heard, Judged, Result

@@ -11,8 +11,8 @@ from math import log
 from statistics import median
 from typing import Any
 
-from instep.page.document import Listing, Page
-from instep.page.parts import Data
+from instep.report.html.document import Listing, Page
+from instep.report.html.parts import Data
 from instep.verdict import Exit
 
 from . import KINDS, kind

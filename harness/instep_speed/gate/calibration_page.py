@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from instep.page.document import Listing, Page
-from instep.page.parts import Data
+from instep.report.html.document import Listing, Page
+from instep.report.html.parts import Data
 from instep.verdict import Exit
 
 from .rate_bounds import FEWEST_TRIALS, SURE, bounds, independent

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from instep.page.document import Listing, Page
-from instep.page.parts import Data
+from instep.report.html.document import Listing, Page
+from instep.report.html.parts import Data
 from instep.report.terminal import short
 from instep.verdict import Exit
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from instep.report import tables
-from instep.report.data import number
+from instep.report.outcome_data import number
 from instep.report.result import Result
 from instep_reference.contract.errors import BadInput
 

@@ -19,7 +19,7 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
-from instep.report.words import divergence
+from instep.report.messages import divergence
 from instep.run.participants import bare
 from instep.run.replay import Replay, served
 from instep.setting import Setting

@@ -5,8 +5,8 @@ Leaves out: drawing (`instep.campaign.fuzz`).
 
 from __future__ import annotations
 
-from ...page.document import Listing, Page
-from ...page.parts import Data, findings, messages, name_of, word
+from ...report.html.document import Listing, Page
+from ...report.html.parts import Data, findings, messages, name_of, word
 from ...report.terminal import short
 from ...verdict import Exit
 

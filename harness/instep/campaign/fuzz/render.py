@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from ...report import tables
-from ...report.data import finding, listed_findings
+from ...report.messages import divergence
+from ...report.outcome_data import finding, listed_findings
 from ...report.result import Result as File
-from ...report.words import divergence
 from ...verdict import Exit
 from .campaign import Result, place
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...page.cells import Row
-from ...page.document import Listing, Page
-from ...page.parts import LEVELS, Data, findings, level, matrix, messages, used, word
+from ...report.html.document import Listing, Page
+from ...report.html.heat_map import Row
+from ...report.html.parts import LEVELS, Data, findings, level, matrix, messages, used, word
 from ...report.terminal import short
 from ...verdict import Exit
 

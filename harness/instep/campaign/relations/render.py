@@ -1,7 +1,7 @@
 """Print the result of `instep relations`: a table, and for each failed relation where the two runs differ.
 
-The result file has the fields of a replay's (`report/data.py`), with one run for every relation. Leaves out: running
-the relations.
+The result file has the fields of a replay's (`report/outcome_data.py`), with one run for every relation. Leaves out:
+running the relations.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ...page.cells import Row
 from ...report import tables
 from ...report.command import command as to_type
 from ...report.command import near
-from ...report.data import listed, number
+from ...report.html.heat_map import Row
+from ...report.messages import MEASURES as OF_A_REPLAY
+from ...report.messages import message, numbers
+from ...report.outcome_data import listed, number
 from ...report.result import Result
 from ...report.terminal import VERDICTS, cell, most_used, short
-from ...report.words import MEASURES as OF_A_REPLAY
-from ...report.words import message, numbers
 from ...run.replay import served
 from ...verdict import Comparison, Tier
 from . import Held, worst

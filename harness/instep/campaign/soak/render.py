@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from ...report import tables
-from ...report.words import divergence
+from ...report.messages import divergence
 from ...run.replay import Outcome
 from ..fuzz.coverage import CONDITIONS
 from .resume import Soaked

@@ -25,7 +25,7 @@ from instep.bundled import model
 from instep.campaign.shapes import shape
 from instep.campaign.shapes.random_weights import random_checkpoint
 from instep.player import Player
-from instep.report.words import where
+from instep.report.messages import where
 from instep.run.large_model import outcome
 from instep.run.single_engine import engine, header_of
 from instep.setting import Setting

@@ -5,7 +5,7 @@
     cells   [events x rows], as differences of successive cell numbers; each cell has the numbers of its lines
 
 Equal lines are stored once: most comparisons are exact, and exact ones carry no numbers.
-Leaves out: the rows that an event computes (`lanes.py`), words and colours.
+Leaves out: the rows that an event computes (`timeline.py`), words and colours.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
-from ..report.terminal import EXACT
-from ..report.words import NAMES, drafting
-from ..verdict import Comparison
+from ...verdict import Comparison
+from ..messages import NAMES, drafting
+from ..terminal import EXACT
 
 DETAILED = 200_000  # lines; with more, every cell keeps only the one that used most of its allowance
 TABLE, HEAD, DRAFT = STAGE_LEVEL - 1, AFTER_LAYERS, 0  # levels of rows other than layers of the trunk

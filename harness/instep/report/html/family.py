@@ -16,7 +16,7 @@ from typing import Any
 
 from instep_reference.contract.errors import BadInput
 
-from ..report import result
+from .. import result
 from .document import Page, document
 
 # Module of a page -> the field that identifies its results; after `runs.`, a field that every run has.
@@ -24,7 +24,7 @@ FAMILY: Mapping[str, str] = {
     "instep.audit.page": "recording", "instep_speed.bench.page": "rates", "instep_proof.faults.page": "fired",
     "instep.campaign.fuzz.page": "campaigns", "instep_speed.gate.page": "judged",
     "instep_speed.gate.calibration_page": "trials", "instep.campaign.relations.page": "runs.relation",
-    "instep.page.runs": "runs.findings",
+    "instep.report.html.runs": "runs.findings",
 }
 
 

@@ -14,17 +14,17 @@ from rich.console import Console
 
 from instep_reference.contract.place import STAGE_LEVEL
 
-from ..report import terminal
-from ..report.data import listed_findings, worst
-from ..report.result import Result
-from ..report.words import DIFFERS, command, command_at, divergence, numbers, where
-from ..run.replay import Outcome
-from ..trace.file import Trace
-from ..verdict import Verdict
-from . import cells
+from ...run.replay import Outcome
+from ...trace.file import Trace
+from ...verdict import Verdict
+from .. import terminal
+from ..messages import DIFFERS, command, command_at, divergence, numbers, where
+from ..outcome_data import listed_findings, worst
+from ..result import Result
+from . import heat_map
 from .document import Listing, Page, document
-from .lanes import Lanes, lanes_of
-from .maps import maps_of
+from .tensor_maps import maps_of
+from .timeline import Lanes, lanes_of
 
 WIDE = 160  # columns for printed text, so that no table is broken
 MAPPED = 8  # tensors that are drawn
@@ -91,26 +91,26 @@ def _run(outcome: Outcome, lanes: Lanes, kinds: Sequence[str]) -> dict[str, Any]
 
 def run_of(
     name: str, verdict: Verdict, lanes: Lanes, kinds: Sequence[str],
-    command: Callable[[cells.Row], list[str]] = lambda row: ["", ""],
-    findings: Callable[[Mapping[cells.Row, int]], list[dict[str, Any]]] = lambda rows: [],
+    command: Callable[[heat_map.Row], list[str]] = lambda row: ["", ""],
+    findings: Callable[[Mapping[heat_map.Row, int]], list[dict[str, Any]]] = lambda rows: [],
 ) -> dict[str, Any]:
     """The data of one run.  command: the text before and after the event's number;  findings: makes them, by row"""
     due = {row for event, rows in lanes.due.items() for row in rows}
-    rows = cells.rows_of(len(kinds), verdict.compared, due)
+    rows = heat_map.rows_of(len(kinds), verdict.compared, due)
     number = {row: index for index, row in enumerate(rows)}
     return {
         "name": name, "exit": int(verdict.exit),
         "served": max([verdict.events, *(1 + one.event for one in verdict.compared)]),
         "rows": [row.label(kinds) for row in rows],
         "commands": [command(row) for row in rows],
-        **cells.data(verdict.compared, rows, lanes.requests),
-        "not_judged": cells.not_judged(lanes.due, rows, verdict.compared, verdict.events),
+        **heat_map.data(verdict.compared, rows, lanes.requests),
+        "not_judged": heat_map.not_judged(lanes.due, rows, verdict.compared, verdict.events),
         "notes": [[skip.event, skip.check, skip.reason, skip.where] for skip in verdict.skipped],
         "findings": findings(number),
     }
 
 
-def listed(outcome: Outcome, rows: Mapping[cells.Row, int]) -> list[dict[str, Any]]:
+def listed(outcome: Outcome, rows: Mapping[heat_map.Row, int]) -> list[dict[str, Any]]:
     """The findings of the result file; the first finding on a tensor has its map."""
     drawn, listed = set[tuple[object, ...]](), []
     for found in listed_findings(outcome.verdict.findings):
@@ -118,7 +118,7 @@ def listed(outcome: Outcome, rows: Mapping[cells.Row, int]) -> list[dict[str, An
         new &= about not in drawn
         drawn.add(about)
         listed.append({
-            "event": found.event, "row": rows[cells.Row.of(found.place)], "where": where(found),
+            "event": found.event, "row": rows[heat_map.Row.of(found.place)], "where": where(found),
             "says": found.diagnosis or DIFFERS, "measured": numbers(found),
             "command": command(outcome, found) if outcome.again else "",
             "maps": maps_of(outcome.last, found) if new else None,
@@ -126,7 +126,7 @@ def listed(outcome: Outcome, rows: Mapping[cells.Row, int]) -> list[dict[str, An
     return listed
 
 
-def _command(outcome: Outcome, row: cells.Row) -> list[str]:
+def _command(outcome: Outcome, row: heat_map.Row) -> list[str]:
     if not outcome.again:
         return ["", ""]
     layer = int(row.stage.partition(".")[2] or 0) if row.stage.startswith("extend") else max(row.level, STAGE_LEVEL)

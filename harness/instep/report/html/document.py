@@ -17,8 +17,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from ..report.terminal import VERDICTS
-from ..verdict import Exit
+from ...verdict import Exit
+from ..terminal import VERDICTS
 
 ASSETS = files(__package__) / "assets"
 # JSON has these characters only in strings, where an escape means the same.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..report.terminal import short
-from ..verdict import Exit
+from ...verdict import Exit
+from ..terminal import short
 from .document import Page
 from .parts import LEVELS, Data, findings, level, matrix, messages, name_of, totals, word
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ..report.tensors import tensor_at
-from ..verdict import Comparison
-from ..watch.event_context import EventContext
-from .cells import short
+from ...verdict import Comparison
+from ...watch.event_context import EventContext
+from ..tensors import tensor_at
+from .heat_map import short
 
 MOST_ROWS, MOST_COLUMNS = 48, 96
 MEMORY = {"state": ("key row", "value column"), "conv": ("age", "channel"), "keys": ("position", "number"),

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..verdict import Comparison, Exit, Located, Raised, Tier
+from .messages import divergence, where
 from .result import Result
 from .terminal import Total, tiers
-from .words import divergence, where
 
 if TYPE_CHECKING:
     from ..run.replay import Outcome

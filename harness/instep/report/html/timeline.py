@@ -18,11 +18,11 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.event_facts import kind_of, named
 from instep_reference.contract.place import STAGE_LEVEL, draft_stage
 
-from ..trace.event_rules import EventRules
-from ..trace.file import Trace
-from ..trace.request_table import RequestTable, Standing
-from ..watch.event_context import branching
-from .cells import HEAD, Row
+from ...trace.event_rules import EventRules
+from ...trace.file import Trace
+from ...trace.request_table import RequestTable, Standing
+from ...watch.event_context import branching
+from .heat_map import HEAD, Row
 
 NOBODY = -1
 

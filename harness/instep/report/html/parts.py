@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..report.terminal import VERDICTS, cell, short
-from ..verdict import Exit
+from ...verdict import Exit
+from ..terminal import VERDICTS, cell, short
 from .document import Listing
 
 Data = Mapping[str, Any]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .data import FINDINGS
+from .outcome_data import FINDINGS
 
 # Fields that place a finding. `where` has the event. The number of a case is not among them, as it may change.
 PLACE = ("check", "tier", "where", "case", "request", "stage", "layer", "component", "slot", "head", "columns", "token",
