@@ -38,8 +38,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..observe.context import EventContext
 from ..verdict import Comparison, Tier
+from ..watch.event_context import EventContext
 from .base import NOWHERE, said_of
 
 

@@ -244,14 +244,17 @@ def test_damaged_and_unknown_results_are_refused(made: Made, instep: Runner, tmp
 
 
 @pytest.mark.parametrize(("work", "words"), [
-    ("audit.audit.audit", ("audit", "nowhere", "--model", "nowhere")), ("relations.held", ("relations", TRACE)),
-    ("fuzz.campaign.campaign", ("fuzz",)), ("faults.campaign.campaign", ("faults", "stale-tile")),
-    ("bench.run.bench", ("bench", "--kind", "pick")), ("perf.gate.gate", ("gate", "plain", "plain")),
+    ("instep.audit.audit.audit", ("audit", "nowhere", "--model", "nowhere")),
+    ("instep.campaign.relations.held", ("relations", TRACE)),
+    ("instep.campaign.fuzz.campaign.campaign", ("fuzz",)),
+    ("instep_proof.faults.campaign.campaign", ("faults", "stale-tile")),
+    ("instep_speed.bench.run.bench", ("bench", "--kind", "pick")),
+    ("instep_speed.gate.gate.gate", ("gate", "plain", "plain")),
 ], ids=lambda words: words[0])  # fmt: skip
 def test_unwritable_page_is_refused_before_any_work(
     instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str, words: tuple[object, ...]
 ) -> None:
-    monkeypatch.setattr(f"instep.{work}", lambda *given, **named: pytest.fail("it began"))
+    monkeypatch.setattr(work, lambda *given, **named: pytest.fail("it began"))
     assert "found a folder" in complaint(instep(*words, "--html", tmp_path))
     assert "no such folder" in complaint(instep(*words, "--html", tmp_path / "none" / "page.html"))
 

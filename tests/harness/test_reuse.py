@@ -44,7 +44,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 @pytest.fixture(autouse=True)
 def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf[Served]:
     shelf: Shelf[Served] = Shelf(512 << 20)
-    for module in ("replay.reuse", "shelf"):
+    for module in ("run.reference_cache", "lru_cache"):
         monkeypatch.setattr(f"instep.{module}.EVENTS", shelf)
     return shelf
 

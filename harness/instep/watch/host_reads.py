@@ -24,7 +24,7 @@ READS = {
     "is_nonzero", "allclose", "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "cpu",
 }
 MASKED = {"__getitem__", "__setitem__"}  # by a mask of bools: the number of rows is a value
-OURS = ("instep.observe", "torch", "contextlib", "warnings")  # frames between a read and its reader
+OURS = ("instep.watch", "instep.oracle", "torch", "contextlib", "warnings")  # frames between a read and its reader
 INTERPRETER = "triton"  # it replaces the device: its reads are no host reads
 PROTOTYPE = "Synchronization debug mode"  # start of torch's message about the mode itself, whenever it is set
 CAPTURE = "torch.cuda."  # a graph capture waits first: once for each
