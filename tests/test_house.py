@@ -1,4 +1,4 @@
-"""The house rules that a program can check: imports across packages, the length and the first sentence of a file.
+"""The house rules that a program can check: which module imports which, how long a file is, and how it begins.
 
 Leaves out: taste.
 """
@@ -13,13 +13,15 @@ import tokenize
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from io import StringIO
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from instep_proof.faults import FAMILIES, TRACES, by_id
-from instep_proof.faults.kinds import KINDS
+from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
+from instep_proof.faults.catalogue.kinds import KINDS
 from support.harmless import HARMLESS
 
 TOP = Path(__file__).resolve().parents[1]
@@ -31,7 +33,8 @@ ROOTS = {
     "instep_speed": TOP / "harness" / "instep_speed",
 }
 TESTS = {"support", "perf"}  # packages that only tests and studies may import
-LONGEST_FILE = 400
+LONGEST_FILE = 600
+SMALL_FILE = 80  # lines; a shorter file with one importer, in its own folder, belongs in that importer
 
 # The packages of this project that each package may import (prefixes of absolute module names).
 ALLOWED = {
@@ -62,22 +65,35 @@ def modules() -> list[tuple[str, Path]]:
     return found
 
 
+class Import(NamedTuple):
+    """One import: the importing module, the imported one (or a member of it), and the line."""
+
+    by: str
+    of: str
+    line: int
+
+
 @cache
-def imported(name: str, path: Path) -> set[str]:
-    """Absolute names of the modules that a file imports, relative imports resolved."""
-    names: set[str] = set()
+def imports(name: str, path: Path) -> tuple[Import, ...]:
+    """The imports of a file, those inside functions included; relative names are resolved."""
+    found = list[Import]()
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
+            found += [Import(name, alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, base] if base else above)
-            names.add(base)
-            names.update(f"{base}.{alias.name}" for alias in node.names)
-    return names
+            found.append(Import(name, base, node.lineno))
+            found += [Import(name, f"{base}.{alias.name}", node.lineno) for alias in node.names]
+    return tuple(found)
+
+
+def imported(name: str, path: Path) -> set[str]:
+    """Absolute names of the modules that a file imports, and of their members that it names."""
+    return {one.of for one in imports(name, path)}
 
 
 MODULES = modules()
@@ -108,6 +124,128 @@ def test_a_package_imports_only_what_its_layer_may() -> None:
 ])  # fmt: skip
 def test_an_import_across_layers_is_seen(name: str, other: str, may: bool) -> None:
     assert bool(foreign(name, [other])) is not may
+
+
+# The rooms of `instep` in their order: a room imports only from rooms before it, in functions too.
+ROOMS = (
+    "problem", "options", "atomic_write", "lru_cache", "bundled", "threads", "verdict", "allowance", "player", "trace",
+    "watch", "oracle", "checks", "adapters", "subject", "setting", "run", "diagnose", "report", "generate", "campaign",
+    "audit", "kit", "cli", "usage", "plugin", "__main__",
+)
+# Imports of a later room, or in a circle, that are still there: (module, imported module) -> what removes them.
+UPWARD: dict[tuple[str, str], str] = {
+    ("instep_optimized.ops.base", "instep_optimized.ops.fused"): "part two: the protocols of fusions get a file",
+    ("instep.run.replay", "instep.diagnose"): "a replay returns a verdict, which its caller has diagnosed",
+    ("instep.run.large_model", "instep.diagnose"): "the same",
+}
+HARNESS = ("instep", "instep_proof", "instep_speed")
+# Files under SMALL_FILE lines that keep their one importer next to them: members of a family, which its table lists.
+TABLES = {"instep.checks", "instep.diagnose.bank", "instep.kit.cases", "instep_proof.faults.catalogue"}
+# Small files that are still next to their one importer.
+OFFCUTS = {
+    "instep.audit.plain_format", "instep.campaign.fuzz.drafter_coverage", "instep.campaign.fuzz.tree_coverage",
+    "instep.campaign.relations.mtp_history", "instep.campaign.shapes.forced_trace",
+    "instep.diagnose.mistakes.ring_wrap", "instep.oracle.head_rows", "instep.oracle.recomputation_cache",
+    "instep.oracle.tree_forms", "instep.report.html.tensor_maps", "instep.report.kernel_syntax",
+    "instep.report.listed_findings", "instep.report.result_schema", "instep.run.recorded_choices", "instep.usage",
+    "instep.watch.host_index_cache", "instep.watch.strides", "instep_proof.faults.wrapping",
+    "instep_speed.bench.kinds.conv", "instep_speed.gate.calibration_page",
+}
+
+
+def edges(modules: Iterable[tuple[str, Path]]) -> list[Import]:
+    """The imports between modules, each resolved to the module that is imported; a package is its `__init__`."""
+    known = dict(modules)
+    named = [one for name, path in known.items() for one in imports(name, path)]
+    members = {(one.by, one.line, one.of.rpartition(".")[0]) for one in named if one.of in known}
+    return [
+        one for one in named
+        if one.of in known and one.of != one.by and (one.by, one.line, one.of) not in members
+    ]  # fmt: skip
+
+
+def room(name: str) -> str:
+    return name.split(".")[1]
+
+
+def upward(found: Iterable[Import]) -> set[tuple[str, str]]:
+    """The imports from a room of `instep` of a room that is later in the order."""
+    inside = [one for one in found if one.by.startswith("instep.") and one.of.startswith("instep.")]
+    return {(one.by, one.of) for one in inside if ROOMS.index(room(one.by)) < ROOMS.index(room(one.of))}
+
+
+def cycles(found: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """The groups of names that import each other, directly or through others."""
+    graph: dict[str, set[str]] = {}
+    for by, of in found:
+        graph.setdefault(by, set()).add(of)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [error.args[1]]
+    return []
+
+
+def package(name: str) -> str:
+    """The package that a module is in; a package is in itself."""
+    return name if (dict(MODULES)[name]).name == "__init__.py" else name.rpartition(".")[0]
+
+
+def test_a_room_imports_only_from_rooms_before_it() -> None:
+    rooms = {room(name) for name, _ in MODULES if name.startswith("instep.")}
+    assert rooms == set(ROOMS), "ROOMS lists every folder and file of the package `instep`"
+    found = upward(edges(MODULES))
+    here = {one for one in UPWARD if one[0].startswith("instep.")}
+    assert found == here, f"new: {sorted(found - here)}; gone: {sorted(here - found)}"
+
+
+def test_no_modules_import_each_other() -> None:
+    found = [(one.by, one.of) for one in edges(MODULES)]
+    assert len(found) > 2000 and not cycles(set(found) - UPWARD.keys())
+
+
+def test_no_packages_import_each_other() -> None:
+    found = {(package(one.by), package(one.of)) for one in edges(MODULES)
+             if one.by.split(".")[0] in HARNESS and (one.by, one.of) not in UPWARD}
+    found = {(by, of) for by, of in found if by != of and {by, of}.isdisjoint(ROOTS)}
+    assert len(found) > 100 and not cycles(found)
+
+
+@pytest.mark.parametrize(("texts", "found"), [
+    ({"trace.file": "from ..watch import rows", "watch.rows": ""}, {("instep.trace.file", "instep.watch.rows")}),
+    ({"trace.file": "def f():\n    from ..watch.rows import x", "watch.rows": ""},
+     {("instep.trace.file", "instep.watch.rows")}),
+    ({"trace.file": "", "watch.rows": "from ..trace.file import read"}, set()),
+])  # fmt: skip
+def test_an_upward_import_is_seen(texts: dict[str, str], found: set[tuple[str, str]], tmp_path: Path) -> None:
+    paths = {f"instep.{name}": tmp_path / f"{name}.py" for name in texts}
+    for name, text in texts.items():
+        paths[f"instep.{name}"].write_text(text)
+    assert upward(edges(paths.items())) == found
+
+
+def test_a_cycle_is_seen() -> None:
+    assert cycles([("a", "b"), ("b", "c"), ("c", "a"), ("a", "d")])
+    assert not cycles([("a", "b"), ("b", "c"), ("a", "c")])
+
+
+def lonely() -> dict[str, str]:
+    """Small files with one importer, which is in the same folder, and that importer."""
+    importers: dict[str, set[str]] = {}
+    for one in edges(MODULES):
+        importers.setdefault(one.of, set()).add(one.by)
+    return {
+        name: by for name, path in MODULES
+        if name.split(".")[0] in HARNESS and path.name != "__init__.py" and path.read_text().count("\n") < SMALL_FILE
+        and len(importers.get(name, ())) == 1 and package(by := next(iter(importers[name]))) == package(name)
+    }  # fmt: skip
+
+
+def test_a_small_file_has_more_than_one_importer() -> None:
+    found = lonely()
+    wrong = {name for name, by in found.items() if by not in TABLES}
+    assert wrong == OFFCUTS, f"put each of these into its importer: {wrong - OFFCUTS}; gone: {OFFCUTS - wrong}"
+    assert len(found) - len(OFFCUTS) <= 30, f"the families have {len(found)} small files"
 
 
 def test_only_the_sides_build_engines() -> None:
@@ -151,7 +289,7 @@ SEARCHES = {"match", "fullmatch", "search", "findall", "finditer", "sub", "subn"
 READ_SENTENCES = {
     "instep_proof.faults.judge": "it judges the report, so it compares what a reader sees with the catalogue",
     "instep_proof.commands.demo": "it shows a report and checks that the report names the planted fault",
-    "instep_proof.faults.fault": "it checks the sentences that people write into the catalogue",
+    "instep_proof.faults.catalogue.fault": "it checks the sentences that people write into the catalogue",
 }
 
 
@@ -285,7 +423,7 @@ def test_every_fault_has_a_unique_name_a_kind_and_a_trace() -> None:
     assert len({fault.id for _, fault in every}) == len(every), "a name is given twice"
     for family, fault in every:
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", fault.id), fault.id
-        assert fault.kind in KINDS[family], f"{fault.id}: {fault.kind} is no kind of {family} (faults/kinds.py)"
+        assert fault.kind in KINDS[family], f"{fault.id}: {fault.kind} is no kind of {family} (catalogue/kinds.py)"
         assert fault.what.endswith(".") and fault.seen_by, fault.id
         assert not set(fault.seen_by) & set(fault.blind), fault.id
         for ending in ("jsonl", "policy.json"):

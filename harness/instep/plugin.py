@@ -117,7 +117,7 @@ def instep_replayed(request: pytest.FixtureRequest) -> Any:
 
 def _keep(item: pytest.Item, done: Replayed, what: Any) -> None:
     """Add the properties of every run to the item, and write the folder of a divergence if `--instep-out` is given."""
-    from .report.artifacts import folder_of, properties, write
+    from .report.html.artifacts import folder_of, properties, write
     from .trace.file import Trace, read
 
     for outcome in done.outcomes:

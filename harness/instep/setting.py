@@ -26,7 +26,8 @@ from .options import CHOICES, FP8, either
 from .options import known as known_value
 from .subject.engines import verbs
 from .subject.engines.verbs import ByVerbs
-from .subject.proposers import NAMES, Propose, mode_of, proposer
+from .subject.proposers import NAMES, mode_of, proposer
+from .trace.driver import Propose
 from .trace.header import Recording
 
 DEFAULTS = Options()  # values without an option

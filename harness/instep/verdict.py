@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Tier(Enum):
-    """The strongest applicable comparison of a probe; see `checks/allowance.py` for the constants."""
+    """The strongest applicable comparison of a probe; see `allowance.py` for the constants."""
 
     IDENTITY = "T0"
     BITWISE = "T1"

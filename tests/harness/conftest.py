@@ -15,7 +15,7 @@ import torch
 
 from instep.cli import main
 from instep.trace.file import Trace
-from instep_proof.faults.fault import Edit, Wrap
+from instep_proof.faults.catalogue.fault import Edit, Wrap
 from support.browser import BROWSER, Browser, browser
 from support.command import Ran, Runner
 from support.planting import planted_here

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from instep.checks.allowance import REDRAWS
+from instep.allowance import REDRAWS
 from instep.checks.propagated import Propagated
 from instep.oracle import recomputation
 from instep.oracle.recomputation import Runner
@@ -26,7 +26,7 @@ from instep.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Comparison, Exit, Tier
 from instep.watch.event_context import EventContext
-from instep_proof.faults import TRACES
+from instep_proof.faults.catalogue import TRACES
 from instep_reference import mlp, trunk
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit

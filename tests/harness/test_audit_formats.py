@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from instep.allowance import TRUTH_ERROR
 from instep.audit import write
 from instep.audit.audit import audit, opened
 from instep.audit.layerwise import Precision, pieces, walk
 from instep.audit.recording import as_usual
 from instep.audit.texts import Origin, Text
 from instep.audit.write import Recording, digest
-from instep.checks.allowance import TRUTH_ERROR
 from instep.setting import Setting
 from instep.verdict import Exit
 from instep_reference import trunk

@@ -23,7 +23,7 @@ from instep_reference.contract.errors import BadInput
 from instep_speed.bench import render
 from instep_speed.bench.clock import Rates
 from instep_speed.bench.kinds import pick
-from instep_speed.bench.resume import joined
+from instep_speed.bench.resume import going_on, joined
 from instep_speed.bench.run import Asked, Bench, bench
 from support.command import Runner, complaint
 
@@ -68,7 +68,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def full(file: Path, **more: Any) -> Bench:
     asked: dict[str, Any] = {"sets": {"it": PLAIN}, "commit": "a1", "peers": False} | more
     asked |= {"device": "cpu", "dtype": FP32, "kinds": ("pick",), "size": "full"}
-    return bench(Asked(**asked), file, goes_on=True)
+    return bench(Asked(**asked), file, goes_on=going_on)
 
 
 def test_full_grid_continues_from_its_file(

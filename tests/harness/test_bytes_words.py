@@ -19,7 +19,7 @@ from instep.checks.windows import shifted
 from instep.oracle.oracle import Oracle
 from instep.trace.policy import ScheduledAction
 from instep.verdict import Comparison
-from instep.watch.row_span import RowSpan
+from instep.watch.event_context import RowSpan
 from instep.watch.rows import row_spans
 from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
 from instep_reference.contract.place import AFTER_LAYERS, Place

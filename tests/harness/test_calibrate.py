@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from instep.adapters import find
-from instep.checks.allowance import UNDECIDED_CAP
+from instep.allowance import UNDECIDED_CAP
 from instep.checks.derived import Derived
 from instep.oracle.oracle import Oracle
 from instep.run.lockstep import Lockstep, run

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from instep.allowance import allowed
 from instep.checks import for_labels, for_numbers
-from instep.checks.allowance import allowed
 from instep.checks.bytes import Bytes
 from instep.checks.identity import Identity, greedy
 from instep.checks.labels import Labels

@@ -19,8 +19,8 @@ from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival, Policy
 from instep.verdict import Comparison, Exit, Tier
-from instep_proof.faults import TRACES
-from instep_proof.faults.fault import Edit
+from instep_proof.faults.catalogue import TRACES
+from instep_proof.faults.catalogue.fault import Edit
 from support.covering import few
 from support.few_channels import few_channels
 from support.planting import planted_here

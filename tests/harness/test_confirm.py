@@ -23,7 +23,7 @@ from instep_optimized.graphs import runner
 from instep_optimized.model import gdn
 from instep_optimized.ops import plain
 from instep_optimized.ops.base import Ops
-from instep_proof.faults.fault import Wrap
+from instep_proof.faults.catalogue.fault import Wrap
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place import Place
 from support.traces import brief, policy, recorded

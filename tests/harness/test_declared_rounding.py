@@ -21,7 +21,7 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier, Verdict
-from instep_proof.faults import TRACES
+from instep_proof.faults.catalogue import TRACES
 from instep_reference.contract.engine import Forward
 from support.checkpoints import write
 from support.command import Runner, complaint

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from instep_proof.commands import demo
-from instep_proof.faults import by_id
+from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.plant import PACKAGES, digests, source
 from support.command import Runner, complaint
 from support.covering import WHOLE

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from instep.checks.allowance import PROJECTION_LIMIT
+from instep.allowance import PROJECTION_LIMIT
 from instep.checks.directed import Directed, grouped, look
 from instep.checks.hypotheses import BANK, one_more, wrong_states
 from instep.checks.ring_hypotheses import RUN_AGAIN

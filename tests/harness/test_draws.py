@@ -16,7 +16,7 @@ from instep.checks.sampling_bounds import Row as DrawnRow
 from instep.checks.sampling_bounds import part, reachable
 from instep.trace.event_rules import EventRules, verified
 from instep.trace.policy import Arrival
-from instep.watch.row_span import RowSpan
+from instep.watch.event_context import RowSpan
 from instep_reference.acceptance import chain
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput

@@ -28,9 +28,9 @@ from instep.trace.file import Trace, read
 from instep.verdict import Exit, Tier
 from instep_optimized import load
 from instep_optimized.ops.plain.mlp import _shared, _swiglu
-from instep_proof.faults import FAMILIES, TRACES, by_id
+from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
 from instep_proof.faults.catalogue.experts import CHOSEN
-from instep_proof.faults.fault import Edit, Fault
+from instep_proof.faults.catalogue.fault import Edit, Fault
 from instep_proof.faults.retrace import retraced
 from instep_reference.contract.config import ModelConfig
 from instep_reference.mlp import route

@@ -23,7 +23,7 @@ from instep.diagnose.mistakes.fit import best
 from instep.diagnose.mistakes.misplaced import elsewhere
 from instep.problem import UNEXPLAINED, Explained, Problem
 from instep.verdict import Comparison, Tier
-from instep.watch.row_span import RowSpan
+from instep.watch.event_context import RowSpan
 from instep.watch.rows import row_spans, rows
 from instep_reference import gdn
 from instep_reference.attention import attend, rotate

@@ -13,8 +13,8 @@ from instep.problem import UNEXPLAINED
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace, read
-from instep_proof.faults import TRACES, by_id
-from instep_proof.faults.fault import Edit
+from instep_proof.faults.catalogue import TRACES, by_id
+from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.place import Place
 from support.covering import few
 from support.few_channels import few_channels

@@ -23,8 +23,8 @@ from instep.trace.file import Trace, read
 from instep.trace.header import Recording
 from instep.trace.policy import read_policy, read_prompts
 from instep.verdict import Exit, Tier
-from instep_proof.faults import FAMILIES
-from instep_proof.faults.fault import Edit
+from instep_proof.faults.catalogue import FAMILIES
+from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit, Draft, Forward
 from instep_reference.contract.errors import BadInput

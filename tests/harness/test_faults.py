@@ -17,9 +17,10 @@ from rich.console import Console
 from instep.run.replay import served
 from instep.setting import Setting
 from instep.verdict import Exit
-from instep_proof.faults import FAMILIES, TRACES, by_id, plant, render
+from instep_proof.faults import plant, render
 from instep_proof.faults.campaign import campaign
-from instep_proof.faults.fault import Edit, Fault, speaking
+from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
+from instep_proof.faults.catalogue.fault import Edit, Fault, speaking
 from instep_proof.faults.judge import Judged, Result, hear, judge
 from instep_proof.faults.matrix import Mark, Matrix
 from instep_proof.faults.picture import picture_of

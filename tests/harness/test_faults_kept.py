@@ -13,7 +13,8 @@ import pytest
 
 from instep.verdict import Exit
 from instep_proof.commands.faults import _part
-from instep_proof.faults import FAMILIES, by_id, render, resume
+from instep_proof.faults import render, resume
+from instep_proof.faults.catalogue import FAMILIES, by_id
 from instep_proof.faults.judge import Heard, Judged, Result, Session, judge
 from instep_proof.faults.runs import Arm
 from support.command import Runner, complaint

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from instep.report.result import read
-from instep_proof.faults import by_id
-from instep_proof.faults.fault import Edit, Fault
+from instep_proof.faults.catalogue import by_id
+from instep_proof.faults.catalogue.fault import Edit, Fault
 from instep_proof.faults.judge import HYPOTHESIS, Judged
 from instep_proof.faults.render import surprises
 from instep_proof.faults.runs import Arm

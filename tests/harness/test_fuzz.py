@@ -19,7 +19,7 @@ from instep.campaign.fuzz.example import Example
 from instep.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Exit
-from instep_proof.faults.fault import Edit
+from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted, run
 from support import subjects
 from support.checkpoints import write

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from instep.verdict import Exit
-from instep_proof.faults.fault import Edit
+from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted
 from instep_reference.contract.errors import BadInput, InstepError
 from instep_speed.gate import render

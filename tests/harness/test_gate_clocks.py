@@ -20,7 +20,7 @@ import torch
 
 from instep.bundled import model
 from instep.report.html.family import page_of
-from instep_proof.faults.fault import Edit
+from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.errors import BadInput
 from instep_speed.gate import power, request
 from instep_speed.gate.baseline import setting

@@ -22,7 +22,7 @@ from instep.run.participants import Plan, bare
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.verdict import Exit
-from instep_proof.faults.fault import Edit
+from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted
 from instep_speed.gate import baseline, power, render, statistics
 from instep_speed.gate.cases import Walk

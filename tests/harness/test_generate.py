@@ -15,7 +15,7 @@ from instep.generate.decode import Ask, decode
 from instep.generate.rates import Speed, rounds
 from instep.generate.tokenizer import Bytes, Numbers, prompts_from, stop_of, words_of
 from instep.setting import Setting
-from instep_proof.faults.fault import Edit
+from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.errors import BadInput

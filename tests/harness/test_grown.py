@@ -17,7 +17,6 @@ from instep.campaign.fuzz.coverage import Coverage
 from instep.checks.grown import Grown
 from instep.checks.identity import Identity
 from instep.checks.tree_scores import Scores
-from instep.oracle.grown_tree import Growth
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules
@@ -25,9 +24,10 @@ from instep.trace.file import read
 from instep.trace.header import Room, sound
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
+from instep.watch.grown_tree import Growth
 from instep_optimized import OptimizedEngine
-from instep_proof.faults import FAMILIES, TRACES, by_id
-from instep_proof.faults.fault import Fault
+from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
+from instep_proof.faults.catalogue.fault import Fault
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.draft.growing import Growing

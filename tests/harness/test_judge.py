@@ -12,7 +12,7 @@ from operator import ne
 import pytest
 import torch
 
-from instep.checks.allowance import LUCK, MARGIN_ERRORS, TIES_ALWAYS, allowed
+from instep.allowance import LUCK, MARGIN_ERRORS, TIES_ALWAYS, allowed
 from instep.checks.decisions import apart
 from instep.checks.judge import Chosen, Draw, Ties, chosen, flips, judge
 from instep.checks.measure import Spot

@@ -24,7 +24,7 @@ from instep.verdict import Tier
 from instep.watch.event_log import Copies
 from instep.watch.frozen_memory import KeptCopies
 from instep_optimized import OptimizedEngine
-from instep_proof.faults import TRACES, by_id
+from instep_proof.faults.catalogue import TRACES, by_id
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Evict, Fetch, Offload
 from instep_reference.contract.errors import Unsupported

@@ -26,7 +26,7 @@ from instep.setting import Setting
 from instep.trace.event_rules import verified
 from instep.trace.file import read
 from instep.verdict import Exit, Tier
-from instep_proof.faults import TRACES
+from instep_proof.faults.catalogue import TRACES
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
 from support.covering import WHOLE

@@ -13,8 +13,9 @@ from functools import cache
 
 import pytest
 
-from instep_proof.faults import by_id, plant
-from instep_proof.faults.fault import Edit, Wrap
+from instep_proof.faults import plant
+from instep_proof.faults.catalogue import by_id
+from instep_proof.faults.catalogue.fault import Edit, Wrap
 from instep_proof.faults.syntax_edit import replaced
 from instep_proof.faults.syntax_search import same
 from instep_reference.contract.errors import BadInput

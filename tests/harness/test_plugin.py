@@ -19,10 +19,10 @@ import pytest
 from instep import plugin
 from instep.cli.record import make
 from instep.options import OPTIONS
-from instep.report.artifacts import folder_of
+from instep.report.html.artifacts import folder_of
 from instep.trace.header import Room
 from instep.trace.policy import Arrival, Policy
-from instep_proof.faults.fault import Edit
+from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted
 from support import warm
 from support.checkpoints import write

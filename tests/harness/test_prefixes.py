@@ -22,8 +22,8 @@ from instep.trace.event_rules import verified
 from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
-from instep_proof.faults import TRACES
-from instep_proof.faults.fault import Edit, Wrap
+from instep_proof.faults.catalogue import TRACES
+from instep_proof.faults.catalogue.fault import Edit, Wrap
 from instep_reference.contract.engine import Admit, Capacity, Commit, Forward, Load
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.event_facts import tracks

@@ -13,9 +13,10 @@ from typing import cast
 
 import pytest
 
+from instep import allowance
 from instep.campaign.streams.run import streamed
 from instep.campaign.streams.stream import Stream
-from instep.checks import allowance, for_labels, for_numbers
+from instep.checks import for_labels, for_numbers
 from instep.diagnose import ladder, locate
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import DRAWS, FEWEST_DRAWS
@@ -27,7 +28,7 @@ from instep.run.replay import Outcome, Replay
 from instep.run.variant import Variant, patch_of
 from instep.setting import Setting
 from instep.trace.file import Trace, read
-from instep_proof.faults import FAMILIES
+from instep_proof.faults.catalogue import FAMILIES
 from support.blocks import blocks_of
 
 TOP = Path(__file__).resolve().parents[2]

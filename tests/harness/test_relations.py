@@ -43,7 +43,7 @@ from instep.verdict import Comparison, Exit, Tier
 from instep_optimized import OptimizedEngine
 from instep_optimized.commit import write_set
 from instep_optimized.transfer.to_host import HostCopy
-from instep_proof.faults import by_id
+from instep_proof.faults.catalogue import by_id
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
 from support.covering import WHOLE, few
 from support.traces import brief, policy, recorded

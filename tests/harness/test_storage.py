@@ -27,8 +27,8 @@ from instep_optimized.layout import Chance
 from instep_optimized.memory.units import Block, Units, tensors
 from instep_optimized.ops.plain import tiles
 from instep_optimized.options import check
-from instep_proof.faults import FAMILIES
-from instep_proof.faults.fault import Fault
+from instep_proof.faults.catalogue import FAMILIES
+from instep_proof.faults.catalogue.fault import Fault
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked, Storage, by_chance

@@ -24,8 +24,8 @@ from instep.trace.event_rules import verified
 from instep.trace.file import Trace, read
 from instep.verdict import Exit, Verdict
 from instep_optimized.commit import STRATEGIES
-from instep_proof.faults import by_id
-from instep_proof.faults.fault import Edit
+from instep_proof.faults.catalogue import by_id
+from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from support.command import Runner, advances

@@ -27,8 +27,8 @@ from instep.watch import op_calls
 from instep_optimized import engine
 from instep_optimized.commit import rerun
 from instep_optimized.graphs import Emulator, runner
-from instep_proof.faults import by_id
-from instep_proof.faults.fault import Wrap
+from instep_proof.faults.catalogue import by_id
+from instep_proof.faults.catalogue.fault import Wrap
 from support.covering import few
 from support.traces import ROOM, recorded
 

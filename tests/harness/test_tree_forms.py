@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from instep.oracle.layer_work import positions_of
-from instep.oracle.tree_forms import depths, lines
+from instep.trace.tree_shape import depths, lines
 from instep_reference import trunk
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place import Place

@@ -23,8 +23,8 @@ from instep.trace.ngram_tree import picks
 from instep.trace.policy import Policy
 from instep.verdict import Exit
 from instep.watch.op_calls import linked, seen
-from instep_proof.faults import FAMILIES, TRACES, by_id
-from instep_proof.faults.fault import Edit
+from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
+from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.engine import Draft
 from instep_reference.contract.errors import BadInput
 from support.checkpoints import write

@@ -20,7 +20,7 @@ from instep.trace.file import Trace
 from instep.trace.header import Part, Recording
 from instep.trace.policy import Arrival, ScheduledAction, Steps
 from instep.verdict import Exit
-from instep_proof.faults.fault import Wrap
+from instep_proof.faults.catalogue.fault import Wrap
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support.checkpoints import write
 from support.covering import WHOLE, few

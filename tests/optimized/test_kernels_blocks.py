@@ -35,7 +35,7 @@ REGIMES = {  # decay, and how much of every key is common to all
     "no decay": ((0.0, 0.0), 1.0),
     "usual": ((-0.05, -1e-4), 0.5),
 }
-# A multiple of the declared form's error. T2 grants 3 (`checks/allowance.py`); this net is closer, since both have the
+# A multiple of the declared form's error. T2 grants 3 (`allowance.py`); this net is closer, since both have the
 # same roundings: T has more digits here than bf16, and sums have another order. A fault must be twice as far off.
 FACTOR = 1.5
 Run = tuple[torch.Tensor, torch.Tensor]  # core rows, the pool

@@ -16,8 +16,7 @@ from instep.checks.derived import Derived
 from instep.diagnose import Older, explained
 from instep.oracle.oracle import Oracle
 from instep.verdict import Comparison
-from instep.watch.event_context import EventContext
-from instep.watch.row_span import RowSpan
+from instep.watch.event_context import EventContext, RowSpan
 from instep.watch.rows import row_spans, rows
 from instep_reference.contract.engine import Forward
 from instep_reference.contract.place import STAGE_LEVEL, Place

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from instep.setting import Setting
-from instep_proof.faults.fault import Edit, Wrap
+from instep_proof.faults.catalogue.fault import Edit, Wrap
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import instep.campaign.relations as table
 from instep.campaign.relations import Held
 from instep.setting import Setting
 from instep.verdict import Exit, Skipped, Verdict
-from instep_proof.faults.fault import Fault
+from instep_proof.faults.catalogue.fault import Fault
 from instep_proof.faults.judge import Judged, Session
 from instep_proof.faults.runs import Arm
 from instep_reference.contract.place import Place

@@ -13,7 +13,7 @@ from typing import Any
 
 from instep.setting import Setting
 from instep.trace.file import Trace, read
-from instep_proof.faults import TRACES
+from instep_proof.faults.catalogue import TRACES
 from instep_reference.contract import engine as e
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"

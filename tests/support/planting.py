@@ -17,7 +17,7 @@ from typing import Any
 
 from instep.lru_cache import forget
 from instep.trace.file import Trace
-from instep_proof.faults.fault import Edit, Wrap
+from instep_proof.faults.catalogue.fault import Edit, Wrap
 from instep_proof.faults.plant import edited
 from instep_proof.faults.syntax_search import parsed
 from instep_reference.contract.engine import Commit, Forward

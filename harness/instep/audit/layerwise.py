@@ -24,7 +24,7 @@ from instep_reference.gdn import GdnMemory, Recurred, Rule, recur
 from instep_reference.norms import rms_norm
 from instep_reference.weights import LayerWeights, Weights, layer_of
 
-from ..checks.allowance import TRUTH_ERROR
+from ..allowance import TRUTH_ERROR
 from ..checks.measure import relative_error
 from ..oracle.declared_products import Operands
 from ..oracle.reordering import Reordered, stored

@@ -25,12 +25,12 @@ from instep_reference.contract.rounding import Product, checked
 
 from ..setting import WIDTHS
 from ..subject.declared_rounding import Declared, declared
-from ..trace.file import decode
+from ..trace.file import RECORDING, decode
 from ..trace.header import Header, Model, Room
 from .texts import Told
 
 SCHEMA = 1
-META, EVENTS, TENSORS = "recording.json", "events.jsonl", "tensors"
+META, EVENTS, TENSORS = RECORDING, "events.jsonl", "tensors"
 SHOWS = ("logits", "final", "states")
 PAGE = 1 << 20  # positions of a page: a recording has no addresses of memory, so each request has one page
 

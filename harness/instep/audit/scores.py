@@ -14,7 +14,7 @@ from instep_reference.contract.checkpoint import OnDisk
 from instep_reference.contract.place import AFTER_LAYERS, Place
 from instep_reference.weights import Weights
 
-from ..checks.allowance import SCALE_FLOOR
+from ..allowance import SCALE_FLOOR
 from .layerwise import EMBEDDING, Read
 
 HEAD = "lm_head.weight"

@@ -20,9 +20,9 @@ import torch
 from instep_reference.contract.checkpoint import OnDisk
 from instep_reference.contract.errors import BadInput
 
-from ..checks.allowance import LUCK, MARGIN_ERRORS, REDRAWS
+from ..allowance import LUCK, MARGIN_ERRORS, REDRAWS, granted
 from ..checks.draws import SINGLE, against
-from ..checks.judge import Chosen, Ties, granted
+from ..checks.judge import Chosen, Ties
 from ..checks.sampling_bounds import Row, sure
 from ..problem import Problem
 from ..verdict import Comparison, Exit, Tier, Verdict

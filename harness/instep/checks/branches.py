@@ -11,7 +11,7 @@ from instep_reference import gdn
 
 from ..oracle.folding import Folding
 from ..oracle.recomputation import fold, rule_inputs
-from ..oracle.tree_forms import lines
+from ..trace.tree_shape import lines
 from .state_step import Wrong
 
 

@@ -22,10 +22,9 @@ from ..oracle.storage import entries, narrower
 from ..problem import Moved, Problem
 from ..verdict import Comparison, Sides, Skipped, Tier
 from ..watch.carried_facts import last_forward
-from ..watch.event_context import EventContext, KeptCopy, LastForward, branching
+from ..watch.event_context import EventContext, KeptCopy, LastForward, RowSpan, branching
 from ..watch.memory import Trespass, bits
 from ..watch.pool_addresses import stands
-from ..watch.row_span import RowSpan
 from ..watch.rows import row_spans, rows
 from .base import counted, exact, slot_of
 from .prefixes import FINAL, of_others, of_prefix, older_rows, other_rows, others_kept, with_last

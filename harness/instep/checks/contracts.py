@@ -12,14 +12,13 @@ from dataclasses import replace
 from instep_reference.contract.event_facts import facts
 from instep_reference.contract.place import Place
 
-from ..oracle.grown_tree import grown_of
-from ..oracle.tree_forms import lines
 from ..problem import Problem
+from ..trace.tree_shape import lines
 from ..verdict import Comparison, Skipped, Tier
-from ..watch.event_context import EventContext
+from ..watch.event_context import EventContext, RowSpan
 from ..watch.event_log import EventLog, Served
+from ..watch.grown_tree import grown_of
 from ..watch.op_calls import linked, seen
-from ..watch.row_span import RowSpan
 from ..watch.rows import row_spans
 from .base import NOWHERE, counted, op_at, slot_of
 

@@ -14,15 +14,14 @@ from instep_reference.contract.engine import Commit, Committed, Draft, Drafted
 from instep_reference.contract.place import AFTER_LAYERS, Place
 from instep_reference.sampling import probabilities
 
+from ..allowance import MARGIN_ERRORS, granted
 from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
-from ..watch.event_context import EventContext
-from ..watch.row_span import RowSpan
+from ..watch.event_context import EventContext, RowSpan
 from ..watch.rows import parted, row_spans, rows
-from .allowance import MARGIN_ERRORS
 from .base import exact, slot_of
 from .draws import PICK, against, drawing_of
-from .judge import Chosen, Ties, chosen, granted
+from .judge import Chosen, Ties, chosen
 from .propagated import OTHER_EXPERTS, carried, family
 from .sampling_bounds import Row
 

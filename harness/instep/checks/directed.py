@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from ..allowance import COLUMNS, DITHERED, LEANING, MORE_DRAWS, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, UNDECIDED_CAP
 from ..oracle.miscounted_states import handed_over
 from ..oracle.oracle import Oracle
 from ..oracle.recomputation import Recomputation
 from ..problem import Explained, Problem, WrongContent, sentence
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
-from .allowance import COLUMNS, DITHERED, LEANING, MORE_DRAWS, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, UNDECIDED_CAP
 from .base import slot_of
 from .branches import branches
 from .hypotheses import wrong_states

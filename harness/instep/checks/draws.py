@@ -17,11 +17,10 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 from instep_reference.contract.sampling import Sampling
 from instep_reference.sampling import Drawing, drawn, fp32, probabilities
 
-from ..oracle.tree_forms import depths
 from ..problem import Problem
+from ..trace.tree_shape import depths
 from ..verdict import Comparison, Tier
-from ..watch.event_context import EventContext
-from ..watch.row_span import RowSpan
+from ..watch.event_context import EventContext, RowSpan
 from ..watch.rows import row_spans, rows
 from .base import slot_of
 from .sampling_bounds import Row, part

@@ -15,6 +15,7 @@ import torch
 from instep_reference.contract.engine import Admit, Commit, Event, Evict, Forward, Load, Save
 from instep_reference.weights import MoeWeights
 
+from ..allowance import granted
 from ..oracle.expert_routes import Route, scores_of
 from ..oracle.oracle import Oracle
 from ..oracle.recomputation import Recomputation
@@ -24,7 +25,7 @@ from ..watch.event_context import EventContext
 from ..watch.rows import parted, rows
 from .base import slot_of
 from .draws import PICK
-from .judge import Chosen, Ties, granted
+from .judge import Chosen, Ties
 from .propagated import carried, family
 
 

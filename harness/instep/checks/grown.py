@@ -15,10 +15,10 @@ import torch
 from instep_reference.contract.engine import Draft, Drafted
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
-from ..oracle.grown_tree import Growth, grown_of
 from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
+from ..watch.grown_tree import Growth, grown_of
 from .base import exact, slot_of
 from .judge import Chosen, Ties
 from .propagated import carried

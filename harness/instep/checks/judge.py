@@ -13,9 +13,9 @@ import torch
 
 from instep_reference.contract.place import Place
 
+from ..allowance import LUCK, TIES_ALWAYS, TIES_CAP, YARDSTICK_FACTOR, granted
 from ..problem import Problem
 from ..verdict import Comparison, Tier
-from .allowance import LUCK, MARGIN_ERRORS, TIES_ALWAYS, TIES_CAP, YARDSTICK_FACTOR, allowed
 from .measure import Spot, measured
 
 # A tensor of one draw of the rounded run, and the least error that the draw counts as.
@@ -98,11 +98,6 @@ def flips(logits: torch.Tensor, noise: float, rounded: torch.Tensor | None = Non
     error = off.square().mean(-1, keepdim=True).sqrt().clamp_min(torch.finfo(logits.dtype).tiny)
     ahead = torch.special.erfc((logits.amax(-1, keepdim=True) - logits) / (2 * error)) / 2
     return float((ahead.sum(-1) - 1 / 2).clamp(0, 1).nan_to_num().sum())  # 1/2 is the largest logit itself
-
-
-def granted(largest: torch.Tensor, noise: torch.Tensor, stored: torch.dtype, factor: float = 1.0) -> torch.Tensor:
-    """The margin of the truth up to which a choice may differ. largest: the truth's largest absolute logit."""
-    return MARGIN_ERRORS * factor * largest * allowed(noise, stored)
 
 
 @dataclass

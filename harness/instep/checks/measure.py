@@ -14,9 +14,9 @@ import torch
 
 from instep_reference.contract.place import Place
 
+from ..allowance import SCALE_FLOOR, SMALLEST_BLOCK, YARDSTICK_FACTOR, allowed
 from ..problem import Problem
 from ..verdict import Comparison, Tier
-from .allowance import SCALE_FLOOR, SMALLEST_BLOCK, YARDSTICK_FACTOR, allowed
 
 # Components whose heads are separate blocks, and the axis of the heads.
 HEAD_AXIS = {

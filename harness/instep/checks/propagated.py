@@ -21,14 +21,13 @@ import torch
 
 from instep_reference.contract.place import Place
 
+from ..allowance import REDRAWS, TRUTH_ERROR
 from ..player import Side
 from ..problem import Explained
 from ..verdict import Comparison, Skipped, Tier
-from ..watch.event_context import EventContext
-from ..watch.row_span import RowSpan
+from ..watch.event_context import EventContext, RowSpan
 from ..watch.rows import parted, row_spans, rows
 from ..watch.visibility import PROPAGATED
-from .allowance import REDRAWS, TRUTH_ERROR
 from .base import slot_of
 from .judge import Draw, judge
 from .measure import Spot, blocks, relative_error

@@ -18,7 +18,7 @@ import torch
 from instep_reference.acceptance import draws
 from instep_reference.sampling import Drawing, fp32, probabilities
 
-from .allowance import SCORE_ULPS, sums_error
+from ..allowance import SCORE_ULPS, sums_error
 
 FARTHEST = 2.0**20  # multiple of the allowance beyond which a token counts as impossible
 HALVINGS = 10

@@ -13,8 +13,8 @@ from dataclasses import replace
 from instep_reference.contract.engine import Draft
 from instep_reference.draft.growing import Growing
 
-from ..oracle.grown_tree import Said, grown_of
 from ..watch.event_context import EventContext
+from ..watch.grown_tree import Said, grown_of
 
 Tree = tuple[list[int], list[int]]  # tokens and parents of drafts
 TOLD = 3  # mistakes that are printed if several fit equally well

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..oracle.grown_tree import Growth
-from .allowance import log_prob_error
-from .judge import granted
+from ..allowance import granted, log_prob_error
+from ..watch.grown_tree import Growth
 
 Path = tuple[int, ...]  # tokens from the root's child on
 

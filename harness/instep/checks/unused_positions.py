@@ -15,10 +15,9 @@ from instep_reference.contract.meaning import Positions
 
 from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
-from ..watch.event_context import EventContext
+from ..watch.event_context import EventContext, RowSpan
 from ..watch.memory import Looked
 from ..watch.pool_addresses import stands
-from ..watch.row_span import RowSpan
 from ..watch.rows import row_spans
 
 Writes = dict[int, set[int] | None]  # unit -> positions; None means any one position, which the engine chooses

@@ -12,11 +12,11 @@ import torch
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place import Place
 
+from ..allowance import NEAR
 from ..problem import WrongContent
 from ..watch.carried_facts import last_forward
 from ..watch.event_context import EventContext, branching
 from ..watch.rows import row_spans, rows
-from .allowance import NEAR
 from .base import counted, held
 from .branches import beside
 

@@ -19,7 +19,7 @@ from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.engine import Admit, Finish, Forward, RequestState, Row
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
-from ..checks.allowance import REDRAWS, TRUTH_ERROR
+from ..allowance import REDRAWS, TRUTH_ERROR
 from ..checks.decisions import drawn_choices
 from ..checks.judge import Draw, Ties, chosen, judge
 from ..checks.measure import Spot, blocks, relative_error

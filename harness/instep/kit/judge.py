@@ -1,6 +1,6 @@
 """Compare one op on one case with the reference: results, memory, and every byte that the op must not change.
 
-Rows and memory are held as T2 holds an op from its own inputs: e_x <= 3 e_r + 4 ulp (`checks/allowance.py`). Ops that
+Rows and memory are held as T2 holds an op from its own inputs: e_x <= 3 e_r + 4 ulp (`allowance.py`). Ops that
 move bits or count have one right answer. Leaves out: the cases (`cases/`), and whole models (`runs.py`).
 """
 
@@ -24,7 +24,7 @@ from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place, unseen
 from instep_reference.weights import Weights
 
-from ..checks.allowance import log_prob_error
+from ..allowance import log_prob_error
 from ..checks.measure import Spot, granted_error, measured
 from ..oracle.chunked_yardstick import CHUNKS
 from ..oracle.declared_products import Operands, in_chunks
@@ -45,7 +45,7 @@ from .naming import Launched, Observed, named
 
 Tensor = torch.Tensor
 KIND = "launch"  # the kind of event that a case is
-WAVERS = ("attend", "moe")  # ops whose result may depend on the error of one score (`checks/allowance.py`)
+WAVERS = ("attend", "moe")  # ops whose result may depend on the error of one score (`allowance.py`)
 
 
 def judged(

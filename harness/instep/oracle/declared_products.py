@@ -6,7 +6,7 @@ The derivation, which holds for every tier with a yardstick (T2, T2d, T3, and th
     error depends on the numbers and on the formula: a chunk kernel rounds intermediate results (w, u, v_new, the
     state between blocks), and each is the operand of a next product. So there is no bound in closed form. The yardstick
     does the same: it is the reference in fp32 with every operand rounded, for `gdn.chunk` in the published block form
-    (`chunked.recur_by_products`) of the declared block. The factor and the ulps of `checks/allowance.py` stay.
+    (`chunked.recur_by_products`) of the declared block. The factor and the ulps of `allowance.py` stay.
 
     nearest, or cut    bf16 and fp16 operands are converted, to nearest. tf32 operands are often not converted at all:
                        the instruction ignores their lower 13 bits, which cuts them off (PTX ISA, `mma` with .tf32).

@@ -17,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place import Place
 
+from ..allowance import granted
+
 ROUTER = Place("", 0, "router")  # inside the reference alone: the scores of experts
 
 
@@ -57,8 +59,6 @@ class Route:
 
     def ties(self, chosen: torch.Tensor, error: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
         """[T] bool: rows whose `chosen` differs although the scores, off by `error`, hardly decide: T4's margin."""
-        from ..checks.judge import granted  # which imports this package
-
         differs = (chosen != self.chosen()).any(-1)
         return differs & (self.shortfall(chosen) <= granted(self.largest(), error, stored))
 

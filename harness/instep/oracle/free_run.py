@@ -4,7 +4,7 @@ The subject's states cannot be recomputed from its own bits, because their input
 state (the state before, the contribution of each token, the results of known mistakes) are the truth's own. The errors
 of a correct engine are then those of whole runs: the yardsticks are the states of the rounded run, which is drawn again
 before anything is reported, as in T3. A declared rounding is stochastic in these draws, and then there are more of
-them: `checks/allowance.py` derives the value of 16 such draws.
+them: `allowance.py` derives the value of 16 such draws.
 Leaves out: the comparison (`checks/directed.py`).
 """
 

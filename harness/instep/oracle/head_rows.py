@@ -14,10 +14,9 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, Se
 from instep_reference.norms import rms_norm
 from instep_reference.weights import Weights
 
-from ..watch.event_context import EventContext
-from ..watch.row_span import RowSpan
+from ..watch.event_context import EventContext, RowSpan
+from ..watch.grown_tree import step_of
 from ..watch.rows import row_spans, rows
-from .grown_tree import step_of
 from .layer_work import Work, draft_of
 
 

@@ -18,7 +18,8 @@ from instep_reference.gdn import GdnMemory
 from instep_reference.norms import rms_norm
 from instep_reference.weights import DraftWeights, GdnWeights, Weights
 
-from .tree_forms import depths, forms
+from ..trace.tree_shape import depths
+from .tree_forms import forms
 
 # A piece of the reference: from weights in some width it computes its places, and returns its final state, if any.
 Work = Callable[[Weights, See], torch.Tensor | None]

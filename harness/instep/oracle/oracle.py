@@ -26,13 +26,13 @@ from instep_reference.gdn import GdnMemory
 from instep_reference.norms import rms_norm
 from instep_reference.weights import Weights
 
+from ..trace.tree_shape import lines
 from ..verdict import Skipped
-from ..watch.event_context import EventContext
-from ..watch.row_span import RowSpan
+from ..watch.event_context import EventContext, RowSpan
+from ..watch.grown_tree import head_tree
 from ..watch.rows import paths, row_spans, rows
 from .declared_products import NONE
 from .folding import Folding, PreviousStep, Run, Runs
-from .grown_tree import head_tree
 from .head_rows import of_node, reading, row_of_parent, wrong_rows
 from .layer_work import LayerWork, Work, draft_of, to_state
 from .miscounted_states import handed_over
@@ -41,7 +41,6 @@ from .recomputation import REMEMBERED, Recomputation, Runner, only
 from .recomputation_cache import Remembering
 from .reference_weights import weights_of
 from .storage import entries
-from .tree_forms import lines
 
 
 class Oracle:

@@ -16,9 +16,8 @@ import torch
 from instep_reference.contract.place import Place
 from instep_reference.weights import Weights
 
-from ..watch.event_context import EventContext
+from ..watch.event_context import EventContext, RowSpan
 from ..watch.required_rows import due
-from ..watch.row_span import RowSpan
 from ..watch.rows import rows
 from .folding import Run
 from .recomputation import Recomputation, settled, true

@@ -19,7 +19,7 @@ from instep_reference.contract.rounding import Blocked, Product, Storage
 from instep_reference.weights import Weights
 
 from ..player import Side
-from ..watch.row_span import RowSpan
+from ..watch.event_context import RowSpan
 from .chunked_yardstick import in_chunks, must_be_one_rule
 from .declared_products import CUTS, FOLDED, InChunks, Operands, Squares
 from .expert_routes import ROUTER, Routes
@@ -36,7 +36,7 @@ Store = Callable[[str, torch.Tensor], torch.Tensor]  # writes a component to sto
 DRAWS, FEWEST_DRAWS, ROWS_SAMPLED = 16, 4, 64
 MOST_EXPERTS = 16  # up to this number all run, with draws as one axis; with more, one draw after another
 # Results of ops that round once, with operands no narrower than declared: draws from own inputs show them before that
-# rounding (`checks/allowance.py`).
+# rounding (`allowance.py`).
 ROUNDED_ONCE = ("core",)
 WAVERS = ("attended",)  # a piece with this place depends on the error of one score
 KEPT = (*FOLDED, "update")  # of a token: the inputs of the delta rule, and its update

@@ -20,8 +20,7 @@ from instep_reference.contract.rounding import Product, Storage
 from instep_reference.weights import Weights
 
 from ..verdict import Skipped
-from ..watch.event_context import EventContext
-from ..watch.row_span import RowSpan
+from ..watch.event_context import EventContext, RowSpan
 from ..watch.rows import rows
 from .declared_products import NONE
 from .folding import PreviousStep

@@ -15,6 +15,8 @@ import torch
 from instep_reference.gdn import Recurred, recur
 from instep_reference.trunk import Forms
 
+from ..trace.tree_shape import lines
+
 
 def forms(parents: Sequence[int]) -> Forms:
     """For `trunk.layer`. parents: of each node, -1 for the root; the memory before the window is the layer's."""
@@ -23,22 +25,6 @@ def forms(parents: Sequence[int]) -> Forms:
         "gdn": {"rule": partial(recur_tree, tree), "conv": partial(conv_tree, tree)},
         "attention": {"read": partial(read_tree, tree)},
     }
-
-
-def depths(parents: Sequence[int]) -> list[int]:
-    """The depth of each node, 0 for the root."""
-    found: list[int] = []
-    for parent in parents:
-        found.append(found[parent] + 1 if parent >= 0 else 0)
-    return found
-
-
-def lines(parents: Sequence[int]) -> list[list[int]]:
-    """The path to each node, root first, itself last."""
-    found: list[list[int]] = []
-    for node, parent in enumerate(parents):
-        found.append([*(found[parent] if parent >= 0 else ()), node])
-    return found
 
 
 def recur_tree(

@@ -20,7 +20,7 @@ import msgspec
 from instep_optimized.ops.address import is_file, split
 
 from ..adapters import OURS, address
-from ..audit.recording import META
+from ..trace.file import RECORDING
 from .command import near
 from .machine import installed
 from .result import Result, legible, runs_of
@@ -83,7 +83,7 @@ def _line(finding: Mapping[str, Any], given: Path) -> int:
     event, kind = int(finding["event"]), finding.get("kind")
     if kind in ("line", "recording"):
         return max(event, 1)
-    return event + 1 + (0 if (given.parent / META).is_file() else HEAD)
+    return event + 1 + (0 if (given.parent / RECORDING).is_file() else HEAD)
 
 
 def defined(source: Path, name: str) -> int:

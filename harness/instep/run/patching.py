@@ -24,9 +24,8 @@ from ..oracle.layer_work import Work
 from ..oracle.oracle import Oracle
 from ..oracle.recomputation import Recomputation
 from ..verdict import Comparison
-from ..watch.event_context import EventContext
+from ..watch.event_context import EventContext, RowSpan
 from ..watch.required_rows import due
-from ..watch.row_span import RowSpan
 from ..watch.rows import rows
 from .variant import Patch, in_memory, spelled
 

@@ -24,8 +24,8 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import kind_of
 
+from ..allowance import DITHERED, REDRAWS
 from ..checks import Check, for_free_runs, for_labels, for_numbers
-from ..checks.allowance import DITHERED, REDRAWS
 from ..oracle.free_run import FreeOracle
 from ..setting import WIDTHS, Setting, moves_labels
 from ..subject.declared_rounding import NOTHING, Declared

@@ -7,16 +7,14 @@ as if all drafts in flight were accepted. Leaves out: how an engine uses the dra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from instep_reference.contract.drafters import EXTERNAL, MODES
 from instep_reference.contract.errors import BadInput
 
 from ..adapters import named
+from ..trace.driver import Propose
 from ..trace.ngram_tree import followers
-
-# (all tokens of a request, its root last; number of drafts) -> that number of drafts, or none to decode without drafts
-Propose = Callable[[Sequence[int], int], Sequence[int]]
 
 GROUP = "instep.proposers"  # entry point group of proposers in other packages
 LONGEST = 3  # tokens that are looked up; if they did not occur before, two are

@@ -9,11 +9,11 @@ Leaves out: which event is legal (`event_rules.py`), and the choices (the engine
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import torch
 from msgspec.structs import replace
@@ -30,8 +30,8 @@ from .ngram_tree import picks
 from .policy import Arrival, Policy, ScheduledAction
 from .request_table import Standing
 
-if TYPE_CHECKING:
-    from ..subject.proposers import Propose
+# (all tokens of a request, its root last; number of drafts) -> that number of drafts, or none to decode without drafts
+Propose = Callable[[Sequence[int], int], Sequence[int]]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ Between a verify and its commit nothing else runs. Leaves out: choices (`driver.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NoReturn, get_args
 
 from instep_reference.contract import engine as e
@@ -21,7 +22,6 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import ANYWHERE, FACTS, ROW_FACTS, Phase, facts, kind_of, named
 from instep_reference.contract.sampling import UNIFORM
 
-from . import kept_rules
 from .file import Trace
 from .header import Header
 from .request_table import RequestTable, Standing
@@ -227,7 +227,7 @@ def _forward(rules: EventRules, event: e.Forward, choices: bool) -> None:
     rules._distinct("rows", tuple(row.request for row in event.rows))
     for index, row in enumerate(event.rows):
         _row(rules, row, f"rows[{index}]", choices)
-    kept_rules.new_names(rules, [row.track for row in event.rows if row.track], "rows")
+    _new_names(rules, [row.track for row in event.rows if row.track], "rows")
     total = sum(_width(rules, row) for row in event.rows)
     if total > rules.table.capacity.max_tokens:
         rules._no("rows", f"{total} tokens", f"at most max_tokens = {rules.table.capacity.max_tokens}")
@@ -293,7 +293,7 @@ def _commit(rules: EventRules, event: e.Commit, choices: bool) -> None:
     flying = rules.table.in_phase(Phase.VERIFIED)
     if set(event.requests) != set(flying):
         rules._no("requests", list(event.requests), f"every verified request: {', '.join(flying)}")
-    kept_rules.new_names(rules, [name for name in event.track if name], "track")
+    _new_names(rules, [name for name in event.track if name], "track")
     if event.track and (len(event.track) != len(event.requests) or rules.table.capacity.track_interval is None):
         rules._no("track", list(event.track), f"{len(event.requests)} names, and capacity.track_interval in the header")
     if event.accepted is None:
@@ -350,12 +350,87 @@ def _refused(rules: EventRules, event: e.Refused, choices: bool) -> None:
     rules._no("of", f"{kind_of(event.of)}, which may come here", "an event that is refused here")
 
 
+# Saved requests and tracked prefixes, by name, and requests that left their slots
+
+
+def _save(rules: EventRules, event: e.Save, choices: bool) -> None:
+    _new_names(rules, [event.name], "name")
+
+
+def _new_names(rules: EventRules, names: list[str], field: str) -> None:
+    """Names for what is going to be kept."""
+    for name in names:
+        if not name or name in rules.table.saved or names.count(name) > 1:
+            rules._no(field, f'"{name}"', "a name under which nothing is kept")
+    if field != "name":
+        _room(rules, len(names), field)
+
+
+def _room(rules: EventRules, more: int, field: str) -> None:
+    """Refuse the event if the device has no room for `more` further prefixes."""
+    if not rules.table.room_for(more):
+        rules._no(field, f"{len(rules.table.on_device())} prefixes on the device and {more} more",
+                  f"room for them within capacity.tracked = {rules.table.capacity.tracked}")
+
+
+def _moves(rules: EventRules, event: e.Offload | e.Fetch | e.Evict, choices: bool) -> None:
+    """An offload names what is on the device, a fetch what is on the host."""
+    kept, due = rules.table.saved.get(event.name), {e.Offload: False, e.Fetch: True}.get(type(event))
+    if kept is None or due not in (None, kept.aside):
+        where = {None: "", True: " on the host", False: " on the device"}[due]
+        rules._no("name", f'"{event.name}"', f"a name under which something is kept{where}")
+    if isinstance(event, e.Fetch):
+        _room(rules, int(kept.prefix), "fetch")
+
+
+def _moved(rules: EventRules, event: e.Offload | e.Fetch) -> None:
+    kept = rules.table.saved[event.name]
+    rules.table.saved[event.name] = replace(kept, aside=isinstance(event, e.Offload))
+
+
+def _evicted(rules: EventRules, event: e.Evict) -> None:
+    del rules.table.saved[event.name]
+
+
+def _saved(rules: EventRules, event: e.Save) -> None:
+    rules.table.change(event.request, ahead=0)
+    rules.table.saved[event.name] = rules.table.live[event.request]
+
+
+def _load(rules: EventRules, event: e.Load, choices: bool) -> None:
+    kept = rules.table.saved.get(event.name)
+    if kept is None or event.name not in rules.table.loadable(rules.table.live[event.request].prompt):
+        rules._no("name", f'"{event.name}"', "a name under which a request with the same prompt was saved, or a prefix "
+                  "of this one's prompt is tracked, and which is on the device")
+    rules._pages("load", {event.request: kept.length})
+
+
+def _loaded(rules: EventRules, event: e.Load) -> None:
+    kept = rules.table.saved[event.name]
+    rules.table.change(event.request, phase=kept.phase, length=kept.length, root=kept.root, said=kept.said)
+    rules.table.grow([(event.request, kept.length)])
+
+
+def _resume(rules: EventRules, event: e.Resume, choices: bool) -> None:
+    rules._free_slot("resume")
+    rules._pages("resume", {event.request: rules.table.live[event.request].length})
+
+
+def _resumed(rules: EventRules, event: e.Resume) -> None:
+    standing = rules.table.live[event.request]
+    slot = rules.table.free_slot()
+    rules.table.live[event.request] = replace(standing, phase=standing.before or Phase.WAITING, before=None, slot=slot)
+    rules.table.grow([(event.request, standing.length)])
+
+
 # Rules that depend on more than phases. The phases are in the contract's table.
 _RULES: dict[type[e.Event], Callable[[EventRules, Any, bool], None]] = {
     e.Admit: _admit, e.Draft: _draft, e.Forward: _forward, e.Commit: _commit, e.SetNumSteps: _set_num_steps,
-    e.Refused: _refused, **kept_rules.RULES,
+    e.Refused: _refused, e.Save: _save, e.Load: _load, e.Offload: _moves, e.Fetch: _moves, e.Evict: _moves,
+    e.Resume: _resume,
 }
 _ADVANCES: dict[type[e.Event], Callable[[EventRules, Any], None]] = {
     e.Admit: _admitted, e.Draft: _drafted, e.Forward: _ran, e.Commit: _committed, e.SetNumSteps: _steps_set,
-    e.Preempt: _preempted, **kept_rules.ADVANCES,
+    e.Preempt: _preempted, e.Save: _saved, e.Load: _loaded, e.Offload: _moved, e.Fetch: _moved, e.Evict: _evicted,
+    e.Resume: _resumed,
 }

@@ -12,10 +12,10 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.event_facts import kind_of, tracks
 from instep_reference.contract.sampling import Sampling
 
-from ..oracle.tree_forms import depths
 from .event_rules import EventRules
 from .file import Trace
 from .request_table import RequestTable, Standing
+from .tree_shape import depths
 
 Live = dict[str, Standing]
 

@@ -33,6 +33,7 @@ from ..atomic_write import STDOUT, writable, write_atomically
 from .header import SCHEMA, FirstHeader, Header, sound
 
 READERS: Mapping[int, type[Header]] = {1: FirstHeader, SCHEMA: Header}  # schema -> how its first line is read
+RECORDING = "recording.json"  # next to a recording's events (`instep.audit`), which have no header line
 CHECKSUMS = "line_crc32"  # tensor in the safetensors file: int64, one per line before the footer
 
 

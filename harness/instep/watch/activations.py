@@ -1,6 +1,6 @@
 """Copies of the named tensors that a side hands to `see` during one event, joined per place in call order.
 
-Leaves out: which request a row belongs to (`rows.py`).
+Leaves out: which request a row belongs to (`watch/rows.py`).
 """
 
 from __future__ import annotations

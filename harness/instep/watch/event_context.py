@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from instep_reference.contract.copies import Copy
 from instep_reference.contract.engine import Event, Region, RequestState
 from instep_reference.contract.event_facts import kind_of
+from instep_reference.contract.place import AFTER_LAYERS, Place
 from instep_reference.contract.sampling import Sampling
 
 from ..player import Side
 from .event_log import NOTHING, EventLog
 from .memory import Changes
-from .row_span import RowSpan
 from .visibility import WHOLE, Shown
 
 # Rows of a place are packed in batch order. Which requests have rows at a stage, and how many:
@@ -26,6 +27,32 @@ from .visibility import WHOLE, Shown
 #            row per request whose root is known. extend.i: the same, of MTP layer i; if a prompt continues, but
 #            not far enough for the next layer, that layer has a row too
 #   chain.i  draft: one row per request; if the drafter grows trees, one per beam, and logits alone at chain.0
+LOGIT_COMPONENTS = ("logits", "pick")  # components with rows only where logits are needed
+
+
+@dataclass(frozen=True)
+class RowSpan:
+    """One request's rows of a stage: `count` from `begin`, the first of them at position `start`.
+
+    logit_begin, logit_rows: the start and number of its rows among those with logits
+    nodes: for a commit, the window's nodes of the rows, root first; for a draft that grows trees, the index of the
+    head's row, 1 for the first beam of the first step (every one has a separate span)
+    """
+
+    request: str
+    kind: Literal["prefill", "verify", "decode", "commit", "draft"]
+    begin: int
+    count: int
+    start: int
+    logit_begin: int
+    logit_rows: int
+    nodes: tuple[int, ...] = ()
+
+    def at(self, place: Place) -> tuple[int, int]:
+        """The start and number of its rows at a place."""
+        if place.component in LOGIT_COMPONENTS and place.layer == AFTER_LAYERS:
+            return self.logit_begin, self.logit_rows
+        return self.begin, self.count
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from instep_reference.contract.engine import Region
 from instep_reference.contract.place import Place
 
 from ..player import Side
-from .event_context import EventContext
-from .row_span import RowSpan
+from .event_context import EventContext, RowSpan
 from .rows import row_spans
 
 UPDATE = "update"  # the component

@@ -12,10 +12,9 @@ import torch
 from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Load, Path
 from instep_reference.contract.place import AFTER_LAYERS, Place, draft_stage
 
-from ..oracle.grown_tree import grown_of
 from ..player import Side
-from .event_context import EventContext
-from .row_span import RowSpan
+from .event_context import EventContext, RowSpan
+from .grown_tree import grown_of
 
 
 def row_spans(context: EventContext, stage: str) -> list[RowSpan]:

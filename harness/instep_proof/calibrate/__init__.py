@@ -1,6 +1,6 @@
 """Calibration: do correct engines stay within the allowances, and which errors stay unseen? `instep calibrate`.
 
-Leaves out: choosing constants. They are derived in `checks/allowance.py`; here they are confirmed or refuted.
+Leaves out: choosing constants. They are derived in `allowance.py`; here they are confirmed or refuted.
 """
 
 from __future__ import annotations

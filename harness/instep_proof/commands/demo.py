@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ..faults.fault import Edit, Wrap
+    from ..faults.catalogue.fault import Edit, Wrap
 
 FAULT = "stale-tile"
 NEXT = (
@@ -41,7 +41,7 @@ def demo(
     from instep.report.tables import say
     from instep_reference.contract.errors import BadInput
 
-    from ..faults import TRACES, by_id
+    from ..faults.catalogue import TRACES, by_id
     from ..faults.plant import planted, run
 
     found = by_id().get(fault)
@@ -87,7 +87,7 @@ def _again(command: str, keep: Path | None) -> list[str]:
 
 def _told(edit: Edit | Wrap) -> list[str]:
     """An edit as a diff: the old lines, the new lines."""
-    from ..faults.fault import Edit
+    from ..faults.catalogue.fault import Edit
 
     if isinstance(edit, Edit):
         gone, come = edit.old, edit.new

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from msgspec import UnsetType
     from rich.console import Console
 
-    from ..faults.fault import Fault
+    from ..faults.catalogue.fault import Fault
     from ..faults.judge import Result
 
 
@@ -90,7 +90,7 @@ def _chosen(names: list[str] | None, families: list[str] | None, ops: list[str] 
     """The chosen faults in the catalogue's order."""
     from instep_reference.contract.errors import BadInput
 
-    from ..faults import FAMILIES, by_id
+    from ..faults.catalogue import FAMILIES, by_id
 
     known = by_id()
     op_sets = sorted({fault.how.ops for fault in known.values()})
@@ -139,7 +139,7 @@ def _part(chosen: list[Fault], part: str) -> list[Fault]:
 def _traces_here() -> None:
     from instep_reference.contract.errors import BadInput
 
-    from ..faults import TRACES
+    from ..faults.catalogue import TRACES
 
     if not TRACES.is_dir():
         raise BadInput(str(TRACES), found="no such folder", expected="the traces of the faults, which come with instep")
@@ -179,8 +179,8 @@ def _run(
 
     from instep.cli.progress import progress
 
-    from ..faults import TRACES
     from ..faults.campaign import campaign
+    from ..faults.catalogue import TRACES
     from ..faults.forks import warm
     from ..faults.retrace import retraced
 

@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 from instep.setting import Setting
 
 from . import plant
-from .fault import Fault, speaking
+from .catalogue.fault import Fault, speaking
 from .judge import Judged, Result, Session, judge
 from .runs import Arm, Said, both, related, replayed, spoken
 

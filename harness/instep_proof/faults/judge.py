@@ -19,7 +19,7 @@ from instep.checks.grown import Grown
 from instep.report.session import Session as Called
 from instep.verdict import Exit, Tier
 
-from .fault import Fault
+from .catalogue.fault import Fault
 from .runs import Arm, Said
 
 TIERS = [tier.value for tier in Tier]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from . import FAMILIES
+from .catalogue import FAMILIES
 from .judge import TIERS, Judged, Result
 
 FAMILY_OF = {fault.id: family for family, faults in FAMILIES.items() for fault in faults}

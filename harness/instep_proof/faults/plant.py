@@ -11,20 +11,29 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from .fault import Edit, Wrap
+from .catalogue.fault import Edit, Wrap
 from .syntax_edit import replaced
 from .wrapping import wrapped
 
-if TYPE_CHECKING:
-    from .forks import Forks
+
+class Runs(Protocol):
+    """Makes the processes of runs: `forks.Forks`. spent: processor seconds of the runs that have ended."""
+
+    spent: float
+
+    def run(
+        self, words: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str]: ...
+
 
 PACKAGES = ("instep_reference", "instep_optimized", "instep")  # may have edits; a result has their digests
 COPIED = (*PACKAGES, "instep_proof")  # runs of faults are in the last one
 TIMEOUT_S = 300.0
-forks: Forks | None = None  # makes the processes of runs (`forks.warm`); None: each is a new Python
+forks: Runs | None = None  # makes the processes of runs (`forks.warm`); None: each is a new Python
 
 
 def source(package: str) -> Path:

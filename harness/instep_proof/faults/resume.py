@@ -17,7 +17,7 @@ from instep.setting import Setting
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
 
-from .fault import Fault
+from .catalogue.fault import Fault
 from .judge import Heard, Judged, Result, Session
 from .matrix import FAMILY_OF
 from .runs import Arm

@@ -12,7 +12,7 @@ from copy import deepcopy
 
 from instep_reference.contract.errors import BadInput
 
-from .fault import Wrap
+from .catalogue.fault import Wrap
 from .syntax_edit import indented, spliced_text
 from .syntax_search import body_of, parsed, start
 

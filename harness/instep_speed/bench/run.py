@@ -141,21 +141,21 @@ class Bench:
 
 
 Told = Callable[[str, int, int | None], None]
+# Reads the file of an earlier call: its rows, its sessions, and the number of missing cells by kind.
+Begun = Callable[[Path, Asked], tuple[list[Row], list[Session], dict[str, int]]]
 
 
 def bench(
-    asked: Asked, keep: Path | None = None, goes_on: bool = False, told: Told = lambda what, done, of: None,
+    asked: Asked, keep: Path | None = None, goes_on: Begun | None = None, told: Told = lambda what, done, of: None,
 ) -> Bench:
-    """Run the benchmark. keep: a file that is written after every cell; goes_on: read it first and resume."""
+    """Run the benchmark. keep: a file that is written after every cell; goes_on: reads it first, to resume."""
     device = torch.device(asked.device)
     torch.manual_seed(SEED)
     ground = Ground(device, asked.dtype, asked.sets, UNKNOWN, _past(device), bool(asked.peers))
     grid, unlike = _grid(ground, asked)  # refuse bad requests before measuring
     found = Bench(asked, UNKNOWN)
-    if goes_on and keep is not None and keep.exists():
-        from .resume import going_on  # imports this module
-
-        found.rows, found.sessions, found.left = going_on(keep, asked)
+    if goes_on is not None and keep is not None and keep.exists():
+        found.rows, found.sessions, found.left = goes_on(keep, asked)
     told("measuring the machine", 0, None)
     found.rates = rates(device, asked.dtype)
     ground = replace(ground, rates=found.rates)

@@ -59,6 +59,7 @@ def bench(
     from instep_reference.contract.errors import BadInput
 
     from ..bench import plots as pictures
+    from ..bench.resume import going_on
     from ..bench.run import Asked
     from ..bench.run import bench as run
 
@@ -84,8 +85,9 @@ def bench(
     )
     if plots is not None:
         pictures.ready(plots, asked.kinds, json, html)
+    keep, goes_on = json if json is not None and is_replaced(json) else None, going_on if grid == "full" else None
     with progress("bench") as told:
-        found = run(asked, json if json is not None and is_replaced(json) else None, grid == "full", told)
+        found = run(asked, keep, goes_on, told)
     _finish(found, json, plots, html)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from instep.checks.allowance import TRUTH_ERROR
+from instep.allowance import TRUTH_ERROR
 from instep.checks.judge import judge
 from instep.checks.measure import Spot, blocks, relative_error
 from instep.problem import Problem

@@ -19,8 +19,6 @@ from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.event_facts import kind_of
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
-from ...oracle.grown_tree import head_tree
-from ...oracle.tree_forms import lines
 from ...player import Player
 from ...run.failures import VERBS
 from ...run.lockstep import expect
@@ -29,11 +27,12 @@ from ...subject.engines.derived import DerivedEngine
 from ...subject.guard import SubjectFailed, calling
 from ...trace.event_rules import EventRules
 from ...trace.header import Header
-from ...watch.event_context import EventContext
+from ...trace.tree_shape import lines
+from ...watch.event_context import EventContext, RowSpan
+from ...watch.grown_tree import head_tree
 from ...watch.host_copies import on_host
 from ...watch.memory import UNWATCHED
 from ...watch.required_rows import UPDATE
-from ...watch.row_span import RowSpan
 from ...watch.rows import row_spans
 from ...watch.visibility import WHOLE, Shown
 from .timeline import RewrittenTrace

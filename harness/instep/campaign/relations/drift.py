@@ -10,7 +10,7 @@ import torch
 
 from instep_reference.contract.place import Place
 
-from ...checks.allowance import allowed
+from ...allowance import allowed
 from ...problem import Problem
 from ...verdict import Comparison, Skipped, Tier
 from .base import Case, Relation, Results

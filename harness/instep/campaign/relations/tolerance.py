@@ -1,6 +1,6 @@
 """Compare two records whose bits may differ, with the allowance for the difference of two correct runs.
 
-Leaves out: records that must have equal bits (`compare.py`), and all other constants (`checks/allowance.py`).
+Leaves out: records that must have equal bits (`compare.py`), and all other constants (`allowance.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...checks.allowance import TRUTH_ERROR
+from ...allowance import TRUTH_ERROR
 from ...checks.judge import Ties, chosen, judge
 from ...checks.measure import Spot, blocks, relative_error
 from ...problem import Problem

@@ -17,10 +17,10 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import named
 
-from ...oracle.tree_forms import depths
 from ...trace.event_rules import EventRules
 from ...trace.file import Trace
 from ...trace.header import Model
+from ...trace.tree_shape import depths
 from .checkpoint import config, stream_checkpoint
 from .stamps import MOST_POSITIONS, Stamp
 

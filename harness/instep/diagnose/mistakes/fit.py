@@ -16,7 +16,7 @@ import torch
 
 from instep_reference.contract.place import Place
 
-from ...checks.allowance import COLUMNS, NEAR, SCALE_FLOOR
+from ...allowance import COLUMNS, NEAR, SCALE_FLOOR
 from ...checks.base import listed
 from ...checks.measure import HEAD_AXIS, blocks, granted_error
 from ...oracle.storage import before_rounding

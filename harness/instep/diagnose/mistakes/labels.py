@@ -18,7 +18,7 @@ from instep_reference.contract.place import Place
 from instep_reference.mixing import MASK, mix
 
 from ...checks.labels import folded
-from ...watch.row_span import RowSpan
+from ...watch.event_context import RowSpan
 from ...watch.rows import row_spans, rows
 from .case import Case, Explanation
 

@@ -12,7 +12,7 @@ import torch
 from instep_reference.attention import rotate
 
 from ...oracle.layer_work import LayerWork
-from ...oracle.tree_forms import depths
+from ...trace.tree_shape import depths
 from .case import Case, Explanation
 
 BACKWARDS = ("mixed", "core", "update", "attended")

@@ -15,7 +15,7 @@ from instep_reference.attention import AttentionMemory
 from instep_reference.contract.engine import RequestState
 from instep_reference.gdn import GdnMemory
 
-from ...checks.allowance import NEAR
+from ...allowance import NEAR
 from ...oracle.layer_work import LayerWork
 from .case import STANDS, Case, Explanation
 

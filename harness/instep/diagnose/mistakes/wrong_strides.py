@@ -15,7 +15,7 @@ from instep_reference.contract.engine import Commit
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from instep_reference.norms import rms_norm
 
-from ...watch.row_span import RowSpan
+from ...watch.event_context import RowSpan
 from ...watch.rows import row_spans
 from .case import Case, Explanation
 from .wrong_rows import SHOWN, distance

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ...checks.allowance import NEAR
+from ...allowance import NEAR
 from ...checks.bytes import PROPOSED
 from .case import Case, Explanation
 from .wrong_rows import permuted

@@ -1,4 +1,67 @@
-"""One file per family of faults, each a tuple FAULTS and nothing else.
+"""The catalogue of planted faults: one file per family, each a tuple FAULTS, and one line per family in FAMILIES.
 
-Leaves out: what a fault is (`instep_proof/faults/fault.py`).
+Leaves out: what a fault is (`instep_proof/faults/catalogue/fault.py`), and classes of faults in features that do not
+exist.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from instep.bundled import fixtures
+
+from . import (
+    answers,
+    chunks,
+    dispatch,
+    draft,
+    drafters,
+    experts,
+    graph,
+    neighbours,
+    norms,
+    numerics,
+    others,
+    paths,
+    prefixes,
+    rings,
+    rollback,
+    sampling,
+    scheduling,
+    slots,
+    storage,
+    tiers,
+    trees,
+)
+from .fault import Fault
+
+FAMILIES: Mapping[str, tuple[Fault, ...]] = {
+    "rollback": rollback.FAULTS,
+    "rings": rings.FAULTS,
+    "dispatch": dispatch.FAULTS,
+    "graph": graph.FAULTS,
+    "slots": slots.FAULTS,
+    "chunks": chunks.FAULTS,
+    "scheduling": scheduling.FAULTS,
+    "draft": draft.FAULTS,
+    "drafters": drafters.FAULTS,
+    "numerics": numerics.FAULTS,
+    "norms": norms.FAULTS,
+    "paths": paths.FAULTS,
+    "storage": storage.FAULTS,
+    "neighbours": neighbours.FAULTS,
+    "answers": answers.FAULTS,
+    "sampling": sampling.FAULTS,
+    "prefixes": prefixes.FAULTS,
+    "tiers": tiers.FAULTS,
+    "trees": trees.FAULTS,
+    "experts": experts.FAULTS,
+    "others": others.FAULTS,
+}
+
+TRACES = fixtures() / "traces" / "faults"
+
+
+def by_id() -> dict[str, Fault]:
+    """Map every fault's name to the fault."""
+    return {fault.id: fault for faults in FAMILIES.values() for fault in faults}

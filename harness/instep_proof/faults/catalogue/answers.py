@@ -8,7 +8,7 @@ from __future__ import annotations
 from instep.setting import Setting
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
-from ..fault import Edit, Fault
+from .fault import Edit, Fault
 
 ENGINE = "instep_optimized/engine.py"
 NOWHERE = Place("trunk", STAGE_LEVEL, "length")  # answers and copies belong to no layer

@@ -8,7 +8,7 @@ from __future__ import annotations
 from instep.setting import Setting
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
-from ..fault import Edit, Fault
+from .fault import Edit, Fault
 
 CONV, GDN, LANES = (f"instep_optimized/ops/plain/{name}.py" for name in ("conv", "gdn", "lanes"))
 CHUNK, RERUN = "instep_optimized/kernels/prompts/chunk.py", "instep_optimized/commit/rerun.py"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from instep.setting import Setting
 from instep_reference.contract.place import Place
 
-from ..fault import Edit, Fault, Wrap
+from .fault import Edit, Fault, Wrap
 
 BATCH = "instep_optimized/batch.py"
 MIXED = Place("trunk", 0, "mixed")  # the conv is the first op that gets the kinds of rows

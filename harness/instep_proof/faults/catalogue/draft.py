@@ -8,7 +8,7 @@ from __future__ import annotations
 from instep.setting import Setting
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
-from ..fault import Edit, Fault, Wrap
+from .fault import Edit, Fault, Wrap
 
 EAGLE, EXTEND, MTP = (f"instep_optimized/draft/{name}.py" for name in ("eagle", "extend", "mtp"))
 ROUND, MIXED = "instep_optimized/round.py", "instep_optimized/mixed.py"

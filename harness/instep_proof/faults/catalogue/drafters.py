@@ -8,7 +8,7 @@ from __future__ import annotations
 from instep.setting import Setting
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
-from ..fault import Edit, Fault
+from .fault import Edit, Fault
 
 EAGLE, MTP, VANILLA = (f"instep_optimized/draft/{name}.py" for name in ("eagle", "mtp", "vanilla"))
 ENGINE, ROUND, SAVED = (f"instep_optimized/{name}.py" for name in ("engine", "round", "memory/saved"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from instep.setting import Setting
 from instep_reference.contract.place import Place
 
-from ..fault import Edit, Fault
+from .fault import Edit, Fault
 
 MLP, KERNEL = "instep_optimized/ops/plain/mlp.py", "instep_optimized/kernels/products/moe.py"
 CHOSEN = "    share, chosen = ranked.values[:, :top_k], ranked.indices[:, :top_k]\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from instep.setting import Setting
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
-from ..fault import Edit, Fault, Wrap
+from .fault import Edit, Fault, Wrap
 
 RUNNER, ENGINE = "instep_optimized/graphs/runner.py", "instep_optimized/engine.py"
 ROUND, MOVE = "instep_optimized/round.py", "instep_optimized/ops/plain/move.py"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from instep.setting import Setting
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
-from ..fault import Edit, Fault
+from .fault import Edit, Fault
 
 CONV, GDN, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("conv", "gdn", "attend"))
 CORE, STATE, MIXED, GATED = (Place("trunk", 0, component) for component in ("core", "state", "mixed", "gated"))

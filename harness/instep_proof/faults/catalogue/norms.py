@@ -8,7 +8,7 @@ from __future__ import annotations
 from instep.setting import Setting
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
-from ..fault import Edit, Fault
+from .fault import Edit, Fault
 
 GDN, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "attend"))
 GATED = Place("trunk", 0, "gated")

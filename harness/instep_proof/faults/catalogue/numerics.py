@@ -8,7 +8,7 @@ from __future__ import annotations
 from instep.setting import Setting
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
-from ..fault import Edit, Fault, Wrap
+from .fault import Edit, Fault, Wrap
 
 GDN, ROWS, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "rows", "attend"))
 BUDGET = "instep_optimized/memory/budget.py"

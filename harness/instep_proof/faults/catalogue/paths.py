@@ -8,7 +8,7 @@ from __future__ import annotations
 from instep.setting import Setting
 from instep_reference.contract.place import Place
 
-from ..fault import Edit, Fault
+from .fault import Edit, Fault
 
 ROUND, GDN = "instep_optimized/round.py", "instep_optimized/ops/plain/gdn.py"
 VERIFY = "        batch = windows(ops, self.model.memory, inputs.who(), tokens, \"verify\", width, nodes=nodes)\n"

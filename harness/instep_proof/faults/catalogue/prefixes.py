@@ -8,7 +8,7 @@ from __future__ import annotations
 from instep.setting import Setting
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
-from ..fault import Edit, Fault
+from .fault import Edit, Fault
 
 PREFIXES, SAVED, ENGINE = (f"instep_optimized/{name}.py" for name in ("prefixes", "memory/saved", "engine"))
 PAIR, RERUN = (f"instep_optimized/commit/{name}.py" for name in ("pair", "rerun"))

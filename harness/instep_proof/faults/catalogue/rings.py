@@ -8,7 +8,7 @@ from __future__ import annotations
 from instep.setting import Setting
 from instep_reference.contract.place import Place
 
-from ..fault import Edit, Fault
+from .fault import Edit, Fault
 
 RING, GDN = "instep_optimized/ops/plain/ring.py", "instep_optimized/ops/plain/gdn.py"
 KERNEL, LEDGER = "instep_optimized/kernels/windows/window.py", "instep_optimized/ops/ledger.py"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from instep.setting import Setting
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
-from ..fault import Edit, Fault
+from .fault import Edit, Fault
 
 ROUND, PLAIN_GDN = "instep_optimized/round.py", "instep_optimized/ops/plain/gdn.py"
 SNAPSHOT, COLUMNS = "instep_optimized/commit/snapshot.py", "instep_optimized/commit/columns.py"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from instep.setting import Setting
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
-from ..fault import Edit, Fault, Wrap
+from .fault import Edit, Fault, Wrap
 
 DRAW, UNITS = "instep_optimized/ops/plain/draw.py", "instep_optimized/sampling.py"
 ENGINE, RUNNER = "instep_optimized/engine.py", "instep_optimized/graphs/runner.py"

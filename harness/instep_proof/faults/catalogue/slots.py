@@ -8,7 +8,7 @@ from __future__ import annotations
 from instep.setting import Setting
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
-from ..fault import Edit, Fault
+from .fault import Edit, Fault
 
 SNAPSHOT, COLUMNS = "instep_optimized/commit/snapshot.py", "instep_optimized/commit/columns.py"
 RERUN, BUDGET = "instep_optimized/commit/rerun.py", "instep_optimized/memory/budget.py"

@@ -11,7 +11,7 @@ from instep.options import FP8
 from instep.setting import Setting
 from instep_reference.contract.place import Place
 
-from ..fault import Edit, Fault
+from .fault import Edit, Fault
 
 TILES, MOVE = "instep_optimized/ops/plain/tiles.py", "instep_optimized/ops/plain/move.py"
 WINDOW = "instep_optimized/kernels/windows/window.py"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from instep.setting import Setting
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
-from ..fault import Edit, Fault
+from .fault import Edit, Fault
 
 ROUND, BATCH, EAGLE = (f"instep_optimized/{name}.py" for name in ("round", "batch", "draft/eagle"))
 CONV, GDN, ATTEND, INDEX, PICK, MOVE, GROW = (

@@ -21,7 +21,7 @@ from instep_reference.contract.rounding import SCALED_KV
 
 from ..base import TO, Arm, At, Cell, Ground, Kind, Size
 from ..expected import off
-from ..peers import arms as peers
+from ..peer_table import arms as peers
 from ..rows import WIDE
 
 HEADS, KV_HEADS, WIDTH, PAGE = 16, 2, 256, 64

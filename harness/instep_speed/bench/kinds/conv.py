@@ -16,7 +16,7 @@ from instep_optimized.ops.plain import PLAIN
 from ..base import TO, Arm, At, Cell, Ground, Kind, Size
 from ..expected import first, off
 from ..grid import BATCHES, HEADS
-from ..peers import arms as peers
+from ..peer_table import arms as peers
 from ..rows import WIDE, channels_of, on, part, redrawn
 
 WIDTH = 4

@@ -15,7 +15,7 @@ from instep_optimized.ops.plain import PLAIN
 
 from ..base import TO, TOO, Arm, At, Cell, Ground, Kind, Size
 from ..grid import batches_and_heads, state_dtype
-from ..peers import arms as peers
+from ..peer_table import arms as peers
 from ..rows import Rows, off_from_plain, on, part, redrawn, states
 
 

@@ -19,7 +19,7 @@ from instep_optimized.ops.plain import PLAIN
 from ..base import SEED, TO, Arm, At, Cell, Ground, Kind, Size
 from ..expected import first, off, same
 from ..grid import batches_and_heads, state_dtype
-from ..peers import arms as peers
+from ..peer_table import arms as peers
 from ..rows import WIDE, Rows, channels_of, like, on, part, redrawn, states
 from .conv import WIDTH
 

@@ -20,7 +20,7 @@ from instep_reference.contract.rounding import Product
 from ..base import TO, Arm, At, Cell, Ground, Kind, Size
 from ..expected import Judged, errors, first, off
 from ..grid import HEADS
-from ..peers import arms as peers
+from ..peer_table import arms as peers
 from ..rows import Blocks, Rows, handed_over, in_blocks, on, part, redrawn, states, true_rows
 
 SEQUENCES = {

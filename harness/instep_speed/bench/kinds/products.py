@@ -19,7 +19,7 @@ from instep_optimized.ops.plain import PLAIN
 
 from ..base import SEED, TO, Arm, At, Cell, Ground, Kind, Size
 from ..expected import off
-from ..peers import arms as peers
+from ..peer_table import arms as peers
 from ..rows import WIDE, alone
 
 Sizes = tuple[int, int, int, int, int, int]  # hidden, MLP, vocabulary, hidden of the experts, their number and width

@@ -34,7 +34,7 @@ from instep_reference.contract.errors import InstepError
 from ..base import TO, TOO, Arm, At, Cell, Ground, Kind, Size
 from ..expected import first, off, same
 from ..grid import WINDOWS, batches_and_heads, state_dtype
-from ..peers import arms as peers
+from ..peer_table import arms as peers
 from ..rows import WIDE, Rows, widened
 
 CHECKED_ROUNDS = 5

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..atomic_write import folder_for, write_atomically
-from ..trace.file import Trace, beside
-from . import outcome_data, terminal
-from .tensors import files, for_a_file
+from ...atomic_write import folder_for, write_atomically
+from ...trace.file import Trace, beside
+from .. import outcome_data, terminal
+from ..tensors import files, for_a_file
 
 if TYPE_CHECKING:
-    from ..run.replay import Outcome
+    from ...run.replay import Outcome
 
 DIGEST = 8  # digits of the digest in the name of a test's folder
 VERDICT, USED, ELEMENTS = "instep_verdict", "instep_used", "instep_elements"
@@ -37,7 +37,7 @@ def properties(outcome: Outcome) -> list[tuple[str, str]]:
 
 def write(outcomes: Sequence[Outcome], trace: Trace, message: str, folder: Path) -> None:
     """Write page, result, message, trace and tensors into the folder."""
-    from .html.replay import page_of
+    from .replay import page_of
 
     for place in (folder, folder / "tensors"):
         folder_for(place, "--instep-out")

@@ -1,6 +1,6 @@
 """The type of a fault: edits of the source, their origin, the trace that shows it, and the expected finding.
 
-Leaves out: planting it (`plant.py`), and which there are (`catalogue/`, one file per family).
+Leaves out: planting it (`instep_proof/faults/plant.py`), and which there are (`catalogue/`, one file per family).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BARE = re.compile("relative error|bytes differ|is wrong|not finite|NaN|unknown|n
 
 @dataclass(frozen=True)
 class Edit:
-    """One piece of syntax in the place of another (`syntax_edit.py`).
+    """One piece of syntax in the place of another (`instep_proof/faults/syntax_edit.py`).
 
     file  inside the copy, package first ("instep_optimized/commit/snapshot.py")
     old   whole statements, one expression, or arguments of a call; however they are formatted, once in that file
@@ -32,7 +32,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Wrap:
-    """A function that is called with other arguments, or whose result is another one (`wrapping.py`).
+    """A function that is called with other arguments, or whose result is changed (`faults/wrapping.py`).
 
     file       as of an edit
     seam       the function's name in that file, with its class where it is a method ("Columns.claim")

@@ -19,8 +19,9 @@ from instep_reference.draft.growing import ROOT, Growing
 from instep_reference.mixing import most_named
 from instep_reference.sampling import most_probable
 
+from ..allowance import log_prob_error
 from ..player import Side
-from ..watch.event_context import EventContext
+from .event_context import EventContext
 
 KEPT = 64  # cached growths: every place of a draft needs them
 Said = list[list[tuple[int, float]]]  # the most probable tokens of each row, with their log-probabilities
@@ -96,8 +97,6 @@ def _apart(growing: Growing, logits: Sequence[torch.Tensor], stored: torch.dtype
     Children of one beam are in the order of their logits. If their scores round to one value, the order is that of
     their numbers, which is the same.
     """
-    from ..checks.allowance import log_prob_error  # `checks` imports this package
-
     eps = torch.finfo(torch.float64 if stored is torch.float64 else torch.float32).eps
     off = [max(log_prob_error(float(row.abs().amax()), len(row), eps) for row in rows) for rows in logits]
     last = [number for number, one in enumerate(growing.candidates) if one.step == len(logits)]

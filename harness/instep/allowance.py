@@ -1,6 +1,6 @@
 """The constants of the tiers T2, T2d, T3 and T4, each with its derivation. None is tuned per run.
 
-Leaves out: how errors are measured (`measure.py`, `directed.py`).
+Leaves out: how errors are measured (`checks/measure.py`, `checks/directed.py`).
 """
 
 from __future__ import annotations
@@ -150,3 +150,8 @@ def log_prob_error(largest: float, vocab: int, eps: float) -> float:
 def allowed(yardstick: Errors, stored: torch.dtype) -> Errors:
     """The allowed error, from the yardstick's error on the same blocks and the subject's storage dtype."""
     return YARDSTICK_FACTOR * yardstick + ULPS * torch.finfo(stored).eps
+
+
+def granted(largest: torch.Tensor, noise: torch.Tensor, stored: torch.dtype, factor: float = 1.0) -> torch.Tensor:
+    """The margin of the truth up to which a choice may differ. largest: the truth's largest absolute logit."""
+    return MARGIN_ERRORS * factor * largest * allowed(noise, stored)
