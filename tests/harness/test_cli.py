@@ -15,14 +15,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from instep.cli import COMMANDS
 from instep.trace.default_policy import EXAMPLE, usual
 from instep.trace.file import Trace, read
 from instep.trace.policy import Policy, read_policy
+from instep_proof.faults.plant import environment, source
 from instep_reference.contract.event_facts import kind_of
 from support.checkpoints import write
 from support.command import complaint
 from support.covering import few
 from support.golden import COUNTED
+from support.process import TOP
 from support.traces import brief, policy, recorded
 
 pytestmark = pytest.mark.slow  # whole commands
@@ -179,3 +182,33 @@ def test_torch_is_loaded_only_when_needed():
     program = "import sys, instep.cli; print(sorted({'torch', 'triton', 'rich.table'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "torch" not in done.stdout and "triton" not in done.stdout
+
+
+WITHOUT = """
+import sys
+sys.path[:] = [place for place in sys.path if not place.endswith("harness")]  # where an editable installation points
+from instep.cli import main
+main()
+"""
+
+
+def test_core_runs_without_the_other_two_packages(short: Trace, tmp_path: Path):
+    for package in ("instep", "instep_optimized", "instep_reference"):
+        (tmp_path / package).symlink_to(source(package))
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        env = environment() | {"PYTHONPATH": str(tmp_path)}
+        command = [sys.executable, "-P", "-c", WITHOUT, *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=tmp_path)
+
+    ran, listing = run("replay", short.path, "--ops", "ledger", "--json", tmp_path / "r.json"), run("--help").stdout
+    assert ran.returncode == 0 and json.loads((tmp_path / "r.json").read_text())["runs"][0]["events"] > 1, ran
+    elsewhere = {name for name, at, _ in COMMANDS if not at.startswith("instep.")}
+    assert elsewhere == {"bench", "calibrate", "demo", "faults", "gate"}
+    assert listing.count("(not installed)") == len(elsewhere)
+    for name in sorted(elsewhere):
+        refused = run(name, "--json", tmp_path / "x.json")
+        package = "instep_speed" if name in ("bench", "gate") else "instep_proof"
+        assert refused.returncode == 2 and f"instep {name}: found no package {package}" in refused.stderr, refused
+    page = run("page", TOP / "fixtures" / "results" / "faults.json", "--html", tmp_path / "p.html")
+    assert page.returncode == 2 and "expected the package instep_proof" in page.stderr, page
