@@ -22,6 +22,7 @@ import pytest
 
 from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
 from instep_proof.faults.catalogue.kinds import KINDS
+from support.drawn import COUNT, drawn
 from support.harmless import HARMLESS
 
 TOP = Path(__file__).resolve().parents[1]
@@ -387,6 +388,12 @@ def test_every_file_opens_with_a_sentence_and_is_short() -> None:
 def test_a_file_that_does_not_is_seen(tmp_path: Path, text: str, sound: bool) -> None:
     (tmp_path / "one.py").write_text(text)
     assert (unsound(tmp_path / "one.py") == "") is sound
+
+
+def test_modules_are_drawn_alike_for_one_seed() -> None:
+    names = {str(path.relative_to(TOP)) for _, path in MODULES if path.name not in ("__init__.py", "__main__.py")}
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert len({*drawn(1)}) == COUNT == 12 and {*drawn(1)} <= names
 
 
 def test_importing_the_harness_and_its_plugin_loads_neither_torch_nor_triton() -> None:

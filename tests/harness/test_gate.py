@@ -131,6 +131,14 @@ def test_a_tree_that_builds_no_engine_is_bad_input(model: Path, tmp_path: Path) 
         run("plain", planted(tmp_path / "planted", broken), model, tmp_path)
 
 
+def test_a_tree_with_other_module_names_is_refused_with_a_remedy(model: Path, tmp_path: Path) -> None:
+    for package in ("instep", "instep_optimized"):
+        (tmp_path / "old" / package).mkdir(parents=True)
+        (tmp_path / "old" / package / "__init__.py").write_text("")
+    with pytest.raises(BadInput, match=r"AFTER .*No module named 'instep\.\w+.*its own instep instead"):
+        run("plain", tmp_path / "old", model, tmp_path)
+
+
 def test_silent_arm_is_ended(model: Path, tmp_path: Path) -> None:
     """For any reason that it does not answer: the gate never waits forever."""
     setting = Question("plain", "plain", model, batch=2, patience_s=0.05)

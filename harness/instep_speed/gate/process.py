@@ -39,7 +39,13 @@ from importlib.util import module_from_spec, spec_from_file_location
 home = {str(GATE)!r}
 spec = spec_from_file_location("instep_speed.gate", home + "/__init__.py", submodule_search_locations=[home])
 sys.modules["instep_speed.gate"] = module_from_spec(spec)
-from instep_speed.gate.worker import main
+try:
+    from instep_speed.gate.worker import main
+except ImportError as error:
+    if not (error.name or "").startswith("instep"):
+        raise
+    sys.exit(f"{{error}}; the tree's instep is of another revision than this gate. In a folder that has only optimized "
+             "and reference of the tree, the gate uses its own instep instead")
 main()
 """
 
