@@ -8,19 +8,16 @@ any run. Leaves out: T2 of other places, T3, T4.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
 
-from instep_optimized.ops.around import around
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
-from instep_reference.contract.place import unseen
 from instep_reference.ledger import LedgerEngine
 
 from ..checks import Check, structure
@@ -28,18 +25,14 @@ from ..checks.bytes import Bytes
 from ..checks.directed import Directed
 from ..checks.identity import Identity
 from ..oracle.state_oracle import StateOracle
-from ..setting import Setting, moves_labels
+from ..setting import Setting
 from ..subject.declared_rounding import declared
-from ..subject.guard import GuardedSubject
 from ..trace.file import Trace
-from ..watch.instrumentation import replays_of
-from ..watch.memory import Watch
 from .history import History
 from .lockstep import Lockstep, Progress, run
-from .participant import Participant, guarded
-from .participants import Participants, Plan, counting, instrumentation_of, lent_copies
+from .participant import Participant
+from .participants import Participants, Plan, build_from_ops, join_sides
 from .replay import Outcome, of_kernels, served
-from .single_engine import engine
 
 SHADOW = {"hidden": 8, "key_heads": 1, "value_heads": 1, "key_dim": 2, "value_dim": 2, "heads": 1, "kv_heads": 1,
           "head_dim": 2, "rotary_dim": 2, "intermediate": 2}  # widths of the shadow, as the ledger only counts rows
@@ -96,26 +89,10 @@ def participants(
     adaptive: AdaptiveFile | None = None, ops: Ops | None = None, batches: tuple[int, ...] | None = None,
 ) -> Participants:
     """Subject and ledger; a rounded run would need a whole reference."""
-    calls, chosen, options = Counter[str](), ops or setting.op_set(), setting.options()
-    handed = lent_copies(Plan(checkpoint, capacity, num_steps, adaptive, setting))
-    instrumentation = instrumentation_of(handed, chosen)
-    counted = around(chosen, unseen, instrumentation.wrapper, counting(calls))
-    with instrumentation.making("the optimized engine"):
-        subject = engine(
-            handed.checkpoint, setting, handed.capacity, num_steps=num_steps, adaptive=handed.adaptive, ops=counted,
-            batches=batches,
-        )
-    shown, replays = GuardedSubject(subject), None if subject.graphs is None else replays_of(subject.graphs)
-    instrumentation.of(shown, poison=options.poison, guarded=options.guarded and not chosen.packed, replays=replays)
-    judged = guarded(setting.ops, subject, labels=moves_labels(chosen), arithmetic=instrumentation,
-                     answered=instrumentation.answered)  # fmt: skip
-    truth = Participant("ledger", ledger(
-        checkpoint.config, num_steps=num_steps, adaptive=adaptive, mode=setting.mode, room=capacity))
-    watch, said = Watch(shown, options.poison), declared(chosen, setting.activation, setting.state, setting.kv)
-    return Participants(
-        judged, truth, None, watch, shown, chosen, calls, instrumentation=instrumentation,
-        overlap=setting.overlap, declared=said,
-    )
+    plan = Plan(checkpoint, capacity, num_steps, adaptive, setting)
+    built = build_from_ops(plan, ops or setting.op_set(), batches=batches)
+    return join_sides(plan, built, Participant("ledger", ledger(
+        checkpoint.config, num_steps=num_steps, adaptive=adaptive, mode=setting.mode, room=capacity)))
 
 
 def checks(checkpoint: Checkpoint, setting: Setting, layers: Collection[int] | None = None) -> Sequence[Check]:

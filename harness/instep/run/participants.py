@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +24,7 @@ from instep_optimized import OptimizedEngine
 from instep_optimized.commit import OURS
 from instep_optimized.ops.around import around
 from instep_optimized.ops.base import Ops
+from instep_optimized.options import Options
 from instep_reference.adaptive import resolve
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
@@ -100,76 +101,118 @@ class Participants:
         return WHOLE if self.engine is None else self.engine.shown()
 
 
+@dataclass(frozen=True)
+class BuiltSubject:
+    """A subject, as its builder returns it.
+
+    declares         declares its rounding: the op set, the maker, or the engine that calls callbacks
+    ops              its op set, None for an engine of the user
+    engine           the engine that calls the user's callbacks, None for other engines
+    instrumentation  the logger; None if the builder adds no observers, or if callbacks show no memory
+    poison           the value of free memory, if it has one
+    calls            how often each op was called
+    """
+
+    subject: Subject
+    declares: Declares
+    ops: Ops | None = None
+    engine: DerivedEngine | None = None
+    instrumentation: Instrumentation | None = None
+    poison: float | None = None
+    calls: Counter[str] = field(default_factory=Counter)
+
+
 def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
     """Build all sides of a plan. variant: changes of the subject."""
-    setting, calls = plan.setting, Counter[str]()
-    found = setting.subject()
-    subject: Subject
-    instrumentation: Instrumentation | None
-    if isinstance(found, Ops):
-        found = swapped(found, variant.swap)
-        subject, instrumentation, poison = _of_an_op_set(plan, found, variant, calls)
-    elif isinstance(found, ByVerbs):
-        subject, instrumentation, poison = *_of_verbs(plan, found, variant), None
-    else:
-        subject, instrumentation, poison = *_of_a_maker(plan, found, variant), None
-    ops, engine = found if isinstance(found, Ops) else None, subject if isinstance(subject, DerivedEngine) else None
-    says: Declares = found if engine is None else engine  # declarations of callbacks exist only after `make`
-    if moves_labels(ops):
-        true, rounded, draw = Participant("truth", LedgerEngine(
-            plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=setting.mode,
+    built = build_subject(plan, variant)
+    if moves_labels(built.ops):
+        return join_sides(plan, built, Participant("truth", LedgerEngine(
+            plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode,
             room=plan.capacity,
-        )), None, None
-    else:
-        true, draw = truth_participant(plan), partial(rounded_participant, plan, says, asked=engine is not None)
-        rounded = rounded_participant(plan, says, 0)
-    shown, patching = GuardedSubject(subject), Patching(variant.patch)
+        )), variant=variant)
+    truth, draw = truth_participant(plan), partial(rounded_participant, plan, built.declares)
+    further = partial(draw, asked=built.engine is not None)
+    return join_sides(plan, built, truth, draw(0), further, variant=variant)
+
+
+def join_sides(
+    plan: Plan, built: BuiltSubject, truth: Participant, rounded: Participant | None = None,
+    draw: Callable[[int], Participant] | None = None, *, variant: Variant = AS_IS,
+) -> Participants:
+    """A built subject with its observers, next to the sides that it is compared with."""
+    log, labels = built.instrumentation, moves_labels(built.ops)
+    shown, patching = GuardedSubject(built.subject), Patching(variant.patch)
     served = guarded(
-        setting.name, subject, labels=moves_labels(ops), arithmetic=instrumentation, first=patching,
-        **({} if instrumentation is None else {"answered": instrumentation.answered}),
+        plan.setting.name, built.subject, labels=labels, arithmetic=log, first=patching,
+        **({} if log is None else {"answered": log.answered}),
     )
-    served.proposes = true.proposes = not moves_labels(ops) and engine is None  # a label is no token of the trace
+    served.proposes = truth.proposes = not labels and built.engine is None  # a label is no token of the trace
     return Participants(
-        served, true, rounded, Watch(shown, poison), shown, ops, calls, draw, patching,
-        instrumentation, engine,
-        ops is not None and setting.overlap, declares(plan, says),
+        served, truth, rounded, Watch(shown, built.poison), shown, built.ops, built.calls, draw, patching, log,
+        built.engine, built.ops is not None and plan.setting.overlap, declares(plan, built.declares),
     )
 
 
-def _of_an_op_set(
-    plan: Plan, ops: Ops, variant: Variant, calls: Counter[str]
-) -> tuple[Subject, Instrumentation, float | None]:
-    """Our engine on these ops, its logger, and the poison of free memory."""
-    handed = lent_copies(plan)
-    options = plan.setting.options(graphs=plan.setting.graphs and not variant.without_graphs, **variant.options)
-    instrumentation = instrumentation_of(handed, ops)
-    counted = around(ops, unseen, instrumentation.wrapper, counting(calls))
-    with calling(MAKES), enough_memory(plan.capacity), instrumentation.making("the optimized engine"):
-        engine = PatchableEngine(
-            handed.checkpoint, counted, options, handed.capacity, num_steps=plan.num_steps, adaptive=handed.adaptive
-        )
-    replays = None if engine.graphs is None else replays_of(engine.graphs)
-    poison = options.poison
-    instrumentation.of(GuardedSubject(engine), poison=poison, guarded=options.guarded and not ops.packed,
-                       replays=replays)  # fmt: skip
-    return engine, instrumentation, poison
+def bare(plan: Plan) -> Subject:
+    """The subject as production runs it, without observers and without wrappers of its ops."""
+    return build_subject(plan, observed=False).subject
 
 
-def _of_a_maker(plan: Plan, maker: Maker, variant: Variant) -> tuple[Subject, Instrumentation]:
-    """An engine of the user and its logger. If drafts come from outside, its model has no draft head."""
-    setting, handed = plan.setting, lent_copies(replace(plan, checkpoint=plan.in_use))
-    _must_be_as_it_is(setting, variant)
-    instrumentation = instrumentation_of(handed, None)
-    with instrumentation.making("the engine"):
+def build_subject(plan: Plan, variant: Variant = AS_IS, *, observed: bool = True) -> BuiltSubject:
+    """The subject of a plan, by the builder of its kind. observed: with loggers and separate configurations."""
+    match plan.setting.subject():
+        case Ops() as ops:
+            return build_from_ops(plan, ops, variant, observed=observed)
+        case ByVerbs() as found:
+            return _build_from_callbacks(plan, found, variant)
+        case maker:
+            return _build_from_maker(plan, maker, variant, observed=observed)
+
+
+def build_from_ops(
+    plan: Plan, ops: Ops, variant: Variant = AS_IS, *, batches: tuple[int, ...] | None = None, observed: bool = True,
+) -> BuiltSubject:
+    """Our engine on these ops. batches: the batch sizes of its graphs."""
+    if not observed:
+        return BuiltSubject(optimized_engine(plan, ops, plan.setting.options(batches=batches)), ops, ops)
+    ops, calls, handed = swapped(ops, variant.swap), Counter[str](), lent_copies(plan)
+    graphs = plan.setting.graphs and not variant.without_graphs
+    options = plan.setting.options(graphs=graphs, batches=batches, **variant.options)
+    log = instrumentation_of(handed, ops)
+    counted = around(ops, unseen, log.wrapper, counting(calls))
+    with log.making("the optimized engine"):
+        engine = optimized_engine(handed, counted, options, PatchableEngine)
+    log.of(GuardedSubject(engine), poison=options.poison, guarded=options.guarded and not ops.packed,
+           replays=None if engine.graphs is None else replays_of(engine.graphs))  # fmt: skip
+    return BuiltSubject(engine, ops, ops, None, log, options.poison, calls)
+
+
+def optimized_engine(
+    plan: Plan, ops: Ops, options: Options, kind: type[OptimizedEngine] = OptimizedEngine
+) -> OptimizedEngine:
+    """Our engine for a plan, without observers."""
+    with calling(MAKES), enough_memory(plan.capacity):
+        return kind(plan.checkpoint, ops, options, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive)
+
+
+def _build_from_maker(plan: Plan, maker: Maker, variant: Variant, *, observed: bool) -> BuiltSubject:
+    """An engine of the user. If drafts come from outside, its model has no draft head."""
+    setting, plan = plan.setting, replace(plan, checkpoint=plan.in_use)
+    if observed:
+        _must_be_as_it_is(setting, variant)
+        plan = lent_copies(plan)
+    log = instrumentation_of(plan, None) if observed else None
+    with nullcontext() if log is None else log.making("the engine"):
         subject = make_subject(
-            maker, handed.checkpoint, handed.capacity, num_steps=plan.num_steps, adaptive=handed.adaptive,
+            maker, plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive,
             device=setting.device, dtype=setting.activation, layout=setting.layout,
         )
-    instrumentation.of(GuardedSubject(subject))
-    return subject, instrumentation
+    if log is not None:
+        log.of(GuardedSubject(subject))
+    return BuiltSubject(subject, maker, instrumentation=log)
 
 
-def _of_verbs(plan: Plan, found: ByVerbs, variant: Variant) -> tuple[DerivedEngine, Instrumentation | None]:
+def _build_from_callbacks(plan: Plan, found: ByVerbs, variant: Variant) -> BuiltSubject:
     """An engine that calls the user's callbacks and serves the contract, and a logger if memory is visible."""
     setting, room = plan.setting, copy(plan.capacity)
     _must_be_as_it_is(setting, variant)
@@ -184,12 +227,12 @@ def _of_verbs(plan: Plan, found: ByVerbs, variant: Variant) -> tuple[DerivedEngi
         asked = Asked(must_have(made, found.name), found.make, plan.checkpoint.config)
     engine = DerivedEngine(asked, plan.in_use, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive)
     if "regions" not in asked.feeds:
-        return engine, None
+        return BuiltSubject(engine, engine, engine=engine)
     log = Instrumentation(
         None, {}, setting.device, Room(plan.capacity, plan.capacity.widest(max(steps))), {"the capacity": room}
     )
     log.of(GuardedSubject(engine))
-    return engine, log
+    return BuiltSubject(engine, engine, None, engine, log)
 
 
 def _must_be_as_it_is(setting: Setting, variant: Variant) -> None:
@@ -200,23 +243,6 @@ def _must_be_as_it_is(setting: Setting, variant: Variant) -> None:
         if getattr(setting, named):
             expected = "an op set; an --engine decides that itself"
             raise BadInput(f"--{named.replace('_', '-')}", found=setting.name, expected=expected)
-
-
-def bare(plan: Plan) -> Subject:
-    """The subject as production runs it, without observers and without wrappers of its ops."""
-    found, setting = plan.setting.subject(), plan.setting
-    with calling(MAKES), enough_memory(plan.capacity):
-        if isinstance(found, Ops):
-            return OptimizedEngine(
-                plan.checkpoint, found, setting.options(), plan.capacity, num_steps=plan.num_steps,
-                adaptive=plan.adaptive,
-            )
-    if isinstance(found, ByVerbs):
-        return _of_verbs(plan, found, AS_IS)[0]
-    return make_subject(
-        found, plan.in_use, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive,
-        device=setting.device, dtype=setting.activation, layout=setting.layout,
-    )
 
 
 def lent_copies(plan: Plan) -> Plan:

@@ -17,10 +17,9 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity
 
 from ..setting import Setting
-from ..subject.guard import MAKES, calling
 from ..trace.header import SCHEMA, Header, Model, Part, Recording, sound
 from ..trace.policy import Policy
-from .participants import candidates, enough_memory
+from .participants import Plan, candidates, optimized_engine
 
 
 def engine(
@@ -28,11 +27,8 @@ def engine(
     adaptive: AdaptiveFile | None = None, ops: Ops | None = None, batches: tuple[int, ...] | None = None,
 ) -> OptimizedEngine:
     """The engine without observers. ops: the op set, wrapped. batches: the batch sizes of its graphs."""
-    with calling(MAKES), enough_memory(capacity):
-        return OptimizedEngine(
-            checkpoint, ops or setting.op_set(), setting.options(batches=batches), capacity, num_steps=num_steps,
-            adaptive=adaptive,
-        )
+    plan = Plan(checkpoint, capacity, num_steps, adaptive, setting)
+    return optimized_engine(plan, ops or setting.op_set(), setting.options(batches=batches))
 
 
 def header_of(

@@ -12,7 +12,6 @@ from typing import Any
 
 from msgspec.structs import replace as with_fields
 
-from instep_optimized import OptimizedEngine
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.by_row import BY_ROW
 from instep_reference.contract.adaptive import AdaptiveFile
@@ -21,11 +20,10 @@ from instep_reference.contract.errors import Unsupported
 
 from ...adapters import Maker, Subject
 from ...run.participant import Participant
-from ...run.participants import Plan, bare, declares, enough_memory, rounded_participant, truth_participant
+from ...run.participants import Plan, bare, declares, optimized_engine, rounded_participant, truth_participant
 from ...setting import moves_labels
 from ...subject.engines.derived import DerivedEngine
 from ...subject.engines.verbs import ByVerbs
-from ...subject.guard import MAKES, calling
 from ...trace.file import Trace
 from ...trace.header import Header
 from .by_position import PositionRecord, PositionRecorder
@@ -111,10 +109,10 @@ class Case:
                 raise Unsupported("an external engine has no such options")
             setting, steps = replace(setting, **options), header.num_steps
             return bare(replace(plan, setting=setting, capacity=room, num_steps=steps, adaptive=adaptive))
-        with calling(MAKES), enough_memory(room):
-            return OptimizedEngine(
-                plan.checkpoint, found, setting.options(**options), room, num_steps=header.num_steps, adaptive=adaptive
-            )
+        return optimized_engine(
+            replace(plan, capacity=room, num_steps=header.num_steps, adaptive=adaptive), found,
+            setting.options(**options),
+        )
 
     def recorded(
         self, name: str, recorded: Callable[[], RewrittenTrace], through: Through = lambda engine: engine,
