@@ -200,6 +200,13 @@ def test_a_room_imports_only_from_rooms_before_it() -> None:
     assert found == here, f"new: {sorted(found - here)}; gone: {sorted(here - found)}"
 
 
+def test_the_readme_of_the_harness_lists_the_rooms_in_their_order() -> None:
+    section = (TOP / "harness" / "README.md").read_text().split("\n## ")[1]
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    named = [word.removesuffix(".py").rstrip("/") for cell in cells for word in re.findall(r"`([^`]+)`", cell)]
+    assert (*named, "__main__") == ROOMS
+
+
 def test_no_modules_import_each_other() -> None:
     found = [(one.by, one.of) for one in edges(MODULES)]
     assert len(found) > 2000 and not cycles(set(found) - UPWARD.keys())
