@@ -136,8 +136,6 @@ ROOMS = (
 # Imports of a later room, or in a circle, that are still there: (module, imported module) -> what removes them.
 UPWARD: dict[tuple[str, str], str] = {
     ("instep_optimized.ops.base", "instep_optimized.ops.fused"): "part two: the protocols of fusions get a file",
-    ("instep.run.replay", "instep.diagnose"): "a replay returns a verdict, which its caller has diagnosed",
-    ("instep.run.large_model", "instep.diagnose"): "the same",
 }
 HARNESS = ("instep", "instep_proof", "instep_speed")
 # Files under SMALL_FILE lines that keep their one importer next to them: members of a family, which its table lists.

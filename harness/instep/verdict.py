@@ -91,7 +91,7 @@ class Comparison:
     undecided  blocks that the check could not decide, which it counts and caps itself
     pairs      pairs of a block and a wrong state, if `undecided` counts such pairs; 0: it counts blocks
     raised     the exception of the subject, if the finding is about one
-    sides      the tensors, until the finding is explained (`explain/`)
+    sides      the tensors, until the finding is explained (`instep.diagnose`)
     """
 
     check: str

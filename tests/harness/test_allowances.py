@@ -79,7 +79,7 @@ def test_another_order_of_summation_passes_with_room(form, strategy, trained):
 def test_a_small_error_is_found_where_it_is_made(error, component):
     given = None if error == "LOUD_TILE_OF_FUSED" else "external"  # that is an op of the draft head
     setting = Setting(f"support.injected_errors:{error}", strategy="snapshot", drafter=given)
-    findings = Replay(few_channels("accepted", 2), setting).run(until=6, explain=False).verdict.findings
+    findings = Replay(few_channels("accepted", 2), setting).run(until=6).verdict.findings
     derived = [finding for finding in findings if finding.tier is Tier.DERIVED]
     assert derived and findings[0].place.component == derived[0].place.component == component
 

@@ -235,7 +235,7 @@ def led(recording: Path, engine: str) -> Verdict:
     disk, found = OnDisk.open(TINY), opened(recording)
     model = Model("", disk.digest(), config_digest(TINY), disk.config.vocab, disk.config.mtp_layers)
     trace = Trace(recording / "events.jsonl", found.header(model), found.events, {}, "")
-    return Replay(trace, Setting(engine=f"support.by_verbs:{engine}"), checkpoint=TINY).run(explain=False).verdict
+    return Replay(trace, Setting(engine=f"support.by_verbs:{engine}"), checkpoint=TINY).run().verdict
 
 
 @pytest.mark.slow

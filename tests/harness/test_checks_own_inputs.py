@@ -90,7 +90,7 @@ def decodes(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 def judged(ops: str, trace: Trace, strategy: str = "rerun") -> list[Comparison]:
     """Replay with external drafts: the errors are in the delta rule, which the draft head does not have."""
     setting = Setting(ops, dtype="bfloat16", strategy=strategy, drafter="external")
-    return Replay(trace, setting).run(explain=False).verdict.findings
+    return Replay(trace, setting).run().verdict.findings
 
 
 def must_be(findings: Sequence[Comparison], kind: str, components: Collection[str]) -> None:

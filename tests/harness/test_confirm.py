@@ -53,7 +53,7 @@ def rounds(tmp_path_factory) -> Trace:
 
 def located(trace: Trace, **how: Any) -> tuple[Outcome, Located]:
     replay = Replay(trace, Setting(**how))
-    outcome = replay.run(explain=False)  # which is another subject, and no step of the ladder looks at it
+    outcome = replay.run()
     assert outcome.verdict.exit is Exit.DIVERGED
     return outcome, locate(replay, outcome)
 
@@ -84,7 +84,7 @@ def test_an_op_far_from_the_place_is_found_by_halving(trace):
 
 def test_an_index_outside_of_its_memory_ends_the_event_and_not_the_process(trace):
     """Triton's interpreter would follow it."""
-    outcome = Replay(trace, Setting(ops="support.wrong_ops:FAR_OFF")).run(explain=False)
+    outcome = Replay(trace, Setting(ops="support.wrong_ops:FAR_OFF")).run()
     first, last, *_ = outcome.verdict.findings
     assert outcome.verdict.exit is Exit.DIVERGED and first.check == "contracts" and last.check == "serves"
     assert "locations run from" in first.diagnosis and first.place.component == "keys"

@@ -39,7 +39,7 @@ GIVEN = ("--drafter", "external")  # with the drafts of the trace
 def judged(name: str, until: int | None = None) -> Verdict:
     """A replay of one op set, which several tests look at; with the drafts of the trace handed in."""
     setting = Setting(f"{NARROW}:{name}", drafter="external")
-    return Replay(few_channels("short", 2), setting).run(until=until, explain=False).verdict
+    return Replay(few_channels("short", 2), setting).run(until=until).verdict
 
 
 @pytest.mark.slow

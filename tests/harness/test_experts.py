@@ -112,7 +112,7 @@ def test_free_run_is_skipped_when_rounding_reroutes_a_row(trace: Trace) -> None:
 def test_a_yardstick_follows_the_truth_and_stays_sharp(trace: Trace, plant: Any) -> None:
     """An error of 1e-4 in one expert is found in every event although the router does not decide in every fifth row."""
     plant(Edit(MLP, "answer * share[row, rank, None]", "answer * (1 + 1e-4 * (expert == 4)) * share[row, rank, None]"))
-    verdict = Replay(trace, Setting(**GIVEN)).run(explain=False).verdict
+    verdict = Replay(trace, Setting(**GIVEN)).run().verdict
     assert verdict.exit is Exit.DIVERGED
     first = verdict.findings[0]
     assert (first.event, first.place.component, first.check) == (2, "mlp", "derived")

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from instep.checks import for_labels
 from instep.checks.poison import Poison
 from instep.checks.state_step import step
-from instep.diagnose import Older, bank, explained
+from instep.diagnose import RunHistory, bank, explained
 from instep.diagnose.mistakes.case import Case, Explanation
 from instep.diagnose.mistakes.fit import best
 from instep.diagnose.mistakes.misplaced import elsewhere
@@ -236,7 +236,7 @@ def test_another_requests_row_is_named_by_what_is_right_there(scene):
 def case(found: torch.Tensor, right: torch.Tensor, granted: float = 1e-6) -> Case:
     finding = Comparison("derived", Tier.DERIVED, 0, "forward", Place("trunk", 0, "normed"), 1, 1.0, 0.0, request="a")
     context: Any = None
-    return Case(finding, context, found, right, torch.full((2, 1), granted).double(), Older())
+    return Case(finding, context, found, right, torch.full((2, 1), granted).double(), RunHistory())
 
 
 def test_two_explanations_give_the_strictly_better_one_or_neither():
@@ -281,7 +281,7 @@ def test_labels_in_other_rows_are_named(tmp_path):
 
     check = next(check for check in for_labels() if check.name == "labels")
     findings = [found for found in check(m.with_rows(context, place, shifted)) if not found.agrees]
-    said = explained(findings, m.with_rows(context, place, shifted), None, Older())
+    said = explained(findings, m.with_rows(context, place, shifted), None, RunHistory())
     assert said[0].diagnosis.startswith("each row is that of the row before it; row 0 is wrong")
 
 
@@ -291,7 +291,7 @@ def test_a_contract_that_is_broken_there_is_quoted(scene):
     found = scene.said(m.with_rows(context, place, lambda x: 2 * x))[0]
     broken = Comparison("contracts", Tier.IDENTITY, context.index, context.kind, place, 1, 1.0, 0.0,
                         problem=Problem("broken_contract", "op gated_norm: z is torch.bfloat16"))  # fmt: skip
-    both = explained([broken, replace(found, problem=Problem("differs", "far off"))], context, None, Older())
+    both = explained([broken, replace(found, problem=Problem("differs", "far off"))], context, None, RunHistory())
     assert both[0] == broken
     assert both[1].diagnosis.endswith(f"; a contract is broken at the same place: {broken.diagnosis}")
 
@@ -316,7 +316,7 @@ def test_a_consequence_of_a_wrong_input_is_reported_as_one(scene):
 
 def test_a_run_that_agrees_is_not_explained(scene, monkeypatch):
     monkeypatch.setattr("instep.diagnose.bank.case_of", None)
-    assert explained([], scene.contexts[3], None, Older()) == []
+    assert explained([], scene.contexts[3], None, RunHistory()) == []
     assert not scene.said(scene.contexts[3])
 
 

@@ -15,7 +15,7 @@ import torch
 
 from instep.checks.directed import scene_of
 from instep.checks.state_step import Scene, add
-from instep.diagnose import Older, explained
+from instep.diagnose import RunHistory, explained
 from instep.oracle.recomputation import Recomputation
 from instep.problem import UNEXPLAINED, Explained, Problem
 from instep.verdict import Tier
@@ -152,8 +152,8 @@ def test_the_bank_overrides_a_wrong_state_that_is_only_the_nearest(scene, change
     size = scene.said(context)[0]
     named = Explained("hypothesis", "holds the state from before the step")
     leans = replace(size, check="directed", tier=Tier.DIRECTED, problem=Problem("identified", mistake=named))
-    oracle, older = scene.oracle(), Older()
+    oracle, history = scene.oracle(), RunHistory()
     for earlier in scene.contexts[: context.index]:
-        oracle.at(earlier), older(earlier)
-    (said,) = explained([leans], context, oracle, older)
+        oracle.at(earlier), history(earlier)
+    (said,) = explained([leans], context, oracle, history)
     assert said.diagnosis.endswith(ends) and ("nearest" in ends) == (said.explained.by == "bank")

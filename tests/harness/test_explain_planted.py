@@ -82,7 +82,7 @@ def test_a_planted_fault_is_explained_by_the_general_bank(fault):
 def test_a_run_without_explain_has_no_explanations():
     planted = by_id()["norm-one-plus-weight"]
     with planted_here(*planted.edits):
-        findings = Replay(few_channels(planted.trace, 2), planted.how).run(explain=False).verdict.findings
+        findings = Replay(few_channels(planted.trace, 2), planted.how).run().verdict.findings
     assert findings[0].diagnosis.startswith("relative error")
 
 

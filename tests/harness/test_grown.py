@@ -133,7 +133,7 @@ NAMED = ["grown-tie", "grown-parent-beside", "grown-parent-alone", "grown-score-
 def test_a_wrong_tree_of_labels_is_found_exactly_and_named(name: str) -> None:
     fault = by_id()[name]
     with planted_here(*fault.edits):
-        ran = Replay(read(GROWN), Setting("ledger"), checks=lambda plan: [Grown()]).run(until=4, explain=False)
+        ran = Replay(read(GROWN), Setting("ledger"), checks=lambda plan: [Grown()]).run(until=4)
     first = min(ran.verdict.findings, key=lambda found: found.order())
     assert first.event == 4 and first.tier is Tier.IDENTITY and fault.says in first.diagnosis, first.diagnosis
 

@@ -66,7 +66,7 @@ def test_our_kernels_agree(prompts: dict[int, Trace], period: int) -> None:
 @pytest.mark.parametrize(("ops", "component"), [("SLIPPED", "core"), ("LOST", "state"), ("UNDERSTATED", "core")])
 def test_wrong_kernels_are_found(prompts: dict[int, Trace], ops: str, component: str) -> None:
     """A read-out 2% too large, a token that is not written, products narrower than declared."""
-    verdict = Replay(prompts[1], Setting(f"{NARROW}:{ops}", **GIVEN)).run(tiers={Tier.DERIVED}, explain=False).verdict
+    verdict = Replay(prompts[1], Setting(f"{NARROW}:{ops}", **GIVEN)).run(tiers={Tier.DERIVED}).verdict
     assert component in {found.place.component for found in verdict.findings}, verdict.findings[:1]
     assert verdict.findings[0].place.component in ("core", "state")
 

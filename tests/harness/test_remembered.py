@@ -34,7 +34,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 def replayed(trace: Trace, ops: str = "plain", **how: Any) -> Verdict:
     """Only bytes are remembered, so no arithmetic runs and no drafts are made."""
     setting = Setting(ops, **{"drafter": "external", **how})
-    return Replay(trace, setting).run(tiers={Tier.IDENTITY, Tier.BITWISE}, explain=False).verdict
+    return Replay(trace, setting).run(tiers={Tier.IDENTITY, Tier.BITWISE}).verdict
 
 
 def said(trace: Trace, check: str, *given: Any, **how: Any) -> tuple[int, str]:

@@ -72,7 +72,7 @@ def ran(asked: tuple[str, Row]) -> tuple[int, str, Counter[str]]:
     folder, row = asked
     if (name := name_of(row)) not in TRACES:
         TRACES[name] = trace(Path(folder) / str(os.getpid()), row)
-    verdict = Replay(TRACES[name], setting(row)).run(explain=False).verdict
+    verdict = Replay(TRACES[name], setting(row)).run().verdict
     blocks = sum(one.blocks for one in verdict.compared)
     says = "".join(f"{where(one)}: {one.diagnosis}" for one in verdict.findings[:1])
     return int(verdict.exit), says, Counter(events=verdict.events, blocks=blocks, elements=verdict.elements)

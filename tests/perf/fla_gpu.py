@@ -24,6 +24,7 @@ from instep.atomic_write import write_atomically
 from instep.campaign.shapes import shape
 from instep.campaign.shapes.forced_trace import course
 from instep.campaign.shapes.random_weights import random_checkpoint
+from instep.diagnose import explain_outcome
 from instep.report import outcome_data
 from instep.report.machine import installed
 from instep.report.messages import where
@@ -69,7 +70,7 @@ def main(argv: list[str]) -> int:
             for ops in told.ops or OPS:
                 kept = Kept()
                 setting = Setting(ops, told.device, told.dtype, strategy=strategy)
-                ran.append((outcome(trace, checkpoint, setting, also=(kept,)), kept.states))
+                ran.append((explain_outcome(outcome(trace, checkpoint, setting, also=(kept,))), kept.states))
                 _say(ran[-1][0])
     outcomes = [found for found, _ in ran]
     apart = [_apart(ran, number) for number in range(len(ran))]

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from instep.checks import Check
 from instep.checks.derived import Derived
-from instep.diagnose import Older, explained
+from instep.diagnose import RunHistory, explained
 from instep.oracle.declared_products import Operands
 from instep.oracle.reordering import Reordered
 from instep.player import Side
@@ -140,13 +140,13 @@ def judge(contexts: Sequence[EventContext], checks: Sequence[Check], *, explain:
 
     explain: False where what explains them is no subject.
     """
-    verdict, older = Verdict(), Older()
+    verdict, history = Verdict(), RunHistory()
     for context in contexts:
-        for check in (*checks, older):
+        for check in (*checks, history):
             verdict.add(check(context))
     if explain:
         oracle = next((check.oracle for check in checks if isinstance(check, Derived)), None)
-        verdict.compared = explained(verdict.compared, contexts[-1], oracle, older)
+        verdict.compared = explained(verdict.compared, contexts[-1], oracle, history)
     return verdict
 
 

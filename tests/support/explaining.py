@@ -13,7 +13,7 @@ import torch
 
 from instep.checks.bytes import Bytes
 from instep.checks.derived import Derived
-from instep.diagnose import Older, explained
+from instep.diagnose import RunHistory, explained
 from instep.oracle.oracle import Oracle
 from instep.verdict import Comparison
 from instep.watch.event_context import EventContext, RowSpan
@@ -41,13 +41,13 @@ class Scenario:
 
     def said(self, spoiled: EventContext, *, bits: bool = False) -> Sequence[Comparison]:
         """The event's findings, explained as at the end of a replay."""
-        oracle, older = self._oracle_before(spoiled.index), Older()
+        oracle, history = self._oracle_before(spoiled.index), RunHistory()
         check = Bytes() if bits else Derived(oracle)
         for context in self.contexts[: spoiled.index]:
-            older(context)
+            history(context)
         findings = [found for found in check(spoiled) if isinstance(found, Comparison) and not found.agrees]
-        older(spoiled)
-        return sorted(explained(findings, spoiled, oracle, older), key=Comparison.order)
+        history(spoiled)
+        return sorted(explained(findings, spoiled, oracle, history), key=Comparison.order)
 
     def _oracle_before(self, index: int) -> Oracle:
         """The oracle before an event, with its draws. Its memory of the right events is computed once."""

@@ -55,7 +55,7 @@ def replayed(
     setting = Replayed(engine=recorded.engine, dtype=dtype, served=ByVerbs(recorded.engine, make))
     total = len(trace.events)
     found = Replay(trace, setting, checkpoint=model).run(
-        progress=lambda index, event: progress("events", index + 1, total), explain=False,
+        progress=lambda index, event: progress("events", index + 1, total),
         tiers=frozenset(Tier) - {Tier.BITWISE},
     )
     return replace(found, again=())  # only the audit itself reproduces it

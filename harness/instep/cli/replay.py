@@ -6,7 +6,6 @@ Leaves out: the replay (`instep.run`) and the messages (`instep.report`).
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -128,18 +127,14 @@ def _run(
     trace: Trace, replay: Replay, until: int | None, layers: list[int] | None, tiers: Collection[Tier],
     variant: Variant, ladder: bool, also: Sequence[Check],
 ) -> Outcome:
-    from ..diagnose import locate
-    from ..run.variant import AS_IS
+    from ..diagnose import diagnose
     from .progress import progress
 
     total = len(trace.events) if until is None else min(until + 1, len(trace.events))
     name = f"{trace.header.name} [{replay.plan.setting.name}]"
     with progress(name) as advance:
-        outcome = replay.run(
-            until=until, layers=layers, progress=lambda index, event: advance(name, index + 1, total), variant=variant,
-            also=also, tiers=tiers,
+        return diagnose(
+            replay, until=until, layers=layers, progress=lambda index, event: advance(name, index + 1, total),
+            variant=variant, also=also, tiers=tiers, ladder=ladder,
+            before_ladder=lambda: advance(f"{trace.header.name}: where it was made", 0, None),
         )
-        if not (ladder and outcome.verdict.findings) or variant != AS_IS:
-            return outcome
-        advance(f"{trace.header.name}: where it was made", 0, None)
-        return replace(outcome, located=locate(replay, outcome, layers))

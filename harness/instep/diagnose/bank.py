@@ -32,7 +32,7 @@ from .mistakes.experts import experts, other_experts
 from .mistakes.fit import agrees, nearest, only
 from .mistakes.fitted_constants import fitted
 from .mistakes.head_maps import mixing
-from .mistakes.history import Older
+from .mistakes.history import RunHistory
 from .mistakes.labels import labels
 from .mistakes.misplaced import elsewhere
 from .mistakes.norms import norms
@@ -73,7 +73,7 @@ NOT_FINITE: tuple[Family, ...] = (recurrence, addresses)  # families that give i
 
 
 def explained(
-    findings: Sequence[Comparison], context: EventContext | None, oracle: Oracle | None, older: Older
+    findings: Sequence[Comparison], context: EventContext | None, oracle: Oracle | None, history: RunHistory
 ) -> list[Comparison]:
     """The comparisons in their order; the first findings of the context's event with their explanations."""
     said = dict[int, Comparison]()
@@ -86,7 +86,7 @@ def explained(
                 what = (finding.place, finding.request, finding.tier in NUMERIC)
                 if what not in at:
                     try:
-                        at[what] = _said(finding, context, oracle, older)
+                        at[what] = _said(finding, context, oracle, history)
                     except Exception as error:  # a finding is reported even if its data break the bank
                         at[what] = Unexplained(error=f"{type(error).__name__}: {error}")
             for finding in chosen:
@@ -125,14 +125,14 @@ def _best(case: Case, families: Sequence[Family]) -> tuple[Explained | None, int
 
 
 def _said(
-    finding: Comparison, context: EventContext, oracle: Oracle | None, older: Older
+    finding: Comparison, context: EventContext, oracle: Oracle | None, history: RunHistory
 ) -> Explained | Unexplained | None:
     """The explanation of a finding; None if the finding's own clause must do."""
     wish = (finding.check, finding.place, finding.request) == (Identity.name, LENGTH, None)
-    if wish and older.candidates is not None:
-        rule = wrong_rule(older.candidates, older.told, context.subject.wanted_num_steps)
+    if wish and history.candidates is not None:
+        rule = wrong_rule(history.candidates, history.told, context.subject.wanted_num_steps)
         return None if rule is None else Explained("hypothesis", rule)
-    case = case_of(finding, context, oracle, older)
+    case = case_of(finding, context, oracle, history)
     if case is None or not case.found.numel():
         return None
     if finding.explained is not None:

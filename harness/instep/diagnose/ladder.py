@@ -251,7 +251,7 @@ class _Climb:
         try:
             ran = self.replay.run(
                 until=self.event if until is None else until, layers=self.layers, judged_from=self.begin,
-                tiers=self.tiers, explain=False,
+                tiers=self.tiers,
                 variant=replace(variant, eager=variant.eager or (self.eager and self.replay.plan.setting.graphs)),
             )
         except InstepError:

@@ -23,7 +23,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
 
 from ..adapters import Maker, in_a_shell, makes
-from ..diagnose import locate
+from ..diagnose import diagnose
 from ..options import TIERS
 from ..report.messages import divergence
 from ..report.outcome_data import worst
@@ -116,9 +116,7 @@ def replayed(
             model = checkpoint if checkpoint is None or isinstance(checkpoint, Checkpoint) else Path(checkpoint)
             named = named and not isinstance(model, Checkpoint)
         replay = Replay(trace, chosen, checkpoint=model)
-        outcome = replay.run(until=until, layers=layers, tiers=tiers_of(tiers))
-        if confirm and outcome.verdict.findings:
-            outcome = replace(outcome, located=locate(replay, outcome, layers))
+        outcome = diagnose(replay, until=until, layers=layers, tiers=tiers_of(tiers), ladder=confirm)
     return Replayed((outcome if named else replace(outcome, again=()),), trace.header.name)
 
 

@@ -71,9 +71,6 @@ def outcome(
     lockstep = Lockstep(trace, seats)
     chosen = checks(checkpoint, setting, layers) if judged is None else judged
     verdict = run(lockstep, [*chosen, *also], until=until, layers=kept, progress=progress, admissions=admissions)
-    from ..diagnose import Older, explained  # it imports `localise`, which imports this package
-
-    verdict.compared = explained(verdict.compared, lockstep.last, None, Older())
     plan = Plan(checkpoint, room, trace.header.num_steps, adaptive, setting)
     ran = trace.events[: lockstep.next]
     return Outcome(

@@ -58,6 +58,7 @@ class Outcome:
     last      the context of the last event that was served; located: the cause of a divergence, once it is known
     variant   changes compared with a plain run
     scratch   region and layer -> units that the engine declares as scratch memory, which any event may write
+    oracle    the oracle of a run that diverged and recomputed the subject's layers, until the findings are explained
     """
 
     name: str
@@ -79,6 +80,7 @@ class Outcome:
     declared: Declared = NOTHING  # the subject's declared rounding
     shown: Shown = WHOLE  # its visible data at the last event
     exercised: Mapping[str, Exercised] = field(default_factory=dict)  # calls of kernels that are not ours
+    oracle: PatchedOracle | None = field(default=None, repr=False)
     in_parts: tuple[str, ...] = ()  # exact fusions of the op set, of which the parts run while they are watched
     packed: bool = False  # pools without red zones and padding, because kernels take no strides
 
@@ -132,17 +134,15 @@ class Replay:
     def run(
         self, *, until: int | None = None, layers: Iterable[int] | None = None, progress: Progress | None = None,
         variant: Variant = AS_IS, also: Sequence[Check] = (), judged_from: int = 0,
-        tiers: Collection[Tier] = frozenset(Tier), explain: bool = True,
+        tiers: Collection[Tier] = frozenset(Tier),
     ) -> Outcome:
         """Replay from the start, up to and including event `until`.
 
         layers: keep only findings of these layers. variant: changes of this run. also: further checks, which see every
         event context. judged_from: the event at which checks of arithmetic begin, not within a round; earlier events
         must be known to agree. tiers: run only checks of these tiers. An exception of the subject is always a finding.
-        explain: whether the first findings are explained (`instep.diagnose`).
+        Leaves out: why the sides differ (`instep.diagnose`).
         """
-        from ..diagnose import Older, explained  # it imports `localise`, which imports this package
-
         layers, end = None if layers is None else tuple(layers), len(self.trace.events) - 1
         must_fit(variant.patch, self.plan.in_use.config, end if until is None else min(until, end))
         must_have(layers or (), self.plan.in_use.config)
@@ -152,18 +152,13 @@ class Replay:
             return self._unmade(failed, variant)
         lockstep = Lockstep(self.trace, participants)
         oracle = None if self.checks is not None else oracle_for(self.plan, participants, variant)
-        older = Older(self.plan.adaptive, self.plan.num_steps)
         chosen = self.checks(self.plan) if self.checks is not None else checks_for(
             oracle, RecordedChoices(self.trace.recorded, self.trace.header.recording, self.plan.setting.mode),
         )
         chosen = [Late(check, judged_from) if judged_from else check for check in chosen if check.tier in tiers]
-        watching = [*chosen, *also, *([older] if explain else [])]
         with threads_for(self.plan.checkpoint.config.hidden):
-            verdict = run(lockstep, watching, until=until, layers=layers, progress=progress)
-            verdict.compared = prefer_shared(verdict.compared)
-            if explain and verdict.findings:
-                pieces = oracle if isinstance(oracle, PatchedOracle) else None  # explanations need the subject's bits
-                verdict.compared = explained(verdict.compared, lockstep.last, pieces, older)
+            verdict = run(lockstep, [*chosen, *also], until=until, layers=layers, progress=progress)
+        verdict.compared = prefer_shared(verdict.compared)
         ran = self.trace.events[: lockstep.next]
         return Outcome(
             self.trace.header.name, self.trace.path, self.elsewhere, self.plan, verdict,
@@ -171,6 +166,7 @@ class Replay:
             dict(participants.calls), served(), lockstep.last, variant=variant,
             scratch=dict(participants.watch.scratch), tiers=frozenset(tiers), declared=participants.declared,
             shown=WHOLE if lockstep.last is None else lockstep.last.shown,
+            oracle=oracle if verdict.findings and isinstance(oracle, PatchedOracle) else None,
             **of_kernels(participants),
         )
 

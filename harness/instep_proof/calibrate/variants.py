@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from instep.checks.directed import Directed
-from instep.diagnose import Older, explained
+from instep.diagnose import RunHistory, explained
 from instep.options import FP8
 from instep.run.lockstep import Lockstep
 from instep.run.lockstep import run as run_all
@@ -98,10 +98,10 @@ class Stage:
         scene = self.on(variant.scene)
         plan = variant.plan(scene, self.device)
         participants = participants_of(plan)
-        oracle, older = oracle_for(plan, participants), Older()
+        oracle, history = oracle_for(plan, participants), RunHistory()
         checks, lockstep = checks_for(oracle), Lockstep(scene.trace, participants)
-        verdict = run_all(lockstep, (*checks, older))
-        verdict.compared = explained(verdict.compared, lockstep.last, oracle, older)
+        verdict = run_all(lockstep, (*checks, history))
+        verdict.compared = explained(verdict.compared, lockstep.last, oracle, history)
         self.pairs += sum(check.pairs for check in checks if isinstance(check, Directed))
         return verdict
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from instep.diagnose import explain_outcome
 from instep.generate.decode import Decoded
 from instep.generate.rates import Speed
 from instep.player import Observer, Player, Side
@@ -173,7 +174,7 @@ def _checked(
     witness = Witness(extent.until)
     found = outcome(trace, checkpoint, setting, until=extent.until, layers=extent.layers, also=[witness],
                     admissions=False)  # fmt: skip
-    return found, witness.found
+    return explain_outcome(found), witness.found
 
 
 def _engine(trace: Trace, checkpoint: Checkpoint, setting: Setting) -> Engine:

@@ -19,6 +19,7 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
+from instep.diagnose import diagnose
 from instep.report.messages import divergence
 from instep.run.participants import bare
 from instep.run.replay import Replay, served
@@ -68,7 +69,7 @@ class Worker:
 
     def check(self) -> dict[str, Any]:
         """Replay the course with the arm's own harness: every check after every event."""
-        outcome = self.replay.run()
+        outcome = diagnose(self.replay)
         verdict = outcome.verdict
         message = divergence(outcome) if verdict.exit is Exit.DIVERGED else ""
         # A check that could not decide yields a finding. If there is no other finding, nothing wrong was found.

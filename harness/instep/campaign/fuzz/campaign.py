@@ -23,6 +23,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, InstepError
 from instep_reference.contract.event_facts import kind_of
 
+from ...diagnose import diagnose
 from ...report.machine import installed
 from ...report.tensors import for_a_file
 from ...run.participants import Plan
@@ -308,7 +309,7 @@ def again(example: Example, settings: Settings) -> tuple[Outcome, bool]:
 
     If they agree this time, they still differed once: then the outcome is the one that was found first.
     """
-    outcome = Replay(read(place(settings)), example.setting, checkpoint=settings.checkpoint).run()
+    outcome = diagnose(Replay(read(place(settings)), example.setting, checkpoint=settings.checkpoint))
     if outcome.verdict.exit is Exit.DIVERGED:
         return outcome, True
     return replace(outcome, verdict=example.verdict, last=None), False

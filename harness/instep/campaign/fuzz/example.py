@@ -11,7 +11,7 @@ from pathlib import Path
 from instep_reference.contract.engine import Answer, AnyEvent
 
 from ...checks.base import Check
-from ...diagnose import Older, explained
+from ...diagnose import RunHistory, explained
 from ...run.lockstep import Lockstep, run
 from ...run.participants import Plan, participants_of
 from ...run.patching import PatchedOracle
@@ -57,10 +57,10 @@ class Example:
         # With overlapped rounds the room depends on how far the engine has waited, so the trace does not define
         # refusals.
         self.refuses = participants.shown.refuses and not participants.overlap
-        self._oracle, self._older = oracle_for(plan, participants), Older(plan.adaptive, plan.num_steps)
+        self._oracle, self._history = oracle_for(plan, participants), RunHistory(plan.adaptive, plan.num_steps)
         if isinstance(self._oracle, PatchedOracle):
             self._oracle.every = every
-        self._checks = (self._answers, *chosen(checks_for(self._oracle)), self._older)
+        self._checks = (self._answers, *chosen(checks_for(self._oracle)), self._history)
         if not BY_ROUNDED & {check.tier for check in self._checks}:
             participants.rounded = participants.rounded_draw = None
         self._lockstep = Lockstep(self._trace(), participants)
@@ -81,7 +81,7 @@ class Example:
             at, oracle = self._lockstep.last, self._oracle
             whole = at is not None and isinstance(oracle, PatchedOracle) and oracle.whole(at)  # else replay shows more
             pieces = oracle if whole and isinstance(oracle, PatchedOracle) else None
-            verdict.compared = explained(verdict.compared, at, pieces, self._older)
+            verdict.compared = explained(verdict.compared, at, pieces, self._history)
             self.verdict = verdict
             raise Diverged(verdict.findings[0].diagnosis)
 

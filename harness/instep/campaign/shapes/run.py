@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
+from ...diagnose import explain_outcome
 from ...run.large_model import outcome
 from ...run.replay import Outcome, must_have, must_reach
 from ...setting import Setting
@@ -33,6 +34,6 @@ def shaped(
     trace = replace(course(checkpoint, named, ops=setting.ops), path=Path(name))  # the name in the command
     must_reach(until, trace)
     size = ("--layers", str(layers), *(() if vocab is None else ("--vocab", str(vocab))))
-    return outcome(
+    return explain_outcome(outcome(
         trace, checkpoint, setting, until=until, layers=judged, kept=judged, again=("instep", "shapes", *size)
-    )
+    ))  # fmt: skip

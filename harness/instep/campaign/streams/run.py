@@ -16,6 +16,7 @@ from instep_optimized.ops.base import GdnInputs, Ops
 
 from ...checks.bytes import Bytes
 from ...checks.identity import Identity
+from ...diagnose import explain_outcome
 from ...run.large_model import outcome
 from ...run.lockstep import Progress
 from ...run.replay import Outcome
@@ -38,11 +39,11 @@ def streamed(
     labelled = relabelled(replace(trace, header=named))
     exact = level == "op"
     served = setting.op_set()
-    found = outcome(
+    found = explain_outcome(outcome(
         labelled.trace, stream_checkpoint(labelled.config), setting, until=until, kept=layers, progress=progress,
         ops=labels_consumed(served) if exact else served,
         judged=(Identity(), Stream(labelled, labelled.config, exact=exact), Bytes()),  # the label before the bytes
-    )
+    ))  # fmt: skip
     history = replace(found.history, texts=())  # the text of such a model means nothing
     return replace(found, history=history, again=("instep", "streams", "--level", level))
 

@@ -26,7 +26,7 @@ from ...problem import Code
 from ...verdict import Comparison, Tier
 from ...watch.event_context import EventContext
 from ...watch.rows import row_spans, rows
-from .history import Older
+from .history import RunHistory
 
 UNRECOGNISED: tuple[Code, ...] = ("differs", "unidentified", "poison")  # codes of labels that need an explanation
 STANDS = ("conv", "state", "keys", "values")  # components of memory
@@ -57,7 +57,7 @@ class Case:
     granted  [2, blocks]: the allowed relative error, by the norm and by the largest element; None for an exact
              comparison, because the tensor is moved or has labels
     piece    the recomputation that `right` is from
-    older    memory of earlier rounds
+    history  memory of earlier rounds
     scale    shaped like `right`: errors are relative to it where it is larger
     once     `found` was rounded once, and is compared with the value before that
     """
@@ -67,7 +67,7 @@ class Case:
     found: torch.Tensor
     right: torch.Tensor
     granted: torch.Tensor | None
-    older: Older
+    history: RunHistory
     oracle: Oracle | None = None
     piece: Recomputation | None = None
     scale: torch.Tensor | None = None
@@ -136,19 +136,19 @@ class Case:
                 yield f'of request "{name}"', theirs.to("cpu", torch.float64)
 
 
-def case_of(finding: Comparison, context: EventContext, oracle: Oracle | None, older: Older) -> Case | None:
+def case_of(finding: Comparison, context: EventContext, oracle: Oracle | None, history: RunHistory) -> Case | None:
     """The case of a finding; None if there is nothing to explain, as no tensor of this shape was due."""
     if finding.sides is not None:
         found, right = finding.sides.found, finding.sides.right
-        return Case(finding, context, found, right, None, older, oracle)
+        return Case(finding, context, found, right, None, history, oracle)
     if finding.raised is not None or finding.request is None:
         return None
     if finding.tier not in NUMERIC and finding.check != Poison.name:
-        return _of_labels(finding, context, older) if finding.check == "labels" else None
+        return _of_labels(finding, context, history) if finding.check == "labels" else None
     piece = _piece(finding, context, oracle)
     if piece is None:
-        return _free_running(finding, context, older)
-    return _of_piece(finding, context, oracle, older, piece)
+        return _free_running(finding, context, history)
+    return _of_piece(finding, context, oracle, history, piece)
 
 
 def _piece(finding: Comparison, context: EventContext, oracle: Oracle | None) -> Recomputation | None:
@@ -162,7 +162,7 @@ def _piece(finding: Comparison, context: EventContext, oracle: Oracle | None) ->
 
 
 def _of_piece(
-    finding: Comparison, context: EventContext, oracle: Oracle | None, older: Older, piece: Recomputation
+    finding: Comparison, context: EventContext, oracle: Oracle | None, history: RunHistory, piece: Recomputation
 ) -> Case | None:
     near = piece.from_own_inputs or piece
     scale = None
@@ -183,10 +183,10 @@ def _of_piece(
     if kept != found.dtype:
         return None  # the finding reports it
     granted = granted_error(finding.place, sampled.dtype if once else kept, right, sampled, scale)
-    return Case(finding, context, found, right.cpu(), granted, older, oracle, piece, scale, once)
+    return Case(finding, context, found, right.cpu(), granted, history, oracle, piece, scale, once)
 
 
-def _free_running(finding: Comparison, context: EventContext, older: Older) -> Case | None:
+def _free_running(finding: Comparison, context: EventContext, history: RunHistory) -> Case | None:
     """The case of a place without recomputation, compared with the truth of the whole run."""
     span = next((s for s in row_spans(context, finding.place.stage) if s.request == finding.request), None)
     if span is None or context.rounded is None:
@@ -196,10 +196,11 @@ def _free_running(finding: Comparison, context: EventContext, older: Older) -> C
     )
     if found is None or truth is None or rounded is None or found.shape != truth.shape or not truth.numel():
         return None
-    return Case(finding, context, found, truth, granted_error(finding.place, found.dtype, truth, rounded[None]), older)
+    granted = granted_error(finding.place, found.dtype, truth, rounded[None])
+    return Case(finding, context, found, truth, granted, history)
 
 
-def _of_labels(finding: Comparison, context: EventContext, older: Older) -> Case | None:
+def _of_labels(finding: Comparison, context: EventContext, history: RunHistory) -> Case | None:
     span = next((s for s in row_spans(context, finding.place.stage) if s.request == finding.request), None)
     if finding.place.component in STANDS:
         if finding.problem is None or finding.problem.code not in UNRECOGNISED:
@@ -212,4 +213,4 @@ def _of_labels(finding: Comparison, context: EventContext, older: Older) -> Case
         )
     if found is None or right is None or found.shape != right.shape or not right.numel():
         return None
-    return Case(finding, context, found, right, None, older)
+    return Case(finding, context, found, right, None, history)

@@ -121,5 +121,5 @@ def _other(case: Case) -> Case | None:
     if piece is None or not piece.writes_state:
         return None
     place = piece.place("core" if case.component == "state" else "state")
-    other = case_of(replace(case.finding, place=place), case.context, case.oracle, case.older)
+    other = case_of(replace(case.finding, place=place), case.context, case.oracle, case.history)
     return None if other is None or other.granted is None else other

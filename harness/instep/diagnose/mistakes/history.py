@@ -1,4 +1,4 @@
-"""Recent memory of every request, to recognise memory of earlier rounds, and the inputs of the step controller.
+"""The history of a run: recent memory of every request, and the inputs of the step controller.
 
 Nothing is copied, as an engine's state is a copy already. Leaves out: explanations from it (`wrong_memory.py`,
 `step_controller.py`).
@@ -20,10 +20,10 @@ from .step_controller import Told, told
 KEPT = 4  # states that are kept per request
 
 
-class Older:
+class RunHistory:
     """An observer with the interface of a check; compares nothing."""
 
-    name, tier = "older", Tier.IDENTITY
+    name, tier = "history", Tier.IDENTITY
 
     def __init__(self, adaptive: AdaptiveFile | None = None, num_steps: int = 0) -> None:
         """adaptive: the rules of the step controller; None: there is none. num_steps: the first step count."""

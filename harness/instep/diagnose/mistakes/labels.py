@@ -106,7 +106,7 @@ def _of_chain(make: Callable[[int, Sequence[int], int], int], what: str) -> Fami
 
 
 def _states(case: Case, span: RowSpan) -> Iterator[tuple[str, RequestState]]:
-    for says, state in case.older.of(span.request, case.context.index):
+    for says, state in case.history.of(span.request, case.context.index):
         yield f"as it was {says}", state
     for name, state in case.context.truth.before.items():
         if name != span.request and state.length:

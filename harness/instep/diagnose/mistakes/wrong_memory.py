@@ -78,7 +78,7 @@ def _remembered(case: Case) -> Iterator[tuple[str, RequestState]]:
     assert name is not None, "asked before"
     if name in case.context.subject.before:
         yield "it held before the event", case.context.subject.before[name]
-    for says, state in case.older.of(name, case.context.index):
+    for says, state in case.history.of(name, case.context.index):
         yield f"it held {says}", state
 
 
@@ -110,7 +110,7 @@ def _read(case: Case, work: LayerWork, kept: GdnMemory) -> Iterator[Explanation]
         theirs = getattr(state, field).get(layer)
         if name != case.finding.request and theirs is not None:
             yield from reading(f'of request "{name}"', theirs)
-    for says, state in case.older.of(case.finding.request or "", case.context.index):
+    for says, state in case.history.of(case.finding.request or "", case.context.index):
         yield from reading(f"as it was {says}", getattr(state, field)[layer])
     if field == "conv":
         yield from reading("as all zero", torch.zeros_like(mine))
@@ -121,7 +121,7 @@ def _read(case: Case, work: LayerWork, kept: GdnMemory) -> Iterator[Explanation]
 
 
 def _stale_cache(case: Case, kept: AttentionMemory) -> Iterator[Explanation]:
-    for says, state in case.older.of(case.finding.request or "", case.context.index):
+    for says, state in case.history.of(case.finding.request or "", case.context.index):
         fields = (state.keys, state.values) if case.finding.place.stage == "trunk" else (
             state.draft_keys, state.draft_values)
         keys, values = (field.get(case.finding.place.layer) for field in fields)

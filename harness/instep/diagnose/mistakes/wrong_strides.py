@@ -23,7 +23,7 @@ from .wrong_rows import SHOWN, distance
 
 def addresses(case: Case) -> Iterator[Explanation]:
     """The draft head's normed hidden rows of a commit, read with another stride or from another final row."""
-    forward, place = case.older.forward, case.finding.place
+    forward, place = case.history.forward, case.finding.place
     if not isinstance(case.context.event, Commit) or (place.layer, place.component) != (STAGE_LEVEL, "post_normed"):
         return
     if forward is None or case.oracle is None or case.piece is None or not case.piece.span.nodes:

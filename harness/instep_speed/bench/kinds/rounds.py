@@ -24,6 +24,7 @@ import torch
 from instep.bundled import model
 from instep.campaign.shapes import shape
 from instep.campaign.shapes.random_weights import random_checkpoint
+from instep.diagnose import explain_outcome
 from instep.player import Player
 from instep.report.messages import where
 from instep.run.large_model import outcome
@@ -104,8 +105,10 @@ class Run:
         commits = [number for number, event in enumerate(self.trace.events) if isinstance(event, Commit)]
         until = commits[CHECKED - 1]
         witness, judged = Witness(until), [self.checkpoint.config.layer_kinds.index("gdn")]
-        found = outcome(self.trace, self.checkpoint, self.setting, until=until, layers=judged, also=[witness],
-                        admissions=False, batches=self._batches)  # fmt: skip
+        found = explain_outcome(outcome(
+            self.trace, self.checkpoint, self.setting, until=until, layers=judged, also=[witness], admissions=False,
+            batches=self._batches,
+        ))  # fmt: skip
         if found.verdict.exit is not Exit.AGREED:
             first = found.verdict.findings[:1]
             return f"{where(first[0])}: {first[0].diagnosis}" if first else "nothing was compared"
