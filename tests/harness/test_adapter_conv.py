@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from instep.adapters.conv import ConvLaunch, dense_conv, pooled_conv
+from instep.diagnose import diagnose
 from instep.kit.cases import CONV, Case, serve
 from instep.report.messages import exercised
 from instep.run.replay import Outcome, Replay
@@ -80,7 +81,7 @@ def judged(small: Trace, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(ops: Ops, tiers: Collection[Tier] = frozenset(Tier), **setting: Any) -> Outcome:
         monkeypatch.setattr("support.fake_kernels.OPS", ops, raising=False)
         given = {"drafter": "external", **setting}  # the draft head has no conv
-        return Replay(small, Setting("support.fake_kernels:OPS", **given)).run(tiers=tiers)
+        return diagnose(Replay(small, Setting("support.fake_kernels:OPS", **given)), tiers=tiers)
 
     return run
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from instep.diagnose import diagnose
 from instep.report.messages import exercised
 from instep.report.outcome_data import of
 from instep.run.replay import Outcome, Replay
@@ -71,7 +72,7 @@ def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Trace) -> Any
         (tmp_path / f"{name}.py").write_text(text)
         setting = {"strategy": "snapshot", "drafter": "external", **setting}
         opened = few_channels(trace, 2) if isinstance(trace, str) else trace
-        return Replay(opened, Setting(f"{name}:OPS", **setting)).run(until=until, variant=variant)
+        return diagnose(Replay(opened, Setting(f"{name}:OPS", **setting)), until=until, variant=variant)
 
     return run
 

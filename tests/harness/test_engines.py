@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from instep.checks.served_log import NOT_OFFERED
-from instep.diagnose import locate
+from instep.diagnose import diagnose, locate
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.subject.engines.callbacks import Asked
@@ -38,7 +38,7 @@ def replayed(
     name: str, trace: str = "kept", layers: int = 2, *, until: int | None = None, **setting: str
 ) -> Outcome:
     told = few_channels(trace, layers) if trace in SMALL else read(TRACES / f"{trace}.jsonl")
-    return Replay(told, Setting(engine=f"support.by_verbs:{name}", **setting)).run(until=until)
+    return diagnose(Replay(told, Setting(engine=f"support.by_verbs:{name}", **setting)), until=until)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from instep.campaign.relations.case import Case
 from instep.campaign.relations.row_by_row import row_by_row
 from instep.checks.experts import Experts
 from instep.checks.propagated import OTHER_EXPERTS
+from instep.diagnose import diagnose
 from instep.oracle.expert_routes import Route, Routes, scores_of
 from instep.run.replay import Replay
 from instep.setting import Setting
@@ -124,8 +125,8 @@ def test_a_yardstick_follows_the_truth_and_stays_sharp(trace: Trace, plant: Any)
 def test_a_fault_of_experts_is_found_located_and_named(fault: Fault, small: Trace, plant: Any) -> None:
     plant(*fault.edits)
     how = replace(fault.how, **GIVEN) if fault.place.stage == "trunk" else fault.how
-    ran = Replay(small, how).run(
-        until=fault.event, tiers=TO_ARITHMETIC, judged_from=begun(small, fault.event))
+    ran = diagnose(
+        Replay(small, how), until=fault.event, tiers=TO_ARITHMETIC, judged_from=begun(small, fault.event))
     findings = ran.verdict.findings
     first = findings[0]
     assert (first.event, first.place) == (fault.event, fault.place)
@@ -139,7 +140,7 @@ def test_faults_are_planted_under_a_model_with_experts_too(model: Path, tmp_path
     anew = read(retraced(TRACES, [fault.trace], model, tmp_path) / f"{fault.trace}.jsonl")
     assert Replay(anew, fault.how).run(until=fault.event).verdict.exit is Exit.AGREED
     plant(*fault.edits)
-    outcome = Replay(anew, fault.how).run(until=fault.event)
+    outcome = diagnose(Replay(anew, fault.how), until=fault.event)
     first = outcome.verdict.findings[0]
     assert outcome.plan.checkpoint.config.experts and (first.event, first.place) == (fault.event, fault.place)
     assert fault.says in first.diagnosis

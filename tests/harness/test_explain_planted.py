@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from instep.diagnose import diagnose
 from instep.problem import UNEXPLAINED
 from instep.run.replay import Replay
 from instep.setting import Setting
@@ -71,7 +72,7 @@ def test_a_planted_fault_is_explained_by_the_general_bank(fault):
     with planted_here(*planted.edits):
         trace = told(fault)
         replay = Replay(trace, replace(planted.how, drafter="external") if given else planted.how)
-        findings = replay.run(judged_from=begun(trace, planted.event), until=planted.event).verdict.findings
+        findings = diagnose(replay, judged_from=begun(trace, planted.event), until=planted.event).verdict.findings
     place = planted.place if fault in (*TRAINED, *FOUR_LAYERS) else there(planted.place)
     here = [found.diagnosis for found in findings if (found.event, found.place) == (planted.event, place)]
     assert here, findings[:2]
@@ -100,6 +101,6 @@ OTHERS = [
 @pytest.mark.parametrize(("edits", "trace", "how", "component", "says"), OTHERS, ids=["stride", "another row"])
 def test_another_stride_and_another_row_are_distinguished(edits, trace, how, component, says):
     with planted_here(*edits):
-        findings = Replay(few_channels(trace, 2), how).run().verdict.findings
+        findings = diagnose(Replay(few_channels(trace, 2), how)).verdict.findings
     first = next(found for found in findings if found.place.component == component)
     assert says in first.diagnosis and first.explained.by == "bank", first

@@ -12,6 +12,7 @@ import torch
 from msgspec import structs
 
 from instep.cli.record import make
+from instep.diagnose import diagnose
 from instep.run.participants import Plan, reference
 from instep.run.replay import Replay
 from instep.run.single_engine import header_of
@@ -205,7 +206,7 @@ def test_a_fault_of_a_drafter_is_found_where_it_is_and_named(fault, plant):
     plant(*fault.edits)
     trace = read(TRACES / f"{fault.trace}.jsonl")
     asked = (Tier.IDENTITY, Tier.BITWISE, Tier.DERIVED)
-    ran = Replay(trace, fault.how).run(until=fault.event, tiers=asked, judged_from=begun(trace, fault.event))
+    ran = diagnose(Replay(trace, fault.how), until=fault.event, tiers=asked, judged_from=begun(trace, fault.event))
     found = ran.verdict.findings[0]
     assert (found.event, found.place) == (fault.event, fault.place)
     assert fault.says in found.diagnosis and found.check in fault.seen_by

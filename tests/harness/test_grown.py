@@ -17,6 +17,7 @@ from instep.campaign.fuzz.coverage import Coverage
 from instep.checks.grown import Grown
 from instep.checks.identity import Identity
 from instep.checks.tree_scores import Scores
+from instep.diagnose import diagnose
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules
@@ -167,7 +168,7 @@ def test_fault_in_the_engines_own_tree_is_found(fault: Fault) -> None:
     begun = max(at for at, event in enumerate(own.events[: fault.event + 1]) if isinstance(event, e.Forward))
     given = Replay(few_channels("grown", 2), Setting("ledger"), checks=lambda plan: [Identity()])
     with planted_here(*fault.edits):
-        found = Replay(own, fault.how).run(until=fault.event, judged_from=begun).verdict.findings
+        found = diagnose(Replay(own, fault.how), until=fault.event, judged_from=begun).verdict.findings
         agreed = given.run(until=6).verdict
     assert agreed.exit is Exit.AGREED and (found[0].event, found[0].place) == (fault.event, fault.place)
     assert fault.says in found[0].diagnosis and {one.check for one in found} & {*fault.seen_by}

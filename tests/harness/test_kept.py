@@ -13,6 +13,7 @@ import torch
 from msgspec import structs
 
 from instep.campaign.streams.relabel import relabelled
+from instep.diagnose import diagnose
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.subject.engines.derived import DerivedEngine
@@ -49,7 +50,7 @@ def trace() -> Trace:
 def test_a_fault_of_tiers_is_found_located_and_named(name: str, trace: Trace) -> None:
     fault = by_id()[name]
     with planted_here(*fault.edits):
-        findings = Replay(trace, fault.how).run(until=fault.event, tiers=EXACT).verdict.findings
+        findings = diagnose(Replay(trace, fault.how), until=fault.event, tiers=EXACT).verdict.findings
     assert findings, "not found"
     first = findings[0]
     assert (first.event, first.place) == (fault.event, fault.place), first

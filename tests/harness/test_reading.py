@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -17,7 +16,7 @@ from instep import allowance
 from instep.campaign.streams.run import streamed
 from instep.campaign.streams.stream import Stream
 from instep.checks import for_labels, for_numbers
-from instep.diagnose import ladder, locate
+from instep.diagnose import diagnose, ladder
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import DRAWS, FEWEST_DRAWS
 from instep.report import outcome_data
@@ -51,8 +50,7 @@ def replay(ragged: Trace) -> Replay:
 
 @pytest.fixture(scope="module")
 def outcome(replay: Replay) -> Outcome:
-    found = replay.run()
-    return replace(found, located=locate(replay, found))
+    return diagnose(replay, ladder=True)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import torch
 from instep.bundled import model
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
+from instep.diagnose import diagnose
 from instep.oracle import storage
 from instep.run.patching import as_kept
 from instep.run.replay import Replay
@@ -151,7 +152,7 @@ def test_a_fault_that_storage_makes_possible_is_found(fault: Fault) -> None:
     trace = few_channels(fault.trace, 4 if fault.place.layer else 2)
     with planted_here(*fault.edits):
         how = replace(fault.how, **GIVEN) if fault.place.stage == "trunk" else fault.how
-        ran = Replay(trace, how).run(tiers=NOT_FREE, until=fault.event, judged_from=begun(trace, fault.event))
+        ran = diagnose(Replay(trace, how), tiers=NOT_FREE, until=fault.event, judged_from=begun(trace, fault.event))
     findings = ran.verdict.findings
     first = findings[0]
     assert (first.event, first.place) == (fault.event, fault.place)

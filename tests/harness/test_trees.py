@@ -16,6 +16,7 @@ from instep.campaign.fuzz.campaign import Settings, campaign
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
 from instep.cli.record import make
+from instep.diagnose import diagnose
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace, read
@@ -117,7 +118,7 @@ SLIPS = [
                          ids=[slip[0] for slip in SLIPS])  # fmt: skip
 def test_tree_fault_is_found_by_its_check(branching, edits, strategy, event, check, says):
     with planted_here(*edits):
-        findings = Replay(branching, Setting("ledger", strategy=strategy)).run(until=event).verdict.findings
+        findings = diagnose(Replay(branching, Setting("ledger", strategy=strategy)), until=event).verdict.findings
     mine = [found for found in findings if found.check == check]
     assert mine and mine[0].event == event and says in mine[0].diagnosis, [found.diagnosis for found in findings[:5]]
 

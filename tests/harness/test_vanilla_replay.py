@@ -14,6 +14,7 @@ from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
 from instep.campaign.relations.mtp_history import WHY
 from instep.cli.record import make
+from instep.diagnose import diagnose
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
@@ -80,7 +81,7 @@ def test_fuzzed_from_the_command_line(trace, instep, tmp_path):
 def test_mtp_layer_that_reads_wrong_rows_is_located(trace, ops, plant):
     """The second layer reads the target's rows, not those of the first layer."""
     plant(Wrap(VANILLA, "Vanilla.extend", "from dataclasses import replace\nself = replace(self, chained=False)"))
-    first = Replay(trace, Setting(ops)).run().verdict.findings[0]
+    first = diagnose(Replay(trace, Setting(ops))).verdict.findings[0]
     assert first.place.stage == "extend.1", first
     assert first.place == Place("extend.1", STAGE_LEVEL, "post_normed")
     assert ops == "ledger" or "reads the target's rows" in first.diagnosis

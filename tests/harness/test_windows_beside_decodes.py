@@ -15,6 +15,7 @@ import torch
 
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
+from instep.diagnose import diagnose
 from instep.diagnose.ladder import locate
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
@@ -61,7 +62,7 @@ def replay(
 
 
 def replayed(model: Path, **more: Any) -> Outcome:
-    return replay(model, **more).run()
+    return diagnose(replay(model, **more))
 
 
 @few(2)
