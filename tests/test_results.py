@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from instep.cli import app
-from instep.report.kernel_syntax import digest, kernels_syntax
+from instep.report.machine import digest, kernels_syntax
 from support.kernel_history import changed, digest_at, has
 
 TOP = Path(__file__).resolve().parents[1]

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from .options import OPTIONS
-from .usage import PLAN, missing, must_be_there, must_be_tiers
+from .options import OPTIONS, tiers_named
 
 if TYPE_CHECKING:
     from .kit.runs import Replayed
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from .trace.header import Part
 
 TRACE = ".jsonl"
+PLAN = "plan"  # name of the item that runs the setting from the trace's header
 ONE_VALUE = {name: option for name, option in OPTIONS.items() if name != "ops"}  # that all items share
 SERVES = ("instep_engine", "instep_ops")  # the command line, or else the ini file, gives one of them
 SAYS = "instep_says"  # property of a report: a line of the summary
@@ -137,7 +137,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Add the folders of traces to the paths that pytest collects."""
     config.addinivalue_line("markers", "instep: a replayed trace; -m 'not instep' leaves all of them out")
     if words := _given(config, "tiers"):
-        must_be_tiers(words)
+        _must_be_tiers(words)
     for ask, engine, ops in ((config.getoption, "--instep-engine", "--instep-ops"), (config.getini, *SERVES)):
         if all(map(ask, SERVES)):
             raise pytest.UsageError(f"{engine}: found {ops} as well, expected only one of them")
@@ -204,7 +204,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _look(config: pytest.Config, named: list[str]) -> None:
     if named:
-        must_be_there(named, _engine(config), _typed(config, "engine"), _checkpoint(config))
+        _must_be_there(named, _engine(config), _typed(config, "engine"), _checkpoint(config))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -246,7 +246,7 @@ class TraceItem(pytest.Item):
         return bool(self.name == _engine(self.config))
 
     def setup(self) -> None:
-        if reason := missing(_given(self.config, "device") or "cpu"):
+        if reason := _missing(_given(self.config, "device") or "cpu"):
             pytest.skip(reason)
 
     def runtest(self) -> None:
@@ -396,3 +396,59 @@ def _is_trace(path: Path) -> bool:
 
 def _below(path: Path, folder: Path) -> bool:
     return path.resolve().is_relative_to(folder)
+
+
+def _must_be_there(named: Iterable[str], engine: str | None, typed: dict[str, Any], checkpoint: Path | None) -> None:
+    """Raise one usage error for an unknown op set, setting or model, before anything runs.
+
+    named: names of the op sets and engines, as in test items
+    engine: the one of them that is driven through callbacks
+    typed: the setting that all items share
+    """
+    from instep_optimized.ops.interpreter import wanted_on
+    from instep_reference.contract.checkpoint import OnDisk
+    from instep_reference.contract.errors import InstepError
+
+    from .adapters import find
+    from .setting import Setting
+    from .subject.engines.verbs import find as find_engine
+
+    wanted_on(typed.get("device", "cpu"))  # as the command does, before a module of the user imports Triton
+    option = "ops"
+    try:
+        for name in dict.fromkeys(named):
+            given, option = dict(typed), "engine" if name == engine else "ops"
+            if name == PLAN:  # the strategies of its op sets are not known yet
+                given = {field: value for field, value in typed.items() if field not in ("strategy", "conv")}
+            else:
+                (find_engine if name == engine else find)(name)
+                given[option] = name
+            if not _missing(given.get("device", "cpu")):
+                Setting.of(**given)
+        option = "checkpoint"
+        if checkpoint is not None:
+            OnDisk.open(checkpoint)
+    except InstepError as error:
+        said = " ".join(str(error).split())
+        said = f"--instep-{said.removeprefix('--')}" if said.startswith("--") else f"--instep-{option}: {said}"
+        raise pytest.UsageError(said) from None
+
+
+def _must_be_tiers(words: list[str]) -> None:
+    from instep_reference.contract.errors import BadInput
+
+    try:
+        tiers_named(words)
+    except BadInput as error:
+        raise pytest.UsageError(f"--instep-tiers: found {error.found}, expected {error.expected}") from None
+
+
+def _missing(device: str) -> str:
+    """Why this machine lacks the device; empty if it is there, or if the name is no device."""
+    import torch
+
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or (number and not number.isdecimal()):
+        return ""
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return "" if int(number or 0) < there else f"this machine has no CUDA device {number or 0}: it has {there}"

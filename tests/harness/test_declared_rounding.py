@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from instep.campaign.shapes.forced_trace import course
 from instep.campaign.shapes.random_weights import random_checkpoint
+from instep.campaign.shapes.run import course
 from instep.cli.record import make
 from instep.run.large_model import outcome
 from instep.run.replay import Replay

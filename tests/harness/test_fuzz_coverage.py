@@ -11,8 +11,7 @@ import pytest
 from msgspec import structs
 
 from instep.campaign.fuzz.campaign import Settings, campaign
-from instep.campaign.fuzz.coverage import Coverage
-from instep.campaign.fuzz.tree_coverage import TREES
+from instep.campaign.fuzz.coverage import TREES, Coverage
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import read

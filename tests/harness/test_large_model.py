@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from instep.campaign.shapes import run as shapes_run
-from instep.campaign.shapes.forced_trace import course
 from instep.campaign.shapes.random_weights import random_checkpoint
+from instep.campaign.shapes.run import course
 from instep.cli import main
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation

@@ -19,8 +19,7 @@ import torch
 from instep.report.html import heat_map
 from instep.report.html.document import ASSETS
 from instep.report.html.heat_map import HEAD, TABLE, Row
-from instep.report.html.replay import page_of
-from instep.report.html.tensor_maps import pooled
+from instep.report.html.replay import page_of, pooled
 from instep.report.html.timeline import lanes_of
 from instep.report.messages import divergence
 from instep.trace.file import read

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from instep.watch import host_copies, host_index_cache
+from instep.watch import host_copies
 from instep.watch import op_calls as calls_file
-from instep.watch.host_index_cache import Told
-from instep.watch.op_calls import Calls
+from instep.watch.op_calls import Calls, HostIndexCache
 from instep_optimized.ops.contracts import before
 
 
@@ -29,7 +28,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return real(tensors)
 
     monkeypatch.setattr(host_copies, "is_away", lambda tensor: True)
-    monkeypatch.setattr(host_index_cache, "brought", brought)
+    monkeypatch.setattr(calls_file, "brought", brought)
     return times
 
 
@@ -38,21 +37,21 @@ def given(index: torch.Tensor, rows: torch.Tensor, **more: torch.Tensor) -> dict
 
 
 def test_index_is_copied_once(asked: list[int]) -> None:
-    calls, index, rows = Told(), torch.tensor([2, 0]), torch.ones(3, 4)
+    calls, index, rows = HostIndexCache(), torch.tensor([2, 0]), torch.ones(3, 4)
     first = calls.of(0, given(index, rows))
     second = calls.of(1, given(index, rows))
     assert first["x"] is second["x"] is rows and first["index"] is second["index"] is not index
     assert first["index"].tolist() == [2, 0] and asked == [1]
     calls.of(2, given(index[:1], rows, further=torch.tensor([5], dtype=torch.int32)))
     assert asked == [1, 2], "another view is another index"
-    assert calls.otherwise() == {}
+    assert calls.changed() == {}
 
 
 @pytest.mark.parametrize("strided", [False, True])
 def test_index_written_between_calls_is_reported_after_the_event(strided: bool) -> None:
     pool = torch.arange(6).reshape(3, 2)
     index = pool[:, 0] if strided else pool[0]
-    calls, rows, flag = Told(), torch.ones(3, 4), torch.tensor([True, False])
+    calls, rows, flag = HostIndexCache(), torch.ones(3, 4), torch.tensor([True, False])
     right = index.tolist()
     calls.of(0, given(index, rows, flag=flag))
     index[0] = 7
@@ -62,7 +61,7 @@ def test_index_written_between_calls_is_reported_after_the_event(strided: bool) 
     assert told_then["index"].tolist() == right and told_then["late"].tolist() == [9]
     index[0], late[0] = 8, 1
     calls.of(2, given(index, rows))
-    (one, first), (two, second) = sorted(calls.otherwise().items())
+    (one, first), (two, second) = sorted(calls.changed().items())
     assert (one, two) == (1, 2) and first["index"].tolist() == [7, *right[1:]]
     assert first["flag"].tolist() == [True, True] and first["late"].tolist() == [9]
     assert first["x"].is_meta and first["x"].shape == rows.shape and second["index"].tolist() == [8, *right[1:]]
@@ -114,10 +113,10 @@ def test_device_failure_falls_back_to_the_first_copy(
     op = calls.wrapper("select", lambda *, x, index: x[index])
     monkeypatch.setattr(calls_file, "alive", lambda device: works)
 
-    def fell(self: Told) -> Any:
+    def fell(self: HostIndexCache) -> Any:
         raise RuntimeError("CUDA error")
 
-    monkeypatch.setattr(Told, "otherwise", fell)
+    monkeypatch.setattr(HostIndexCache, "changed", fell)
     calls.begin(())
     op(x=torch.ones(3, 4), index=torch.tensor([2, 0]))
     calls.end()

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
-from instep.campaign.relations.mtp_history import WHY
+from instep.campaign.relations.rewritten import WHY_NO_MTP_ROWS
 from instep.cli.record import make
 from instep.diagnose import diagnose
 from instep.run.replay import Replay
@@ -124,4 +124,4 @@ def test_only_rows_of_later_mtp_layers_are_left_out(name: str, trace: Trace) -> 
     assert one.verdict.exit is Exit.AGREED, one.verdict.findings[:1]
     stages = {c.place.stage for c in one.verdict.compared}
     assert {"trunk", "extend"} <= stages and not {"extend.1", "extend.2"} & stages
-    assert WHY in {skipped.reason for skipped in one.verdict.skipped}
+    assert WHY_NO_MTP_ROWS in {skipped.reason for skipped in one.verdict.skipped}

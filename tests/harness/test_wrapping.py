@@ -16,7 +16,7 @@ from instep_optimized.memory import Memory
 from instep_optimized.ops.plain import PLAIN
 from instep_proof.faults import plant
 from instep_proof.faults.catalogue.fault import Edit, Wrap
-from instep_proof.faults.wrapping import wrapped
+from instep_proof.faults.syntax_edit import wrapped
 from instep_reference.contract.errors import BadInput
 from support.planting import planted_here
 

@@ -1,6 +1,6 @@
 """The native kernels at a commit, and when their syntax trees changed last.
 
-Leaves out: the digest itself (`instep/report/kernel_syntax.py`).
+Leaves out: the digest itself (`instep/report/machine.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
-from instep.report.kernel_syntax import KERNELS, LAUNCHES, PACKAGE, digest
+from instep.report.machine import KERNELS, LAUNCHES, PACKAGE, digest
 
 TOP = Path(__file__).resolve().parents[2]
 ROOT = f"optimized/{PACKAGE}"

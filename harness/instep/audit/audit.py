@@ -26,7 +26,7 @@ from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.header import Model, config_digest
 from ..verdict import Exit, Verdict
-from . import plain_format, recording, sglang_dumps
+from . import recording, sglang_dumps
 from .layerwise import NORM, Advance, Precision, silent
 from .recorded_engine import complete, replayed, without_copies
 from .recording import META, Recorded, as_usual, width
@@ -71,7 +71,7 @@ def opened(path: Path) -> Recorded:
     if not path.exists():
         raise BadInput(str(path), found="no such file or directory", expected="a recording")
     if path.is_file():
-        return plain_format.read(path)
+        return recording.read_plain(path)
     if (path / META).is_file():
         return recording.read(path)
     if sglang_dumps.is_dump(path):

@@ -1,10 +1,14 @@
-"""A recording on disk, as `write.py` leaves it: the engine, its model and rounding, and every event with its choices.
+"""A recording on disk: the directory that `write.py` makes, or a plain file of prompts and answers.
+
+The directory has the engine, its model and rounding, and every event with its choices:
 
     recording.json            `Stated`: written first, and again with the number of events when the engine ends
     events.jsonl              one event per line, in the grammar of a trace
     tensors/000012.safetensors  the recorded tensors of event 12: logits, final rows, states, by request
 
-Leaves out: writing, and other formats (`plain_format.py`, `sglang_dumps.py`). Nothing is executed.
+A plain file has one request per line: {"prompt": [..], "tokens": [..]}, as token numbers. It has no text, because text
+becomes tokens only with the tokenizer and the chat template.
+Leaves out: writing, and the dumps of SGLang (`sglang_dumps.py`). Nothing is executed.
 """
 
 from __future__ import annotations
@@ -22,12 +26,15 @@ from safetensors import SafetensorError, safe_open
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, Forward, SetNumSteps
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.rounding import Product, checked
+from instep_reference.contract.sampling import Sampling
+from instep_reference.sampling import Drawing
 
+from ..generate.drawn_tokens import Drawn
 from ..setting import WIDTHS
 from ..subject.declared_rounding import Declared, declared
 from ..trace.file import RECORDING, decode
 from ..trace.header import Header, Model, Room
-from .texts import Told
+from .texts import Origin, Text, Told
 
 SCHEMA = 1
 META, EVENTS, TENSORS = RECORDING, "events.jsonl", "tensors"
@@ -208,3 +215,61 @@ def _bytes(file: Path) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise BadInput(str(file), found=error.strerror, expected="a file of a recording") from None
+
+
+class PlainLine(msgspec.Struct, frozen=True):
+    """A request of a plain file; other fields of its line are ignored.
+
+    prompt              at least one token; tokens: the answer; request: its name, or "line N"
+    sampling, uniforms  how each of its tokens was drawn, as in an admission of a trace, and the uniforms; none: argmax
+    """
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    request: str | None = None
+    sampling: Sampling | None = None
+    uniforms: tuple[float, ...] = ()
+
+    def drawn(self, where: str) -> tuple[Drawn | None, ...]:
+        """The drawing and the node of each token; None: argmax."""
+        for field, found, expected in () if self.sampling is None else self.sampling.wrong():
+            _must(False, f"{where}: sampling.{field}", found, expected)
+        if self.sampling is None or not self.sampling.draws:
+            _must(not self.uniforms, f"{where}: uniforms", f"{len(self.uniforms)}, and no sampling", "none")
+            return (None,) * len(self.tokens)
+        count = len(self.tokens)
+        _must(len(self.uniforms) == count, f"{where}: uniforms", len(self.uniforms), f"{count}, one per token")
+        for number, u in enumerate(self.uniforms):
+            _must(0 <= u < 1, f"{where}: uniforms[{number}]", u, "a number from 0 to below 1")
+        return tuple((Drawing.alone(self.sampling, (u,)), 0) for u in self.uniforms)
+
+
+def _must(holds: bool, field: str, found: object, expected: str) -> None:
+    if not holds:
+        raise BadInput(field, found=found, expected=expected)
+
+
+def read_plain(file: Path) -> Recorded:
+    """Read a plain file of prompts and answers. A last line that was cut off is skipped, with a note."""
+    try:
+        lines = file.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise BadInput(str(file), found=error.strerror, expected="a readable file") from None
+    texts, notes = list[Text](), list[str]()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{file.name} line {number}"
+        try:
+            one: PlainLine = decode(line, PlainLine, where, 'a line {"prompt": [tokens], "tokens": [tokens]}')
+        except BadInput:
+            if number < len(lines) or line.endswith(b"\n"):
+                raise
+            notes.append(f"{where} was cut off, so it is skipped")
+            continue
+        origins = tuple(Origin(number, "line") for _ in one.tokens)
+        name = one.request or f"line {number}"
+        texts.append(Text(name, one.prompt, one.tokens, origins, drawn=one.drawn(where)))
+    if not texts:
+        raise BadInput(file.name, found="no request", expected='one per line: {"prompt": [tokens], "tokens": [tokens]}')
+    return Recorded(file, "its answers", told=Told(texts), notes=tuple(notes))

@@ -1,24 +1,36 @@
 """The difference of two result files: coverage, used parts of allowances, and new findings.
 
-Leaves out: the output on the terminal (`cli/diff.py`), and which fields a file needs (`result_schema.py`).
+Leaves out: the output on the terminal (`cli/diff.py`), and all schemas of result files (`result.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+
+from instep_reference.contract.errors import BadInput
+
+from ..options import OPTIONS
+from ..trace.file import decode
 from ..verdict import Exit
-from .listed_findings import Found, apart, covers, in_all, is_cut
-from .result_schema import SETTING, readable
+from .outcome_data import FINDINGS
+from .result import runs_of
 
 # Runs with the same values of `KEY` are compared. Other differences of `SETTING` are reported.
 WHAT = ("name", "relation", "recording")  # what was run: a trace, a relation on it, a recording
 KEY = ("name", "relation", "ops", "engine", "strategy", "conv", "layout", "dtype", "state_dtype", "graphs")
 MOVED = 1.25  # ratio from which on a used part of an allowance has moved, up or down
+# Fields that place a finding. `where` has the event. The number of a case is not among them, as it may change.
+PLACE = ("check", "tier", "where", "case", "request", "stage", "layer", "component", "slot", "head", "columns", "token",
+         "position")  # fmt: skip
+Found = Mapping[str, Any]
+# Fields of a run that identify it: its trace, relation or recording, and its setting.
+SETTING = ("name", "relation", "recording", *OPTIONS, "model")
 
 
 @dataclass(frozen=True)
@@ -170,3 +182,103 @@ def _rows(run: Found) -> dict[str, tuple[int, float | None]]:
 def _number(value: float | str | None) -> float | None:
     """The value of a file, where infinity and NaN are text."""
     return None if value is None else float(value)
+
+
+def apart(some: Iterable[Found], others: Iterable[Found]) -> tuple[list[Found], list[Found]]:
+    """The findings that only one of the two has. Pairs with the same sentence cancel first, then pairs of one place."""
+    mine, theirs = list(some), list(others)
+    for same in (_told, _placed):
+        both = Counter(map(same, mine)) & Counter(map(same, theirs))
+        mine, theirs = _without(mine, same, both), _without(theirs, same, both)
+    return mine, theirs
+
+
+def in_all(run: Found) -> int | None:
+    """How many findings there are in all; None for an old file whose list is full, which does not record it."""
+    said, listed = run.get("findings_in_all"), len(run["findings"])
+    return int(said) if said is not None else listed if listed < FINDINGS else None
+
+
+def is_cut(run: Found) -> bool:
+    return in_all(run) != len(run["findings"])
+
+
+def covers(run: Found, finding: Found) -> bool:
+    """Whether a run would list this finding if it had it: its list is whole, or reaches beyond the finding's event."""
+    if not is_cut(run):
+        return True
+    events = [found.get("event") for found in (*run["findings"][:FINDINGS][-1:], finding)]
+    return finding.get("case") is None and len(events) == 2 and None not in events and events[1] < events[0]
+
+
+def _without(findings: list[Found], same: Callable[[Found], str], both: Counter[str]) -> list[Found]:
+    left, found = Counter(both), list[Found]()
+    for one in findings:
+        left[same(one)] -= 1
+        if left[same(one)] < 0:
+            found.append(one)
+    return found
+
+
+def _placed(finding: Found) -> str:
+    return repr([finding.get(field) for field in PLACE])
+
+
+def _told(finding: Found) -> str:
+    return _placed(finding) + str(finding["diagnosis"])
+
+
+# ---- the schema of a result file that can be compared: runs, each with findings; other fields are ignored
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Used = float | Annotated[str, msgspec.Meta(pattern="^(-?inf|nan)$")] | None
+
+
+class Finding(msgspec.Struct):
+    check: str
+    where: str
+    diagnosis: str
+    event: Count | None = None
+
+
+class TierLine(msgspec.Struct):
+    tier: str
+    elements: Count
+    used: Used = None
+
+
+class OpLine(msgspec.Struct):
+    op: str
+    elements: Count
+    used: Used = None
+
+
+class Run(msgspec.Struct):
+    """One run. tiers: for relations only their names."""
+
+    exit: int
+    findings: list[Finding]
+    findings_in_all: Count | None = None
+    events: Count | None = None
+    elements: Count | None = None
+    used: Used = None
+    tiers: list[TierLine | str] | None = None
+    by_op: list[OpLine] | None = None
+    lacks: str | None = None
+
+
+FIELDS = [(name, OPTIONS[name][0] | None if name in OPTIONS else str | None, None) for name in SETTING]
+File = msgspec.defstruct("File", [("exit", int), ("runs", list[msgspec.defstruct("Whole", FIELDS, bases=(Run,))])])  # type: ignore[misc]
+
+
+def readable(result: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """The runs of a result. name: the file, for errors."""
+    runs = result.get("runs", [])
+    if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs):
+        raise BadInput(f"{name}: runs", found=type(runs).__name__, expected="a list of objects")
+    found = runs_of(result)
+    if not found or not all("findings" in run for run in found):
+        raise BadInput(name, found=f"the result of `{result.get('command')}`", expected="a result with runs and "
+                       "findings, from replay, op, relations, shapes, streams or audit")  # fmt: skip
+    decode(msgspec.json.encode({"exit": result.get("exit"), "runs": found}), File, name)
+    return found

@@ -1,15 +1,24 @@
-"""The machine of a result: versions, device, and the installed kernels.
+"""The machine of a result: versions, device, and a digest of the installed kernels.
 
-Torch is imported only for the name of a CUDA device.
+The digest is of syntax trees, so that comments, docstrings and line breaks do not change it. Torch is imported only for
+the name of a CUDA device. Leaves out: whether a result is too old for the installed kernels (the repository's tests
+decide that).
 """
 
 from __future__ import annotations
 
+import ast
 import platform
+from collections.abc import Mapping
+from functools import cache
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
-from .kernel_syntax import kernels_syntax
-
+PACKAGE = "instep_optimized"
+KERNELS, LAUNCHES = "kernels", "ops/triton.py"  # inside the package: a folder, and the op set that calls it
 
 def machine(device: str) -> dict[str, str | None]:
     """Versions, device, and the digest of the kernels; None for packages that are not installed."""
@@ -46,3 +55,48 @@ def _name(device: str) -> str:
     import torch
 
     return str(torch.cuda.get_device_name(device))
+
+
+def digest(sources: Mapping[str, str]) -> str:
+    """The digest of source texts by path. Names and the order of statements count, docstrings and comments do not."""
+    trees = [f"({path!r}, {_as_tuples(ast.parse(text))})" for path, text in sorted(sources.items())]
+    return sha256(f"[{', '.join(trees)}]".encode()).hexdigest()
+
+
+@cache
+def kernels_syntax() -> str | None:
+    """The digest of the kernels that an import would load; None if their source cannot be read."""
+    spec = find_spec(PACKAGE)  # finds a package without importing it
+    top = Path(spec.origin).parent if spec and spec.origin else None
+    if top is None or not (top / LAUNCHES).is_file():
+        return None
+    files = (top / LAUNCHES, *(top / KERNELS).rglob("*.py"))
+    return digest({path.relative_to(top).as_posix(): path.read_text(encoding="utf-8") for path in files})
+
+
+def _as_tuples(node: Any) -> str:
+    """The syntax tree as text, in nested tuples.
+
+    `ast.dump` would not do, as the empty fields that it writes depend on Python's version. This function is fast,
+    because every command that writes a result waits for it.
+    """
+    if isinstance(node, list):
+        return _tuple([_as_tuples(item) for item in node if not _is_text_alone(item)])
+    name = type(node).__name__
+    if not isinstance(node, ast.AST):
+        return repr((name, repr(node)))
+    inside = []
+    for field in node._fields:
+        value = getattr(node, field, None)
+        if value is not None and value != [] and (said := _as_tuples(value)) != "()":
+            inside.append(f"({field!r}, {said})")
+    return f"({name!r}, {_tuple(inside)})"
+
+
+def _tuple(parts: list[str]) -> str:
+    return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+
+
+def _is_text_alone(node: object) -> bool:
+    """Whether a node is a docstring or another string that is a whole statement."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -1,6 +1,6 @@
 """The tensors of a finding, as found and as expected, and files of them for further study.
 
-Leaves out: findings of earlier events, whose tensors are gone, and drawing (`report/html/tensor_maps.py`).
+Leaves out: findings of earlier events, whose tensors are gone, and drawing (`report/html/replay.py`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Protocol
@@ -23,7 +23,6 @@ from instep_reference.contract.errors import BadInput
 
 from ..trace.write_bound import Bound
 from .digests import bits, digests, together, words
-from .strides import changed_bytes, taken_strides
 
 __all__ = ["UNWATCHED", "Changes", "Looked", "Trespass", "Watch", "Wider", "bits"]
 
@@ -164,8 +163,8 @@ class Watch:
     ) -> tuple[int, ...]:
         """For a region with a trespass: its units and its red zones together."""
         base, around = region.units.data_ptr(), written[region.name, region.layer]
-        changed = [changed_bytes(kept.live, kept.shadow, base) for kept, units, _ in around if units]
-        return taken_strides(region, torch.cat(changed), may[region.name] & self.bound.units(region))
+        changed = [_changed_bytes(kept.live, kept.shadow, base) for kept, units, _ in around if units]
+        return _taken_strides(region, torch.cat(changed), may[region.name] & self.bound.units(region))
 
     def _wider(self, may: Mapping[str, frozenset[int]]) -> Iterator[Wider]:
         """Once per name: a table covers all layers at once."""
@@ -254,3 +253,39 @@ def _poisoned(units: torch.Tensor, positions: int, poison: float) -> int:
 
 def _address(region: Region) -> tuple[object, ...]:
     return region.name, region.layer, region.units.data_ptr(), region.units.shape, region.units.stride()
+
+
+def _changed_bytes(live: torch.Tensor, shadow: torch.Tensor, base: int) -> torch.Tensor:
+    """The starts of the words that differ, in bytes from `base`.  live, shadow [units, blocks, n]"""
+    at = (live != shadow).nonzero().cpu()
+    steps = torch.tensor(live.stride()) * live.element_size()
+    return (at * steps).sum(1) + (live.data_ptr() - base)
+
+
+def _taken_strides(region: Region, changed: torch.Tensor, free: Collection[int]) -> tuple[int, ...]:
+    """The unit strides with which a misplaced write was inside writable units, in elements.
+
+    The first word of every writable unit at another place must have changed: a coincidental change does not start at a
+    unit.
+    changed: in bytes from the first unit on
+    """
+    size, pitch, inner = region.units.element_size(), region.units.stride(0), region.units[0].numel()
+    units = torch.tensor(sorted(unit for unit in free if unit < len(region.units)))
+    found = []
+    for stride in _candidates(region):
+        begins, apart = units * stride * size, (units > 0)
+        inside = ((changed[:, None] >= begins) & (changed[:, None] < begins + inner * size)).any(1)
+        if stride != pitch and apart.any() and inside.all() and torch.isin(begins[apart], changed).all():
+            found.append(stride)
+    return tuple(sorted(found))
+
+
+def _candidates(region: Region) -> Iterator[int]:
+    """Strides of units without a gap between them, and of units with fewer positions."""
+    yield from dict.fromkeys((region.units[0].numel(), *_narrower(region)))
+
+
+def _narrower(region: Region) -> Iterator[int]:
+    along = None if region.means is None else region.means.positions
+    if along is not None and along.axis == 1:
+        yield from (count * region.units.stride(1) for count in range(1, region.units.shape[1]))

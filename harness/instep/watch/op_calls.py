@@ -1,8 +1,8 @@
 """A wrapper for `around` that judges every op call of an event by its contract, and logs which rows it served.
 
 It reads indices on the host. So calls under a capture of CUDA graphs are counted and not judged, and host reads of the
-judgement are not logged. On a GPU a call is judged with cached indices, and again after the event if these had changed
-(`host_index_cache.py`). Leaves out: the results of ops, and the use of the log (`checks/contracts.py`).
+judgement are not logged. On a GPU a call is judged with cached indices, and again after the event if these had changed.
+Leaves out: the results of ops, and the use of the log (`checks/contracts.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -24,8 +25,7 @@ from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Blocked, Storage
 
 from .event_log import Broken, FailedOp, Served
-from .host_copies import alive
-from .host_index_cache import Told
+from .host_copies import alive, bare, brought, in_line, indices_on_host
 from .host_reads import Reads
 from .kernel_calls import Exercised, Tally, counted_in
 from .pool_addresses import Pools, stands
@@ -82,7 +82,7 @@ class Calls:
         judged = self._settled()
         for form, lengths in chain.from_iterable(one.lengths for one in judged):
             self.tally.ops[form] = self.tally.ops.get(form, Exercised()).with_call(lengths)
-        self._told = Told()  # the memory of cached indices may be reused now
+        self._indices = HostIndexCache()  # the memory of cached indices may be reused now
         return {
             "calls": self._calls, "tensors": self._tensors, "captured": self._captured,
             "broken": tuple(chain.from_iterable((*one.broken, *one.further) for one in judged)),
@@ -105,7 +105,7 @@ class Calls:
                 self._captured += 1
                 return self._run(name, op, given)
             with self._reads.paused():
-                told = self._told.of(len(self._judged), given) if self._reads.cuda else given
+                told = self._indices.of(len(self._judged), given) if self._reads.cuda else given
                 judged = _judged(name, self._place(given), told, ours)
                 judged.further += _broken(name, judged.place, self._views(name, given))
                 self._judged.append(judged)
@@ -144,12 +144,12 @@ class Calls:
         """All calls of the event; calls whose cached indices were stale are judged again."""
         judged = list(self._judged)
         try:
-            otherwise = self._told.otherwise()
+            changed = self._indices.changed()
         except RuntimeError:
             if alive("cuda"):
                 raise
-            otherwise = {}  # a kernel has killed the device, so the cached indices remain
-        for number, given in otherwise.items():
+            changed = {}  # a kernel has killed the device, so the cached indices remain
+        for number, given in changed.items():
             one = judged[number]
             again = _judged(one.name, one.place, given, not one.lengths)
             judged[number] = replace(again, further=one.further)
@@ -195,7 +195,7 @@ class Calls:
     def _clear(self) -> None:
         self._calls = self._tensors = self._captured = 0
         self._judged: list[_Judged] = []
-        self._told = Told()
+        self._indices = HostIndexCache()
         self._by: dict[str, str] = {}
         self._wrote: list[tuple[str, Place | None]] = []
         self._last = None
@@ -308,3 +308,60 @@ def _lengths(name: str, given: dict[str, Any]) -> Iterator[tuple[str, list[int]]
 
 def _capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+Given = dict[str, Any]
+Key = tuple[object, ...]  # the address of an index, and how it is read there
+
+
+class HostIndexCache:
+    """Index tensors of one event on the host; an index shared by many op calls is copied once.
+
+    A copy from the device waits, and with several processes on the device it waits for its turn: at every call that
+    would take longer than the event. So later calls are judged by the cached values. The tensors that they really got
+    are kept on the device, and compared once after the event (`changed`). Calls are known by a number.
+    """
+
+    def __init__(self) -> None:
+        # With the tensor itself: while it is held, its memory cannot serve another index.
+        self._known: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._later: dict[int, tuple[Given, list[Key], torch.Tensor]] = {}
+
+    def of(self, call: int, given: Given) -> Given:
+        """The arguments of the call, with its indices on the host."""
+        return indices_on_host(given, partial(self._brought, call, given))
+
+    def _brought(self, call: int, given: Given, indices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        keys = [_key(index) for index in indices]
+        new = {key: index for key, index in zip(keys, indices, strict=True) if key not in self._known}
+        if again := {key: index for key, index in zip(keys, indices, strict=True) if key not in new}:
+            self._later[call] = bare(given), [*again], torch.cat([in_line(index) for index in again.values()])
+        for (key, index), here in zip(new.items(), brought([*new.values()]), strict=True):
+            self._known[key] = index, here
+        return [self._known[key][1] for key in keys]
+
+    def changed(self) -> Mapping[int, Given]:
+        """The calls whose indices differ from those by which they were judged, with the real ones; numbers that are
+        neither indices nor memory as shapes only. This waits for the device once.
+        """
+        if not self._later:
+            return {}
+        found = {}
+        lines = torch.cat([line for _, _, line in self._later.values()]).cpu()
+        given = torch.split(lines, [len(line) for _, _, line in self._later.values()])
+        for (call, (shapes, keys, _)), line in zip(self._later.items(), given, strict=True):
+            here = [self._known[key][1] for key in keys]
+            if not torch.equal(line, torch.cat([in_line(index) for index in here])):
+                parts = torch.split(line, [index.numel() * index.element_size() for index in here])
+                right = {key: part.clone().view(index.dtype).view(index.shape)
+                         for key, part, index in zip(keys, parts, here, strict=True)}  # fmt: skip
+                found[call] = indices_on_host(shapes, partial(self._as_given, right))
+        return found
+
+    def _as_given(self, right: Mapping[Key, torch.Tensor], indices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Those that were known before the call; the others were copied for it."""
+        return [right[key] if key in right else self._known[key][1] for key in map(_key, indices)]
+
+
+def _key(index: torch.Tensor) -> Key:
+    return index.device, index.data_ptr(), index.dtype, index.shape, index.stride()

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from .catalogue.fault import Edit, Wrap
-from .syntax_edit import replaced
-from .wrapping import wrapped
+from .syntax_edit import replaced, wrapped
 
 
 class Runs(Protocol):

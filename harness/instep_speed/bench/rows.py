@@ -28,6 +28,7 @@ from .base import SEED, TO, Ground
 from .expected import first, off
 
 WIDE = torch.float64
+CONV_WIDTH = 4  # taps of the causal conv
 STATE = 0.1  # scale of a state's numbers
 
 

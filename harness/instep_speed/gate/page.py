@@ -1,10 +1,11 @@
 """The page of `instep gate`: how much slower each case became, compared with noise and with the allowed slow-down.
 
-Leaves out: timing (`instep_speed.gate`), and trials of the gate itself (`calibration_page.py`).
+Next to it, the page of a calibration. Leaves out: timing (`instep_speed.gate`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from instep.report.html.document import Listing, Page
@@ -12,7 +13,7 @@ from instep.report.html.parts import Data
 from instep.report.terminal import short
 from instep.verdict import Exit
 
-from .calibration_page import bars
+from .rate_bounds import FEWEST_TRIALS, SURE, bounds, independent
 from .statistics import Say
 
 COLORS = {Say.HELD.value: "good", Say.SLOWER.value: "bad", Say.NOISY.value: "unsure"}
@@ -37,7 +38,7 @@ def page(found: Data) -> Page:
         f"{setting['after']} against {setting['before']}", Exit(found["exit"]), said,
         f"No case is slower by more than {setting['allowed']:.0%}, in {judged[0]['change']['pairs'] if judged else 0} "
         f"interleaved pairs; batch {setting['batch']}, window {setting['num_steps'] + 1}.", refused, [_table(judged)],
-        {"plots": [*plots, *(bars(known) if known else [])]},
+        {"plots": [*plots, *(_bars(known) if known else [])]},
         word=word,
     )
 
@@ -76,3 +77,50 @@ def _plot(setting: Data, judged: list[Data]) -> dict[str, Any]:
     allowed = 1 + setting["allowed"]
     return {"form": "intervals", "title": "How much longer it takes: medians of pairs, 98% intervals; a dot is a pair",
             "x": "after / before; the band is allowed", "band": [1 / allowed, allowed], "rows": rows}  # fmt: skip
+
+
+def calibration_page(found: Data) -> Page:
+    """The page of `instep gate --calibrate`: how often the gate is wrong on this machine, by case."""
+    setting = found["setting"]
+    refused = [f"REFUSED  {found['refused']}"] if found.get("refused") else []
+    trials = f"{found['trials']} trial{'s' * (found['trials'] != 1)}"
+    said = [f"{trials} of each, {independent(found)} of them independent, of {found['pairs']} pairs; "
+            f"{setting['pairs']} and more a trial, {setting['allowed']:.0%} is allowed"]  # fmt: skip
+    bound = bounds(found)
+    said += [f"{case}: at most {highest:.1%} of A/A are called slower, at least {bound['slowed'][case]:.1%} of slowed "
+             f"arms are found ({SURE:.0%} sure of each)" for case, highest in bound["A/A"].items()]  # fmt: skip
+    if found["trials"] and independent(found) < FEWEST_TRIALS:
+        said.append(f"too few to tell: {FEWEST_TRIALS} independent trials are the fewest")
+    return Page(
+        f"The gate on this machine: {setting.get('source')} [{setting.get('ops')}]", Exit(found["exit"]), said,
+        'A/A compares one source with itself, so "slower" is a false alarm. The slowed arm does take longer, so "held" '
+        "is a miss.", refused, [_verdicts(found)], {"plots": list(_bars(found))},
+        word="REFUSED" if refused else {Exit.AGREED: "fit for this machine"}.get(Exit(found["exit"]), ""),
+    )
+
+
+def _trials(found: Data) -> Iterator[tuple[str, str, Data]]:
+    """case, arm, verdict -> trials"""
+    for which, cases in found["says"].items():
+        for case, counts in cases.items():
+            yield case, which, counts
+
+
+def _verdicts(found: Data) -> Listing:
+    heads = ("case", "arm", *(say.value for say in Say), "took longer by")
+    rows = []
+    for case, which, counts in sorted(_trials(found)):
+        ratio = found.get("ratio", {}).get(case, {}) if which == "slowed" else {}
+        taken = ", ".join(f"{value - 1:.1%} ({clock})" for clock, value in ratio.items())
+        rows.append((case, which, *(str(counts.get(say.value, 0)) for say in Say), taken))
+    return Listing(heads, rows, "Verdicts of the gate")
+
+
+def _bars(found: Data) -> Iterator[dict[str, Any]]:
+    """The verdicts of trials as bars. found: a calibration, from its own file or from the result of a gate."""
+    every = sorted(_trials(found))
+    if every:
+        yield {"form": "bars", "title": f"Verdicts of the gate in {found['trials']} trials each", "x": "trials",
+               "names": [f"{case}, {which}" for case, which, _ in every], "parts": [say.value for say in Say],
+               "values": {say.value: [counts.get(say.value, 0) for _, _, counts in every] for say in Say},
+               "colors": {Say.HELD.value: "use-1", Say.NOISY.value: "hatch", Say.SLOWER.value: "line-3"}}  # fmt: skip

@@ -6,17 +6,57 @@ If a condition was never met, the campaign cannot have found the faults that nee
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from instep_reference.contract import engine as e
 from instep_reference.contract.event_facts import ROW_FACTS, Phase, facts, kind_of, named, tracks
 
-from ...trace.request_table import RequestTable
-from . import drafter_coverage
-from .coverage_turn import Condition, Past, Turn
-from .prefix_coverage import PREFIXES
-from .tree_coverage import TREES
+from ...trace.request_table import RequestTable, Standing
+
+
+@dataclass
+class Past:
+    """Facts about earlier events.
+
+    accepted  number of drafts accepted last; owned: slots that had an owner; lost: slots that a preemption took
+    behind    requests that decoded while the step count was 0; switched: the step count changed
+    missed    number of other requests' commits since a request was last in a batch, while its accepted drafts may still
+              be pending; batch: requests of the last two commits
+    kept      saved states by name -> slot and step count of the save; loads: how often each was loaded
+    hits      live requests that have loaded a prefix; accepted_in: prefixes that end with accepted tokens
+    fetched   prefixes that were reloaded from the host; evicted: names that were evicted
+    """
+
+    accepted: dict[str, int] = field(default_factory=dict)
+    owned: set[int] = field(default_factory=set)
+    lost: dict[str, int | None] = field(default_factory=dict)
+    behind: set[str] = field(default_factory=set)
+    switched: bool = False
+    missed: dict[str, int] = field(default_factory=dict)
+    batch: tuple[int, int] = (0, 0)
+    kept: dict[str, tuple[int | None, int]] = field(default_factory=dict)
+    loads: Counter[str] = field(default_factory=Counter)
+    hits: set[str] = field(default_factory=set)
+    accepted_in: set[str] = field(default_factory=set)
+    fetched: set[str] = field(default_factory=set)
+    evicted: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One event, and the request table before and after it."""
+
+    before: RequestTable
+    event: e.AnyEvent
+    after: RequestTable
+    past: Past
+    overlap: bool = False  # whether rounds overlap
+    heads: int = 1  # how many MTP layers are in use
+
+
+Condition = Callable[[Turn], bool]
 
 
 class Coverage:
@@ -32,11 +72,11 @@ class Coverage:
 
     def begin(self, *, overlap: bool = False, heads: int = 1) -> None:
         self._past, self._last, self._overlap, self._heads = Past(), "start", overlap, heads
-        self._drafters |= drafter_coverage.of(heads)
+        self._drafters |= _of_drafters(heads)
 
     def note(self, before: RequestTable, event: e.AnyEvent, after: RequestTable) -> None:
         turn, kind = Turn(before, event, after, self._past, self._overlap, self._heads), kind_of(event)
-        conditions = {**CONDITIONS, **TREES, **PREFIXES, **drafter_coverage.of(self._heads)}
+        conditions = {**CONDITIONS, **TREES, **PREFIXES, **_of_drafters(self._heads)}
         self._trees = self._trees or after.capacity.trees
         self._prefixes = self._prefixes or after.capacity.track_interval is not None
         self.met.update(name for name, holds in conditions.items() if holds(turn))
@@ -54,6 +94,10 @@ class Coverage:
 def _rows(turn: Turn, *kinds: str) -> list[e.Row]:
     rows = turn.event.rows if isinstance(turn.event, e.Forward) else ()
     return [row for row in rows if row.kind in kinds]
+
+
+def _decode_beside_verify(turn: Turn) -> bool:
+    return bool(_rows(turn, "decode")) and bool(_rows(turn, "verify"))
 
 
 def _chunk(count: int) -> Condition:
@@ -223,7 +267,7 @@ CONDITIONS: dict[str, Condition] = {
     "drawn beside greedy": lambda t: {bool(row.uniforms) for row in _rows(t, "verify", "decode")} == {True, False},
     "a sampled request resumed": lambda t: isinstance(t.event, e.Resume) and t.after.live[t.event.request].draws,
     "prefill beside verify": lambda t: bool(_rows(t, "prefill")) and bool(_rows(t, "verify")),
-    "decode beside verify": lambda t: bool(_rows(t, "decode")) and bool(_rows(t, "verify")),
+    "decode beside verify": _decode_beside_verify,
     "batch order is not slot order": _out_of_order,
     "a chunk of 1": _chunk(1),
     "a chunk of 2": _chunk(2),
@@ -284,6 +328,192 @@ CONDITIONS: dict[str, Condition] = {
     "refused: no page is free": _refused(_no_page),
     "pages in no order": lambda t: list(t.after.capacity.pages) != sorted(t.after.capacity.pages),
 }
+
+
+# ---- conditions that only windows that are trees meet: counted where a room has `num_draft_tokens`
+
+
+def _windows(turn: Turn) -> list[Standing]:
+    """The windows that a forward verifies."""
+    rows = turn.event.rows if isinstance(turn.event, e.Forward) else ()
+    return [turn.before.live[row.request] for row in rows if row.kind == "verify"]
+
+
+def _branches(standing: Standing) -> bool:
+    return standing.parents != tuple(range(-1, len(standing.parents) - 1))
+
+
+def _shapes_differ(turn: Turn) -> bool:
+    return len({standing.parents for standing in _windows(turn) if _branches(standing)}) > 1
+
+
+def _beside_chain(turn: Turn) -> bool:
+    return {_branches(standing) for standing in _windows(turn)} == {True, False}
+
+
+def _beside_prompt(turn: Turn) -> bool:
+    prompts = isinstance(turn.event, e.Forward) and any(row.kind == "prefill" for row in turn.event.rows)
+    return prompts and any(map(_branches, _windows(turn)))
+
+
+def _of_a_tree(holds: Callable[[tuple[int, ...], int], bool]) -> Condition:
+    """For a commit: whether the condition holds for the accepted drafts and the number of nodes of some tree."""
+
+    def trees(turn: Turn) -> Iterator[tuple[tuple[int, ...], int]]:
+        if isinstance(turn.event, e.Commit) and turn.event.accepted is not None:
+            for name, path in zip(turn.event.requests, turn.event.accepted, strict=True):
+                if _branches(standing := turn.before.live[name]):
+                    yield path.nodes, len(standing.parents)
+
+    return lambda turn: any(holds(nodes, count) for nodes, count in trees(turn))
+
+
+def _grown(holds: Callable[[e.Draft, int], bool]) -> Condition:
+    """For a draft that grows trees: whether the condition holds for the event and the drafts of a grown tree."""
+
+    def drafted(turn: Turn) -> bool:
+        drafts = turn.before.capacity.grown(turn.before.num_steps)
+        return isinstance(turn.event, e.Draft) and drafts > 0 and holds(turn.event, drafts)
+
+    return drafted
+
+
+TREES: dict[str, Condition] = {
+    "trees of different shapes in one batch": _shapes_differ,
+    "a tree next to a chain": _beside_chain,
+    "a tree next to a prompt": _beside_prompt,
+    "an accepted path that is not 1, 2, ...": _of_a_tree(lambda nodes, _: nodes != tuple(range(1, len(nodes) + 1))),
+    "nothing of a tree accepted": _of_a_tree(lambda nodes, _: not nodes),
+    "trees grown for several requests": _grown(lambda event, _: len(event.requests) > 1),
+    "another window than the grown tree": _grown(lambda event, drafts: any(
+        len(one) != drafts for one in event.picks or ())),
+    "the last node of a tree accepted": _of_a_tree(lambda nodes, count: nodes[-1:] == (count - 1,)),
+}
+
+
+# ---- conditions that only tracked prefixes meet: counted where a room has a `track_interval`
+
+
+def _tracked(holds: Callable[[Turn, str, int], bool], kind: type[e.Event]) -> Condition:
+    """For an event of this kind: whether the condition holds for some request and the tokens of its prefix."""
+
+    def condition(turn: Turn) -> bool:
+        made = [(name, turn.after.saved.get(under)) for name, under in tracks(turn.event).items()]
+        return isinstance(turn.event, kind) and any(
+            kept is not None and holds(turn, name, kept.length) for name, kept in made)
+
+    return condition
+
+
+def _hit(holds: Callable[[Turn, Standing], bool]) -> Condition:
+    def condition(turn: Turn) -> bool:
+        kept = turn.after.saved[turn.event.name] if isinstance(turn.event, e.Load) else None
+        return kept is not None and kept.prefix and holds(turn, kept)
+
+    return condition
+
+
+def _at_prefix_end(turn: Turn, name: str, count: int) -> bool:
+    return turn.after.live[name].length == count
+
+
+def _not_reached(turn: Turn) -> bool:
+    return any(under not in turn.after.saved for under in tracks(turn.event).values())
+
+
+def _moved(
+    kind: type[e.Event], holds: Callable[[Turn, Standing], bool] = lambda turn, kept: True
+) -> Condition:
+    """For an event that moves or evicts a prefix: whether the condition holds for the prefix before it."""
+
+    def condition(turn: Turn) -> bool:
+        kept = turn.before.saved[turn.event.name] if isinstance(turn.event, e.Offload | e.Fetch | e.Evict) else None
+        return kept is not None and isinstance(turn.event, kind) and kept.prefix and holds(turn, kept)
+
+    return condition
+
+
+def _again(turn: Turn) -> bool:
+    return any(under in turn.past.evicted and under in turn.after.saved for under in tracks(turn.event).values())
+
+
+PREFIXES: dict[str, Condition] = {
+    "a prefix tracked at the end of a chunk": _tracked(_at_prefix_end, e.Forward),
+    "a prefix tracked inside an accepted path": _tracked(lambda *at: not _at_prefix_end(*at), e.Commit),
+    "a prefix tracked at the end of an accepted path": _tracked(_at_prefix_end, e.Commit),
+    "a commit that reaches no multiple": _not_reached,
+    "prefixes of several requests tracked at once": lambda turn: len(tracks(turn.event)) > 1,
+    "a prefix of a request that continued from a prefix": _tracked(lambda t, name, _: name in t.past.hits, e.Event),
+    "a prefix loaded": _hit(lambda turn, kept: True),
+    "a prefix loaded while its donor is live": _hit(lambda turn, kept: kept.request in turn.before.live),
+    "a prefix loaded after its donor is over": _hit(lambda turn, kept: kept.request not in turn.before.live),
+    "a prefix with accepted tokens loaded": _hit(
+        lambda turn, kept: turn.past.accepted_in >= {getattr(turn.event, "name", "")}),
+    "a prefix goes to the host": _moved(e.Offload),
+    "a prefix goes to the host while its donor is in a round": _moved(
+        e.Offload, lambda turn, kept: bool(turn.before.live[kept.request].window) if kept.request in turn.before.live
+        else False),
+    "a prefix comes back": _moved(e.Fetch),
+    "a prefix loaded after it came back": _hit(lambda turn, kept: getattr(turn.event, "name", "") in turn.past.fetched),
+    "a prefix evicted from the device": _moved(e.Evict, lambda turn, kept: not kept.aside),
+    "a prefix evicted from the host": _moved(e.Evict, lambda turn, kept: kept.aside),
+    "a prefix evicted while its donor is live": _moved(e.Evict, lambda turn, kept: kept.request in turn.before.live),
+    "a prefix evicted while a request that loaded it is live": _moved(
+        e.Evict, lambda turn, kept: bool(turn.past.hits & turn.before.live.keys())),
+    "a prefix under a name that was evicted": _again,
+    "the device has no room for one prefix more": lambda turn: (
+        turn.after.capacity.tracked is not None and not turn.after.room_for(1)),
+}
+
+
+# ---- conditions that only some drafters meet: drafts that are passed in, or several MTP layers
+
+
+def _guessing(turn: Turn) -> bool:
+    """A chunk followed by so few prompt tokens that the last layers read past the end of the prompt."""
+    rows = turn.event.rows if isinstance(turn.event, e.Forward) else ()
+    return any(row.kind == "prefill" and 0 < turn.before.live[row.request].unread - row.tokens < turn.heads
+               for row in rows)  # fmt: skip
+
+
+def _brought_back(turn: Turn) -> bool:
+    return isinstance(turn.event, e.Load | e.Resume) and turn.after.live[turn.event.request].root is not None
+
+
+def _tracked_short(turn: Turn) -> bool:
+    """A prefix whose last rows, one for each MTP layer, were not all made in the event that tracks it."""
+    made = [(turn.before.live[name], turn.after.saved.get(under)) for name, under in tracks(turn.event).items()]
+    return any(kept is not None and one.length > 0 and kept.length - one.length < turn.heads for one, kept in made)
+
+
+def _hit_short(turn: Turn) -> bool:
+    """A prefix followed by so few prompt tokens that the last layers read past the end of the prompt."""
+    kept = turn.after.saved[turn.event.name] if isinstance(turn.event, e.Load) else None
+    return kept is not None and kept.prefix and turn.after.live[turn.event.request].unread < turn.heads  # type: ignore[union-attr]
+
+
+HANDED: Mapping[str, Condition] = {
+    "handed in: accepted: ragged": _ragged,
+    "handed in: a request without drafts next to windows": _decode_beside_verify,
+    "handed in: resumed or loaded after a root": _brought_back,
+}
+SEVERAL: Mapping[str, Condition] = {
+    "several MTP layers: accepted: ragged": _ragged,
+    "several MTP layers: fewer steps than layers": lambda t: isinstance(t.event, e.Draft) and (
+        t.before.num_steps < t.heads),
+    "several MTP layers: a chunk that ends just before its prompt": _guessing,
+    "several MTP layers: resumed or loaded after a root": _brought_back,
+    "several MTP layers: a prefix with rows of earlier events": _tracked_short,
+    "several MTP layers: a prefix loaded just before the end of a prompt": _hit_short,
+}
+
+
+def _of_drafters(heads: int) -> Mapping[str, Condition]:
+    """The conditions for a run with this number of MTP layers."""
+    return SEVERAL if heads > 1 else {} if heads else HANDED
+
+
+# ---- facts for later events
 
 
 def _remember(turn: Turn) -> None:

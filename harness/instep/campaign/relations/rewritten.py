@@ -10,9 +10,12 @@ on the same events (`pairwise.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from instep_optimized.layout import StateLayout
+from instep_reference.contract.engine import RequestState
+from instep_reference.contract.place import Place, draft_stage
 
 from ...adapters import Subject
 from ...verdict import Skipped, Tier
@@ -20,7 +23,6 @@ from .base import Case, Relation, Results, not_by_verbs
 from .by_position import PositionRecord
 from .compare import same
 from .engine_changes import WindowsOfOne
-from .mtp_history import WHY, without_guesses
 from .rewrites import undrawn, with_other_drafts, without_speculation
 from .timeline import (
     Rewrite,
@@ -42,6 +44,8 @@ Exact = Callable[[Case], bool]
 LAYOUTS: Sequence[StateLayout] = ("VK", "KV")
 # Around the conv's width and the prefill kernels' 64 tokens at a time.
 EDGES = (1, 2, 3, 63, 64, 65)
+WHY_NO_MTP_ROWS = "rows of MTP layers after the first depend on where chunks and rounds ended: not compared"
+FIRST = draft_stage(0)
 
 
 def always(case: Case) -> bool:
@@ -90,9 +94,9 @@ def rewritten(
     def hold(case: Case) -> Results:
         apart = elsewhere and case.stores_narrow
         for whole in runs(case):
-            one, other = map(without_guesses, whole)
+            one, other = map(_without_guesses, whole)
             if one is not whole[0]:
-                yield Skipped(name, 0, WHY)
+                yield Skipped(name, 0, WHY_NO_MTP_ROWS)
             if apart:
                 yield Skipped(name, 0, ELSEWHERE)
                 rounded = partial(_own_rounded, case, (one.name, other.name))
@@ -104,7 +108,7 @@ def rewritten(
         by_rows = exact in BY_ROWS and not apart and not exact(case) and not brought_anew(case)
         if by_rows and case.row_by_row is not None:
             for one, other in runs(case.row_by_row):
-                yield from same(name, without_guesses(one), without_guesses(other))
+                yield from same(name, _without_guesses(one), _without_guesses(other))
 
     tiers = (Tier.BITWISE,) if exact is always else (Tier.BITWISE, Tier.PROPAGATED)
     return Relation(name, says, catches, tiers, hold, lacks)
@@ -255,3 +259,31 @@ REWRITTEN: tuple[Relation, ...] = (
         "a chunk that begins with an empty conv window", exact=for_labels, elsewhere=True,
     ),
 )  # fmt: skip
+
+
+def _guessing(place: Place) -> bool:
+    """Whether a later MTP layer of a draft extend computes this place."""
+    return place.stage.startswith(f"{FIRST}.")
+
+
+def _without_guesses(record: PositionRecord) -> PositionRecord:
+    """Drop rows of later MTP layers. A record without later MTP layers is returned as it is.
+
+    MTP layer i pairs a row with the token i positions later. A token that is not known yet is guessed by the layers
+    before, and the row is never recomputed. The step count also decides which rows a layer reads. So two runs that
+    bring the same tokens in different steps may rightly differ there.
+    """
+    if not any(map(_guessing, {place for _, place, _ in record.rows})):
+        return record
+    return replace(
+        record, blocks=[block for block in record.blocks if not _guessing(block.place)],
+        standings=[replace(standing, state=_first(standing.state)) for standing in record.standings],
+        rows={at: row for at, row in record.rows.items() if not _guessing(at[1])},
+        states={at: _first(state) for at, state in record.states.items()},
+    )
+
+
+def _first(state: RequestState) -> RequestState:
+    keys, values = ({layer: x for layer, x in each.items() if layer < 1}
+                    for each in (state.draft_keys, state.draft_values))  # fmt: skip
+    return replace(state, draft_keys=keys, draft_values=values)

@@ -1,6 +1,7 @@
 """States and kept updates after a wrong step: the wrong states of T2d, and steps that round.
 
-Leaves out: steps with the input of another row, head or request (`wrong_inputs.py`).
+Leaves out: steps with the input of another row, head or request (`wrong_inputs.py`), and wrong updates, keys
+and decays in the right entries of a ring (`checks/ring_hypotheses.py`).
 """
 
 from __future__ import annotations
@@ -10,16 +11,15 @@ from dataclasses import replace
 
 import torch
 
-from ...checks.base import counted
+from ...checks.base import at_end, counted
 from ...checks.directed import scene_of
 from ...checks.hypotheses import wrong_states
 from ...checks.ring_hypotheses import wrong_updates
-from ...checks.state_step import Scene
+from ...checks.state_step import Scene, add
 from ...oracle.folding import Run
 from ...oracle.recomputation import Recomputation
 from ...watch.required_rows import UPDATE
 from .case import Case, Explanation
-from .ring_wrap import overwritten
 
 
 def known_states(case: Case) -> Iterator[Explanation]:
@@ -39,8 +39,42 @@ def states(case: Case) -> Iterator[Explanation]:
     scene = own_scene(case)
     if scene is None or case.component == UPDATE:
         return
-    yield from overwritten(scene)
+    yield from _overwritten(scene)
     yield from _of_others(case)
+
+
+def _overwritten(scene: Scene) -> Iterator[Explanation]:
+    """States that were replayed from a ring with overwritten entries, as it wraps around too early."""
+    if scene.kept:
+        yield from _in_a_short_ring(scene)
+        yield from _before_an_overwrite(scene)
+
+
+def _in_a_short_ring(scene: Scene) -> Iterator[Explanation]:
+    """A ring with fewer entries than the window has tokens: the later of two tokens in an entry is replayed."""
+    tokens = len(scene.k)
+    for room in range(1, tokens):
+        last = [tokens - 1 - (tokens - 1 - t) % room for t in range(scene.count)]
+        if last != list(range(scene.count)):
+            k, log_decay, updates = (x[last] for x in (scene.k, scene.log_decay, scene.updates))
+            state = scene.again(scene.base, k=k, log_decay=log_decay, updates=updates)
+            says = f"was run again from a ring of {counted(room, 'entry', 'entries')}"
+            yield Explanation(f"{says}, in which later tokens of the window overwrote earlier ones", state)
+
+
+def _before_an_overwrite(scene: Scene) -> Iterator[Explanation]:
+    """Tokens of the previous step, replayed after this step overwrote the first of their entries."""
+    if scene.pending is None or scene.previous is None:
+        return
+    mine, tokens = (scene.k, scene.log_decay, scene.updates), len(scene.pending[0])
+    for many in range(1, min(len(scene.k), tokens) + 1):
+        state, first = scene.previous, len(scene.k) - many
+        for t in range(tokens):
+            entry = [x[first + t] if t < many else was[t] for x, was in zip(mine, scene.pending, strict=True)]
+            state = add(state, *entry)
+        for each in scene.carried(state):
+            yield Explanation(f"ran the {at_end(many, end='first')} of the previous step again from entries that this "
+                              f"step had overwritten", each)  # fmt: skip
 
 
 def own_scene(case: Case) -> Scene | None:

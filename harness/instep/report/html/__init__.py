@@ -1,7 +1,7 @@
 """HTML pages of results, which work offline: the verdict and tables as text, then charts that can be clicked.
 
     document.py, assets/  the frame of all pages, and their scripts: shared.js, events.js, plots.js
-    replay.py             events: `heat_map.py` the heat map, `timeline.py` the timeline, `tensor_maps.py` tensors
+    replay.py             events: `heat_map.py` the heat map, `timeline.py` the timeline
     family.py             results of other commands, one file for each; `parts.py` has their common parts
 
 Leaves out: the wording (`instep.report`) and the writing of the file (`instep.atomic_write`).

@@ -19,11 +19,12 @@ from instep_reference.contract.errors import BadInput
 from .. import result
 from .document import Page, document
 
-# Module of a page -> the field that identifies its results; after `runs.`, a field that every run has.
+# Module of a page, and its function unless that is `page` -> the field that identifies its results; after `runs.`, a
+# field that every run has.
 FAMILY: Mapping[str, str] = {
     "instep.audit.page": "recording", "instep_speed.bench.page": "rates", "instep_proof.faults.page": "fired",
     "instep.campaign.fuzz.page": "campaigns", "instep_speed.gate.page": "judged",
-    "instep_speed.gate.calibration_page": "trials", "instep.campaign.relations.page": "runs.relation",
+    "instep_speed.gate.page:calibration_page": "trials", "instep.campaign.relations.page": "runs.relation",
     "instep.report.html.runs": "runs.findings",
 }
 
@@ -37,7 +38,8 @@ def page_of(found: Mapping[str, Any], charts: Mapping[str, Any] | None = None, t
         raise BadInput("result", found=f"what `{found.get('command')}` wrote", expected=f"a result of {commands}")
     if find_spec(package := name.partition(".")[0]) is None:
         raise BadInput("result", found=f"what `{found.get('command')}` wrote", expected=f"the package {package}")
-    make: Callable[[Mapping[str, Any]], Page] = import_module(name).page
+    module, _, function = name.partition(":")
+    make: Callable[[Mapping[str, Any]], Page] = getattr(import_module(module), function or "page")
     page = make(found)
     return document(replace(page, charts={**page.charts, **(charts or {})}, terminal=terminal, made=found))
 

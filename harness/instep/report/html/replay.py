@@ -10,25 +10,30 @@ from functools import partial
 from io import StringIO
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from instep_reference.contract.place import STAGE_LEVEL
 
 from ...run.replay import Outcome
 from ...trace.file import Trace
-from ...verdict import Verdict
+from ...verdict import Comparison, Verdict
+from ...watch.event_context import EventContext
 from .. import terminal
 from ..messages import DIFFERS, command, command_at, divergence, numbers, where
 from ..outcome_data import listed_findings, worst
 from ..result import Result
+from ..tensors import tensor_at
 from . import heat_map
 from .document import Listing, Page, document
-from .tensor_maps import maps_of
 from .timeline import Lanes, lanes_of
 
 WIDE = 160  # columns for printed text, so that no table is broken
 MAPPED = 8  # tensors that are drawn
 EVENT = 10**9  # placeholder for an event in a command; no trace is that long
+MOST_ROWS, MOST_COLUMNS = 48, 96
+MEMORY = {"state": ("key row", "value column"), "conv": ("age", "channel"), "keys": ("position", "number"),
+          "values": ("position", "number")}  # component of a request's memory -> the meaning of rows and columns
 
 
 def page_of(outcomes: Sequence[Outcome], trace: Trace) -> bytes:
@@ -132,3 +137,51 @@ def _command(outcome: Outcome, row: heat_map.Row) -> list[str]:
     layer = int(row.stage.partition(".")[2] or 0) if row.stage.startswith("extend") else max(row.level, STAGE_LEVEL)
     before, _, behind = command_at(outcome, EVENT, layer).partition(str(EVENT))
     return [before, behind]
+
+
+def maps_of(context: EventContext | None, finding: Comparison) -> dict[str, Any] | None:
+    """The tensor of a finding as small maps: found, expected, and the difference.
+
+    None: the sides have no tensors of one shape, or the finding is of an earlier event, whose tensors are gone. A large
+    tensor is cut into blocks, and the number with the largest difference represents its block.
+    context: that of the last event
+    """
+    if context is None or context.index != finding.event or finding.request is None or finding.raised is not None:
+        return None
+    found, right = (tensor_at(context, side, finding) for side in (context.subject, context.truth))
+    if found is None or right is None or found.shape != right.shape or not found.numel():
+        return None
+    found, right = (tensor.detach().to("cpu", torch.float64) for tensor in (found, right))
+    head = None
+    if finding.place.component == "state" and found.dim() == 3:
+        apart = (found - right).abs().nan_to_num(torch.inf).flatten(1).amax(1)
+        head = int(apart.argmax()) if finding.head is None else finding.head
+        found, right = found[head], right[head]
+    elif finding.place.component == "conv":
+        found, right = found.T, right.T
+    else:
+        found, right = (tensor.reshape(len(tensor), -1) for tensor in (found, right))
+    shape, found, right = list(found.shape), *pooled(found, right)
+    axes = MEMORY.get(finding.place.component, ("row", "number"))
+    return {
+        "head": head, "shape": shape, "axes": axes, "found": _numbers(found), "expected": _numbers(right),
+        "difference": _numbers(found - right),
+    }
+
+
+def pooled(found: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The number with the largest difference of each block, for both tensors."""
+    height, width = (-(-size // most) for size, most in zip(found.shape, (MOST_ROWS, MOST_COLUMNS), strict=True))
+    pad = (0, -found.shape[1] % width, 0, -found.shape[0] % height)
+    down, across = (found.shape[0] + pad[3]) // height, (found.shape[1] + pad[1]) // width
+
+    def blocks(tensor: torch.Tensor, filled: float) -> torch.Tensor:
+        whole = torch.nn.functional.pad(tensor, pad, value=filled).view(down, height, across, width)
+        return whole.transpose(1, 2).reshape(down, across, -1)
+
+    largest = blocks((found - right).abs().nan_to_num(torch.inf), -1.0).argmax(-1, keepdim=True)
+    return blocks(found, 0.0).gather(-1, largest)[..., 0], blocks(right, 0.0).gather(-1, largest)[..., 0]
+
+
+def _numbers(tensor: torch.Tensor) -> list[list[float | str]]:
+    return [[heat_map.short(number) for number in row] for row in tensor.tolist()]

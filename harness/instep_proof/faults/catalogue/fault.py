@@ -32,7 +32,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Wrap:
-    """A function that is called with other arguments, or whose result is changed (`faults/wrapping.py`).
+    """A function that is called with other arguments, or whose result is changed (`faults/plant.py`).
 
     file       as of an edit
     seam       the function's name in that file, with its class where it is a method ("Columns.claim")

@@ -17,9 +17,8 @@ from ..base import TO, Arm, At, Cell, Ground, Kind, Size
 from ..expected import first, off
 from ..grid import BATCHES, HEADS
 from ..peer_table import arms as peers
-from ..rows import WIDE, channels_of, on, part, redrawn
+from ..rows import CONV_WIDTH, WIDE, channels_of, on, part, redrawn
 
-WIDTH = 4
 ROWS = {"tiny": (1, 4), "default": (1, 4), "full": (1, 2, 3, 4, 5, 6, 7, 8)}
 PROMPTS = {"tiny": (9,), "default": (512, 2048), "full": (512, 2048, 8192)}
 
@@ -35,11 +34,11 @@ def cells(ground: Ground, size: Size) -> Iterator[At]:
 
 def make(ground: Ground, at: At) -> Cell:
     channels, count = channels_of(ground.config(at["heads"], 1)), at["batch"] * at["rows"]
-    x, weight = ground.drawn(count, channels), ground.drawn(channels, WIDTH).mul_(0.5)
-    window = channels * (WIDTH - 1)
+    x, weight = ground.drawn(count, channels), ground.drawn(channels, CONV_WIDTH).mul_(0.5)
+    window = channels * (CONV_WIDTH - 1)
     moved = float(ground.dtype.itemsize * (x.numel() + at["batch"] * window))
     copies = ground.layers(2 * moved, most=32)
-    pools = [ground.drawn(at["batch"] + 1, channels, WIDTH - 1) for _ in range(copies)]
+    pools = [ground.drawn(at["batch"] + 1, channels, CONV_WIDTH - 1) for _ in range(copies)]
     inputs = [x, *(torch.empty_like(x).copy_(x) for _ in range(copies - 1))]
     slots = list(range(1, at["batch"] + 1))
     parts = [part(ground, "chunk" if at["rows"] > 16 else "window", slots, at["rows"], pool) for pool in pools]

@@ -20,8 +20,7 @@ from ..base import SEED, TO, Arm, At, Cell, Ground, Kind, Size
 from ..expected import first, off, same
 from ..grid import batches_and_heads, state_dtype
 from ..peer_table import arms as peers
-from ..rows import WIDE, Rows, channels_of, like, on, part, redrawn, states
-from .conv import WIDTH
+from ..rows import CONV_WIDTH, WIDE, Rows, channels_of, like, on, part, redrawn, states
 
 
 @dataclass(frozen=True)
@@ -61,12 +60,12 @@ def cells(ground: Ground, size: Size) -> Iterator[At]:
 def make(ground: Ground, at: At) -> Cell:
     config, stored = ground.config(at["heads"], 1), state_dtype(at)
     channels, units, slots = channels_of(config), at["batch"] + 1, list(range(at["batch"], 0, -1))
-    window = channels * (WIDTH - 1) * ground.dtype.itemsize
+    window = channels * (CONV_WIDTH - 1) * ground.dtype.itemsize
     moved = float(at["batch"] * (at["heads"] * config.key_dim * config.value_dim * stored.itemsize + window))
-    rows, weight = Rows.drawn(ground, config, at["batch"]), ground.drawn(channels, WIDTH).mul_(0.5)
+    rows, weight = Rows.drawn(ground, config, at["batch"]), ground.drawn(channels, CONV_WIDTH).mul_(0.5)
 
     def layer() -> Layer:
-        windows = ground.drawn(units, channels, WIDTH - 1)
+        windows = ground.drawn(units, channels, CONV_WIDTH - 1)
         return Layer(torch.empty_like(rows.mixed).copy_(rows.mixed), weight, windows,
                      states(ground, config, units, stored), part(ground, "window", slots, 1, windows))  # fmt: skip
 
