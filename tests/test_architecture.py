@@ -87,9 +87,9 @@ def test_every_name_is_in_a_file_that_is_named_with_it(package: str, word: str, 
 
 
 def test_every_folder_exists() -> None:
-    folders = [word for word in code(PAGE) if re.fullmatch(r"[\w/]+/[\w/]+", word)]
-    assert len(folders) >= len(PACKAGES)
-    assert not [word for word in folders if not (TOP / word).is_dir()]
+    folders = [word for word in code(PAGE) if re.fullmatch(r"[\w/]+/[\w/]*", word)]
+    assert len(folders) > 15
+    assert not [word for word in folders if not any((TOP / root / word).is_dir() for root in ("", *PACKAGES))]
 
 
 def test_every_file_of_the_harness_readme_exists() -> None:

@@ -193,8 +193,11 @@ def test_a_room_imports_only_from_rooms_before_it() -> None:
     assert found == here, f"new: {sorted(found - here)}; gone: {sorted(here - found)}"
 
 
-def test_the_readme_of_the_harness_lists_the_rooms_in_their_order() -> None:
-    section = (TOP / "harness" / "README.md").read_text().split("\n## ")[1]
+@pytest.mark.parametrize(("page", "heading"), [
+    ("harness/README.md", "`instep`: is this engine right?"), ("docs/architecture.md", "Rooms"),
+])  # fmt: skip
+def test_a_page_lists_the_rooms_in_their_order(page: str, heading: str) -> None:
+    section = (TOP / page).read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     named = [word.removesuffix(".py").rstrip("/") for cell in cells for word in re.findall(r"`([^`]+)`", cell)]
     assert (*named, "__main__") == ROOMS
