@@ -14,9 +14,8 @@ import torch
 
 from instep.campaign.fuzz.campaign import Settings, campaign
 from instep.campaign.fuzz.coverage import Coverage
-from instep.checks.grown import Grown
+from instep.checks.grown import Grown, Scores
 from instep.checks.identity import Identity
-from instep.checks.tree_scores import Scores
 from instep.diagnose import diagnose
 from instep.run.replay import Replay
 from instep.setting import Setting

@@ -7,8 +7,7 @@
     expected.py   whether an answer is right
     arms.py    the arms of a cell: judged, timed, judged again
     run.py     the cells in order, within the time limit
-    schema.py  the schema of a result file
-    resume.py    resuming a grid from its file, and joining the results of several calls
+    resume.py  the schema of a result file, resuming a grid from it, and joining the results of several calls
     render.py, plots.py  tables, the result file, SVG
 
 Leaves out: comparing two versions of a source (`instep gate`).
