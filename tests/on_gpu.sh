@@ -44,7 +44,7 @@ fi
 if [ "$part" = all ] || [ "$part" = tests ]; then  # what the replays compiled is taken from Triton's cache
   tests tests-kernels tests/optimized/test_kernels.py &
   tests tests-kernels-more tests/optimized/test_kernels_*.py &
-  tests tests-ops tests/optimized/test_walk_*.py tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py tests/optimized/test_tiles.py tests/optimized/test_draw.py tests/optimized/test_chance.py tests/optimized/test_transfer.py &
+  tests tests-ops tests/optimized/test_walk_*.py tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py tests/optimized/test_tiles.py tests/optimized/test_draw.py tests/optimized/test_stochastic_rounding.py tests/optimized/test_transfer.py &
   tests tests-attend tests/optimized/test_attend_parts.py -k "not explicit" &
   tests tests-attend-layouts tests/optimized/test_attend_parts.py -k explicit &
   tests tests-attend-trees tests/optimized/test_attend_trees.py &
@@ -52,7 +52,7 @@ if [ "$part" = all ] || [ "$part" = tests ]; then  # what the replays compiled i
   tests tests-exact tests/optimized/test_exact*.py tests/optimized/test_staged.py tests/optimized/test_graphs.py &
   tests tests-engine tests/optimized/test_engine_*.py &
   tests tests-vanilla tests/optimized/test_vanilla.py tests/optimized/test_mixed_steps.py &
-  tests tests-harness tests/harness/test_digests.py tests/harness/test_gate_clocks.py tests/harness/test_kit_device.py tests/harness/test_mixed_steps.py tests/harness/test_sums_native.py tests/harness/test_windows_beside_decodes.py &
+  tests tests-harness tests/harness/test_digests.py tests/harness/test_gate_clocks.py tests/harness/test_kit_device.py tests/harness/test_mixed_steps.py tests/harness/test_sums_native.py tests/harness/test_windows_next_to_decodes.py &
   tests tests-storage tests/harness/test_storage.py &
   tests tests-invariant-ops tests/optimized/test_invariant.py &
   tests tests-invariant-engine tests/optimized/test_invariant_engine.py &
@@ -81,7 +81,7 @@ if [ "$part" = all ] || [ "$part" = race ]; then
     sanitized $tool-windows $tool tests/optimized/test_staged.py -k "serves and 5 or unowned"
     sanitized $tool-gated $tool tests/optimized/test_window_gdn.py -k "computes or serves or (rings and not 70 and not 300)"
     sanitized $tool-verify $tool tests/optimized/test_verify_gdn.py -k "every_shape or guessed"
-    sanitized $tool-forms $tool tests/optimized/test_fusions.py tests/optimized/test_chance.py
+    sanitized $tool-forms $tool tests/optimized/test_fusions.py tests/optimized/test_stochastic_rounding.py
   done
   sanitized memcheck-memory memcheck tests/optimized/test_kernels.py -k "trees or over or drafted or plan_ or move_rows or nodes"
   wait

@@ -1,6 +1,6 @@
 """The cells for which a grid has time: shares of the kinds, and cells that use time left by others.
 
-Leaves out: answers and times (`test_bench.py`), and files (`test_bench_kept.py`).
+Leaves out: answers and times (`test_bench.py`), and files (`test_bench_resume.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A result of `instep bench` with anything wrong in it: it is refused by file and field, or serves whole.
 
-Leaves out: what becomes of files that are right (`test_bench_kept.py`).
+Leaves out: what becomes of files that are right (`test_bench_resume.py`).
 """
 
 from __future__ import annotations

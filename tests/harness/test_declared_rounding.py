@@ -1,6 +1,6 @@
 """instep allows the rounding that a subject declares, form by form, and no other.
 
-Leaves out: the formats themselves and the block form (`test_products.py`).
+Leaves out: the formats themselves and the block form (`test_declared_products.py`).
 """
 
 from __future__ import annotations

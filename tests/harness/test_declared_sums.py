@@ -1,6 +1,6 @@
 """Sums as a matrix instruction takes them: what is declared, how it is evaluated, and that it is no free pass.
 
-Leaves out: formats of operands (`test_products.py`), and what a card does (`test_sums_native.py`).
+Leaves out: formats of operands (`test_declared_products.py`), and what a card does (`test_sums_native.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`instep op --suggest-rounding`: the strictest declaration that agrees with a kernel, and none for a mistake.
 
-Leaves out: what a declaration allows in a replay (`test_declared_rounding.py`, `test_products.py`).
+Leaves out: what a declaration allows in a replay (`test_declared_rounding.py`, `test_declared_products.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """This trace again, but ...: an op from another set, the reference's tensor in a place or in memory, no graphs.
 
-Leaves out: which variant is tried when (`test_confirm.py`).
+Leaves out: which variant is tried when (`test_ladder.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Name a wrong rule of the step controller if it gives this wish and all earlier correct ones.
 
-Leaves out: the correct rules (`tests/reference`), and an engine's controller (`test_explain_planted.py`).
+Leaves out: the correct rules (`tests/reference`), and an engine's controller (`test_diagnose_planted.py`).
 """
 
 from __future__ import annotations

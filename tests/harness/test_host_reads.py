@@ -1,6 +1,7 @@
 """Host reads of a device, from torch's warnings: the subject's are counted, the harness's are not.
 
-Leaves out: a device. The tests issue torch's warnings themselves. On a CPU a trap replaces it (`test_watching.py`).
+Leaves out: a device. The tests issue torch's warnings themselves. On a CPU a trap replaces it
+(`test_instrumentation.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def test_harness_reads_are_not_counted_as_the_subjects(modes: list[int]) -> None
             warnings.warn("something else", UserWarning, stacklevel=1)
             with reads.inside("pick"):
                 wait()
-    assert len(reads.found) == 2 and all("test_reads_on_a_device line" in read.reader for read in reads.found)
+    assert len(reads.found) == 2 and all("test_host_reads line" in read.reader for read in reads.found)
     assert len(given) == 1, "a warning about something else is issued again for the caller"
     assert modes == [1, 0], "torch warns whenever it is set"
     assert warnings.showwarning is shown

@@ -1,6 +1,6 @@
 """Faults of the engine itself, planted in this process: the first finding at the fault's place names the mechanism.
 
-The catalogue's own sentence is not used. Leaves out: single wrong computations (`test_explain.py`).
+The catalogue's own sentence is not used. Leaves out: single wrong computations (`test_diagnose.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Explanations of memory: bits that were moved wrongly, and states that were made of something else.
 
-Leaves out: places that were computed wrongly (`test_explain.py`), and wrong states that T2d names (`test_directed.py`).
+Leaves out: places that were computed wrongly (`test_diagnose.py`), and wrong states that T2d names
+(`test_directed.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Explanations: one place of a right run has one mistake, and the finding names it or is "unexplained".
 
-Leaves out: faults of the engine itself (`test_explain_planted.py`), and wrong states, which T2d names.
+Leaves out: faults of the engine itself (`test_diagnose_planted.py`), and wrong states, which T2d names.
 """
 
 from __future__ import annotations
