@@ -19,13 +19,12 @@ from instep.oracle import recomputation
 from instep.oracle.recomputation import Runner
 from instep.oracle.reordering import FUNCTIONS, REDUCTIONS, Reordered
 from instep.run.lockstep import Lockstep
-from instep.run.participant import Participant
+from instep.run.participant import Participant, RepeatedRuns
 from instep.run.participants import participants_of, rounded_participant, truth_participant
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Comparison, Exit, Tier
-from instep.watch.event_context import EventContext
 from instep_proof.faults.catalogue import TRACES
 from instep_reference import mlp, trunk
 from instep_reference.contract.checkpoint import Checkpoint
@@ -88,19 +87,20 @@ def test_unlucky_draw_is_repeated_and_an_error_is_not_excused(tmp_path):
     trace = recorded(tmp_path)
     lockstep = Lockstep(trace, participants_of(Replay(trace, Setting("plain")).plan))
     context = next(m for m in (lockstep.step() for _ in trace.events) if isinstance(m.event, Commit))
-    again = context.resampled(1)
+    repeated_runs = lockstep.participants.repeated_runs
+    again = repeated_runs.side(context.index, 1)
     assert again.places.keys() == context.rounded.places.keys()
     assert not torch.equal(again.places[HIDDEN], context.rounded.places[HIDDEN])
     lucky = replace(context, rounded=context.truth)  # a draw without any error
 
-    def disagreeing(part: float, context: EventContext) -> set[Place]:
-        rows = {**context.subject.places, HIDDEN: context.subject.places[HIDDEN] * (1 + part)}
-        off = replace(context, subject=replace(context.subject, places=rows))
-        return {one.place for one in Propagated()(off) if not one.agrees}
+    def disagreeing(part: float, repeated_runs: RepeatedRuns | None) -> set[Place]:
+        rows = {**lucky.subject.places, HIDDEN: lucky.subject.places[HIDDEN] * (1 + part)}
+        off = replace(lucky, subject=replace(lucky.subject, places=rows))
+        return {one.place for one in Propagated(repeated_runs)(off) if not one.agrees}
 
-    assert disagreeing(1e-6, replace(lucky, resampled=None)) == {HIDDEN}
-    assert disagreeing(1e-6, lucky) == set()
-    assert disagreeing(2e-5, lucky) == disagreeing(1e-2, lucky) == {HIDDEN}
+    assert disagreeing(1e-6, None) == {HIDDEN}
+    assert disagreeing(1e-6, repeated_runs) == set()
+    assert disagreeing(2e-5, repeated_runs) == disagreeing(1e-2, repeated_runs) == {HIDDEN}
 
 
 @pytest.mark.parametrize(("setting", "place"), [
@@ -128,12 +128,13 @@ def test_correct_16_bit_engine_agrees_when_one_number_decides_errors() -> None:
     """As draws of the rounded run: they err more than a right engine does. Without redraws some of them are wrong."""
     trace = few_channels("short")
     lockstep = Lockstep(trace, participants_of(Replay(trace, Setting("plain", dtype="bfloat16")).plan))
-    context = [lockstep.step() for _ in range(3)][-1]
+    context, repeated_runs = [lockstep.step() for _ in range(3)][-1], lockstep.participants.repeated_runs
     wrong = dict.fromkeys((0, REDRAWS), 0)
     for number in range(100, 120):
-        engine = replace(context, subject=context.resampled(number))
-        for redraws, one in ((0, replace(engine, resampled=None)), (REDRAWS, engine)):
-            wrong[redraws] += any(isinstance(each, Comparison) and not each.agrees for each in Propagated()(one))
+        engine = replace(context, subject=repeated_runs.side(context.index, number))
+        for redraws, draws in ((0, None), (REDRAWS, repeated_runs)):
+            found = Propagated(draws)(engine)
+            wrong[redraws] += any(isinstance(each, Comparison) and not each.agrees for each in found)
     assert wrong[0] > wrong[REDRAWS] == 0, wrong
 
 

@@ -53,8 +53,8 @@ def labelled(opened, events):
     return m.run_labels(opened, events)
 
 
-def numbers(opened, activation=torch.float32, state=torch.float32):
-    return for_numbers(Oracle(opened, m.declared(activation, state), torch.float32))
+def numbers(opened, redrawn, activation=torch.float32, state=torch.float32):
+    return for_numbers(Oracle(opened, m.declared(activation, state), torch.float32), redrawn)
 
 
 def index_of(contexts, kind, holds=lambda context: True):
@@ -71,13 +71,19 @@ def commit_of(contexts, accepted):
     raise AssertionError("the run has no such commit")
 
 
-def found(opened, contexts, *, explain=True):
+@pytest.fixture(scope="module")
+def found(opened, events):
     """The findings at the last event; nothing may be found before it. Checks look back one round at most."""
-    looked_at = [context for context in contexts[:-4] if isinstance(context.event, Admit)] + contexts[-4:]
-    verdict = m.judge(looked_at, numbers(opened), explain=explain)
-    assert verdict.exit == Exit.DIVERGED
-    assert {finding.event for finding in verdict.findings} == {contexts[-1].index}
-    return verdict.findings
+    redrawn = m.Redrawn(opened, events)
+
+    def found(contexts, *, explain=True):
+        looked_at = [context for context in contexts[:-4] if isinstance(context.event, Admit)] + contexts[-4:]
+        verdict = m.judge(looked_at, numbers(opened, redrawn), explain=explain)
+        assert verdict.exit == Exit.DIVERGED
+        assert {finding.event for finding in verdict.findings} == {contexts[-1].index}
+        return verdict.findings
+
+    return found
 
 
 @few(1)
@@ -94,7 +100,7 @@ def test_a_correct_run_agrees_in_every_tier_with_room_to_spare(request, opened, 
     fp32 = activation == state == torch.float32
     run = request.getfixturevalue("correct") if fp32 else m.run(opened, events[:until], activation, state)
     contexts = run[:until]
-    verdict = m.judge(contexts, numbers(opened, activation, state))
+    verdict = m.judge(contexts, numbers(opened, m.Redrawn(opened, events, activation, state), activation, state))
     assert verdict.exit == Exit.AGREED
     assert {c.tier for c in verdict.compared} == set(Tier)
     assert all(c.elements > 0 for c in verdict.compared)
@@ -128,10 +134,10 @@ def test_the_run_has_what_the_checks_need(correct):
 
 @pytest.mark.parametrize("component", ["normed", "qkv", "z", "b", "mixed", "k", "log_decay", "beta", "core", "gated",
                                        "mixer", "residual", "mlp", "hidden"])  # fmt: skip
-def test_a_component_that_is_one_percent_off_is_the_first_finding(opened, correct, component):
+def test_a_component_that_is_one_percent_off_is_the_first_finding(found, correct, component):
     at, place = index_of(correct, Forward), Place("trunk", 1, component)
     damaged = m.spoiled(correct, at, lambda context: m.with_rows(context, place, lambda rows: rows * 1.01))
-    first = found(opened, damaged, explain=False)[0]
+    first = found(damaged, explain=False)[0]
     assert (first.tier, first.place) == (Tier.DERIVED, place)
     assert "relative error" in first.diagnosis and "would pass at" in first.diagnosis
 
@@ -139,24 +145,24 @@ def test_a_component_that_is_one_percent_off_is_the_first_finding(opened, correc
 UPDATE = Place("trunk", 1, "update")
 
 
-def test_an_update_that_is_one_percent_off_is_found_where_it_is_kept(opened, correct):
+def test_an_update_that_is_one_percent_off_is_found_where_it_is_kept(found, correct):
     """Only rows of a window: no engine keeps updates of other rows."""
     at = index_of(correct, Forward, lambda context: UPDATE in context.subject.places)
     assert all(UPDATE not in context.truth.places for context in correct[:at])
     damaged = m.spoiled(correct, at, lambda context: m.with_rows(context, UPDATE, lambda rows: rows * 1.01))
-    first = found(opened, damaged)[0]
+    first = found(damaged)[0]
     assert (first.tier, first.place) == (Tier.DERIVED, UPDATE)
     assert "relative error" in first.diagnosis and "would pass at" in first.diagnosis
 
 
-def test_updates_that_are_due_and_not_shown_are_missing(opened, correct):
+def test_updates_that_are_due_and_not_shown_are_missing(found, correct):
     at = index_of(correct, Forward, lambda context: UPDATE in context.subject.places)
 
     def without(context):
         places = {place: rows for place, rows in context.subject.places.items() if place != UPDATE}
         return replace(context, subject=replace(context.subject, places=places))
 
-    assert all(f.place == UPDATE for f in found(opened, m.spoiled(correct, at, without)))
+    assert all(f.place == UPDATE for f in found(m.spoiled(correct, at, without)))
 
 
 def test_a_window_next_to_a_prompt_shows_updates_of_its_own_rows(correct):
@@ -180,7 +186,7 @@ def test_a_token_that_the_state_knows_is_judged_by_what_its_update_is_the_differ
     assert not measured(spot, subject + 1e-5 * v.float(), truth, exact, scale=v).agrees
 
 
-def test_four_zeroed_rows_of_one_head_are_found_in_that_head_of_that_request(opened, correct):
+def test_four_zeroed_rows_of_one_head_are_found_in_that_head_of_that_request(found, correct):
     at = index_of(correct, Forward, lambda context: any(s.count >= 5 for s in row_spans(context, "trunk")))
     span = next(s for s in row_spans(correct[at], "trunk") if s.count >= 5)
 
@@ -189,14 +195,14 @@ def test_four_zeroed_rows_of_one_head_are_found_in_that_head_of_that_request(ope
         return rows
 
     place = Place("trunk", 0, "core")
-    first = found(opened, m.spoiled(correct, at, lambda context: m.with_rows(context, place, zero)))[0]
+    first = found(m.spoiled(correct, at, lambda context: m.with_rows(context, place, zero)))[0]
     assert (first.place, first.request, first.head) == (place, span.request, 2)
 
 
 @pytest.mark.parametrize(("component", "value", "kind"), [
     ("hidden", "nan", "NaN"), ("core", "nan", "NaN"), ("logits", "nan", "NaN"), ("hidden", "inf", "infinite"),
 ])
-def test_infinite_numbers_never_pass_and_are_counted(opened, correct, component, value, kind):
+def test_infinite_numbers_never_pass_and_are_counted(found, correct, component, value, kind):
     at = index_of(correct, Forward)
     place = Place("trunk", AFTER_LAYERS if component == "logits" else 0, component)
 
@@ -204,41 +210,41 @@ def test_infinite_numbers_never_pass_and_are_counted(opened, correct, component,
         rows.view(-1)[-1] = float(value)
         return rows
 
-    findings = found(opened, m.spoiled(correct, at, lambda context: m.with_rows(context, place, poison)))
+    findings = found(m.spoiled(correct, at, lambda context: m.with_rows(context, place, poison)))
     assert findings[0].place == place
     assert re.match(rf"1 of \d+ numbers are not finite \({kind}\), the first at \(\d+, ", findings[0].diagnosis)
 
 
-def test_two_swapped_requests_are_found_in_the_first_thing_they_read(opened, correct):
+def test_two_swapped_requests_are_found_in_the_first_thing_they_read(found, correct):
     at = index_of(correct, Forward, lambda context: len(row_spans(context, "trunk")) > 1)
     place = Place("trunk", STAGE_LEVEL, "embedding")
-    findings = found(opened, m.spoiled(correct, at, lambda context: m.with_rows(context, place, lambda r: r.flip(0))))
+    findings = found(m.spoiled(correct, at, lambda context: m.with_rows(context, place, lambda r: r.flip(0))))
     assert findings[0].place == place
 
 
-def test_a_missing_row_and_a_missing_place_are_reported(opened, correct):
+def test_a_missing_row_and_a_missing_place_are_reported(found, correct):
     at = index_of(correct, Forward)
     short = m.spoiled(correct, at, lambda context: m.with_rows(context, FINAL, lambda rows: rows[:-1]))
-    assert any(f"has {len(correct[at].truth.places[FINAL]) - 1} rows" in f.diagnosis for f in found(opened, short))
+    assert any(f"has {len(correct[at].truth.places[FINAL]) - 1} rows" in f.diagnosis for f in found(short))
 
     def without(context):
         places = {place: rows for place, rows in context.subject.places.items() if place != FINAL}
         return replace(context, subject=replace(context.subject, places=places))
 
-    assert any(f.place == FINAL and f.elements == 0 for f in found(opened, m.spoiled(correct, at, without)))
+    assert any(f.place == FINAL and f.elements == 0 for f in found(m.spoiled(correct, at, without)))
 
 
-def test_a_chain_that_reads_the_hidden_row_of_an_earlier_step_is_found_where_it_reads(opened, correct):
+def test_a_chain_that_reads_the_hidden_row_of_an_earlier_step_is_found_where_it_reads(found, correct):
     """The draft head's own y of step 1 goes into step 2; a stale one shows in what step 2 makes of it."""
     at = index_of(correct, Draft, lambda context: Place("chain.2", STAGE_LEVEL, "joined") in context.subject.places)
     stale = correct[at].subject.places[Place("chain.1", STAGE_LEVEL, "post_normed")]
     place = Place("chain.2", STAGE_LEVEL, "post_normed")
-    findings = found(opened, m.spoiled(correct, at, lambda context: m.with_rows(context, place, lambda rows: stale)))
+    findings = found(m.spoiled(correct, at, lambda context: m.with_rows(context, place, lambda rows: stale)))
     assert (findings[0].place, findings[0].tier) == (place, Tier.DERIVED)
     assert findings[0].diagnosis.startswith("reads the head's row of step 0, not of step 1; relative error")
 
 
-def test_a_conv_window_that_was_not_rolled_back_is_named_by_its_count(opened, correct):
+def test_a_conv_window_that_was_not_rolled_back_is_named_by_its_count(found, correct):
     at, name = commit_of(correct, 1)
     verify = correct[at - 1]
     span = next(s for s in row_spans(verify, "trunk") if s.request == name)
@@ -248,13 +254,13 @@ def test_a_conv_window_that_was_not_rolled_back_is_named_by_its_count(opened, co
         window = torch.cat((verify.subject.before[name].conv[1], fed.T), 1)[:, -3:]
         return replace(state, conv={**state.conv, 1: window})
 
-    findings = found(opened, m.spoiled(correct, at, lambda context: m.with_state(context, name, late)))
+    findings = found(m.spoiled(correct, at, lambda context: m.with_state(context, name, late)))
     assert findings[0].place == Place("trunk", 1, "conv")
     assert findings[0].diagnosis.startswith(f"holds the window after {span.count} tokens; 2 tokens were accepted; ")
 
 
 @pytest.mark.parametrize(("field", "stage"), [("keys", "trunk"), ("values", "trunk"), ("draft_keys", "extend")])
-def test_kv_entries_are_the_accepted_rows_bit_by_bit(opened, correct, field, stage):
+def test_kv_entries_are_the_accepted_rows_bit_by_bit(found, correct, field, stage):
     at = index_of(correct, Commit)
     name = correct[at].event.requests[0]
     layer = 2 if stage == "trunk" else 0
@@ -264,27 +270,27 @@ def test_kv_entries_are_the_accepted_rows_bit_by_bit(opened, correct, field, sta
         cache.view(torch.int32)[-1, 0, 0] ^= 1
         return replace(state, **{field: {layer: cache}})
 
-    findings = found(opened, m.spoiled(correct, at, lambda context: m.with_state(context, name, nudged)))
+    findings = found(m.spoiled(correct, at, lambda context: m.with_state(context, name, nudged)))
     assert findings[0].tier == Tier.BITWISE
     assert findings[0].place == Place(stage, layer, field.removeprefix("draft_"))
     assert "the first at" in findings[0].diagnosis
 
 
-def test_a_request_that_is_not_in_the_batch_keeps_its_memory(opened, correct):
+def test_a_request_that_is_not_in_the_batch_keeps_its_memory(found, correct):
     at = index_of(correct, Idle)
     name = next(iter(correct[at].subject.after))
 
     def touched(state):
         return replace(state, state={**state.state, 0: -state.state[0].neg().neg()})
 
-    findings = found(opened, m.spoiled(correct, at, lambda context: m.with_state(context, name, touched)))
+    findings = found(m.spoiled(correct, at, lambda context: m.with_state(context, name, touched)))
     assert (findings[0].tier, findings[0].place, findings[0].request) == (
         Tier.BITWISE, Place("trunk", 0, "state"), name)
 
 
 @pytest.mark.parametrize("field", ["num_correct_drafts", "accept_lens", "accept_index", "last_correct_step_indices",
                                    "bonus", "own_num_correct_drafts", "own_bonus"])  # fmt: skip
-def test_the_names_of_a_commit_imply_each_other(opened, correct, field):
+def test_the_names_of_a_commit_imply_each_other(found, correct, field):
     at = index_of(correct, Commit)
 
     def other(context):
@@ -293,23 +299,23 @@ def test_the_names_of_a_commit_imply_each_other(opened, correct, field):
         wrong = replace(answer, **{field: getattr(answer, field) + 1})
         return replace(context, subject=replace(context.subject, answer=wrong))
 
-    findings = found(opened, m.spoiled(correct, at, other), explain=False)
+    findings = found(m.spoiled(correct, at, other), explain=False)
     assert findings[0].tier == Tier.IDENTITY
     assert field.removeprefix("own_").split("_")[-1] in findings[0].diagnosis or "own" in findings[0].diagnosis
 
 
-def test_slots_lengths_and_wishes_are_what_the_trace_and_the_other_side_say(opened, correct):
+def test_slots_lengths_and_wishes_are_what_the_trace_and_the_other_side_say(found, correct):
     at = index_of(correct, Commit)
     name = correct[at].event.requests[0]
     wrong_slot = m.spoiled(correct, at, lambda mo: replace(mo, subject_slots={**mo.subject_slots, name: 2}))
-    assert "slots are" in found(opened, wrong_slot)[0].diagnosis
+    assert "slots are" in found(wrong_slot)[0].diagnosis
     longer = m.spoiled(correct, at, lambda mo: m.with_state(mo, name, lambda s: replace(s, length=s.length + 1)))
-    assert any(f.diagnosis.startswith("length is") for f in found(opened, longer))
+    assert any(f.diagnosis.startswith("length is") for f in found(longer))
     eager = m.spoiled(correct, at, lambda mo: replace(mo, subject=replace(mo.subject, wanted_num_steps=7)))
-    assert found(opened, eager)[0].diagnosis == "next_num_steps requests 7; expected 3"
+    assert found(eager)[0].diagnosis == "next_num_steps requests 7; expected 3"
 
 
-def test_a_flipped_choice_is_judged_by_the_margin_of_the_truth(opened, correct):
+def test_a_flipped_choice_is_judged_by_the_margin_of_the_truth(found, correct):
     at = index_of(correct, Commit) - 1
     pick, logits = Place("trunk", AFTER_LAYERS, "pick"), Place("trunk", AFTER_LAYERS, "logits")
 
@@ -319,11 +325,11 @@ def test_a_flipped_choice_is_judged_by_the_margin_of_the_truth(opened, correct):
         context = m.with_rows(context, logits, lambda rows: scores)
         return m.with_rows(context, pick, lambda rows: scores.argmax(-1))
 
-    findings = found(opened, m.spoiled(correct, at, flipped))
+    findings = found(m.spoiled(correct, at, flipped))
     choices = [finding for finding in findings if finding.tier == Tier.DECISIONS]
     assert len(choices) == 1 and "by a margin of" in choices[0].diagnosis
     other = m.spoiled(correct, at, lambda context: m.with_rows(context, pick, lambda rows: rows.roll(1) + 1))
-    assert any("against its own logits" in finding.diagnosis for finding in found(opened, other))
+    assert any("against its own logits" in finding.diagnosis for finding in found(other))
 
 
 def test_a_label_in_the_wrong_place_is_reported_with_its_row_or_count(labelled):

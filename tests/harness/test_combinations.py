@@ -96,7 +96,7 @@ class Looking:
 
     def __call__(self, context: EventContext) -> tuple[()]:
         self.replays += len(context.log.replays)
-        self.dtypes |= {region.name: str(region.units.dtype).removeprefix("torch.") for region in context.regions()}
+        self.dtypes |= {region.name: str(region.units.dtype).removeprefix("torch.") for region in context.regions}
         return ()
 
 

@@ -350,7 +350,7 @@ def test_an_entry_that_is_rightly_there_is_no_stray_write(owner, says):
     place = Place("trunk", 3, "keys")
     region = SimpleNamespace(name="keys", by="page", units=units, layer=3,
                              means=SimpleNamespace(component="keys", draft=False))  # fmt: skip
-    context = SimpleNamespace(regions=lambda: [region], expected=SimpleNamespace(
+    context = SimpleNamespace(regions=[region], expected=SimpleNamespace(
         pages_after={"a": (1,), **({owner: (2,)} if owner else {})}))  # fmt: skip
     case = SimpleNamespace(finding=SimpleNamespace(place=place, request="a"), granted=None, right=right,
                            found=torch.zeros_like(right), context=context)  # fmt: skip

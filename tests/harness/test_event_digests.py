@@ -38,7 +38,7 @@ class Spoiler:
 
     def __call__(self, context: EventContext) -> Iterator[Comparison]:
         if context.index == self.last:
-            units = bits(context.regions()[0].units)
+            units = bits(context.regions[0].units)
             units[(0,) * units.dim()] ^= 1
         yield from ()
 

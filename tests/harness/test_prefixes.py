@@ -14,6 +14,7 @@ from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
 from instep.campaign.relations.timeline import alone, timelines_of
 from instep.campaign.streams.relabel import relabelled
+from instep.diagnose import diagnose
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.subject.engines.derived import DerivedEngine
@@ -103,7 +104,7 @@ def test_fault_in_a_prefix_is_named(
     trace: Trace, edit: Edit | Wrap, how: Setting, kind: str, says: str
 ) -> None:
     with planted_here(edit):
-        found = Replay(trace, how).run().verdict.findings
+        found = diagnose(Replay(trace, how)).verdict.findings
     assert found and found[0].kind == kind
     assert any(says in one.diagnosis for one in found if one.event == found[0].event), [one.diagnosis for one in found]
 

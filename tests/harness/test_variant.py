@@ -211,8 +211,8 @@ def test_eager_variant_passes_options_and_uses_no_graph(trace):
     replay, only_plain = Replay(trace, Setting("ledger", graphs=True)), Variant(eager=True, options={"guarded": False})
     held, eager = replay.run(until=2), replay.run(until=2, variant=only_plain)
     assert sum(held.calls.values()) > sum(eager.calls.values()), "capturing runs every body once more"
-    assert held.last is not None and any(region.gaps is not None for region in held.last.regions())
-    assert eager.last is not None and all(region.gaps is None for region in eager.last.regions())
+    assert held.last is not None and any(region.gaps is not None for region in held.last.regions)
+    assert eager.last is not None and all(region.gaps is None for region in eager.last.regions)
 
 
 def test_the_default_changes_nothing():

@@ -102,28 +102,30 @@ def run(
 ) -> list[EventContext]:
     """Every context of a run: fp64 truth, rounded, and the fake subject, stored as the engines store."""
     rounds = declared(activation, state)
-
-    def numbers(
-        name: str, dtype: torch.dtype, see: See, arithmetic: Reordered | None = None,
-        chance: torch.Generator | None = None,
-    ) -> Participant:
-        weights = Weights.of(opened, dtype)
-        engine = StoringEngine(weights, num_steps=POLICY.num_steps)
-        engine.stored, engine.chance = state if name != "truth" else dtype, chance
-        engine.operands = Operands({}, weights, chance=chance)
-        return Participant(name, engine, first=see, arithmetic=arithmetic)
-
-    def rounded(draw: int) -> Participant:
-        """Draw the rounded run as a replay does: declared roundings are stochastic in every draw but the first."""
-        generator = torch.Generator().manual_seed(draw)
-        chance = generator if draw else None
-        return numbers("rounded", wide(activation), rounding(rounds, chance), Reordered(generator), chance)
-
-    truth = numbers("truth", torch.float64, unseen)
-    subject = numbers("subject", wide(activation), reordered(rounds, seed))
+    truth = _numbers(opened, "truth", torch.float64, torch.float64, unseen)
+    subject = _numbers(opened, "subject", wide(activation), state, reordered(rounds, seed))
+    rounded = _rounded(opened, activation, state, 0)
     trees = any(isinstance(event, Draft) and event.parents is not None for event in events)
     told = structs.replace(POLICY, capacity=structs.replace(ROOM, num_draft_tokens=NODES if trees else None))
     return list(_contexts(header_of(opened, told), events, subject, truth, rounded, rounds))
+
+
+def _numbers(
+    opened: Checkpoint, name: str, width: torch.dtype, state: torch.dtype, see: See,
+    arithmetic: Reordered | None = None, chance: torch.Generator | None = None,
+) -> Participant:
+    weights = Weights.of(opened, width)
+    engine = StoringEngine(weights, num_steps=POLICY.num_steps)
+    engine.stored, engine.chance = state, chance
+    engine.operands = Operands({}, weights, chance=chance)
+    return Participant(name, engine, first=see, arithmetic=arithmetic)
+
+
+def _rounded(opened: Checkpoint, activation: torch.dtype, state: torch.dtype, draw: int) -> Participant:
+    """Draw the rounded run as a replay does: declared roundings are stochastic in every draw but the first."""
+    generator = torch.Generator().manual_seed(draw)
+    see = rounding(declared(activation, state), chance := generator if draw else None)
+    return _numbers(opened, "rounded", wide(activation), state, see, Reordered(generator), chance)
 
 
 def run_labels(opened: Checkpoint, events: Sequence[Event]) -> list[EventContext]:
@@ -177,10 +179,9 @@ def first(verdict: Verdict) -> Comparison:
 
 def _contexts(
     header: Header, events: Sequence[Event], subject: Participant, truth: Participant,
-    draws: Callable[[int], Participant] | None, stored: Mapping[str, torch.dtype] | None = None,
+    rounded: Participant | None, stored: Mapping[str, torch.dtype] | None = None,
 ) -> Iterator[EventContext]:
-    rules, context, rounded = EventRules(header), None, None if draws is None else draws(0)
-    redrawn = None if draws is None else Redrawn(draws, events)
+    rules, context = EventRules(header), None
     for index, event in enumerate(events):
         before = rules.table.as_it_stands()
         rules.apply(event)
@@ -190,7 +191,6 @@ def _contexts(
         context = cut_down(EventContext(
             index, event, expected, side, truth.serve(event), other, UNWATCHED,
             dict(expected.slots_after), {name: list(pages) for name, pages in expected.pages_after.items()},
-            None if redrawn is None else partial(redrawn.at, index),
             updates=True, earlier=left_by(context),
         ))  # fmt: skip
         yield context
@@ -199,12 +199,15 @@ def _contexts(
 class Redrawn:
     """Further draws of the rounded run. Each begins once, and continues as far as a test needs it."""
 
-    def __init__(self, draws: Callable[[int], Participant], events: Sequence[Event]) -> None:
-        self._drawn, self._events, self._sides = cache(draws), events, dict[int, list[Side]]()
+    def __init__(
+        self, opened: Checkpoint, events: Sequence[Event], activation: torch.dtype = torch.float32,
+        state: torch.dtype = torch.float32,
+    ) -> None:
+        self._drawn, self._events = cache(partial(_rounded, opened, activation, state)), events
+        self._sides: dict[int, list[Side]] = {}
 
     @torch.inference_mode()
-    def at(self, index: int, draw: int) -> Side:
-        """Event `index` of a draw."""
+    def side(self, index: int, draw: int) -> Side:
         sides = self._sides.setdefault(draw, [])
         for event in self._events[len(sides) : index + 1]:
             sides.append(self._drawn(draw).serve(event))
@@ -232,6 +235,6 @@ def _state(state: RequestState, rounds: Mapping[str, torch.dtype]) -> RequestSta
 
 
 __all__ = [
-    "checkpoint", "declared", "events_of", "first", "judge", "run", "run_labels", "spoiled",
+    "Redrawn", "checkpoint", "declared", "events_of", "first", "judge", "run", "run_labels", "spoiled",
     "with_rows", "with_state",
 ]

@@ -5,7 +5,7 @@ Leaves out: relations, which vary a run, and every constant (`allowance.py`).
 
 from __future__ import annotations
 
-from ..oracle.free_run import FreeOracle
+from ..oracle.free_run import FreeOracle, Redraws
 from ..oracle.oracle import Oracle
 from .aliasing import Aliasing
 from .base import Check
@@ -44,15 +44,18 @@ def for_labels() -> tuple[Check, ...]:
     return (Identity(), Grown(), Labels(), Bytes(), *structure())
 
 
-def for_numbers(oracle: Oracle) -> tuple[Check, ...]:
-    """The checks of a subject that computes. The directed diagnosis of a state comes before its error."""
+def for_numbers(oracle: Oracle, repeated_runs: Redraws | None = None) -> tuple[Check, ...]:
+    """The checks of a subject that computes. The directed diagnosis of a state comes before its error.
+
+    repeated_runs: further draws of the rounded run; None: none, so that the first draw decides.
+    """
     experts = Experts(oracle)
     arithmetic = Directed(oracle), Derived(oracle), OwnInputs(oracle), Draws(), experts
-    free = Propagated(others=experts.parted), Decisions(experts.parted)
+    free = Propagated(repeated_runs, others=experts.parted), Decisions(experts.parted)
     return (Played(), Identity(), Bytes(oracle), *structure(), *arithmetic, *free, Grown())
 
 
-def for_free_runs(oracle: FreeOracle, *, memory: bool) -> tuple[Check, ...]:
-    """The checks of a subject that shows no rows between its layers. memory: whether it shows its pools."""
-    arithmetic = Directed(oracle), Draws(), Propagated(oracle.stored), Decisions()
-    return (Played(), Identity(), Bytes(oracle), *(structure() if memory else ()), *arithmetic)
+def for_free_runs(oracle: FreeOracle, repeated_runs: Redraws | None = None) -> tuple[Check, ...]:
+    """The checks of a subject that shows no rows between its layers. repeated_runs: as in `for_numbers`."""
+    arithmetic = Directed(oracle), Draws(), Propagated(repeated_runs, oracle.stored), Decisions()
+    return (Played(), Identity(), Bytes(oracle), *(structure() if oracle.memory else ()), *arithmetic)

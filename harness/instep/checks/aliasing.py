@@ -47,7 +47,7 @@ class Aliasing:
                           "later changes of these are not seen")  # fmt: skip
 
     def _pools(self, context: EventContext) -> Iterator[Comparison | Skipped]:
-        regions = [region for region in context.regions() if region.units.numel()]
+        regions = [region for region in context.regions if region.units.numel()]
         if not regions and self.known is None:
             self.known = ()
             yield Skipped(self.name, context.index, "this engine shows no memory, so overlapping pools cannot be found")

@@ -32,7 +32,7 @@ class Capacity:
         self.known: tuple[object, ...] | None = None
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
-        room, regions = context.log.room, [region for region in context.regions() if region.units.numel()]
+        room, regions = context.log.room, [region for region in context.regions if region.units.numel()]
         if room is None or not regions:
             if self.known is None:
                 yield Skipped(self.name, context.index, "this engine shows no memory")

@@ -53,7 +53,7 @@ class Graphs:
 
     def _pools(self, context: EventContext) -> Iterator[Comparison]:
         """The memory that graphs and views point to has not moved."""
-        now = {(region.name, region.layer): region.units.data_ptr() for region in context.regions()}
+        now = {(region.name, region.layer): region.units.data_ptr() for region in context.regions}
         moved = [f"{name} (layer {layer}) moved" for (name, layer), address in now.items()
                  if self.pools.get((name, layer), address) != address]  # fmt: skip
         self.pools |= now

@@ -7,8 +7,8 @@ one draw. Its error at one place may be small by luck, so the limit uses its lar
 request, in the target or in the draft head. No allowance is carried over from earlier events, so late events have the
 same limit as early ones. If everything depends on one number, one draw can still be luck (the largest of 8388 errors of
 correct engines on small random models used 0.79 of its allowance). So before anything is called wrong, the rounded run
-is drawn again up to REDRAWS times, with stochastic rounding (`run/participants.py`), as draws in 16 bits would be
-equal.
+is drawn again up to REDRAWS times (`run/participant.py`, `RepeatedRuns`), with stochastic rounding, as draws in 16 bits
+would be equal.
 Leaves out: where an error was made, which T2 reports.
 """
 
@@ -22,6 +22,7 @@ import torch
 from instep_reference.contract.place import Place
 
 from ..allowance import REDRAWS, TRUTH_ERROR
+from ..oracle.free_run import Redraws
 from ..player import Side
 from ..problem import Explained
 from ..verdict import Comparison, Skipped, Tier
@@ -45,12 +46,15 @@ class Propagated:
     name = "propagated"
     tier = Tier.PROPAGATED
 
-    def __init__(self, stored: Stored | None = None, others: Collection[str] = ()) -> None:
-        """stored: the dtype whose rounding is granted; None means the tensor's own dtype, which T2 compares with the
-        declaration. others: requests whose rows went to other experts (`experts.py`)."""
-        self._resampled: list[EventContext] = []
+    def __init__(
+        self, repeated_runs: Redraws | None = None, stored: Stored | None = None, others: Collection[str] = ()
+    ) -> None:
+        """repeated_runs: further draws of the rounded run; None means none. stored: the dtype whose rounding is
+        granted; None means the tensor's own dtype, which T2 compares with the declaration. others: requests whose rows
+        went to other experts (`experts.py`)."""
+        self._drawn: list[EventContext] = []  # the last context, with one draw after another
         self._carried: list[Mapping[tuple[str, bool], float]] = []  # errors of the draws so far
-        self._stored, self._others = stored, others
+        self._repeated_runs, self._stored, self._others = repeated_runs, stored, others
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         if context.rounded is None:
@@ -114,14 +118,15 @@ class Propagated:
 
     def _draws(self, context: EventContext) -> Iterator[EventContext]:
         """The context with one draw after another; draws are kept for the rest of the event."""
-        if not self._resampled or self._resampled[0] is not context:
-            self._resampled, self._carried = [context], []
+        if not self._drawn or self._drawn[0] is not context:
+            self._drawn, self._carried = [context], []
         yield context
-        for number in range(1, REDRAWS + 1 if context.resampled is not None else 1):
-            if number == len(self._resampled):
-                assert context.resampled is not None
-                self._resampled.append(replace(context, rounded=context.resampled(number)))
-            yield self._resampled[number]
+        if self._repeated_runs is None:
+            return
+        for number in range(1, REDRAWS + 1):
+            if number == len(self._drawn):
+                self._drawn.append(replace(context, rounded=self._repeated_runs.side(context.index, number)))
+            yield self._drawn[number]
 
 
 def carried(context: EventContext) -> Mapping[tuple[str, bool], float]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 
@@ -30,6 +30,14 @@ from .layer_work import Work
 from .recomputation import Recomputation, Runner, settled
 from .state_oracle import StateOracle
 from .storage import narrower
+
+
+class Redraws(Protocol):
+    """Further draws of the rounded run."""
+
+    def side(self, index: int, draw: int) -> Side:
+        """The rounded run at event `index`, as the draw with this number, which is not 0. Costly."""
+        ...
 
 
 class TrueRunner(Runner):
@@ -48,16 +56,17 @@ class TrueRunner(Runner):
 
 class FreeOracle(StateOracle):
     """redraws: maximum number of further draws of the rounded run; dithered: the same with declared roundings; memory:
-    whether the subject shows its pools.
+    whether the subject shows its pools; repeated_runs: these draws, None means none.
     """
 
     def __init__(
         self, checkpoint: Checkpoint, rounds: Mapping[str, Storage], width: torch.dtype,
         products: Mapping[str, Product], *, redraws: int, dithered: int, memory: bool = False,
+        repeated_runs: Redraws | None = None,
     ) -> None:
         super().__init__(checkpoint, rounds, torch.float64, torch.device("cpu"))
         self.runner = TrueRunner(self.runner.truth, self.runner.truth, {})
-        self.width, self.memory = width, memory
+        self.width, self.memory, self.repeated_runs = width, memory, repeated_runs
         stored = any(narrower(dtype, width) for dtype in rounds.values())
         self.numbers = range(1, 1 + (dithered if stored or products else redraws))
         self._told: tuple[EventContext, list[Recomputation | Skipped]] | None = None
@@ -81,15 +90,15 @@ class FreeOracle(StateOracle):
         return replace(piece, yardsticks=Run({}, left[None]), dithered=self._redrawn(context, piece), narrow=False)
 
     def _redrawn(self, context: EventContext, piece: Recomputation) -> Callable[[int], Run] | None:
-        if context.resampled is None:
+        if self.repeated_runs is None:
             return None
-        return partial(_drawn, piece, context.resampled, iter(self.numbers))
+        return partial(_drawn, piece, partial(self.repeated_runs.side, context.index), iter(self.numbers))
 
 
-def _drawn(piece: Recomputation, resampled: Callable[[int], Side], numbers: object, draws: int) -> Run:
+def _drawn(piece: Recomputation, redrawn: Callable[[int], Side], numbers: object, draws: int) -> Run:
     """This many of the further draws, as far as they last."""
     some = [number for number, _ in zip(cast("Sequence[int]", numbers), range(draws), strict=False)]
-    states = [_left(resampled(number), piece) for number in some]
+    states = [_left(redrawn(number), piece) for number in some]
     like = cast(torch.Tensor, piece.truth.state)
     return Run({}, torch.stack(states) if states else like.new_empty(0, *like.shape))
 

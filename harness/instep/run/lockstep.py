@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache, partial
 
 import torch
 
@@ -20,7 +19,6 @@ from instep_reference.contract.event_facts import Phase, kind_of
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL
 
 from ..checks.base import Check
-from ..player import Side
 from ..subject.guard import SubjectFailed
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
@@ -33,7 +31,6 @@ from ..watch.event_log import NOTHING
 from ..watch.required_rows import cut_down, kept
 from ..watch.visibility import Shown
 from .failures import failures
-from .participant import Participant
 from .participants import Participants
 from .patching import PatchableEngine
 from .variant import spelled
@@ -55,7 +52,6 @@ class Lockstep:
         ops = participants.ops
         self.inside = frozenset[str]() if ops is None else inside_of(ops)
         self.last: EventContext | None = None
-        self.rankings: list[list[torch.Tensor]] = []  # by event, the choices of the truth's rows in every router
 
     def step(self) -> EventContext:
         index, event = self.next, self.trace.events[self.next]
@@ -66,10 +62,12 @@ class Lockstep:
         begun = time.perf_counter()
         with torch.inference_mode():
             truth = self.participants.truth.serve(event)
-            self.rankings.append(self.participants.truth.rankings())
-            rounded = None if self.participants.rounded is None else self._followed(self.participants.rounded, index)
+            rankings, rounded = self.participants.truth.rankings(), self.participants.rounded
+            rounded_side = None if rounded is None else rounded.serve_following(event, rankings)
         self.seconds["reference"] += time.perf_counter() - begun
-        self.participants.patching.begin(index, (truth if rounded is None else rounded).places)
+        if self.participants.repeated_runs is not None:
+            self.participants.repeated_runs.add(event, rankings)
+        self.participants.patching.begin(index, (truth if rounded_side is None else rounded_side).places)
         if isinstance(event, Forward):
             self.rows = len(event.rows)
         self.participants.watch.before(event, bound(event, before, self.rules.table, self.rows))
@@ -80,15 +78,13 @@ class Lockstep:
         changes = self.participants.watch.after()
         self.participants.patching.end(index, kind_of(event))
         expected = expect(before, self.rules.table)
-        resampled = cache(partial(self._resampled, index)) if self.participants.rounded_draw else None
-        regions = cache(self.participants.shown.regions)  # views of its memory
         instrumentation = self.participants.instrumentation
         last = index in (self.end, len(self.trace.events) - 1) and not self.goes_on
         log = NOTHING if instrumentation is None else instrumentation.take(last=last)
-        # `regions` is first called here, outside inference mode, as views from a check could not be written later.
+        regions = self.participants.shown.regions()  # outside inference mode, so that views can be written later
         self.last = cut_down(EventContext(
-            index, event, expected, subject, truth, rounded, changes, slots, pages, resampled, regions, log,
-            kept(regions()), left_by(self.last), self._shown(),
+            index, event, expected, subject, truth, rounded_side, changes, slots, pages, regions, log, kept(regions),
+            left_by(self.last), self._shown(),
         ))  # fmt: skip
         return self.last
 
@@ -126,20 +122,6 @@ class Lockstep:
             participants.shown.engine.patch(name, places, right.states.now[name])
             participants.subject.states.look(name)
         participants.watch.forget()
-
-    @torch.inference_mode()
-    def _resampled(self, last: int, draw: int) -> Side:
-        """The rounded run from the start up to this event, as another draw. The trace has all choices."""
-        assert self.participants.rounded_draw is not None
-        rounded = self.participants.rounded_draw(draw)
-        for index in range(last):
-            self._followed(rounded, index)
-        return self._followed(rounded, last)
-
-    def _followed(self, rounded: Participant, index: int) -> Side:
-        """The event on a rounded run with the truth's choices of experts, so that only arithmetic errs."""
-        rounded.follow(self.rankings[index])
-        return rounded.serve(self.trace.events[index])
 
 
 def expect(before: RequestTable, after: RequestTable) -> Expected:

@@ -1,22 +1,22 @@
-"""An engine in a comparison, with its visible data on the host after every event.
+"""An engine in a comparison, with its visible data on the host after every event, and repeated runs of one.
 
 Leaves out: which engines are compared (`participants.py`) and running them in step (`lockstep.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 
-from instep_reference.contract.engine import Engine, Watched
+from instep_reference.contract.engine import Engine, Event, Watched
 from instep_reference.contract.place import Place, See, unseen
 
 from ..oracle.expert_routes import Routes
 from ..oracle.reordering import Reordered, aside
-from ..player import Observer, Player
+from ..player import Observer, Player, Side
 from ..subject.guard import Checked, GuardedEngine, Materialized
 from ..watch.activations import Activations
 from ..watch.observers import Answered, OnHost, States, Within
@@ -56,10 +56,39 @@ class Participant(Player):
         """The experts that rows chose in the event that was just served, router by router."""
         return [route.ranking for route in self.arithmetic.seen] if isinstance(self.arithmetic, Routes) else []
 
-    def follow(self, rankings: list[torch.Tensor]) -> None:
-        """Send rows of the next event to these experts."""
+    def serve_following(self, event: Event, rankings: list[torch.Tensor]) -> Side:
+        """Serve an event with its rows sent to these experts: those of the truth, so that only arithmetic errs."""
         if isinstance(self.arithmetic, Reordered) and self.arithmetic.following is not None:
             self.arithmetic.following.given = rankings
+        return self.serve(event)
+
+
+class RepeatedRuns:
+    """Further draws of the rounded run, each from its start to the last event.
+
+    Costly, so each draw runs only once per event, and only when a check asks for it. All choices are in the trace.
+    """
+
+    def __init__(self, make: Callable[[int], Participant]) -> None:
+        """make: the rounded run at its start, as the draw with this number."""
+        self._make = make
+        self._events: list[tuple[Event, list[torch.Tensor]]] = []  # with the truth's choices of experts
+        self._sides: dict[tuple[int, int], Side] = {}  # of the last event
+
+    def add(self, event: Event, rankings: list[torch.Tensor]) -> None:
+        """Add the next event, with the experts that the truth chose in it."""
+        self._events.append((event, rankings))
+        self._sides.clear()
+
+    @torch.inference_mode()
+    def side(self, index: int, draw: int) -> Side:
+        """The rounded run at event `index`, as the draw with this number."""
+        if (index, draw) not in self._sides:
+            rounded = self._make(draw)
+            for event, rankings in self._events[: index + 1]:
+                side = rounded.serve_following(event, rankings)
+            self._sides[index, draw] = side
+        return self._sides[index, draw]
 
 
 def guarded(name: str, subject: WatchedEngine, *, labels: bool = False, **given: Any) -> Participant:

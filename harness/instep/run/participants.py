@@ -10,7 +10,7 @@ Leaves out: running them in step (`lockstep.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -52,7 +52,7 @@ from ..watch.event_log import Room
 from ..watch.instrumentation import Instrumentation, replays_of
 from ..watch.memory import Watch
 from ..watch.visibility import WHOLE, Shown
-from .participant import Participant, guarded
+from .participant import Participant, RepeatedRuns, guarded
 from .patching import PatchableEngine, Patching
 from .reference_cache import Reusing
 from .stored_states import StoringEngine
@@ -89,7 +89,7 @@ class Participants:
     shown: GuardedSubject
     ops: Ops | None
     calls: Counter[str]
-    rounded_draw: Callable[[int], Participant] | None = None  # the rounded run from its start, as another draw
+    repeated_runs: RepeatedRuns | None = None  # the rounded run again, for checks that need further draws
     patching: Patching = field(default_factory=Patching)
     instrumentation: Instrumentation | None = None
     engine: DerivedEngine | None = None  # the engine that calls the user's callbacks
@@ -131,13 +131,13 @@ def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
             room=plan.capacity,
         )), variant=variant)
     truth, draw = truth_participant(plan), partial(rounded_participant, plan, built.declares)
-    further = partial(draw, asked=built.engine is not None)
-    return join_sides(plan, built, truth, draw(0), further, variant=variant)
+    repeated_runs = RepeatedRuns(partial(draw, asked=built.engine is not None))
+    return join_sides(plan, built, truth, draw(0), repeated_runs, variant=variant)
 
 
 def join_sides(
     plan: Plan, built: BuiltSubject, truth: Participant, rounded: Participant | None = None,
-    draw: Callable[[int], Participant] | None = None, *, variant: Variant = AS_IS,
+    repeated_runs: RepeatedRuns | None = None, *, variant: Variant = AS_IS,
 ) -> Participants:
     """A built subject with its observers, next to the sides that it is compared with."""
     log, labels = built.instrumentation, moves_labels(built.ops)
@@ -148,8 +148,8 @@ def join_sides(
     )
     served.proposes = truth.proposes = not labels and built.engine is None  # a label is no token of the trace
     return Participants(
-        served, truth, rounded, Watch(shown, built.poison), shown, built.ops, built.calls, draw, patching, log,
-        built.engine, built.ops is not None and plan.setting.overlap, declares(plan, built.declares),
+        served, truth, rounded, Watch(shown, built.poison), shown, built.ops, built.calls, repeated_runs, patching,
+        log, built.engine, built.ops is not None and plan.setting.overlap, declares(plan, built.declares),
     )
 
 

@@ -40,6 +40,7 @@ from ..watch.visibility import WHOLE, Shown
 from .failures import failure
 from .history import History
 from .lockstep import Lockstep, Progress, run
+from .participant import RepeatedRuns
 from .participants import Participants, Plan, candidates, participants_of
 from .patching import PatchedOracle, must_fit
 from .recorded_choices import RecordedChoices
@@ -153,7 +154,8 @@ class Replay:
         lockstep = Lockstep(self.trace, participants)
         oracle = None if self.checks is not None else oracle_for(self.plan, participants, variant)
         chosen = self.checks(self.plan) if self.checks is not None else checks_for(
-            oracle, RecordedChoices(self.trace.recorded, self.trace.header.recording, self.plan.setting.mode),
+            oracle, participants.repeated_runs,
+            RecordedChoices(self.trace.recorded, self.trace.header.recording, self.plan.setting.mode),
         )
         chosen = [Late(check, judged_from) if judged_from else check for check in chosen if check.tier in tiers]
         with threads_for(self.plan.checkpoint.config.hidden):
@@ -245,7 +247,7 @@ def oracle_for(
         memory = participants.instrumentation is not None
         return FreeOracle(
             plan.in_use, declared.rounds, plan.setting.width, declared.products, redraws=REDRAWS,
-            dithered=DITHERED, memory=memory,
+            dithered=DITHERED, memory=memory, repeated_runs=participants.repeated_runs,
         )
     oracle = PatchedOracle(plan.in_use, declared.rounds, plan.setting.width, declared.products)
     oracle.patches = frozenset(variant.patch)
@@ -260,15 +262,18 @@ def of_kernels(participants: Participants) -> dict[str, Any]:
 
 
 def checks_for(
-    oracle: PatchedOracle | FreeOracle | None, recorded: RecordedChoices | None = None
+    oracle: PatchedOracle | FreeOracle | None, repeated_runs: RepeatedRuns | None,
+    recorded: RecordedChoices | None = None,
 ) -> tuple[Check, ...]:
     """All checks that apply to these sides. Checks keep data of their run, so each run needs new ones.
 
-    recorded: the check against the choices of a recorded trace, if there are any.
+    repeated_runs: further draws of the rounded run; None means none. recorded: the check against the choices of a
+    recorded trace, if there are any.
     """
     if oracle is None:
         return for_labels()
-    checks = for_free_runs(oracle, memory=oracle.memory) if isinstance(oracle, FreeOracle) else for_numbers(oracle)
+    checks = (for_free_runs(oracle, repeated_runs) if isinstance(oracle, FreeOracle)
+              else for_numbers(oracle, repeated_runs))  # fmt: skip
     return checks if recorded is None else (recorded, *checks)
 
 

@@ -5,7 +5,7 @@ Leaves out: how it is gathered (`run/lockstep.py`) and how it is judged (`checks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -132,7 +132,6 @@ class EventContext:
     subject    the engine under test
     truth      the reference in fp64, or the ledger of labels if the subject moves labels
     rounded    the reference in the declared width with its rounding points; None for labels
-    resampled  the rounded run up to here once more, as another draw with this number (`run/participants.py`); costly
     regions    the subject's pools after the event
     updates    whether its rings keep updates (`required_rows.py`)
     earlier    facts from the events before
@@ -148,8 +147,7 @@ class EventContext:
     changes: Changes  # bytes of the subject's pools that changed without permission
     subject_slots: Mapping[str, int]
     subject_pages: Mapping[str, list[int]]
-    resampled: Callable[[int], Side] | None = None
-    regions: Callable[[], Sequence[Region]] = tuple
+    regions: Sequence[Region] = ()
     log: EventLog = NOTHING  # op calls, host reads, graphs: everything that is no tensor
     updates: bool = False
     earlier: Earlier = field(default_factory=Earlier)

@@ -32,7 +32,7 @@ class EventDigests:
         digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
         subject = context.subject
         for part in (subject.answer, subject.places, subject.after, subject.wanted_num_steps, context.subject_slots,
-                     context.subject_pages, [(each.units, each.gaps) for each in context.regions()]):  # fmt: skip
+                     context.subject_pages, [(each.units, each.gaps) for each in context.regions]):  # fmt: skip
             feed(digest, part)
         self.lines.append(f"{context.index} {context.kind} {digest.hexdigest()}")
         yield from ()

@@ -20,6 +20,7 @@ from instep.checks.propagated import Propagated
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation
 from instep.run.lockstep import Lockstep
+from instep.run.participant import RepeatedRuns
 from instep.run.participants import Plan, participants_of
 from instep.setting import Setting
 from instep.verdict import Comparison, Skipped, Tier
@@ -131,32 +132,35 @@ def _trial(stage: Stage, name: str, storage: str, run: int) -> Callable[[float],
     """size -> what the checks of numbers say on that scene."""
     scene = stage.on(run)
 
-    def ran(ops: str) -> tuple[list[Comparison], EventContext, Sequence[Recomputation | Skipped], Oracle]:
+    def ran(ops: str) -> _Ran:
         return _to_the_commit(stage, scene, scene.plan(Setting(ops, stage.device, storage)))
 
     if name in ERRORS:
         return lambda size: ran(f"instep_proof.calibrate.injected_errors:{name}@{size!r}")[0]
-    _, context, pieces, rest = ran("plain")
-    return lambda size: _judged(_disturbed(context, IN_MEMORY[name], size), _checks(_Known(pieces, rest)))
+    _, context, pieces, rest, runs = ran("plain")
+    return lambda size: _judged(_disturbed(context, IN_MEMORY[name], size), _checks(_Known(pieces, rest), runs))
 
 
-def _to_the_commit(
-    stage: Stage, scene: Scene, plan: Plan
-) -> tuple[list[Comparison], EventContext, Sequence[Recomputation | Skipped], Oracle]:
-    """All comparisons up to the first commit that accepts a draft, its context, and the oracle's recomputations."""
+# All comparisons up to the first commit that accepts a draft, its context, the oracle's recomputations, further draws.
+_Ran = tuple[
+    list[Comparison], EventContext, Sequence[Recomputation | Skipped], Oracle, RepeatedRuns | None
+]  # fmt: skip
+
+
+def _to_the_commit(stage: Stage, scene: Scene, plan: Plan) -> _Ran:
     participants = participants_of(plan)
     lockstep, said = Lockstep(scene.trace, participants), list[Comparison]()
     oracle = Oracle(plan.checkpoint, participants.declared.rounds, plan.setting.width, participants.declared.products)
-    checks = _checks(oracle)
+    checks = _checks(oracle, participants.repeated_runs)
     while True:
         context = lockstep.step()
         said += _judged(context, checks)
         if isinstance(context.event, Commit) and any(path.nodes for path in context.event.accepted or ()):
-            return said, context, oracle.at(context), oracle
+            return said, context, oracle.at(context), oracle, participants.repeated_runs
 
 
-def _checks(oracle: Oracle) -> tuple[Check, ...]:
-    return Directed(oracle), Derived(oracle), OwnInputs(oracle, once=False), Propagated(), Decisions()
+def _checks(oracle: Oracle, repeated_runs: RepeatedRuns | None) -> tuple[Check, ...]:
+    return Directed(oracle), Derived(oracle), OwnInputs(oracle, once=False), Propagated(repeated_runs), Decisions()
 
 
 def _judged(context: EventContext, checks: Sequence[Check]) -> list[Comparison]:

@@ -99,7 +99,7 @@ class Stage:
         plan = variant.plan(scene, self.device)
         participants = participants_of(plan)
         oracle, history = oracle_for(plan, participants), RunHistory()
-        checks, lockstep = checks_for(oracle), Lockstep(scene.trace, participants)
+        checks, lockstep = checks_for(oracle, participants.repeated_runs), Lockstep(scene.trace, participants)
         verdict = run_all(lockstep, (*checks, history))
         verdict.compared = explained(verdict.compared, lockstep.last, oracle, history)
         self.pairs += sum(check.pairs for check in checks if isinstance(check, Directed))

@@ -60,9 +60,9 @@ class Example:
         self._oracle, self._history = oracle_for(plan, participants), RunHistory(plan.adaptive, plan.num_steps)
         if isinstance(self._oracle, PatchedOracle):
             self._oracle.every = every
-        self._checks = (self._answers, *chosen(checks_for(self._oracle)), self._history)
+        self._checks = (self._answers, *chosen(checks_for(self._oracle, participants.repeated_runs)), self._history)
         if not BY_ROUNDED & {check.tier for check in self._checks}:
-            participants.rounded = participants.rounded_draw = None
+            participants.rounded = participants.repeated_runs = None
         self._lockstep = Lockstep(self._trace(), participants)
         self.rules = self._lockstep.rules
 

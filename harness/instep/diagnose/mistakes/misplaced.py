@@ -22,7 +22,7 @@ def elsewhere(case: Case) -> Iterator[Explanation]:
     place, request = case.finding.place, case.finding.request or ""
     if case.granted is not None or place.component not in ("keys", "values") or not len(case.right):
         return
-    region = next((region for region in case.context.regions() if region.by == "page" and _is_of(region, case)), None)
+    region = next((region for region in case.context.regions if region.by == "page" and _is_of(region, case)), None)
     pages = case.context.expected.pages_after.get(request, ())
     if region is None or region.units.shape[2:] != case.right.shape[1:] or region.units.dtype != case.right.dtype:
         return

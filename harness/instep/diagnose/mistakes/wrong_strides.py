@@ -53,7 +53,7 @@ def addresses(case: Case) -> Iterator[Explanation]:
 def _by_stride(case: Case, weight: torch.Tensor, nodes: tuple[int, ...]) -> Iterator[Explanation]:
     """Every visible buffer of such rows [slots, steps, D], read as if its slots had another distance."""
     slot = case.context.expected.slots_after.get(case.finding.request or "", 0)
-    for region in case.context.regions() if slot else ():
+    for region in case.context.regions if slot else ():
         units = region.units
         if region.by != "slot" or units.dim() != 3 or units.shape[2:] != case.found.shape[1:] or units.is_complex():
             continue
