@@ -142,7 +142,6 @@ HARNESS = ("instep", "instep_proof", "instep_speed")
 TABLES = {"instep.checks", "instep.diagnose.bank", "instep.kit.cases", "instep_proof.faults.catalogue"}
 # Small files that are still next to their one importer.
 OFFCUTS = {
-    "instep.oracle.head_rows", "instep.oracle.recomputation_cache", "instep.oracle.tree_forms",
     "instep.run.recorded_choices",
 }
 

@@ -1,6 +1,6 @@
 """A cache with least-recently-used eviction, limited by the bytes of the tensors in its values.
 
-Leaves out: what is cached and how keys are made (`run/reference_cache.py`, `oracle/recomputation_cache.py`).
+Leaves out: what is cached and how keys are made (`run/reference_cache.py`, `oracle/recomputation.py`).
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from instep.oracle.oracle import Oracle
-from instep.oracle.own_inputs import rerun
-from instep.oracle.recomputation import Recomputation
+from instep.oracle.recomputation import Recomputation, rerun
 from instep.watch.required_rows import UPDATE
 from instep_reference.contract.engine import Commit
 from support import contexts as m

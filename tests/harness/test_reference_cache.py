@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from instep.lru_cache import BESIDE, Shelf
-from instep.oracle import recomputation_cache
+from instep.oracle import recomputation
 from instep.oracle.layer_work import LayerWork
 from instep.oracle.recomputation import Runner
 from instep.oracle.reference_weights import digest_of, weights_of
@@ -191,7 +191,7 @@ def test_layer_on_the_same_bits_is_computed_once(
     right = Runner.__call__
     monkeypatch.setattr(Runner, "__call__", lambda self, *given: (computed.append(given[0]), right(self, *given))[1])
     for layers in (Shelf[Any](0), *[Shelf[Any](256 << 20)] * 2):
-        monkeypatch.setattr(recomputation_cache, "LAYERS", layers)
+        monkeypatch.setattr(recomputation, "LAYERS", layers)
         before = sum(isinstance(work, LayerWork) for work in computed)
         compared = Replay(trace, Setting("plain", dtype=dtype)).run(until=6).verdict.compared
         runs.append(([repr(one) for one in compared], sum(isinstance(work, LayerWork) for work in computed) - before))

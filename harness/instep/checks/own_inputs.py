@@ -2,8 +2,8 @@
 
 `derived.py` recomputes a layer from its boundary, so it must allow for all rounding inside the layer: some 1e-2 in a
 16-bit run. This check allows only for the arithmetic of one op. Values that a 16-bit run keeps in fp32 (q, k, v, gates,
-updates, states) are then judged at fp32. Leaves out: the recomputation (`oracle/own_inputs.py`), and ops whose inputs
-are a boundary, which `derived.py` judges.
+updates, states) are then judged at fp32. Leaves out: the recomputation (`oracle/recomputation.py`), and ops whose
+inputs are a boundary, which `derived.py` judges.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Leaves out: the comparison (`checks/directed.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -25,6 +25,7 @@ from instep_reference.contract.rounding import Product, Storage, read_as
 from ..player import Side
 from ..verdict import Skipped
 from ..watch.event_context import EventContext
+from .event_plan import EventPlan
 from .folding import Folding, Run, Runs
 from .layer_work import Work
 from .recomputation import Recomputation, Runner, settled
@@ -69,18 +70,18 @@ class FreeOracle(StateOracle):
         self.width, self.memory, self.repeated_runs = width, memory, repeated_runs
         stored = any(narrower(dtype, width) for dtype in rounds.values())
         self.numbers = range(1, 1 + (dithered if stored or products else redraws))
-        self._told: tuple[EventContext, list[Recomputation | Skipped]] | None = None
 
     def stored(self, component: str, found: torch.Tensor) -> torch.dtype:
         """The dtype whose rounding is allowed: that of the found tensor, but none narrower than declared."""
         declared = read_as(self.rounds.get(component, self.width))
         return declared if narrower(found.dtype, declared) else found.dtype
 
-    def at(self, context: EventContext) -> list[Recomputation | Skipped]:
-        if self._told is None or self._told[0] is not context:
-            pieces = super().at(replace(context, subject=context.truth))
-            self._told = context, [one if isinstance(one, Skipped) else self._by(context, one) for one in pieces]
-        return self._told[1]
+    def plan(self, context: EventContext) -> EventPlan:
+        return super().plan(replace(context, subject=context.truth))
+
+    def _walk(self, context: EventContext) -> Iterator[Recomputation | Skipped]:
+        for one in super()._walk(context):
+            yield one if isinstance(one, Skipped) else self._by(context, one)
 
     def _by(self, context: EventContext, piece: Recomputation) -> Recomputation:
         """The piece with the yardsticks of whole runs."""

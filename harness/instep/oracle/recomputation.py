@@ -1,14 +1,16 @@
 """One piece of the reference run again on the same bits: once in fp64, and many times as it is declared.
 
-Leaves out: which piece, and on which bits (`oracle.py`).
+Leaves out: which piece, and on which bits (`event_plan.py`).
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, partial
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -18,16 +20,18 @@ from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Blocked, Product, Storage
 from instep_reference.weights import Weights
 
+from ..lru_cache import LAYERS
 from ..player import Side
 from ..watch.event_context import RowSpan
 from .chunked_yardstick import in_chunks, must_be_one_rule
 from .declared_products import CUTS, FOLDED, InChunks, Operands, Squares
 from .expert_routes import ROUTER, Routes
 from .folding import Folding, Run, Runs
-from .layer_work import Work
+from .layer_work import LayerWork, Work
 from .reordering import Reordered, aside, by_a_unit, up_or_down
 from .storage import entries, narrower, rounded
 
+Changes = Mapping[str, torch.Tensor]  # component of the piece -> the rows that replace it for later ops
 Store = Callable[[str, torch.Tensor], torch.Tensor]  # writes a component to storage and reads it again
 
 # Number of draws of a piece. The error of a block is measured by the largest of its draws. If the error depends on one
@@ -48,7 +52,7 @@ class Recomputation:
     """A piece of one event and request, recomputed.
 
     yardsticks  the declared forms, drawn several times
-    work        the layer that ran; own: the subject's rows of its places (`own_inputs.py`), for a commit those of the
+    work        the layer that ran; own: the subject's rows of its places (`event_plan.py`), for a commit those of the
                 verify
     near        the runs with every op on those rows; None for a single op, whose inputs are the boundary
     wrongs      the results of known mistakes, to name a failure: a sentence, and the piece on other rows
@@ -310,6 +314,34 @@ class Runner:
         return up_or_down(tensor, dtype, self.generator)
 
 
+class LayerCache:
+    """A cache of recomputed layers, for runs with the same bits and the same draws.
+
+    Runs of a trace that diverge late (a fault, the runs of the ladder) compute the same before: the subject's rows have
+    the same bits, and the draws have the same number. The key contains everything that a layer's runs depend on; a
+    cached result also advances the draws as the computation would.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.of = hashlib.sha256(type(runner).__name__.encode())
+        # One width of the weights is enough for the key, as it is no narrower than the stored one.
+        _add_to_key(self.of, (runner.rounded, runner.rounds, runner.products))
+
+    def __call__(
+        self, work: LayerWork, rows: int, base: torch.Tensor | None, own: Mapping[Place, torch.Tensor]
+    ) -> tuple[Runs, Runs | None]:
+        key = self.of.copy()
+        _add_to_key(key, (work, rows, base, own, self.runner.generator.get_state()))
+        found: tuple[tuple[Runs, Runs | None], torch.Tensor] | None = LAYERS.get(key.digest())
+        if found is not None:
+            self.runner.generator.set_state(found[1])
+            return found[0]
+        both = self.runner(work, rows, base, own)
+        LAYERS.put(key.digest(), (both, self.runner.generator.get_state()))
+        return both
+
+
 def true(
     work: Work, weights: Weights, own: Mapping[Place, torch.Tensor] | None = None, ranking: torch.Tensor | None = None
 ) -> Run:
@@ -330,6 +362,22 @@ def true(
     with Routes(weights.config, () if ranking is None else (ranking,)) as routes:
         state = work(weights, see)
     return Run(places, state, onward, routes.seen[0] if routes.seen else None)
+
+
+def rerun(piece: Recomputation, weights: Weights, changes: Changes | None = None) -> Run:
+    """Run the piece once more from the subject's own rows; for a commit, the state alone.
+
+    changes: rows that replace some components for later ops, such as another row's key, a gate of 1, or a rounded
+    operand.
+    The computed value of a place is in `places`, the one that later ops used in `of` its component.
+    Other weights, another configuration (`replace(weights, config=..)`) and another piece (`replace(piece, work=..)`,
+    with another `start`, `memory` or `hidden`; for a commit `folding=..`, `span=..`) give the results of those.
+    """
+    own = {**piece.own, **{piece.place(component): put for component, put in (changes or {}).items()}}
+    run = true(piece.work, weights, own)
+    if piece.span.kind != "commit" or piece.folding is None:
+        return run
+    return replace(run, places={}, state=settled(run, piece.folding.base, piece.span.nodes)[0])
 
 
 def fold(run: Run, base: torch.Tensor, nodes: Sequence[int], *, read: bool = True) -> torch.Tensor:
@@ -383,3 +431,23 @@ def _stacked(shown: Sequence[_Shown]) -> _Shown:
     """The places and the state of several draws, draws first."""
     places = {place: torch.stack([one[place] for one, _ in shown]) for place in shown[0][0]}
     return places, tuple(torch.stack(each) for each in zip(*(state for _, state in shown), strict=True))
+
+
+def _add_to_key(key: Any, value: Any) -> None:
+    """Add a value to a key: tensors by their bits, other values by their text."""
+    if isinstance(value, torch.Tensor):
+        key.update(repr((value.dtype, tuple(value.shape))).encode())
+        key.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    elif is_dataclass(value):
+        key.update(type(value).__name__.encode())
+        _add_to_key(key, [getattr(value, field.name) for field in fields(value)])
+    elif isinstance(value, Mapping):
+        _add_to_key(key, [*value.keys(), *value.values()])
+    elif isinstance(value, (tuple, list)):
+        key.update(f"{len(value)} of".encode())
+        for inner in value:
+            _add_to_key(key, inner)
+    else:
+        said = repr(value)
+        assert " at 0x" not in said, f"{said} is identified only by its address, which another object may have later"
+        key.update(f"{said}, ".encode())

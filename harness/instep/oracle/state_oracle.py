@@ -6,73 +6,64 @@ shape is judged in milliseconds on the subject's device. Leaves out: the compari
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import LayerKind
-from instep_reference.contract.engine import RequestState
-from instep_reference.contract.place import STAGE_LEVEL, Place
 from instep_reference.contract.rounding import Product, Storage
 from instep_reference.weights import Weights
 
-from ..verdict import Skipped
 from ..watch.event_context import EventContext, RowSpan
-from ..watch.rows import rows
 from .declared_products import NONE
-from .folding import PreviousStep
+from .event_plan import EventPlan, Planner, Recurrence, Task, state_before
 from .layer_work import to_state
-from .oracle import Oracle, tree_of
-from .recomputation import Recomputation, Runner
+from .oracle import Oracle
+from .recomputation import Runner
 
 
 class StateOracle(Oracle):
     """As `Oracle`, for the check T2d: a piece per GDN layer and request, ending in the state."""
-
-    every_op = False
 
     def __init__(
         self, checkpoint: Checkpoint, rounds: Mapping[str, Storage], width: torch.dtype, device: torch.device,
         layers: Collection[int] | None = None, products: Mapping[str, Product] = NONE,
     ) -> None:
         """device: where pieces are computed; layers: the judged ones, None: every GDN layer."""
-        self.config, self.rounds, self.device = replace(checkpoint.config, mtp_layers=0), rounds, device
-        kinds = enumerate(self.config.layer_kinds)
+        config, self.device = replace(checkpoint.config, mtp_layers=0), device
+        kinds = enumerate(config.layer_kinds)
         self.gdn_layers = [n for n, kind in kinds if kind == "gdn" and (layers is None or n in layers)]
         lean = _lean(checkpoint, self.gdn_layers)
-        self.runner = Runner(Weights.of(lean, torch.float64, device), Weights.of(lean, width, device), rounds, products)
-        self.flights: dict[str, Mapping[int, Recomputation]] = {}
-        self.previous: dict[str, Mapping[int, PreviousStep]] = {}
-        self._answered: tuple[EventContext, list[Recomputation | Skipped]] | None = None
+        self._begin(config, rounds, Runner(
+            Weights.of(lean, torch.float64, device), Weights.of(lean, width, device), rounds, products))
 
-    def _trunk(self, context: EventContext, span: RowSpan) -> Iterator[Recomputation | Skipped]:
-        name, before = span.request, context.subject.before[span.request]
-        tree = tree_of(context, span)
-        layers: dict[int, Recomputation] = {}
+    def plan(self, context: EventContext) -> EventPlan:
+        return StatePlanner(context, self.config, self.rounds, gdn_layers=self.gdn_layers, device=self.device).plan()
+
+
+@dataclass(frozen=True)
+class StatePlanner(Planner):
+    """Plans states alone. gdn_layers: the judged layers, in the order of their weights."""
+
+    gdn_layers: Sequence[int] = field(kw_only=True)
+    device: torch.device = field(kw_only=True)
+
+    def plan(self) -> EventPlan:
+        return replace(super().plan(), skipped=())
+
+    def _target(self, span: RowSpan) -> Iterator[Task]:
+        before, parents = self.context.subject.before[span.request], self._parents(span)
         for number, layer in enumerate(self.gdn_layers):
-            place = Place("trunk", layer - 1, "hidden") if layer else Place("trunk", STAGE_LEVEL, "embedding")
-            hidden = rows(context.subject, place, span)
-            if hidden is None or hidden.shape[0] != span.count:
-                continue  # reported by T0
-            base = self._base(before, layer, span.start)
-            work = to_state(hidden, before, layer, number, span.start, tree)
-            piece = self._piece(context, span, "trunk", layer, work, base if span.kind == "prefill" else None)
-            folding, dithered = self._folding(context, piece, base, span.count, tree), self._dithered(span, work, base)
-            narrow, leans = (asked(span.kind == "prefill") for asked in (self.runner.narrow, self.runner.leans))
-            layers[layer] = replace(piece, folding=folding, dithered=dithered, narrow=narrow, leans=leans)
-            yield layers[layer]
-        if span.kind == "verify":
-            self.flights[name] = layers
-        else:
-            self._remember(span, layers)
-
-    def _base(self, before: RequestState, layer: int, start: int) -> torch.Tensor:
-        """The state before the step; a start of 0 has no state before it in the trace, whatever memory holds."""
-        state = before.state[layer].to(self.device, torch.float64)
-        return state if start else torch.zeros_like(state)
+            hidden = self._hidden(span, layer)
+            if hidden is None:
+                continue
+            base = state_before(before, layer, span.start, self.device)
+            work = to_state(hidden, before, layer, number, span.start, parents)
+            yield Task(span, "trunk", layer, work, chunk=base if span.kind == "prefill" else None,
+                       recurrence=Recurrence(base, work, parents))  # fmt: skip
 
 
 def _lean(checkpoint: Checkpoint, gdn_layers: list[int]) -> Checkpoint:

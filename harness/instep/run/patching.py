@@ -5,8 +5,9 @@ Leaves out: which places, and whether it helped (`instep.diagnose`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,10 +20,9 @@ from instep_reference.contract.engine import RequestState
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place, See, draft_stage
 
-from ..oracle.folding import Run
+from ..oracle.event_plan import EventPlan
 from ..oracle.layer_work import Work
 from ..oracle.oracle import Oracle
-from ..oracle.recomputation import Recomputation
 from ..verdict import Comparison
 from ..watch.event_context import EventContext, RowSpan
 from ..watch.required_rows import due
@@ -125,23 +125,17 @@ class PatchedOracle(Oracle):
     """An oracle that also recomputes from the replaced tensor, as the subject does."""
 
     patches: frozenset[Patch] = frozenset()
-    _context: EventContext
 
-    def at(self, context: EventContext) -> Any:
-        self._context = context
-        return super().at(context)
+    def plan(self, context: EventContext) -> EventPlan:
+        plan = super().plan(context)
+        if not any(g.event == context.index for g in self.patches):
+            return plan
+        return replace(plan, spans=tuple(
+            replace(part, tasks=tuple(task.map(partial(self._with, context, task.span)) for task in part.tasks))
+            for part in plan.spans
+        ))
 
-    def _piece(
-        self, context: EventContext, span: RowSpan, stage: str, layer: int, work: Work,
-        base: torch.Tensor | None = None, *, alone: bool = False,
-    ) -> Recomputation:
-        return super()._piece(context, span, stage, layer, self._with(span, work), base, alone=alone)
-
-    def _dithered(self, span: RowSpan, work: Work, base: torch.Tensor) -> Callable[[int], Run]:
-        return super()._dithered(span, self._with(span, work), base)
-
-    def _with(self, span: RowSpan, work: Work) -> Work:
-        context = self._context
+    def _with(self, context: EventContext, span: RowSpan, work: Work) -> Work:
         here = {g.place for g in self.patches if g.event == context.index and g.place in context.subject.places
                 and due(context, g.place, span)}
         if not here:

@@ -20,8 +20,7 @@ from ...checks.measure import granted_error
 from ...checks.own_inputs import OwnInputs
 from ...checks.poison import Poison
 from ...oracle.oracle import Oracle
-from ...oracle.own_inputs import rerun
-from ...oracle.recomputation import Recomputation
+from ...oracle.recomputation import Recomputation, rerun
 from ...problem import Code
 from ...verdict import Comparison, Tier
 from ...watch.event_context import EventContext
