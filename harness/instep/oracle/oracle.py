@@ -65,7 +65,7 @@ class Oracle:
         return self._answered[1]
 
     def plan(self, context: EventContext) -> EventPlan:
-        """What is recomputed at this event."""
+        """The recomputations of this event, and their inputs."""
         return Planner(context, self.config, self.rounds, self.whole(context)).plan()
 
     def whole(self, context: EventContext) -> bool:

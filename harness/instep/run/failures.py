@@ -36,7 +36,7 @@ def failures(participants: Participants, index: int, event: Event, failed: Subje
     """The error with its place, and before it all contracts that were broken so far and all pools that are too small.
     """
     kind = kind_of(event)
-    log = NOTHING if participants.instrumentation is None else participants.instrumentation.take()
+    log = NOTHING if participants.built.instrumentation is None else participants.built.instrumentation.take()
     failed_op = log.failed_op
     if failed_op is not None and failed_op.error not in _chain(failed.error):
         failed_op = None  # the subject continued after that error

@@ -75,7 +75,7 @@ def outcome(
     ran = trace.events[: lockstep.next]
     return Outcome(
         trace.header.name, trace.path, None, plan, verdict, History.of(trace.header, ran, lockstep.rules.table),
-        len(trace.events), dict(lockstep.seconds), dict(seats.calls), served(), lockstep.last, again=again,
+        len(trace.events), dict(lockstep.seconds), dict(seats.built.calls), served(), lockstep.last, again=again,
         scratch=dict(seats.watch.scratch), declared=seats.declared, **of_kernels(seats),
     )
 

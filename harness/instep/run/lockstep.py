@@ -49,7 +49,7 @@ class Lockstep:
         self.end: int | None = None  # the last event to run
         self.goes_on = False  # whether more events may follow it
         self.rows = 0  # rows of the last forward
-        ops = participants.ops
+        ops = participants.built.ops
         self.inside = frozenset[str]() if ops is None else inside_of(ops)
         self.last: EventContext | None = None
 
@@ -78,7 +78,7 @@ class Lockstep:
         changes = self.participants.watch.after()
         self.participants.patching.end(index, kind_of(event))
         expected = expect(before, self.rules.table)
-        instrumentation = self.participants.instrumentation
+        instrumentation = self.participants.built.instrumentation
         last = index in (self.end, len(self.trace.events) - 1) and not self.goes_on
         log = NOTHING if instrumentation is None else instrumentation.take(last=last)
         regions = self.participants.shown.regions()  # outside inference mode, so that views can be written later

@@ -43,7 +43,7 @@ from ..oracle.reference_weights import digest_of, weights_of
 from ..oracle.reordering import Reordered, stored
 from ..oracle.storage import entries
 from ..setting import Setting, moves_labels
-from ..subject.declared_rounding import NOTHING, Declared, declared
+from ..subject.declared_rounding import Declared, declared
 from ..subject.engines.callbacks import Asked
 from ..subject.engines.derived import DerivedEngine
 from ..subject.engines.verbs import ByVerbs, must_have
@@ -78,29 +78,6 @@ class Plan:
         return replace(self.checkpoint, config=in_use(self.checkpoint.config, self.setting.mode))
 
 
-@dataclass
-class Participants:
-    """The three runs. ops: the subject's op set, None for an engine of the user. declared: its declared rounding."""
-
-    subject: Participant
-    truth: Participant
-    rounded: Participant | None
-    watch: Watch
-    shown: GuardedSubject
-    ops: Ops | None
-    calls: Counter[str]
-    repeated_runs: RepeatedRuns | None = None  # the rounded run again, for checks that need further draws
-    patching: Patching = field(default_factory=Patching)
-    instrumentation: Instrumentation | None = None
-    engine: DerivedEngine | None = None  # the engine that calls the user's callbacks
-    overlap: bool = False  # whether rounds of the subject overlap, so that it reserves pages for the worst case
-    declared: Declared = NOTHING
-
-    def says_shown(self) -> Shown:
-        """The visible data of the subject for the event that it just served."""
-        return WHOLE if self.engine is None else self.engine.shown()
-
-
 @dataclass(frozen=True)
 class BuiltSubject:
     """A subject, as its builder returns it.
@@ -120,6 +97,26 @@ class BuiltSubject:
     instrumentation: Instrumentation | None = None
     poison: float | None = None
     calls: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Participants:
+    """The three runs. built: the engine that `subject` plays. declared: its declared rounding."""
+
+    built: BuiltSubject
+    subject: Participant
+    truth: Participant
+    rounded: Participant | None
+    watch: Watch
+    shown: GuardedSubject
+    repeated_runs: RepeatedRuns | None  # the rounded run again, for checks that need further draws
+    patching: Patching
+    overlap: bool  # whether rounds of the subject overlap, so that it reserves pages for the worst case
+    declared: Declared
+
+    def says_shown(self) -> Shown:
+        """The visible data of the subject for the event that it just served."""
+        return WHOLE if self.built.engine is None else self.built.engine.shown()
 
 
 def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
@@ -148,8 +145,8 @@ def join_sides(
     )
     served.proposes = truth.proposes = not labels and built.engine is None  # a label is no token of the trace
     return Participants(
-        served, truth, rounded, Watch(shown, built.poison), shown, built.ops, built.calls, repeated_runs, patching,
-        log, built.engine, built.ops is not None and plan.setting.overlap, declares(plan, built.declares),
+        built, served, truth, rounded, Watch(shown, built.poison), shown, repeated_runs, patching,
+        built.ops is not None and plan.setting.overlap, declares(plan, built.declares),
     )
 
 

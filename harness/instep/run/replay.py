@@ -165,7 +165,7 @@ class Replay:
         return Outcome(
             self.trace.header.name, self.trace.path, self.elsewhere, self.plan, verdict,
             History.of(self.trace.header, ran, lockstep.rules.table), len(self.trace.events), dict(lockstep.seconds),
-            dict(participants.calls), served(), lockstep.last, variant=variant,
+            dict(participants.built.calls), served(), lockstep.last, variant=variant,
             scratch=dict(participants.watch.scratch), tiers=frozenset(tiers), declared=participants.declared,
             shown=WHOLE if lockstep.last is None else lockstep.last.shown,
             oracle=oracle if verdict.findings and isinstance(oracle, PatchedOracle) else None,
@@ -240,11 +240,11 @@ def oracle_for(
     plan: Plan, participants: Participants, variant: Variant = AS_IS
 ) -> PatchedOracle | FreeOracle | None:
     """The oracle of one run; None if the subject moves labels and nothing is recomputed."""
-    if moves_labels(participants.ops):
+    if moves_labels(participants.built.ops):
         return None
     declared = participants.declared
-    if participants.engine is not None and not participants.engine.shows_layers:
-        memory = participants.instrumentation is not None
+    if participants.built.engine is not None and not participants.built.engine.shows_layers:
+        memory = participants.built.instrumentation is not None
         return FreeOracle(
             plan.in_use, declared.rounds, plan.setting.width, declared.products, redraws=REDRAWS,
             dithered=DITHERED, memory=memory, repeated_runs=participants.repeated_runs,
@@ -256,7 +256,7 @@ def oracle_for(
 
 def of_kernels(participants: Participants) -> dict[str, Any]:
     """The fields of an outcome about kernels that are not ours."""
-    ops, log = participants.ops, participants.instrumentation
+    ops, log = participants.built.ops, participants.built.instrumentation
     return {"exercised": {} if log is None else log.exercised, "packed": ops is not None and ops.packed,
             "in_parts": () if ops is None else exact_of(ops)}
 
