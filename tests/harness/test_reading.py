@@ -22,8 +22,7 @@ from instep.oracle.recomputation import DRAWS, FEWEST_DRAWS
 from instep.report import outcome_data
 from instep.report.messages import divergence
 from instep.report.outcome_data import FINDINGS
-from instep.run.recorded_choices import RecordedChoices
-from instep.run.replay import Outcome, Replay
+from instep.run.replay import Outcome, RecordedChoices, Replay
 from instep.run.variant import Variant, patch_of
 from instep.setting import Setting
 from instep.trace.file import Trace, read

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -21,18 +21,23 @@ import torch
 from instep_optimized.ops.fused import exact_of
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.engine import Draft
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import kind_of
+from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..allowance import DITHERED, REDRAWS
 from ..checks import Check, for_free_runs, for_labels, for_numbers
 from ..oracle.free_run import FreeOracle
+from ..problem import Problem
 from ..setting import WIDTHS, Setting, moves_labels
 from ..subject.declared_rounding import NOTHING, Declared
 from ..subject.guard import SubjectFailed
 from ..threads import threads_for
+from ..trace.driver import own_say
 from ..trace.event_rules import EventRules, verified
 from ..trace.file import Trace
+from ..trace.header import Recording
 from ..verdict import Comparison, Located, Skipped, Tier, Verdict, prefer_shared
 from ..watch.event_context import EventContext
 from ..watch.kernel_calls import Exercised
@@ -43,10 +48,10 @@ from .lockstep import Lockstep, Progress, run
 from .participant import RepeatedRuns
 from .participants import Participants, Plan, candidates, participants_of
 from .patching import PatchedOracle, must_fit
-from .recorded_choices import RecordedChoices
 from .variant import AS_IS, Variant
 
 PACKAGES = ("instep_reference", "instep_optimized", "instep")
+EXACT = "float64"
 
 
 @dataclass(frozen=True)
@@ -275,6 +280,46 @@ def checks_for(
     checks = (for_free_runs(oracle, repeated_runs) if isinstance(oracle, FreeOracle)
               else for_numbers(oracle, repeated_runs))  # fmt: skip
     return checks if recorded is None else (recorded, *checks)
+
+
+class RecordedChoices:
+    """A check of the reference: compare every choice of the fp64 reference, forced or not, with the recorded one.
+
+    A changed reference would change the expectations of both sides unnoticed. The recording engine's own choices, which
+    are stored with the trace, reveal it. A recorder with another width or drafter may choose differently; then the
+    check is skipped with that reason.
+    """
+
+    name = "remembered"
+    tier = Tier.DECISIONS
+
+    def __init__(self, recorded: Mapping[str, torch.Tensor], recording: Recording, drafter: str) -> None:
+        self.recorded, self.other = recorded, ""
+        if recording.dtype != EXACT:
+            self.other = f"the recorder chose in {recording.dtype}; the reference chooses in {EXACT}"
+        elif recording.drafter != drafter:
+            self.other = f"the recorder drafted with {recording.drafter}; {drafter} is replayed"
+
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        said = own_say(context.event, context.truth.answer)
+        if said is None:
+            return
+        known = self.recorded.get(f"own.{context.index}")
+        if known is None or self.other:
+            unsaid = "the trace has no choices of its recorder"
+            yield Skipped(self.name, context.index, self.other or unsaid)
+            return
+        same = said.shape == known.shape
+        wrong = int((said != known).sum()) if same else said.numel()
+        stage = "chain.1" if isinstance(context.event, Draft) else "trunk"
+        yield Comparison(
+            self.name, self.tier, context.index, context.kind, Place(stage, AFTER_LAYERS, "pick"),
+            elements=said.numel(), worst=float(wrong), allowed=0.0,
+            problem=None if wrong == 0 else Problem("differs", (
+                f"the reference now chooses {said.tolist()}; when the trace was recorded, it chose "
+                f"{known.tolist() if same else 'another number of tokens'}"
+            )),
+        )
 
 
 def served() -> dict[str, str]:
