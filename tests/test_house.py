@@ -47,7 +47,7 @@ ALLOWED = {
 }
 # Modules that may bring an engine into being; every other harness module is handed one.
 BUILDS_ENGINES = {
-    "instep.run.participants", "instep.run.single_engine", "instep.run.large_model", "instep.run.stored_states",
+    "instep.run.participants", "instep.run.single_engine", "instep.run.large_model", "instep.run.storing_reference",
 }
 ENGINE_MODULES = ("instep_optimized.engine", "instep_reference.engine", "instep_reference.ledger")
 # Nothing in the contract computes: these are the only torch names it may use.

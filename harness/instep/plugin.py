@@ -25,7 +25,7 @@ import pytest
 from .options import OPTIONS, tiers_named
 
 if TYPE_CHECKING:
-    from .kit.runs import Replayed
+    from .kit.replayed_trace import Replayed
     from .run.replay import Outcome
     from .trace.file import Trace
     from .trace.header import Part
@@ -103,7 +103,7 @@ def instep_replayed(request: pytest.FixtureRequest) -> Any:
     """`kit.replayed` with the options of the session. Its figures go to JUnit, and divergences to `--instep-out`."""
 
     def run(what: Any, subject: Any = "plain", **setting: Any) -> Any:
-        from .kit.runs import replayed
+        from .kit.replayed_trace import replayed
 
         typed = {"tiers": _given(request.config, "tiers"), **_typed(request.config, "engine")}
         if not hasattr(what, "checkpoint"):  # a workload has its own model
@@ -117,7 +117,7 @@ def instep_replayed(request: pytest.FixtureRequest) -> Any:
 
 def _keep(item: pytest.Item, done: Replayed, what: Any) -> None:
     """Add the properties of every run to the item, and write the folder of a divergence if `--instep-out` is given."""
-    from .report.html.artifacts import folder_of, properties, write
+    from .report.html.failure_folder import folder_of, properties, write
     from .trace.file import Trace, read
 
     for outcome in done.outcomes:
@@ -216,7 +216,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Print the divergence instead of our exception's name in the summary and in JUnit, and the notes of Hypothesis."""
     report = yield
-    error, runs = call.excinfo and call.excinfo.value, sys.modules.get("instep.kit.runs")
+    error, runs = call.excinfo and call.excinfo.value, sys.modules.get("instep.kit.replayed_trace")
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None and runs is not None and isinstance(error, runs.Divergence):
         crash.message = str(error)
@@ -252,7 +252,7 @@ class TraceItem(pytest.Item):
     def runtest(self) -> None:
         from instep_reference.contract.errors import Unsupported
 
-        from .kit.runs import Replayed
+        from .kit.replayed_trace import Replayed
         from .trace.file import read
 
         trace = read(self.path)
@@ -303,7 +303,7 @@ class TraceItem(pytest.Item):
         return trace.header.replay if self.name == PLAN else (Part("plain" if self.led else self.name),)
 
     def _outcome(self, trace: Trace, part: Part) -> Outcome:
-        from .kit.runs import replayed
+        from .kit.replayed_trace import replayed
         from .setting import device_here
 
         named = _typed(self.config, *[] if self.led else ["engine"])

@@ -16,7 +16,7 @@ from instep_reference.contract.engine import Committed
 
 from .layout import Address, Pages, Part, Ring
 from .memory import Memory
-from .memory.units import Units
+from .memory.tiled_units import Units
 from .ops.base import Ops
 from .ops.placing import RowPlacement, TreePlan
 from .transfer.to_device import sent

@@ -14,7 +14,7 @@ from instep_reference.contract.drafters import in_use
 from instep_reference.contract.engine import Capacity
 
 from . import commit as strategies
-from .commit.brought import distinct
+from .commit.external_strategies import distinct
 from .draft import MODES
 from .memory import Memory
 from .memory.budget import Sizes, check_room, demands, must_fill_pitch

@@ -36,18 +36,18 @@ from .adaptive import Controller
 from .batch import empty_commit
 from .build import built
 from .commit import write_set
-from .commit.accepted import answered, forced_paths
 from .commit.base import changes
-from .drafted import cut_to_trees, split_tables
+from .commit.verified_windows import answered, forced_paths
+from .draft_answers import cut_to_trees, split_tables
 from .forwards import BOTH, DECODES, WINDOWS, Forwards
 from .graphs import Runner
 from .graphs.capture import prepared
 from .memory.saved import Kept, copied, read, write
-from .memory.units import SCALES
+from .memory.tiled_units import SCALES
 from .mixed import planned
 from .ops.base import Ops
-from .ops.padding_aware import covers, noting, show, watched
 from .ops.placing import Acceptance
+from .ops.unpadded_view import covers, noting, show, watched
 from .options import Options, check
 from .prefixes import Prefixes
 from .refusals import Refusals

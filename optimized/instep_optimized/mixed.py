@@ -14,13 +14,13 @@ import torch
 from instep_reference.contract.engine import Row
 
 from .batch import Span, begins_of, pack, parents_of
-from .commit.accepted import keep_tail, keep_window
-from .commit.pair import CommitPair
+from .commit.strategy_pair import CommitPair
+from .commit.verified_windows import keep_tail, keep_window
 from .commit.write_set import width_of
 from .draft.base import PickRows
 from .memory import Memory
 from .memory.saved import Kept
-from .memory.units import shown
+from .memory.tiled_units import shown
 from .model import Model
 from .model.trunk import STAGE
 from .ops.base import Ops

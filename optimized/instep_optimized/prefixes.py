@@ -16,7 +16,7 @@ import torch
 
 from instep_reference.contract.capacity import Capacity
 
-from .commit.pair import CommitPair
+from .commit.strategy_pair import CommitPair
 from .memory import Memory
 from .memory.saved import Peeked, read
 from .mixed import Planned

@@ -14,7 +14,7 @@ from instep_reference.contract.engine import MEMORY, RequestState
 from instep_reference.contract.sampling import Sampling
 
 from .memory.saved import Kept
-from .memory.units import Copied, shown
+from .memory.tiled_units import Copied, shown
 from .transfer.to_host import Length
 
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 
 from .batch import Batch, Who, nodes_of, parents_of, plan_of, windows, windows_beside_decodes
-from .commit.accepted import gather_path, keep_tail, keep_window
 from .commit.base import AcceptedWindows
-from .commit.pair import CommitPair
+from .commit.strategy_pair import CommitPair
+from .commit.verified_windows import gather_path, keep_tail, keep_window
 from .draft.base import GrowsTrees, PickRows, Use, column
 from .model import Model
 from .model.trunk import STAGE

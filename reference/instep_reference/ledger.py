@@ -23,7 +23,7 @@ from .contract.labels import SPREAD
 from .contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
 from .contract.sampling import UNIFORM
 from .draft import drafter
-from .mixing import MASK, mix, most_named
+from .label_mixing import MASK, mix, most_named
 from .rounds import Rounds
 from .sampling import Drawing
 

@@ -21,7 +21,7 @@ from .contract.errors import Unsupported
 from .contract.place import See, unseen
 from .contract.sampling import Sampling
 from .draft.base import Asked, Drafter, GrowsTrees, Proposed
-from .model import Cache, Memory, Model, Rows
+from .model_interface import Cache, Memory, Model, Rows
 from .sampling import Drawing
 from .verify import Node, verify
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from .contract.place import See
-from .model import Cache, Memory, Model, Rows
+from .model_interface import Cache, Memory, Model, Rows
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from instep import kit
-from instep.adapters.returned import WrongResult, rows_of
+from instep.adapters.returned_tensors import WrongResult, rows_of
 from instep_optimized.ops.base import Ops
 
 PLAIN = kit.load("plain")

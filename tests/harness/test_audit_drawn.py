@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from instep.audit import texts
+from instep.audit import token_origins
 from instep.audit.audit import audit
-from instep.audit.texts import told
+from instep.audit.token_origins import told
 from instep.checks.sampling_bounds import Row, reachable, sure
 from instep.trace.event_rules import EventRules
 from instep.verdict import Exit
@@ -46,7 +46,7 @@ def test_drawn_text_is_drawn_again(right: Path, monkeypatch: pytest.MonkeyPatch)
     assert found.exit is Exit.AGREED, found.verdict.findings[:1]
     made = sum(len(text.said) for text in found.told.texts)
     assert found.tokens.ties.made == made > 25 and found.tokens.decided > 0.9 * made and found.told.windows > 3
-    monkeypatch.setattr(texts, "drawn_at", lambda event, before, flying: ())
+    monkeypatch.setattr(token_origins, "drawn_at", lambda event, before, flying: ())
     greedy = audit(right, TINY, level=1)
     assert len(greedy.verdict.findings) > 3, "of the argmax it is not"
 

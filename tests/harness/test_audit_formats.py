@@ -18,7 +18,7 @@ from instep.audit import write
 from instep.audit.audit import audit, opened
 from instep.audit.layerwise import Precision, pieces, walk
 from instep.audit.recording import as_usual
-from instep.audit.texts import Origin, Text
+from instep.audit.token_origins import Origin, Text
 from instep.audit.write import Recording, digest
 from instep.setting import Setting
 from instep.verdict import Exit

@@ -345,7 +345,7 @@ def test_gaps_are_between_kernels_of_a_round_where_no_other_kernel_runs() -> Non
 
 
 def test_the_kernel_that_holds_the_device_back_is_known_by_its_name() -> None:
-    card = pytest.importorskip("instep_speed.gate.gpu", reason="Triton is not here")
+    card = pytest.importorskip("instep_speed.gate.gpu_operations", reason="Triton is not here")
     assert card._hold.fn.__name__ == HOLD
 
 

@@ -23,9 +23,9 @@ from instep_reference.contract.errors import Unsupported
 from instep_speed.bench import kind, peer_table
 from instep_speed.bench.base import SEED, TO, Cell, Ground
 from instep_speed.bench.clock import Rates
+from instep_speed.bench.drawn_rows import redrawn
 from instep_speed.bench.kinds import mixer
 from instep_speed.bench.peers import torch_own
-from instep_speed.bench.rows import redrawn
 from support.covering import WHOLE
 from support.process import ENVIRONMENT, ROOTS, start
 

@@ -26,9 +26,9 @@ from instep_reference.contract.errors import Unsupported
 from instep_speed.bench import clock
 from instep_speed.bench.base import Ground
 from instep_speed.bench.clock import SAMPLES, TRIES, Rates, Times, less, timed
+from instep_speed.bench.drawn_rows import Rows
 from instep_speed.bench.kinds import strategies
 from instep_speed.bench.peers import sglang
-from instep_speed.bench.rows import Rows
 
 CPU = torch.device("cpu")
 

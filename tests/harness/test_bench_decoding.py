@@ -17,7 +17,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import SetNumSteps
 from instep_reference.contract.errors import BadInput
 from instep_speed.bench.replayed_acceptance import Extent, play, trace_of
-from instep_speed.bench.step_counts import arms, hardest_first, mixed, parted
+from instep_speed.bench.step_count_arms import arms, hardest_first, mixed, parted
 from support.narrow import narrow
 
 pytestmark = pytest.mark.slow

@@ -24,12 +24,12 @@ from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_speed.bench import arms, clock, grid, kind, peer_table, render, run
 from instep_speed.bench import page as pages
+from instep_speed.bench.answer_check import Judged, errors
 from instep_speed.bench.arms import measured
 from instep_speed.bench.base import Arm, Cell
 from instep_speed.bench.clock import Rates
-from instep_speed.bench.expected import Judged, errors
+from instep_speed.bench.drawn_rows import on
 from instep_speed.bench.resume import joined
-from instep_speed.bench.rows import on
 from instep_speed.bench.run import Asked, Bench, bench
 from support.command import Runner
 from support.covering import few

@@ -15,7 +15,7 @@ import torch
 
 from instep.checks.bytes import Bytes
 from instep.checks.poison import poisoned
-from instep.checks.windows import shifted
+from instep.checks.wrong_conv_windows import shifted
 from instep.oracle.oracle import Oracle
 from instep.trace.policy import ScheduledAction
 from instep.verdict import Comparison

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from instep.cli.record import make
-from instep.oracle.storage import before_rounding
+from instep.oracle.storage_rounding import before_rounding
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace, read

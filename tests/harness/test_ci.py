@@ -18,8 +18,8 @@ import yaml
 from safetensors import safe_open
 
 from instep import kit
-from instep.report.difference import difference
 from instep.report.result import Result
+from instep.report.result_difference import difference
 from instep.report.sarif import Notice, defined, notices, sarif, workflow_commands
 from instep.verdict import Exit
 from support import kit_ops

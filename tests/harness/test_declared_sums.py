@@ -23,7 +23,7 @@ from instep_optimized import load
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import SUMS, Product, Sums, checked
-from instep_speed.bench.expected import off
+from instep_speed.bench.answer_check import off
 from instep_speed.bench.kinds.products import _drawn
 from support.narrow_products import BF16, BLOCK
 

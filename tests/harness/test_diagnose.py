@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 from instep.checks import for_labels
 from instep.checks.poison import Poison
-from instep.checks.state_step import step
+from instep.checks.wrong_state_inputs import step
 from instep.diagnose import RunHistory, bank, explained
 from instep.diagnose.mistakes.case import Case, Explanation
-from instep.diagnose.mistakes.fit import best
+from instep.diagnose.mistakes.explanation_fit import best
 from instep.diagnose.mistakes.misplaced import elsewhere
 from instep.problem import UNEXPLAINED, Explained, Problem
 from instep.verdict import Comparison, Tier

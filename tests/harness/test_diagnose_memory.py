@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from instep.checks.directed import scene_of
-from instep.checks.state_step import Scene, add
+from instep.checks.wrong_state_inputs import Scene, add
 from instep.diagnose import RunHistory, explained
 from instep.oracle.recomputation import Recomputation
 from instep.problem import UNEXPLAINED, Explained, Problem

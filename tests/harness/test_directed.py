@@ -14,7 +14,7 @@ from instep.allowance import PROJECTION_LIMIT
 from instep.checks.directed import Directed, grouped, look
 from instep.checks.hypotheses import BANK, one_more, wrong_states
 from instep.checks.ring_hypotheses import RUN_AGAIN
-from instep.checks.state_step import Scene, Wrong, step
+from instep.checks.wrong_state_inputs import Scene, Wrong, step
 from instep.oracle.oracle import Oracle
 from instep.oracle.reordering import up_or_down
 from instep.verdict import Tier, Verdict

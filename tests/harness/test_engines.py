@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from instep.checks.served_log import NOT_OFFERED
+from instep.checks.unserved_events import NOT_OFFERED
 from instep.diagnose import diagnose, locate
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting

@@ -16,7 +16,7 @@ from instep.trace.file import Trace
 from instep.verdict import Comparison, Exit, Tier
 from instep.watch.event_context import EventContext
 from instep.watch.event_digests import EventDigests
-from instep.watch.memory import bits
+from instep.watch.memory_changes import bits
 from support.command import Runner
 from support.traces import brief, recorded
 

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
-from instep.campaign.relations.row_by_row import row_by_row
+from instep.campaign.relations.row_by_row_ops import row_by_row
 from instep.checks.experts import Experts
 from instep.checks.propagated import OTHER_EXPERTS
 from instep.diagnose import diagnose
@@ -32,7 +32,7 @@ from instep_optimized.ops.plain.mlp import _shared, _swiglu
 from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
 from instep_proof.faults.catalogue.experts import CHOSEN
 from instep_proof.faults.catalogue.fault import Edit, Fault
-from instep_proof.faults.retrace import retraced
+from instep_proof.faults.rerecord import retraced
 from instep_reference.contract.config import ModelConfig
 from instep_reference.mlp import route
 from support.checkpoints import config_of, write

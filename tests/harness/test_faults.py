@@ -39,7 +39,7 @@ FEW = ("row-for-slot", "count-permute-lengths", "draft-chain-own-drafts")
 FURTHER = ("prefill-as-verify-snapshot",)
 ROW_FOR_SLOT = by_id()["row-for-slot"]
 # Edits that cannot fire: the same number in other words, on a trace and in a setting of a fault above.
-SAME = Edit("instep_optimized/drafted.py", "NO_OPINION = -1", "NO_OPINION = 0 - 1")
+SAME = Edit("instep_optimized/draft_answers.py", "NO_OPINION = -1", "NO_OPINION = 0 - 1")
 IDLE = replace(ROW_FOR_SLOT, id="the-same-number", edits=(SAME,))
 
 RIGHT, PLANTED = {"instep": "right"}, {"instep": "planted"}

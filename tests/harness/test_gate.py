@@ -22,9 +22,9 @@ from instep_reference.contract.errors import BadInput, InstepError
 from instep_speed.gate import render
 from instep_speed.gate.clock import CLOCKS
 from instep_speed.gate.gate import ARMS, ORDERS, checked, gate, judge
+from instep_speed.gate.input_and_result import SAMPLES, Question, Report
 from instep_speed.gate.power import Power
 from instep_speed.gate.process import Source
-from instep_speed.gate.request import SAMPLES, Question, Report
 from instep_speed.gate.statistics import FEWEST_PAIRS, Say
 from support.checkpoints import write
 from support.command import Runner, complaint

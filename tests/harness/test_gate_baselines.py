@@ -21,11 +21,11 @@ from instep.setting import Setting
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
 from instep_speed.gate import baseline, render
+from instep_speed.gate.binomial_bounds import FEWEST_TRIALS, LEAST_POWER, MOST_ALARMS, bounds
 from instep_speed.gate.cases import CASES
 from instep_speed.gate.clock import judged
+from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.power import Power
-from instep_speed.gate.rate_bounds import FEWEST_TRIALS, LEAST_POWER, MOST_ALARMS, bounds
-from instep_speed.gate.request import Question, Report
 
 QUESTION = Question("plain", "plain", bundled.model(), ("commit",))
 

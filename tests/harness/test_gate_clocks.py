@@ -19,17 +19,17 @@ import pytest
 import torch
 
 from instep.bundled import model
-from instep.report.html.family import page_of
+from instep.report.html.page_choice import page_of
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.errors import BadInput
-from instep_speed.gate import power, request
+from instep_speed.gate import input_and_result, power
 from instep_speed.gate.baseline import setting
 from instep_speed.gate.clock import CLOCKS, NOTHING, Clock, Reading
 from instep_speed.gate.gate import ARMS, as_samples, judge, laps_of, resolved
-from instep_speed.gate.gpu import HELD_S
+from instep_speed.gate.gpu_operations import HELD_S
+from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.power import Power, tried
 from instep_speed.gate.render import of, show
-from instep_speed.gate.request import Question, Report
 from instep_speed.gate.statistics import FEWEST_PAIRS, Say, Spread, ratio
 from support.outcomes import printed
 from support.planting import planted_here
@@ -47,7 +47,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 @pytest.fixture
 def on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """A question cannot be about a card that is not here."""
-    monkeypatch.setattr(request, "judged", lambda device: CLOCKS)
+    monkeypatch.setattr(input_and_result, "judged", lambda device: CLOCKS)
 
 
 def work(machine: Machine, host: float = 1.0, device: float = 1.0) -> Callable[[], None]:
@@ -112,7 +112,7 @@ def test_a_device_that_is_slow_to_begin_is_not_dragged_further(machine: Machine)
 
 
 # The source text, and the planted text: each must break a claim above.
-CLOCK, CARD = "instep_speed/gate/clock.py", "instep_speed/gate/gpu.py"
+CLOCK, CARD = "instep_speed/gate/clock.py", "instep_speed/gate/gpu_operations.py"
 WAITED, COMPUTED = "waited = time.perf_counter() - wall", "computed = time.process_time() - cpu"
 TAKEN = "return None if late else 1e-3 * float(self._begun.elapsed_time(self._ended))"
 FAULTS = {

@@ -14,8 +14,8 @@ from instep.bundled import model
 from instep.verdict import Exit
 from instep_speed.gate.clock import CLOCKS
 from instep_speed.gate.gate import ARMS, MOST_TIMES, PROBES, _timed, judge
+from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.render import of, show
-from instep_speed.gate.request import Question, Report
 from instep_speed.gate.statistics import FEWEST_PAIRS, Say
 from support.outcomes import printed
 

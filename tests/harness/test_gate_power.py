@@ -17,7 +17,7 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from instep import bundled
-from instep.report.html.family import page_of
+from instep.report.html.page_choice import page_of
 from instep.run.participants import Plan, bare
 from instep.run.replay import Replay
 from instep.setting import Setting
@@ -25,14 +25,14 @@ from instep.verdict import Exit
 from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted
 from instep_speed.gate import baseline, power, render, statistics
+from instep_speed.gate.binomial_bounds import FEWEST_TRIALS, LEAST_POWER, bounds, highest, independent, lowest
 from instep_speed.gate.cases import Walk
 from instep_speed.gate.clock import CLOCKS, Clock
 from instep_speed.gate.forced_trace import Course, lay
 from instep_speed.gate.gate import MOST_TIMES
+from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.power import ARMS, Power, tried
-from instep_speed.gate.rate_bounds import FEWEST_TRIALS, LEAST_POWER, bounds, highest, independent, lowest
 from instep_speed.gate.reference_check import Yardstick
-from instep_speed.gate.request import Question, Report
 from support.checkpoints import write
 from support.command import Runner, complaint
 from support.covering import few
@@ -117,7 +117,7 @@ def test_bounds_of_many_trials_are_those_of_few(monkeypatch: pytest.MonkeyPatch)
     """A binomial coefficient of 4000 trials is larger than any float."""
     assert highest(2000, 4000) == pytest.approx(0.5, abs=0.02)
     exact = highest(40, 90)
-    monkeypatch.setattr("instep_speed.gate.rate_bounds.LARGEST", 1)
+    monkeypatch.setattr("instep_speed.gate.binomial_bounds.LARGEST", 1)
     assert highest(40, 90) == pytest.approx(exact) and highest(0, 90) == pytest.approx(1 - 0.05 ** (1 / 90))
 
 

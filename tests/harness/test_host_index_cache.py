@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep.watch import host_copies
+from instep.watch import batched_host_copies
 from instep.watch import op_calls as calls_file
 from instep.watch.op_calls import Calls, HostIndexCache
 from instep_optimized.ops.contracts import before
@@ -21,13 +21,13 @@ from instep_optimized.ops.contracts import before
 @pytest.fixture(autouse=True)
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of tensors of each copy from the device."""
-    times, real = list[int](), host_copies.brought
+    times, real = list[int](), batched_host_copies.brought
 
     def brought(tensors: Any) -> Any:
         times.extend([len(tensors)] if tensors else [])
         return real(tensors)
 
-    monkeypatch.setattr(host_copies, "is_away", lambda tensor: True)
+    monkeypatch.setattr(batched_host_copies, "is_away", lambda tensor: True)
     monkeypatch.setattr(calls_file, "brought", brought)
     return times
 

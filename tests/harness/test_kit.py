@@ -23,7 +23,7 @@ from hypothesis import given, settings
 
 from instep import kit
 from instep.kit.cases import CASES
-from instep.kit.cases.real import REAL
+from instep.kit.cases.real_sizes import REAL
 from instep.kit.workload import POLICY
 from instep.report.tensors import files
 from instep.trace.event_rules import EventRules

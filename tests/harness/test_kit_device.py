@@ -16,7 +16,7 @@ from instep import kit
 from instep.kit import judge
 from instep.kit.cases import CASES
 from instep.kit.cases.case import Call, mapped, moved, packed
-from instep.watch import host_copies
+from instep.watch import batched_host_copies
 from instep_optimized.ops.around import memory_of
 from instep_optimized.ops.plain import PLAIN
 from support.command import Runner, complaint
@@ -102,7 +102,7 @@ def test_result_on_a_wrong_device_and_a_failed_gpu_are_findings(monkeypatch: pyt
         if len(launches) > 2:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    for module in (judge, host_copies):  # which asks whether the card still works
+    for module in (judge, batched_host_copies):  # which asks whether the card still works
         monkeypatch.setattr(module, "settle", settled)
     fell = kit.served(kit.op_cases("gdn")[:6], PLAIN)
     assert fell.exit is kit.Exit.DIVERGED and "raised RuntimeError (CUDA error: an illegal" in fell.message

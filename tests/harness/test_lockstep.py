@@ -21,7 +21,7 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep.watch.event_context import EventContext
-from instep.watch.memory import Watch
+from instep.watch.memory_changes import Watch
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from support.covering import few

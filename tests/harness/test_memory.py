@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from instep.trace.write_bound import Bound
-from instep.watch.memory import UNWATCHED, Changes, Watch, bits
+from instep.watch.memory_changes import UNWATCHED, Changes, Watch, bits
 from instep_reference.contract.engine import Idle, Region
 
 UNITS, GAP = 5, 3

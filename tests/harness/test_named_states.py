@@ -12,7 +12,7 @@ import torch
 
 from instep.checks.derived import Derived
 from instep.checks.directed import Directed
-from instep.checks.state_step import add, step
+from instep.checks.wrong_state_inputs import add, step
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation
 from instep.watch.rows import rows

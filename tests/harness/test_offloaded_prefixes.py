@@ -12,7 +12,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from instep.campaign.streams.relabel import relabelled
+from instep.campaign.streams.stamped_trace import relabelled
 from instep.diagnose import diagnose
 from instep.run.replay import Replay
 from instep.setting import Setting

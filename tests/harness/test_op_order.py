@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import pytest
 
-from instep.diagnose.op_order import RESULTS, WRITERS, also_writes, ops_of, siblings
+from instep.diagnose.ops_by_place import RESULTS, WRITERS, also_writes, ops_of, siblings
 from instep.run.variant import in_memory
 from instep.verdict import Comparison, Tier, Verdict
 from instep_optimized.ops.around import OPS

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from instep.checks.branches import branches
 from instep.checks.directed import look, scene_of
+from instep.checks.wrong_tree_states import branches
 from instep.lru_cache import forget
 from instep.oracle import chunked_yardstick
 from instep.oracle.oracle import Oracle

@@ -27,7 +27,7 @@ from instep.campaign.fuzz import render as fuzz
 from instep.campaign.fuzz.campaign import Result as Drawn
 from instep.campaign.fuzz.campaign import Settings
 from instep.campaign.relations import render as relations
-from instep.report.html.family import page_of, page_of_file
+from instep.report.html.page_choice import page_of, page_of_file
 from instep.report.html.replay import charts_of
 from instep.report.result import Result
 from instep.setting import Setting
@@ -43,9 +43,9 @@ from instep_speed.bench.clock import Rates
 from instep_speed.bench.run import Asked, Bench
 from instep_speed.gate import render as gate
 from instep_speed.gate.baseline import result as of_power
+from instep_speed.gate.input_and_result import Judged as Clocked
+from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.power import Power
-from instep_speed.gate.request import Judged as Clocked
-from instep_speed.gate.request import Question, Report
 from instep_speed.gate.statistics import Ratio, Say, Spread
 from support.browser import Browser
 from support.command import Runner, complaint

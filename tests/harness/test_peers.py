@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import peers.__main__ as program
-from instep.adapters.unpacked import Absent, bare
+from instep.adapters.wheel_modules import Absent, bare
 from instep_reference.contract.errors import BadInput
 from peers.entry import Entry
 from peers.environment import environment, install, unpack

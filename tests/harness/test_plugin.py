@@ -19,7 +19,7 @@ import pytest
 from instep import plugin
 from instep.cli.record import make
 from instep.options import OPTIONS
-from instep.report.html.artifacts import folder_of
+from instep.report.html.failure_folder import folder_of
 from instep.trace.header import Room
 from instep.trace.policy import Arrival, Policy
 from instep_proof.faults.catalogue.fault import Edit

@@ -13,7 +13,7 @@ import pytest
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
 from instep.campaign.relations.timeline import alone, timelines_of
-from instep.campaign.streams.relabel import relabelled
+from instep.campaign.streams.stamped_trace import relabelled
 from instep.diagnose import diagnose
 from instep.run.replay import Replay
 from instep.setting import Setting

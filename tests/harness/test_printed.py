@@ -24,8 +24,8 @@ from instep_proof.faults.judge import Heard
 from instep_proof.faults.judge import Result as Campaign
 from instep_proof.faults.runs import Arm
 from instep_speed.gate import render as gate
-from instep_speed.gate.request import Judged as Clocked
-from instep_speed.gate.request import Question, Report
+from instep_speed.gate.input_and_result import Judged as Clocked
+from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.statistics import Ratio, Say, Spread
 from support.command import Runner
 from support.golden import Golden, sections

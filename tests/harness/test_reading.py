@@ -14,7 +14,7 @@ import pytest
 
 from instep import allowance
 from instep.campaign.streams.run import streamed
-from instep.campaign.streams.stream import Stream
+from instep.campaign.streams.stream_check import Stream
 from instep.checks import for_labels, for_numbers
 from instep.diagnose import diagnose, ladder
 from instep.oracle.oracle import Oracle

@@ -19,8 +19,8 @@ from instep.campaign import relations as table
 from instep.campaign.relations import NAMES, Held, held, relations, worst
 from instep.campaign.relations.case import Case
 from instep.campaign.relations.drift import LongRun, judged, long_request
-from instep.campaign.relations.pairwise import PAIRWISE
-from instep.campaign.relations.rewritten import REWRITTEN
+from instep.campaign.relations.same_events import PAIRWISE
+from instep.campaign.relations.same_tokens import REWRITTEN
 from instep.campaign.relations.timeline import (
     alone,
     as_traced,

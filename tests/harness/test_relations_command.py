@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from instep.campaign.relations.row_by_row import row_by_row
+from instep.campaign.relations.row_by_row_ops import row_by_row
 from instep.trace.file import Trace
 from instep_optimized import load
 from instep_optimized.ops.around import Op, around

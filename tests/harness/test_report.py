@@ -13,7 +13,7 @@ from typing import Any
 from instep.report import outcome_data
 from instep.report.messages import divergence, spelled
 from instep.report.terminal import cells_of, short, show, tiers
-from instep.run.history import Text
+from instep.run.trace_history import Text
 from instep.run.variant import Variant, patch_of
 from instep.setting import Setting
 from instep.subject.declared_rounding import Declared

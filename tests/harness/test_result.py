@@ -15,7 +15,7 @@ import pytest
 
 import instep
 from instep.cli.progress import progress
-from instep.report.command import command, typed
+from instep.report.command_lines import command, typed
 from instep.report.result import SCHEMA, Result, read
 from instep.setting import Setting
 from instep_reference.contract.errors import BadInput

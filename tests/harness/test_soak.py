@@ -13,7 +13,7 @@ import pytest
 
 from instep.campaign.fuzz import draw
 from instep.campaign.fuzz.campaign import Settings
-from instep.campaign.soak import resume, soak, turns
+from instep.campaign.soak import drawn_rounds, resume, soak
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import read
@@ -117,7 +117,7 @@ def test_permanent_memory_of_engines_stays_bounded(
 ) -> None:
     """They are rebuilt in time; no further copies are saved; all answers are compared where requests leave alone."""
     monkeypatch.setattr(soak, "STRETCHES", 2)
-    monkeypatch.setattr(turns, "MOST_SAVED", 1)
+    monkeypatch.setattr(drawn_rounds, "MOST_SAVED", 1)
     monkeypatch.setattr(draw, "INTERVALS", (None,))  # tracked prefixes have a bound of their own
     most, whole = [], []
     serve = soak.Example.serve
@@ -154,16 +154,16 @@ def test_refused_event_is_followed_by_one_that_frees_room(
 ) -> None:
     """Not by the same event again, which would be refused again."""
     behind: list[str] = []
-    turn = turns.Turns.turn
+    turn = drawn_rounds.Turns.turn
 
     def noted(self: Any) -> None:
         full, served = self._full, len(self.example.events)
-        roomy = any(self._may(kind) for kind in turns.MAKES_ROOM)
+        roomy = any(self._may(kind) for kind in drawn_rounds.MAKES_ROOM)
         turn(self)
         behind.extend([kind_of(self.example.events[served])] if full and roomy else [])
 
-    monkeypatch.setattr(turns.Turns, "turn", noted)
+    monkeypatch.setattr(drawn_rounds.Turns, "turn", noted)
     monkeypatch.setattr(soak, "Example", Ruled)
     monkeypatch.setattr(draw, "ROOMY", draw.TIGHT)
     soaking = soaked(model, tmp_path / "found", 60, stretch=30)
-    assert soaking.soaked.refused >= len(behind) > 2 and set(behind) <= {*turns.MAKES_ROOM}
+    assert soaking.soaked.refused >= len(behind) > 2 and set(behind) <= {*drawn_rounds.MAKES_ROOM}

@@ -17,16 +17,16 @@ from instep.bundled import model
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
 from instep.diagnose import diagnose
-from instep.oracle import storage
-from instep.run.patching import as_kept
+from instep.oracle import storage_rounding
 from instep.run.replay import Replay
+from instep.run.tensor_patching import as_kept
 from instep.setting import FP8, Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep_optimized import Options, load
 from instep_optimized.layout import Chance
-from instep_optimized.memory.units import Block, Units, tensors
-from instep_optimized.ops.plain import tiles
+from instep_optimized.memory.tiled_units import Block, Units, tensors
+from instep_optimized.ops.plain import scaled_tiles
 from instep_optimized.options import check
 from instep_proof.faults.catalogue import FAMILIES
 from instep_proof.faults.catalogue.fault import Fault
@@ -64,35 +64,37 @@ def test_both_sides_round_alike_and_storing_is_idempotent(
     how: Blocked, shape: tuple[int, ...], size: float
 ) -> None:
     x = numbers(*shape, size=size)
-    values, scales = tiles.packed(x, how.dtype, how.grid(*shape))
-    shown = tiles.opened(values, scales)
+    values, scales = scaled_tiles.packed(x, how.dtype, how.grid(*shape))
+    shown = scaled_tiles.opened(values, scales)
     assert scales.shape == how.grid(*shape) and bool(shown.isfinite().all())
-    assert torch.equal(shown, storage.rounded(x, how))
-    again = tiles.packed(shown, how.dtype, how.grid(*shape))
+    assert torch.equal(shown, storage_rounding.rounded(x, how))
+    again = scaled_tiles.packed(shown, how.dtype, how.grid(*shape))
     assert torch.equal(again[0].view(torch.uint8), values.view(torch.uint8)) and torch.equal(again[1], scales)
-    off = (storage.before_rounding(shown, x.double(), how) - x.double()).abs()
+    off = (storage_rounding.before_rounding(shown, x.double(), how) - x.double()).abs()
     assert bool((off <= 1e-6 * x.double().abs().amax()).all()), "half a unit at most"
-    by_chance = storage.by_chance(x, how, torch.Generator().manual_seed(1))
+    by_chance = storage_rounding.by_chance(x, how, torch.Generator().manual_seed(1))
     assert torch.equal(by_chance[0], x[0]) and bool(((by_chance - x).abs() <= 2**-2.9 * x.abs().amax()).all())
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e4, 1e-38, 1e-41])
 @pytest.mark.parametrize("stored", [SCALED_STATE, torch.bfloat16, torch.float16], ids=str)
 def test_both_sides_round_stochastically_alike(stored: Storage, size: float) -> None:
-    how, x, state = by_chance(stored, 7), numbers(3, 8, 40, size=size), storage.State(2, 5)
+    how, x, state = by_chance(stored, 7), numbers(3, 8, 40, size=size), storage_rounding.State(2, 5)
     grid = how.grid(3, 8, 40) if how.tile else ()
     pool = Units(torch.zeros(2, 3, 8, 40).to(how.dtype), torch.zeros(2, *grid) if grid else None, Chance(7, 2))
     at, tokens = pool.at(torch.tensor([1])), torch.tensor([5])
-    tiles.put(at, (at.units,), x[None], tokens)
-    kept, shown = pool.taken(1), tiles.get(at, (at.units,))[0]
+    scaled_tiles.put(at, (at.units,), x[None], tokens)
+    kept, shown = pool.taken(1), scaled_tiles.get(at, (at.units,))[0]
     most = 65519 if stored is torch.float16 else torch.inf  # from half an ulp above the largest number
-    assert torch.equal(shown, storage.rounded(x, how, state).to(shown)) and torch.equal(shown.isinf(), x.abs() > most)
-    assert torch.equal(tiles.as_stored(at, x[None], tokens)[0], shown.float())
-    tiles.put(at, (at.units,), shown[None].float(), tokens + 9)
+    assert torch.equal(shown, storage_rounding.rounded(x, how, state).to(shown))
+    assert torch.equal(shown.isinf(), x.abs() > most)
+    assert torch.equal(scaled_tiles.as_stored(at, x[None], tokens)[0], shown.float())
+    scaled_tiles.put(at, (at.units,), shown[None].float(), tokens + 9)
     again = [x.view(torch.uint8) for x in tensors(pool.taken(1))]
     assert all(map(torch.equal, again, (x.view(torch.uint8) for x in tensors(kept))))
     whole = shown.isfinite()
-    right, other = ((storage.before_rounding(shown, x.double(), how, one) - x.double())[whole] for one in (state, None))
+    before = storage_rounding.before_rounding
+    right, other = ((before(shown, x.double(), how, one) - x.double())[whole] for one in (state, None))
     limit = 1e-6 * x.double()[whole].abs().amax()
     assert bool((right.abs() <= limit).all()), "of these bits"
     assert bool((other.abs() > limit).any()) or (size < 1e-30 and stored is torch.float16), "and not to nearest"
@@ -101,7 +103,7 @@ def test_both_sides_round_stochastically_alike(stored: Storage, size: float) -> 
 def test_non_finite_number_stays_non_finite() -> None:
     x = numbers(2, 8, 16, size=1.0)
     x[1, 3, 5] = torch.nan
-    assert bool(tiles.opened(*tiles.packed(x, E4M3, SCALED_STATE.grid(2, 8, 16)))[1].isnan().all())
+    assert bool(scaled_tiles.opened(*scaled_tiles.packed(x, E4M3, SCALED_STATE.grid(2, 8, 16)))[1].isnan().all())
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +233,7 @@ def test_printed_command_has_the_option_and_memory_the_scales(instep: Runner, tm
 
 def test_patch_of_tiled_memory_is_stored_in_tiles() -> None:
     x = torch.randn(4, 16, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    values, scales = tiles.packed(x.float(), torch.float8_e4m3fn, (1, 2))
+    values, scales = scaled_tiles.packed(x.float(), torch.float8_e4m3fn, (1, 2))
     kept = as_kept(x, Block(torch.zeros_like(values), torch.zeros_like(scales)))
     assert isinstance(kept, Block) and torch.equal(kept.scales, scales)
     assert torch.equal(kept.values.view(torch.uint8), values.view(torch.uint8))

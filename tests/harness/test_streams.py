@@ -14,10 +14,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from instep.campaign.streams.checkpoint import before_silu, config, stream_checkpoint
-from instep.campaign.streams.relabel import relabelled
 from instep.campaign.streams.run import LEVELS, streamed
-from instep.campaign.streams.stamps import MOST_POSITIONS, Stamp, code, decoded, vocabulary
+from instep.campaign.streams.stamp_model import before_silu, config, stream_checkpoint
+from instep.campaign.streams.stamped_trace import relabelled
+from instep.campaign.streams.token_stamps import MOST_POSITIONS, Stamp, code, decoded, vocabulary
 from instep.cli import app
 from instep.setting import Setting
 from instep.trace.event_rules import verified
@@ -136,7 +136,7 @@ IN_TREES = [
      "(acceptance.last_correct_step_indices - 1).clamp(min=0), acceptance.accept_lens,", "snapshot", "state"),
     ("a node continues the one before it", "instep_optimized/batch.py", "plan.before.flatten()",
      "(plan.before - (plan.before > 0).long()).flatten()", "snapshot", "conv"),
-    ("keys and values stay at their nodes", "instep_optimized/ops/plain/index.py",
+    ("keys and values stay at their nodes", "instep_optimized/ops/plain/round_integers.py",
      "place = before[:, None] + node", "place = before[:, None] + torch.arange(node.shape[1])", "columns", "values"),
 ]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from instep import kit
-from instep.kit.suggest import declarations, suggested
+from instep.kit.declaration_search import declarations, suggested
 from instep.verdict import Exit
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.rounding import Product

@@ -34,7 +34,7 @@ from support.event_clock import count_events
 from support.planting import planted_here
 
 BATCH, INDEX, ROUND, RERUN = (
-    f"instep_optimized/{name}.py" for name in ("batch", "ops/plain/index", "round", "commit/rerun")
+    f"instep_optimized/{name}.py" for name in ("batch", "ops/plain/round_integers", "round", "commit/rerun")
 )
 NODES_OF = "Nodes(plan.before.flatten(), plan.depth.flatten(), plan.ancestors.flatten(), plan.depth.shape[1])"
 

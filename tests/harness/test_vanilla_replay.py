@@ -12,7 +12,7 @@ from msgspec import structs
 
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
-from instep.campaign.relations.rewritten import WHY_NO_MTP_ROWS
+from instep.campaign.relations.same_tokens import WHY_NO_MTP_ROWS
 from instep.cli.record import make
 from instep.diagnose import diagnose
 from instep.run.replay import Replay

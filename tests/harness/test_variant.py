@@ -11,8 +11,8 @@ import pytest
 
 from instep.run.lockstep import Lockstep
 from instep.run.participants import participants_of
-from instep.run.patching import Patching
 from instep.run.replay import Replay
+from instep.run.tensor_patching import Patching
 from instep.run.variant import AS_IS, Patch, Variant, patch_of, place_of, spelled, swapped, swaps_of
 from instep.setting import Setting
 from instep.trace.file import Trace

@@ -132,7 +132,7 @@ def test_methods_are_planted_too_and_several_edits_add_up() -> None:
     ("edit", "says"),
     [
         (Edit(MOVE, "import torch", "import math\nimport torch"), "changes more than the code of functions"),
-        (Edit("instep_optimized/drafted.py", "NO_OPINION = -1", "NO_OPINION = 0"), "changes more than the code"),
+        (Edit("instep_optimized/draft_answers.py", "NO_OPINION = -1", "NO_OPINION = 0"), "changes more than the code"),
         (Edit("instep_optimized/kernels/windows/window.py", "read + unit * read_unit", "read"), "no plain function"),
     ],
 )

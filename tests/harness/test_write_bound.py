@@ -18,7 +18,7 @@ from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
 from instep.trace.write_bound import bound
 from instep.verdict import Exit
-from instep.watch.memory import positions_of
+from instep.watch.memory_changes import positions_of
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract import engine as e
 from support.first_rounds import first

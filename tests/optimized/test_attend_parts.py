@@ -16,8 +16,8 @@ import torch
 
 from instep.kit.cases import Case, serve
 from instep.kit.cases.case import BF16, FP32, Call, Draw, at
+from instep.kit.cases.guarded_pools import same_bits
 from instep.kit.cases.paged import Reading, attend_case
-from instep.kit.cases.pools import same_bits
 from instep.kit.cases.trees import seen
 from instep_optimized.kernels.attention import attend as attend_file
 from instep_optimized.kernels.attention.attend import GROUP, PART, WINDOW

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from instep.kit.cases.case import BF16, FP32, Draw, at
+from instep.kit.cases.guarded_pools import same_bits
 from instep.kit.cases.paged import Reading, attend_case
-from instep.kit.cases.pools import same_bits
 from instep.kit.cases.trees import ancestors, seen
 from instep_optimized.kernels.attention import attend as attend_file
 from instep_optimized.kernels.attention.attend import GROUP, PART

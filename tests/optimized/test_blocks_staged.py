@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from instep.kit.cases.case import Draw
-from instep.kit.cases.pools import same_bits
+from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized.kernels.prompts.blocks import blocks
 from instep_optimized.kernels.runtime import INTERPRETED, explicit
 from instep_optimized.layout import Address, Part

@@ -13,8 +13,8 @@ import torch
 from instep_optimized import commit as strategies
 from instep_optimized.batch import Batch
 from instep_optimized.commit.base import AcceptedWindows, RequestWrites, Table, changes
-from instep_optimized.commit.pair import CommitPair
 from instep_optimized.commit.snapshot import Snapshot
+from instep_optimized.commit.strategy_pair import CommitPair
 from instep_optimized.commit.windows import Windows
 from instep_optimized.layout import StateLayout
 from instep_optimized.memory import Memory

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from instep.kit.cases.case import Draw, at
-from instep.kit.cases.pools import same_bits
+from instep.kit.cases.guarded_pools import same_bits
 from instep.kit.cases.recurrent import Heads
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN

@@ -17,14 +17,14 @@ import torch
 
 from instep.kit.cases import CASES, Case, serve
 from instep.kit.cases.case import BF16, FP32, Call, Draw, Inputs, at
+from instep.kit.cases.guarded_pools import guarded
 from instep.kit.cases.paged import READINGS, Reading, attend_case
-from instep.kit.cases.pools import guarded
 from instep.kit.cases.rows import linear_blocks, norm, row_case
 from instep.run.variant import swapped
 from instep_optimized.kernels.attention import attend as attend_file
 from instep_optimized.kernels.runtime import launches_early
 from instep_optimized.layout import Address
-from instep_optimized.memory.units import Units
+from instep_optimized.memory.tiled_units import Units
 from instep_optimized.ops import fused
 from instep_optimized.ops.around import around
 from instep_optimized.ops.base import GdnInputs, Ops

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep.kit.cases.pools import same_bits
+from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized.graphs import Emulator, LooseCall, Recorder, Runner, buckets, runner
 from instep_optimized.graphs.cuda import CudaGraphs
 from instep_optimized.kernels.runtime import INTERPRETED

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from instep.kit.cases import CASES
 from instep.kit.cases.case import BF16, FP32, Call, Case, Draw, Inputs, at, serve
-from instep.kit.cases.pools import same_bits
+from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized.kernels.attention.attend import Shape, read
 from instep_optimized.kernels.invariant.linear import multiply
 from instep_optimized.layout import Address, Pages, Part

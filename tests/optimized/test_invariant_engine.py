@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep.kit.cases.pools import same_bits
+from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized import OptimizedEngine, Options
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.kernels.invariant.linear import multiply

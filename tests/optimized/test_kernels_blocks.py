@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from instep.kit.cases.case import Draw
-from instep.kit.cases.pools import same_bits
+from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized.kernels.prompts import blocks, chunk
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops import load

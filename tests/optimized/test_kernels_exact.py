@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from instep.kit.cases.case import Draw, at
-from instep.kit.cases.pools import same_bits
+from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.plain import PLAIN

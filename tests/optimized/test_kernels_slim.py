@@ -13,8 +13,8 @@ import torch
 from torch.nn.functional import silu
 
 from instep.kit.cases.case import BF16, Draw, at
+from instep.kit.cases.guarded_pools import same_bits
 from instep.kit.cases.paged import Reading, attend_case
-from instep.kit.cases.pools import same_bits
 from instep_optimized.kernels.attention import attend as attend_file
 from instep_optimized.kernels.decisions.pick import pick
 from instep_optimized.kernels.products import linear, slim

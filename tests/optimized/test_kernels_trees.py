@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from instep.kit.cases.case import BF16, FP32, Case, Draw, at, serve
+from instep.kit.cases.guarded_pools import same_bits
 from instep.kit.cases.paged import Reading, attend_case
-from instep.kit.cases.pools import same_bits
 from instep.kit.cases.recurrent import Heads
 from instep.kit.cases.trees import TREE_INDEX, TREE_ROWS, ancestors, padded, seen
 from instep_optimized.kernels.runtime import INTERPRETED

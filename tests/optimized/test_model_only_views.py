@@ -23,7 +23,7 @@ from instep_optimized import load
 from instep_optimized.batch import Batch
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.commit.base import AcceptedWindows
-from instep_optimized.commit.pair import CommitPair
+from instep_optimized.commit.strategy_pair import CommitPair
 from instep_optimized.draft import MODES
 from instep_optimized.draft.base import Drafter, PickRows
 from instep_optimized.memory import Memory

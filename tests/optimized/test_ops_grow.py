@@ -22,7 +22,7 @@ from instep_optimized.ops.placing import Beams
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.place import unseen
 from instep_reference.draft.growing import Growing
-from instep_reference.mixing import most_named
+from instep_reference.label_mixing import most_named
 from instep_reference.sampling import most_probable
 
 

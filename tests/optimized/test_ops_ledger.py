@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from instep.kit.cases.pools import same_bits
+from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized.ops.base import AttentionInputs, ExpertWeights, GdnInputs
 from instep_optimized.ops.labels import code, expand, mix, read
 from instep_optimized.ops.ledger import LEDGER

@@ -12,7 +12,7 @@ import torch
 
 from instep.kit.cases import CONV, GDN
 from instep.kit.cases.case import Case, serve
-from instep.kit.cases.pools import Pool, guarded
+from instep.kit.cases.guarded_pools import Pool, guarded
 from instep_optimized.layout import Address, Pages, Part
 from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.labels import read

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep.kit.cases.pools import same_bits
+from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized.layout import Address, Inputs, Keeps, Pages, Part, Ring, Updates
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_optimized.ops.ledger import LEDGER

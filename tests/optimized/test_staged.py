@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from instep.kit.cases.case import Draw
-from instep.kit.cases.pools import same_bits
+from instep.kit.cases.guarded_pools import same_bits
 from instep.kit.cases.recurrent import Heads
 from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.kernels.windows import window as window_file

@@ -17,9 +17,9 @@ import triton.language as tl
 from instep.kit.cases.case import Draw
 from instep_optimized.kernels.device.chance import counters, drawn
 from instep_optimized.layout import Address, Chance, Part, Ring, Updates
-from instep_optimized.memory.units import Units
+from instep_optimized.memory.tiled_units import Units
 from instep_optimized.ops.base import GdnInputs, Ops
-from instep_optimized.ops.plain import PLAIN, tiles
+from instep_optimized.ops.plain import PLAIN, scaled_tiles
 from instep_optimized.ops.plain.chance import uniforms
 from instep_optimized.ops.triton import TRITON
 from instep_reference import chance as reference
@@ -84,7 +84,7 @@ def stored(ops: Ops, form: str, dtype: torch.dtype, layout: str, activation: tor
     def pool(*leading: int) -> Units:
         x = block[0].expand(*leading, HV, K, V)
         grid = SCALED_STATE.grid(*x.shape)
-        values, scales = tiles.packed(x, E4M3, grid) if dtype == E4M3 else (x.to(dtype), None)
+        values, scales = scaled_tiles.packed(x, E4M3, grid) if dtype == E4M3 else (x.to(dtype), None)
         return Units(values.mT.contiguous().mT if layout == "VK" else values.contiguous(), scales, chance)
 
     slots, rows = pool(4), pool(3, 4)
@@ -122,7 +122,7 @@ def test_number_rounds_to_each_neighbour_with_the_right_probability() -> None:
     x = torch.tensor([1.0, 1.03125, -1.09375, 300.0, 447.9999, 448.0, 2.0**-9 * 1.25, 0.0, -(2.0**-12)])
     many = 4096
     u = uniforms(Chance(1, 0), torch.arange(many), x.shape)
-    fallen = tiles._narrow(x.expand(many, -1), E4M3, u, 1 - 2.0**-19).float()
+    fallen = scaled_tiles._narrow(x.expand(many, -1), E4M3, u, 1 - 2.0**-19).float()
     exact = x != 447.9999
     assert torch.equal(fallen[:, exact], fallen[:, exact].to(E4M3).float()), "each is a number of the dtype"
     fallen = fallen.to(E4M3).float()
@@ -138,11 +138,12 @@ def test_number_rounds_to_each_neighbour_with_the_right_probability() -> None:
 def test_stored_number_is_stored_again_with_the_same_bytes() -> None:
     x = torch.randn(8, 2, 16, 32, generator=torch.Generator().manual_seed(0)).cumsum(0) * 3
     grid = SCALED_STATE.grid(16, 32)
-    first = tiles.packed(x, E4M3, grid, uniforms(Chance(7, 0), torch.arange(8), (2, 16, 32)))
-    again = tiles.packed(tiles.opened(*first), E4M3, grid, uniforms(Chance(7, 0), torch.arange(8) + 9, (2, 16, 32)))
+    first = scaled_tiles.packed(x, E4M3, grid, uniforms(Chance(7, 0), torch.arange(8), (2, 16, 32)))
+    chances = uniforms(Chance(7, 0), torch.arange(8) + 9, (2, 16, 32))
+    again = scaled_tiles.packed(scaled_tiles.opened(*first), E4M3, grid, chances)
     pairs = zip(first, again, strict=True)
     assert all(torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in pairs)
-    nearest = tiles.packed(x, E4M3, grid)
+    nearest = scaled_tiles.packed(x, E4M3, grid)
     others = (first[0].float() != nearest[0].float()).float().mean()
     # With uniform f the mean of the smaller of f and 1 - f is 1/4: this share does not round to nearest.
     assert torch.equal(first[1], nearest[1]) and 0.2 < float(others) < 0.3

@@ -10,10 +10,10 @@ import torch
 
 from instep.kit.cases.case import Draw
 from instep_optimized.layout import Address, Pages, Part
-from instep_optimized.memory.units import Units, shown
+from instep_optimized.memory.tiled_units import Units, shown
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
-from instep_optimized.ops.plain.tiles import packed
+from instep_optimized.ops.plain.scaled_tiles import packed
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE

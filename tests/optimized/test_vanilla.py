@@ -20,7 +20,7 @@ from instep_optimized.draft.mtp import MtpLayer
 from instep_optimized.draft.vanilla import Vanilla
 from instep_optimized.graphs import Emulator, Recorder
 from instep_optimized.graphs.capture import prepared
-from instep_optimized.graphs.recorded import Recorded
+from instep_optimized.graphs.emulator import Recorded
 from instep_optimized.memory import Memory
 from instep_optimized.ops.around import around
 from instep_optimized.ops.base import Ops

@@ -19,7 +19,7 @@ from torch.utils.dlpack import from_dlpack
 
 from instep.kit.cases import serve
 from instep.kit.cases.case import BF16, FP32, Call, Case, Draw, at
-from instep.kit.cases.pools import guarded, same_bits
+from instep.kit.cases.guarded_pools import guarded, same_bits
 from instep.kit.cases.recurrent import SHAPES, Heads, Shape, conv_case, gdn_case
 from instep_optimized.kernels import verify
 from instep_optimized.kernels.runtime import INTERPRETED

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from instep.kit.cases.case import Draw
-from instep.kit.cases.pools import same_bits
+from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized.kernels.convs import conv as conv_file
 from instep_optimized.kernels.convs import walk_prompt as prompt_file
 from instep_optimized.kernels.convs.walk_prompt import Shape, silu

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from instep.kit.cases.case import Draw
-from instep.kit.cases.pools import same_bits
+from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized.kernels.convs import conv as conv_file
 from instep_optimized.kernels.convs import walk_words as words_file
 from instep_optimized.kernels.convs.walk_words import Shape

@@ -17,7 +17,7 @@ import torch
 
 from instep.kit.cases import serve
 from instep.kit.cases.case import BF16, FP32, Call, Case, Draw, at
-from instep.kit.cases.pools import same_bits
+from instep.kit.cases.guarded_pools import same_bits
 from instep.kit.cases.recurrent import SHAPES, Heads, Shape, conv_case, gdn_case
 from instep_optimized.kernels import gated
 from instep_optimized.kernels.runtime import INTERPRETED

@@ -26,7 +26,7 @@ from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
 from instep_speed.gate import gate
 from instep_speed.gate.clock import CLOCKS
-from instep_speed.gate.request import Question, Report
+from instep_speed.gate.input_and_result import Question, Report
 
 WORDS = {Exit.AGREED: "held", Exit.DIVERGED: "slower", Exit.INCONCLUSIVE: "inconclusive"}
 SLOWED = (0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.08)

@@ -32,7 +32,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compiler
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from instep.kit import barriers
+from instep.kit import barrier_overlaps
 from instep_optimized.kernels.attention import attend as attend_file
 from instep_optimized.kernels.convs import walk_prompt as prompt_file
 from instep_optimized.kernels.products import slim as slim_file
@@ -43,7 +43,7 @@ from instep_optimized.layout import Address, Pages, Part, Ring, Updates
 from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.fused.prefill_gdn import stored
 from instep_reference.contract.place import Place
-from instep_speed.gate import gpu
+from instep_speed.gate import gpu_operations
 from support.beside import made_beside
 from support.forgotten import NUMBERS, exchanged, forgotten, summed
 from support.handshake import HALF, MANY, STEPS, halves, handed, told
@@ -96,7 +96,7 @@ def key_of(source: Any, options: Mapping[str, Any]) -> str:
     backend = compiler.make_backend(TARGET)
     all_options = backend.parse_options({**options, **source.parse_options()})
     told = compiler.get_cache_key(source, backend, all_options, env_vars=compiler.get_cache_invalidating_env_vars())
-    return sha256(f"{told} {inspect.getsource(taken)} {inspect.getsource(barriers)}".encode()).hexdigest()[:32]
+    return sha256(f"{told} {inspect.getsource(taken)} {inspect.getsource(barrier_overlaps)}".encode()).hexdigest()[:32]
 
 
 def taken(made: Any) -> Found:
@@ -108,7 +108,7 @@ def taken(made: Any) -> Found:
         "usage": usage[usage.index("REG:") :].strip(), "shared": made.metadata.shared + own,
         "copies": ptx.count("cp.async.c"),
         "waits": code.count("WARPGROUP.DEPBAR") - ptx.count("wgmma.wait_group"),
-        "beside": made_beside(code), "over_barriers": barriers.over_barriers(made),
+        "beside": made_beside(code), "over_barriers": barrier_overlaps.over_barriers(made),
     }
 
 
@@ -296,8 +296,8 @@ def convs() -> None:
 def clocks() -> None:
     """The kernels with which the gate holds a device back and drags it."""
     go, since = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
-    compiled(gpu._hold, None, go, since, int(gpu.HELD_S * 1e9), warps=1)
-    compiled(gpu._drag, None, since, 0.08, 2000, warps=1)
+    compiled(gpu_operations._hold, None, go, since, int(gpu_operations.HELD_S * 1e9), warps=1)
+    compiled(gpu_operations._drag, None, since, 0.08, 2000, warps=1)
 
 
 FORMS = {"attend": attention, "clocks": clocks, "convs": convs, "few_registers": few_registers,

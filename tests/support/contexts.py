@@ -24,7 +24,7 @@ from instep.player import Side
 from instep.run.lockstep import expect
 from instep.run.participant import Participant
 from instep.run.participants import rounding
-from instep.run.stored_states import StoringEngine
+from instep.run.storing_reference import StoringEngine
 from instep.setting import wide
 from instep.trace.driver import drive
 from instep.trace.event_rules import EventRules
@@ -33,7 +33,7 @@ from instep.trace.policy import Arrival, Policy, ScheduledAction, Steps
 from instep.verdict import Comparison, Verdict
 from instep.watch.carried_facts import left_by
 from instep.watch.event_context import EventContext
-from instep.watch.memory import UNWATCHED
+from instep.watch.memory_changes import UNWATCHED
 from instep.watch.required_rows import cut_down
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Draft, Event, RequestState

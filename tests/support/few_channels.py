@@ -17,7 +17,7 @@ from msgspec import structs
 from instep.trace.file import Trace, read
 from instep.trace.header import Model
 from instep_proof.faults.catalogue import TRACES as FAULTS
-from instep_proof.faults.retrace import retraced
+from instep_proof.faults.rerecord import retraced
 from instep_reference.contract.checkpoint import Checkpoint
 from support.checkpoints import write
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from instep.report.command import near
+from instep.report.command_lines import near
 
 TESTS = Path(__file__).resolve().parents[1]
 FOLDER = TESTS / "golden"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from instep.kit.cases.case import Case, Outcome, strays
-from instep.kit.cases.pools import same_bits
+from instep.kit.cases.guarded_pools import same_bits
 
 
 def agree(case: Case, ours: Outcome, theirs: Outcome) -> list[str]:

@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 
 from instep.problem import Problem
-from instep.run.history import History, Text
 from instep.run.replay import Outcome
+from instep.run.trace_history import History, Text
 from instep.setting import Setting
 from instep.subject.declared_rounding import Declared
 from instep.verdict import Comparison, Tier, Verdict

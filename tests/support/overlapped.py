@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from instep.kit.cases.pools import same_bits
+from instep.kit.cases.guarded_pools import same_bits
 
 TURNS = 20
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from hypothesis import strategies as st
 
-from instep.kit.cases.pools import same_bits
+from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized.ops.base import GdnInputs
 
 from .ring_world import Turn, World, cut, joined

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from instep.kit.cases.case import Draw, at
-from instep.kit.cases.pools import Pool, guarded
+from instep.kit.cases.guarded_pools import Pool, guarded
 from instep.kit.cases.recurrent import Heads
 from instep_optimized.layout import KEPT, OWN, Address, Part, Ring
 from instep_optimized.ops.base import GdnInputs, Ops

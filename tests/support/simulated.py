@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep_speed.gate import gpu
+from instep_speed.gate import gpu_operations
 from instep_speed.gate.clock import Clock
 
 STEP = 1e-7  # what it takes to read a clock
@@ -30,8 +30,8 @@ class Machine:
         patch.setattr(time, "process_time", lambda: self.host(STEP).cpu)
         patch.setattr(torch.cuda, "synchronize", lambda *_: self.wait())
         patch.setattr(torch.cuda, "Event", lambda **_: Event(self))
-        patch.setattr(gpu, "_hold", Kernel(self._hold))
-        patch.setattr(gpu, "_drag", Kernel(self._drag))
+        patch.setattr(gpu_operations, "_hold", Kernel(self._hold))
+        patch.setattr(gpu_operations, "_drag", Kernel(self._drag))
         zeros = torch.zeros
         patch.setattr(torch, "zeros", lambda *shape, dtype, **_: zeros(*shape, dtype=dtype))
         self.clock = Clock("cuda")

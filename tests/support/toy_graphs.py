@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from instep.kit.cases.pools import same_bits
+from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from instep.kit.cases.pools import same_bits
+from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized import OptimizedEngine
 from instep_reference.contract.engine import (
     Abort,

@@ -21,9 +21,9 @@ import torch
 
 from instep_optimized.layout import StateLayout
 from instep_optimized.ops import BY_NAME, load
-from instep_optimized.ops import address as addresses
-from instep_optimized.ops.address import attribute_at, root_of, split
+from instep_optimized.ops import object_address as addresses
 from instep_optimized.ops.base import Ops
+from instep_optimized.ops.object_address import attribute_at, root_of, split
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Engine, Inspectable, Watched

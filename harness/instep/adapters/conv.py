@@ -17,15 +17,15 @@ import torch
 from instep_optimized.layout import Part
 from instep_optimized.ops.base import Conv, Ops
 from instep_optimized.ops.plain.conv import conv as plain_conv
-from instep_optimized.ops.plain.lanes import Lanes, after, along, before, lanes
+from instep_optimized.ops.plain.requests_of_part import Lanes, after, along, before, lanes
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place
 
 from ..watch.kernel_calls import adapts, called
 from .dense import launches
 from .pooled import Lend, allocated, lent_own, mirrored, packed_rows, stored_where_read
-from .read_only import only_read
-from .returned import pair_of, rows_of
+from .read_only_arguments import only_read
+from .returned_tensors import pair_of, rows_of
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,16 @@ import torch
 
 from instep_optimized.layout import Inputs, Part, Ring
 from instep_optimized.ops.base import Gdn, GdnInputs
-from instep_optimized.ops.plain.lanes import Lanes, after, along, before, lanes
+from instep_optimized.ops.plain.compute_width import width
+from instep_optimized.ops.plain.requests_of_part import Lanes, after, along, before, lanes
 from instep_optimized.ops.plain.ring import NO_UPDATES, keep, recalled
-from instep_optimized.ops.plain.tiles import as_stored
-from instep_optimized.ops.plain.wide import width
+from instep_optimized.ops.plain.scaled_tiles import as_stored
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place
 
 from ..watch.kernel_calls import adapts, called
-from .read_only import only_read
-from .returned import pair_of
+from .read_only_arguments import only_read
+from .returned_tensors import pair_of
 
 
 class Kernel(Protocol):

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from instep_optimized.commit import known
 from instep_optimized.commit.base import StrategySpec
-from instep_optimized.commit.brought import OPTION
+from instep_optimized.commit.external_strategies import OPTION
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import BadInput
 

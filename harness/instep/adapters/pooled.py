@@ -23,8 +23,8 @@ from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.place import Place
 
 from ..watch.kernel_calls import adapts, called
-from .read_only import only_read
-from .returned import rows_of
+from .read_only_arguments import only_read
+from .returned_tensors import rows_of
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from . import recording, sglang_dumps
 from .layerwise import NORM, Advance, Precision, silent
 from .recorded_engine import complete, replayed, without_copies
 from .recording import META, Recorded, as_usual, width
-from .texts import Text, Told, told
+from .token_origins import Text, Told, told
 from .tokens import Judged, judged
 
 OF_MEMORY = 0.75  # part of memory that a model and its reference may take; the rest is for states and activations

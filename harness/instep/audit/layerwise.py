@@ -3,7 +3,7 @@
 So a checkpoint may be larger than memory, which holds only one layer in fp64 and the hidden rows of the texts.
 The truth is fp64. A draw is the reference in the declared width, rounded as declared and summed in another order, as in
 a replay (`run/participants.py`). Only the errors of draws against the truth are kept, row by row: each position
-counts as a separate event, like a decode step. Leaves out: the output matrix (`scores.py`) and its scores.
+counts as a separate event, like a decode step. Leaves out: the output matrix (`blockwise_scores.py`) and its scores.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..oracle.declared_products import Operands
 from ..oracle.reordering import Reordered, stored
 from ..run.participants import rounding
 from ..subject.declared_rounding import Declared
-from .texts import Text
+from .token_origins import Text
 
 BLOCK = 64  # tokens per block of the delta rule if no block is declared
 ROWS = 512  # positions per call of a layer: attention weights are [heads, ROWS, positions so far]

@@ -29,12 +29,12 @@ from instep_reference.contract.rounding import Product, checked
 from instep_reference.contract.sampling import Sampling
 from instep_reference.sampling import Drawing
 
-from ..generate.drawn_tokens import Drawn
+from ..generate.sampling_inputs import Drawn
 from ..setting import WIDTHS
 from ..subject.declared_rounding import Declared, declared
 from ..trace.file import RECORDING, decode
 from ..trace.header import Header, Model, Room
-from .texts import Origin, Text, Told
+from .token_origins import Origin, Text, Told
 
 SCHEMA = 1
 META, EVENTS, TENSORS = RECORDING, "events.jsonl", "tensors"

@@ -18,7 +18,7 @@ from ..report.tables import say
 from ..report.terminal import VERDICTS
 from ..verdict import Comparison, Exit
 from .audit import Audit
-from .texts import Text
+from .token_origins import Text
 from .tokens import AtToken
 
 # Kinds of results that tokens and counts alone cannot judge.

@@ -24,7 +24,7 @@ from instep_reference.contract.errors import BadInput
 
 from ..subject.guard import WHOLE
 from .recording import Recorded
-from .texts import Origin, Text, Told, counted
+from .token_origins import Origin, Text, Told, counted
 
 NEEDED = ("input_ids", "positions", "seq_lens")
 READ = (*NEEDED, "rids", "req_pool_indices")

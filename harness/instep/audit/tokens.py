@@ -26,9 +26,9 @@ from ..checks.judge import Chosen, Ties
 from ..checks.sampling_bounds import Row, sure
 from ..problem import Problem
 from ..verdict import Comparison, Exit, Tier, Verdict
+from .blockwise_scores import Scores, scored, whole_rows
 from .layerwise import Advance, Precision, silent, walk
-from .scores import Scores, scored, whole_rows
-from .texts import PICK, Text
+from .token_origins import PICK, Text
 
 DECIDED = 0.5  # part of the tokens that must be decidable: agreement of fewer means little
 

@@ -9,17 +9,17 @@ from ..oracle.free_run import FreeOracle, Redraws
 from ..oracle.oracle import Oracle
 from .aliasing import Aliasing
 from .base import Check
-from .bounds import Bounds
 from .bytes import Bytes
 from .capacity import Capacity
 from .contracts import Contracts
 from .copies import Copies
 from .decisions import Decisions
+from .declared_writes import Bounds
 from .derived import Derived
 from .directed import Directed
 from .draws import Draws
 from .experts import Experts
-from .graphs import Graphs
+from .graph_replays import Graphs
 from .grown import Grown
 from .hostreads import HostReads
 from .identity import Identity
@@ -28,7 +28,7 @@ from .leaks import Leaks
 from .own_inputs import OwnInputs
 from .poison import Poison
 from .propagated import Propagated
-from .served_log import Played
+from .unserved_events import Played
 from .unused_positions import Tails
 
 __all__ = ["Check", "for_free_runs", "for_labels", "for_numbers", "structure"]

@@ -16,7 +16,7 @@ from instep_reference.contract.place import STAGE_LEVEL, Place
 from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
-from ..watch.memory import pattern
+from ..watch.memory_changes import pattern
 
 # The place of findings that belong to no layer: owners, slots and pages, configurations, graphs, host reads.
 NOWHERE = Place("trunk", STAGE_LEVEL, "length")

@@ -18,17 +18,17 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, dr
 from instep_reference.contract.rounding import read_as
 
 from ..oracle.oracle import Oracle
-from ..oracle.storage import entries, narrower
+from ..oracle.storage_rounding import entries, narrower
 from ..problem import Moved, Problem
 from ..verdict import Comparison, Sides, Skipped, Tier
 from ..watch.carried_facts import last_forward
 from ..watch.event_context import EventContext, KeptCopy, LastForward, RowSpan, branching
-from ..watch.memory import Trespass, bits
+from ..watch.memory_changes import Trespass, bits
 from ..watch.pool_addresses import stands
 from ..watch.rows import row_spans, rows
 from .base import counted, exact, slot_of
-from .prefixes import FINAL, of_others, of_prefix, older_rows, other_rows, others_kept, with_last
-from .windows import shifted, wrong_windows
+from .prefix_findings import FINAL, of_others, of_prefix, older_rows, other_rows, others_kept, with_last
+from .wrong_conv_windows import shifted, wrong_windows
 
 # (field of RequestState, stage whose rows feed it, component of those rows, component of the memory)
 CACHES = (

@@ -18,7 +18,7 @@ from instep_reference.contract.rounding import Blocked, read_as
 from ..oracle.folding import Run
 from ..oracle.oracle import Oracle
 from ..oracle.recomputation import Recomputation
-from ..oracle.storage import CUT, HEADS, TURNED, State, before_rounding, narrower
+from ..oracle.storage_rounding import CUT, HEADS, TURNED, State, before_rounding, narrower
 from ..problem import Explained, Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
@@ -26,7 +26,7 @@ from ..watch.required_rows import UPDATE, due
 from ..watch.rows import rows
 from .base import counted, slot_of
 from .measure import Spot, measured
-from .prefixes import of_prefix
+from .prefix_findings import of_prefix
 
 WORD = 0xFFFFFFFF
 

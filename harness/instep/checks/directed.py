@@ -20,10 +20,10 @@ from ..problem import Explained, Problem, WrongContent, sentence
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from .base import slot_of
-from .branches import branches
 from .hypotheses import wrong_states
-from .prefixes import of_prefix
-from .state_step import Scene, Wrong
+from .prefix_findings import of_prefix
+from .wrong_state_inputs import Scene, Wrong
+from .wrong_tree_states import branches
 
 INDISTINCT = "no known wrong state can be distinguished from the right one"
 WINDOWS = ("verify", "commit")  # kinds of rows whose updates may be kept

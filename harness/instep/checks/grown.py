@@ -2,7 +2,7 @@
 
 Trees of labels are exact. With numbers the order of scores may differ from the truth's if scores are closer than the
 derived error (`Scores`). That is a tie, as with picks, and no divergence; the trace continues with the recorded
-tree. Leaves out: the logits (T2, T3), and the mistake that made a wrong tree (`tree_mistakes.py`).
+tree. Leaves out: the logits (T2, T3), and the mistake that made a wrong tree (`grown_tree_mistakes.py`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.grown_tree import Growth, grown_of
 from .base import exact, slot_of
+from .grown_tree_mistakes import Tree, mistake
 from .judge import Chosen, Ties
 from .propagated import carried
-from .tree_mistakes import Tree, mistake
 
 PLACE = Place("chain.0", AFTER_LAYERS, "pick")
 Path = tuple[int, ...]  # tokens from the root's child on

@@ -17,7 +17,7 @@ from ..watch.event_context import EventContext
 from .base import NOWHERE, counted, said_of
 
 # Modules that read for the harness, not for the subject.
-WATCHING = ("instep.", "instep_optimized.ops.padding_aware")
+WATCHING = ("instep.", "instep_optimized.ops.unpadded_view")
 # The only transfer that a round declares: accepted counts to the host.
 DECLARED = "instep_optimized.transfer.to_host"
 # Kind of event -> module -> how often it may read. The host may wait when a copy is made or restored.

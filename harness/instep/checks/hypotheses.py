@@ -12,7 +12,7 @@ import torch
 
 from .base import counted, held
 from .ring_hypotheses import RUN_AGAIN
-from .state_step import BLOCKS, Scene, Wrong, block, step
+from .wrong_state_inputs import BLOCKS, Scene, Wrong, block, step
 
 
 def _count(scene: Scene, count: int) -> list[Wrong]:

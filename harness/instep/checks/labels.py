@@ -14,17 +14,17 @@ import torch
 from instep_reference.contract.engine import Load, RequestState, Resume
 from instep_reference.contract.event_facts import tracks
 from instep_reference.contract.place import Place
-from instep_reference.mixing import MASK, mix
+from instep_reference.label_mixing import MASK, mix
 
 from ..problem import Problem
 from ..verdict import Comparison, Tier
 from ..watch.carried_facts import last_forward
 from ..watch.event_context import EventContext
-from ..watch.memory import pattern
+from ..watch.memory_changes import pattern
 from ..watch.rows import whose
 from .base import held, slot_of
 from .bytes import came_back, kept_of
-from .prefixes import FINAL, of_prefix
+from .prefix_findings import FINAL, of_prefix
 
 
 class Labels:

@@ -12,7 +12,7 @@ from instep_reference.contract.event_facts import facts, named
 
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
-from ..watch.memory import Looked
+from ..watch.memory_changes import Looked
 from ..watch.pool_addresses import stands
 from .base import NOWHERE, counted, said_of
 

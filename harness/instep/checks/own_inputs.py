@@ -15,7 +15,7 @@ import torch
 
 from ..oracle.oracle import Oracle
 from ..oracle.recomputation import ROUNDED_ONCE, Recomputation
-from ..oracle.storage import before_rounding, narrower
+from ..oracle.storage_rounding import before_rounding, narrower
 from ..verdict import Comparison, Skipped
 from ..watch.event_context import EventContext
 from .derived import Derived

@@ -17,7 +17,7 @@ from instep_reference.contract.place import Place
 from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
-from ..watch.memory import Looked, bits, pattern
+from ..watch.memory_changes import Looked, bits, pattern
 from ..watch.pool_addresses import stands
 from ..watch.rows import whose
 from .base import counted, slot_of

@@ -28,11 +28,11 @@ from ..problem import Explained
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext, RowSpan
 from ..watch.rows import parted, row_spans, rows
-from ..watch.visibility import PROPAGATED
+from ..watch.visible_places import PROPAGATED
 from .base import slot_of
 from .judge import Draw, judge
 from .measure import Spot, blocks, relative_error
-from .windows import named_windows
+from .wrong_conv_windows import named_windows
 
 WINDOW = "conv"
 OTHER_EXPERTS = "its rows went to other experts in a near tie"

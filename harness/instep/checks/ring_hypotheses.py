@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .state_step import Scene, Wrong, add, update
+from .wrong_state_inputs import Scene, Wrong, add, update
 
 
 def update_of_a_rejected_token(scene: Scene) -> list[Wrong]:

@@ -16,7 +16,7 @@ from instep_reference.contract.meaning import Positions
 from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext, RowSpan
-from ..watch.memory import Looked
+from ..watch.memory_changes import Looked
 from ..watch.pool_addresses import stands
 from ..watch.rows import row_spans
 

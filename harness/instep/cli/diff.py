@@ -1,6 +1,6 @@
 """`instep diff`: compare two results, for example before and after a change.
 
-Leaves out: the comparison (`instep.report.difference`).
+Leaves out: the comparison (`instep.report.result_difference`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .finish import Json, finish
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..report.difference import Difference
+    from ..report.result_difference import Difference
 
 SHOWN = 5  # findings of a run that are printed; a file has all
 
@@ -29,8 +29,8 @@ def diff(
     from dataclasses import asdict
 
     from ..atomic_write import writable
-    from ..report.difference import difference
     from ..report.result import Result, read
+    from ..report.result_difference import difference
 
     for file in filter(None, (json,)):
         writable(file, before, after)

@@ -52,7 +52,7 @@ def finish(
         result.write(json)
     if html is not None:
         from ..atomic_write import write_atomically
-        from ..report.html.family import page_of
+        from ..report.html.page_choice import page_of
         from ..report.html.replay import printed
 
         write_atomically({html: page_of(result.data(), charts(), printed(show))})

@@ -101,7 +101,7 @@ def _widest(num_steps: int | None, candidates: str | None) -> int:
 
 def _table(needs: list[Need], title: str, room: int) -> Table:
     """One unit for all sizes, so that they can be compared; a token's is smaller."""
-    from instep_optimized.memory.units import SCALES
+    from instep_optimized.memory.tiled_units import SCALES
 
     from ..report.tables import Kind, table
 

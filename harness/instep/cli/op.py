@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..kit.cases import Case
-    from ..kit.launches import Served
-    from ..kit.suggest import Suggested
+    from ..kit.declaration_search import Suggested
+    from ..kit.listed_cases import Served
     from ..setting import Setting
 
 
@@ -50,7 +50,7 @@ def op(
     commit: Commit = None,
 ) -> None:
     """Check single ops on their contract and the reference; exit 0: all agree, 1: divergence, 3: nothing compared."""
-    from ..kit.launches import op_cases, served
+    from ..kit.listed_cases import op_cases, served
     from ..report.result import Result
     from .progress import progress
 
@@ -87,7 +87,7 @@ def _suggest(
     """Print the suggestion and end. Without names of ops: for the ops that multiply."""
     from dataclasses import asdict
 
-    from ..kit.suggest import FORMS, suggested
+    from ..kit.declaration_search import FORMS, suggested
     from ..report.result import Result
     from .progress import progress
 
@@ -102,7 +102,7 @@ def _suggest(
 
 def _show_suggested(found: Suggested, console: Console) -> None:
     """Per form the declaration, with the evidence for it and against the next stricter one; then the line to write."""
-    from ..kit.suggest import written
+    from ..kit.declaration_search import written
     from ..report import tables
     from ..report.terminal import short
     from ..verdict import Exit

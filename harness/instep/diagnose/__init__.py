@@ -16,7 +16,7 @@ from ..threads import threads_for
 from ..verdict import Tier
 from .bank import explained
 from .ladder import locate
-from .mistakes.history import RunHistory
+from .mistakes.run_history import RunHistory
 
 __all__ = ["RunHistory", "diagnose", "explain_outcome", "explained", "locate"]
 

@@ -1,7 +1,7 @@
 """The bank: all families of explanations in one table, and the choice of findings to explain.
 
 Explanations cost time, so only the first findings of an event that diverged are explained. Leaves out: the explanations
-themselves, and whether one fits (`diagnose/mistakes/fit.py`).
+themselves, and whether one fits (`diagnose/mistakes/explanation_fit.py`).
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from ..watch.event_context import EventContext
 from .mistakes.attention_precision import shares
 from .mistakes.case import NUMERIC, Case, Explanation, case_of
 from .mistakes.constants import constants
-from .mistakes.delta_rule_inputs import half_of_recurrence, recurrence
-from .mistakes.elementwise import appearance
+from .mistakes.delta_rule_on_own_inputs import half_of_recurrence, recurrence
 from .mistakes.experts import experts, other_experts
-from .mistakes.fit import agrees, nearest, only
+from .mistakes.explanation_fit import agrees, nearest, only
 from .mistakes.fitted_constants import fitted
 from .mistakes.head_maps import mixing
-from .mistakes.history import RunHistory
-from .mistakes.labels import labels
 from .mistakes.misplaced import elsewhere
 from .mistakes.norms import norms
 from .mistakes.positions import positions
 from .mistakes.product_rounding import products
+from .mistakes.run_history import RunHistory
 from .mistakes.step_controller import wrong_rule
+from .mistakes.transformed_tensors import appearance
 from .mistakes.tree_as_chain import trees
 from .mistakes.wrong_inputs import inputs
+from .mistakes.wrong_labels import labels
 from .mistakes.wrong_memory import known_rows, memory
 from .mistakes.wrong_rows import read_rows, result_rows
 from .mistakes.wrong_states import known_states, states
 from .mistakes.wrong_strides import addresses
 from .mistakes.wrong_tokens import tokens
 from .mistakes.wrong_windows import known_windows, windows
-from .op_order import ops_of
+from .ops_by_place import ops_of
 
 FOLLOWS = Explained("bank", "follows from an earlier error: it is correct for its own inputs")
 CLAUSES = 2  # broken contracts that are quoted at most

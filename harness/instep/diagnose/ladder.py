@@ -27,7 +27,7 @@ from ..run.replay import Outcome, Replay
 from ..run.variant import Patch, Variant, in_memory, spelled
 from ..setting import moves_labels
 from ..verdict import Cause, Comparison, Located, Tier
-from .op_order import READERS, also_writes, memory_name, ops_of, siblings
+from .ops_by_place import READERS, also_writes, memory_name, ops_of, siblings
 
 BEYOND = 6  # events that may read what an event wrote: two rounds
 # Checks that look at calls and memory rather than at results.

@@ -27,7 +27,7 @@ from ..trace.event_rules import EventRules
 from ..trace.header import Header, Model, Part, Recording, Room
 from ..trace.policy import Arrival, Policy
 from ..trace.request_table import Standing
-from ..watch.host_copies import on_host
+from ..watch.batched_host_copies import on_host
 from ..watch.observers import LastStates
 
 PAGE_SIZE = 16

@@ -12,7 +12,7 @@ from rich.text import Text
 from ..report.messages import numbers, where
 from ..report.result import Result
 from ..report.tables import say
-from ..run.history import printable
+from ..run.trace_history import printable
 from ..subject.memory_budget import Need, spelled
 from ..verdict import Comparison, Exit, Verdict
 from .decode import Ask, Decoded

@@ -28,9 +28,9 @@ from ..problem import Problem
 from ..run.participant import Participant
 from ..run.participants import Plan, reference, rounded_participant
 from ..verdict import Comparison, Tier, Verdict
-from ..watch.visibility import PROPAGATED
+from ..watch.visible_places import PROPAGATED
 from .decode import Decoded
-from .drawn_tokens import drawings
+from .sampling_inputs import drawings
 
 FINAL = Place("trunk", AFTER_LAYERS, "final")
 LOGITS = FINAL._replace(component="logits")

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from instep_reference.contract.config import read_json
 from instep_reference.contract.errors import BadInput
 
-from ..run.history import BYTES
+from ..run.trace_history import BYTES
 from ..trace.policy import read_prompts
 
 

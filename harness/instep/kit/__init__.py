@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from ..adapters.pooled import Launch, pooled
     from ..bundled import fixtures
     from ..verdict import Exit
-    from .barriers import over_barriers
+    from .barrier_overlaps import over_barriers
     from .cases import Case
-    from .launches import Served, op_cases, served
-    from .runs import Divergence, Replayed, replayed
+    from .listed_cases import Served, op_cases, served
+    from .replayed_trace import Divergence, Replayed, replayed
     from .strategies import configurations, prompts, traces
     from .workload import Workload, small
 
@@ -41,9 +41,9 @@ _HOMES = {
     "instep_optimized": ("load",), "instep.bundled": ("fixtures",), "instep.verdict": ("Exit",),
     "instep.adapters.conv": ("ConvLaunch", "dense_conv", "pooled_conv"), "instep.adapters.dense": ("dense",),
     "instep.adapters.pooled": ("Launch", "pooled"),
-    "instep.kit.barriers": ("over_barriers",), "instep.kit.cases": ("Case",),
-    "instep.kit.runs": ("Divergence", "Replayed", "replayed"),
-    "instep.kit.launches": ("Served", "op_cases", "served"),
+    "instep.kit.barrier_overlaps": ("over_barriers",), "instep.kit.cases": ("Case",),
+    "instep.kit.replayed_trace": ("Divergence", "Replayed", "replayed"),
+    "instep.kit.listed_cases": ("Served", "op_cases", "served"),
     "instep.kit.strategies": ("configurations", "prompts", "traces"), "instep.kit.workload": ("Workload", "small"),
 }
 

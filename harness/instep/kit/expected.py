@@ -22,7 +22,7 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.weights import MlpWeights, MoeWeights
 
 from .cases.case import Call, Inputs
-from .cases.pools import place, runs
+from .cases.guarded_pools import place, runs
 
 Tensor = torch.Tensor
 # The delta rule over the rows of one request, (q, k, v, log_decay, beta) and a state -> the read-out, the state after.

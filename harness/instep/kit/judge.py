@@ -1,7 +1,7 @@
 """Compare one op on one case with the reference: results, memory, and every byte that the op must not change.
 
 Rows and memory are held as T2 holds an op from its own inputs: e_x <= 3 e_r + 4 ulp (`allowance.py`). Ops that
-move bits or count have one right answer. Leaves out: the cases (`cases/`), and whole models (`runs.py`).
+move bits or count have one right answer. Leaves out: the cases (`cases/`), and whole models (`replayed_trace.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from instep_optimized.ops.around import around, memory_of, tensors_of
 from instep_optimized.ops.base import ALONG_TREES, Ops
 from instep_optimized.ops.contracts import after
-from instep_optimized.ops.kinds import unlike
 from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ops.result_kinds import unlike
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place, unseen
 from instep_reference.weights import Weights
@@ -30,18 +30,18 @@ from ..oracle.chunked_yardstick import CHUNKS
 from ..oracle.declared_products import Operands, in_chunks
 from ..oracle.recomputation import DRAWS, FEWEST_DRAWS, ROUNDED_ONCE
 from ..oracle.reordering import Reordered
-from ..oracle.storage import before_rounding, narrower
+from ..oracle.storage_rounding import before_rounding, narrower
 from ..problem import Problem
 from ..run.failures import failure
 from ..setting import wide
 from ..subject.declared_rounding import of_width
 from ..subject.guard import SERVES, SubjectFailed, WrongType, calling
 from ..verdict import Comparison, Skipped, Tier, Verdict
-from ..watch.host_copies import alive, settle
+from ..watch.batched_host_copies import alive, settle
 from .cases.case import Call, Case, moved, packed, serve
-from .cases.pools import Pool
+from .cases.guarded_pools import Pool
 from .expected import COMPUTED, Right, Rule, Written, by_token, experts, in_chunks_of, right, widened
-from .naming import Launched, Observed, named
+from .named_mistakes import Launched, Observed, named
 
 Tensor = torch.Tensor
 KIND = "launch"  # the kind of event that a case is

@@ -28,7 +28,7 @@ from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.header import Recording
 from ..trace.policy import Policy
-from .arguments import must_be
+from .argument_checks import must_be
 from .workload import PROMPTS, Workload, model_of
 
 EVENTS = 12  # steps of a drawn trace

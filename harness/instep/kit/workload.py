@@ -1,7 +1,7 @@
 """A model and a trace in memory, which a test replays without files.
 
 `small()` is designed for kernels: K differs from V, and two value heads share a key head, so a transposed state or a
-wrong head is visible. Leaves out: the replay (`runs.py`), and drawn workloads (`strategies.py`).
+wrong head is visible. Leaves out: the replay (`replayed_trace.py`), and drawn workloads (`strategies.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..trace.event_text import told
 from ..trace.file import Trace, write
 from ..trace.header import Model, Recording, Room
 from ..trace.policy import Arrival, Policy, ScheduledAction, Steps
-from .arguments import must_be, must_be_known, must_be_several
+from .argument_checks import must_be, must_be_known, must_be_several
 
 # Names are Hugging Face's. Two layers: one of the gated delta rule and one of attention; and a draft head.
 CONFIG: Mapping[str, Any] = {

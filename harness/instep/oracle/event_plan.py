@@ -31,7 +31,7 @@ from ..watch.grown_tree import head_tree, step_of
 from ..watch.required_rows import due
 from ..watch.rows import paths, row_spans, rows
 from .layer_work import LayerWork, Work, draft_of, to_state
-from .storage import entries
+from .storage_rounding import entries
 
 Wrongs = tuple[tuple[str, Work], ...]  # the results of known mistakes: a sentence, and the ops on other inputs
 

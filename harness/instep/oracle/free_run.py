@@ -30,7 +30,7 @@ from .folding import Folding, Run, Runs
 from .layer_work import Work
 from .recomputation import Recomputation, Runner, settled
 from .state_oracle import StateOracle
-from .storage import narrower
+from .storage_rounding import narrower
 
 
 class Redraws(Protocol):

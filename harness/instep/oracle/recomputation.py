@@ -29,7 +29,7 @@ from .expert_routes import ROUTER, Routes
 from .folding import Folding, Run, Runs
 from .layer_work import LayerWork, Work
 from .reordering import Reordered, aside, by_a_unit, up_or_down
-from .storage import entries, narrower, rounded
+from .storage_rounding import entries, narrower, rounded
 
 Changes = Mapping[str, torch.Tensor]  # component of the piece -> the rows that replace it for later ops
 Store = Callable[[str, torch.Tensor], torch.Tensor]  # writes a component to storage and reads it again

@@ -20,7 +20,7 @@ from instep_reference.contract.rounding import Blocked, Storage
 
 from .declared_products import MULTIPLY, Operands
 from .expert_routes import Routes
-from .storage import State, by_chance, narrower, rounded
+from .storage_rounding import State, by_chance, narrower, rounded
 
 # One rounding to nearest moves a number by a uniform draw within half a unit in the last place. Over mantissas m that
 # are spread as 1/m, its root mean square is eps / sqrt(12) * sqrt(mean of 1/m^2) = 0.289 * 0.736 eps.

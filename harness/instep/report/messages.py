@@ -14,8 +14,8 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from ..checks.base import counted
 from ..verdict import Comparison, Raised, Tier
-from .command import command as to_type
-from .command import near
+from .command_lines import command as to_type
+from .command_lines import near
 
 if TYPE_CHECKING:
     from ..run.replay import Outcome

@@ -17,7 +17,7 @@ import msgspec
 from instep_reference.contract.errors import BadInput
 
 from ..atomic_write import write_atomically
-from .command import typed
+from .command_lines import typed
 from .machine import machine
 
 SCHEMA = 2

@@ -17,11 +17,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from instep_optimized.ops.address import is_file, split
+from instep_optimized.ops.object_address import is_file, split
 
 from ..adapters import OURS, address
 from ..trace.file import RECORDING
-from .command import near
+from .command_lines import near
 from .machine import installed
 from .result import Result, legible, runs_of
 

@@ -22,8 +22,8 @@ from .messages import declared, divergence, exercised, named, otherwise
 from .tables import say, table
 
 if TYPE_CHECKING:
-    from ..run.history import History
     from ..run.replay import Outcome
+    from ..run.trace_history import History
 
 VERDICTS = {
     Exit.AGREED: ("agrees", "green"), Exit.DIVERGED: ("DIVERGED", "red"), Exit.INCONCLUSIVE: ("inconclusive", "yellow"),

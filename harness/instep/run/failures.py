@@ -14,7 +14,7 @@ from instep_reference.contract.engine import Event, Refused
 from instep_reference.contract.event_facts import kind_of
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
-from ..adapters.returned import WrongResult
+from ..adapters.returned_tensors import WrongResult
 from ..checks.base import NOWHERE, op_at
 from ..checks.capacity import judged
 from ..checks.contracts import broken

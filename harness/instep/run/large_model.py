@@ -28,11 +28,11 @@ from ..oracle.state_oracle import StateOracle
 from ..setting import Setting
 from ..subject.declared_rounding import declared
 from ..trace.file import Trace
-from .history import History
 from .lockstep import Lockstep, Progress, run
 from .participant import Participant
 from .participants import Participants, Plan, build_from_ops, join_sides
 from .replay import Outcome, of_kernels, served
+from .trace_history import History
 
 SHADOW = {"hidden": 8, "key_heads": 1, "value_heads": 1, "key_dim": 2, "value_dim": 2, "heads": 1, "kv_heads": 1,
           "head_dim": 2, "rotary_dim": 2, "intermediate": 2}  # widths of the shadow, as the ledger only counts rows

@@ -29,10 +29,10 @@ from ..watch.carried_facts import left_by
 from ..watch.event_context import EventContext, Expected
 from ..watch.event_log import NOTHING
 from ..watch.required_rows import cut_down, kept
-from ..watch.visibility import Shown
+from ..watch.visible_places import Shown
 from .failures import failures
 from .participants import Participants
-from .patching import PatchableEngine
+from .tensor_patching import PatchableEngine
 from .variant import spelled
 
 Progress = Callable[[int, Event], None]

@@ -41,7 +41,7 @@ from ..oracle.declared_products import Operands, Squares
 from ..oracle.expert_routes import Routes
 from ..oracle.reference_weights import digest_of, weights_of
 from ..oracle.reordering import Reordered, stored
-from ..oracle.storage import entries
+from ..oracle.storage_rounding import entries
 from ..setting import Setting, moves_labels
 from ..subject.declared_rounding import Declared, declared
 from ..subject.engines.callbacks import Asked
@@ -50,12 +50,12 @@ from ..subject.engines.verbs import ByVerbs, must_have
 from ..subject.guard import MAKES, GuardedSubject, calling, make_subject, said_by
 from ..watch.event_log import Room
 from ..watch.instrumentation import Instrumentation, replays_of
-from ..watch.memory import Watch
-from ..watch.visibility import WHOLE, Shown
+from ..watch.memory_changes import Watch
+from ..watch.visible_places import WHOLE, Shown
 from .participant import Participant, RepeatedRuns, guarded
-from .patching import PatchableEngine, Patching
 from .reference_cache import Reusing
-from .stored_states import StoringEngine
+from .storing_reference import StoringEngine
+from .tensor_patching import PatchableEngine, Patching
 from .variant import AS_IS, Variant, swapped
 
 Declares = Ops | Maker | ByVerbs | DerivedEngine | None  # objects that declare rounding

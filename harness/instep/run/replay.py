@@ -41,13 +41,13 @@ from ..trace.header import Recording
 from ..verdict import Comparison, Located, Skipped, Tier, Verdict, prefer_shared
 from ..watch.event_context import EventContext
 from ..watch.kernel_calls import Exercised
-from ..watch.visibility import WHOLE, Shown
+from ..watch.visible_places import WHOLE, Shown
 from .failures import failure
-from .history import History
 from .lockstep import Lockstep, Progress, run
 from .participant import RepeatedRuns
 from .participants import Participants, Plan, candidates, participants_of
-from .patching import PatchedOracle, must_fit
+from .tensor_patching import PatchedOracle, must_fit
+from .trace_history import History
 from .variant import AS_IS, Variant
 
 PACKAGES = ("instep_reference", "instep_optimized", "instep")

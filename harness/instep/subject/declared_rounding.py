@@ -16,7 +16,7 @@ from instep_reference.contract.errors import BadInput, InstepError
 from instep_reference.contract.place import COMPONENTS
 from instep_reference.contract.rounding import Blocked, Product, Storage, checked
 
-from ..oracle.storage import ENTRY, narrower
+from ..oracle.storage_rounding import ENTRY, narrower
 from .guard import calling
 
 

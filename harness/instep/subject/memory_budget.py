@@ -14,10 +14,10 @@ import torch
 from instep_optimized import Options, load
 from instep_optimized.commit import demands as kept_by
 from instep_optimized.commit import known
-from instep_optimized.commit.brought import distinct
+from instep_optimized.commit.external_strategies import distinct
 from instep_optimized.memory.budget import FRESH, Sizes, bytes_of, bytes_per, demands, prefix_bytes, requests_that_fit
 from instep_optimized.memory.pool import Demand
-from instep_optimized.memory.units import SCALES
+from instep_optimized.memory.tiled_units import SCALES
 from instep_optimized.ops.base import Ops
 from instep_optimized.options import check, types_of
 from instep_reference.contract.config import ModelConfig

@@ -1,6 +1,6 @@
 """Upper bound of the memory that an event may write, from the trace alone. It limits the table that an engine declares.
 
-Leaves out: the engine's own table (`Inspectable.may_change`), and comparing the two (`checks/bounds.py`).
+Leaves out: the engine's own table (`Inspectable.may_change`), and comparing the two (`checks/declared_writes.py`).
 """
 
 from __future__ import annotations

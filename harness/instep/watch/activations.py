@@ -13,7 +13,7 @@ from instep_reference.contract.engine import Event
 from instep_reference.contract.place import Place
 
 from ..player import Observer, Side
-from .host_copies import brought
+from .batched_host_copies import brought
 
 
 class Activations(Observer):

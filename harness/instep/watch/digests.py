@@ -1,7 +1,8 @@
 """Digests of memory, computed on its device: one int64 per block of a unit, from every byte and its position.
 
 A word is mixed over all bits before and after it is weighed, so that the digest shows both words that change places and
-changes that cancel in a plain sum. Leaves out: which memory is digested, and the meaning of a change (`memory.py`).
+changes that cancel in a plain sum. Leaves out: which memory is digested, and the meaning of a change
+(`memory_changes.py`).
 """
 
 from __future__ import annotations

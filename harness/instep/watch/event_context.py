@@ -17,8 +17,8 @@ from instep_reference.contract.sampling import Sampling
 
 from ..player import Side
 from .event_log import NOTHING, EventLog
-from .memory import Changes
-from .visibility import WHOLE, Shown
+from .memory_changes import Changes
+from .visible_places import WHOLE, Shown
 
 # Rows of a place are packed in batch order. Which requests have rows at a stage, and how many:
 #   trunk    forward: every row of the event;  logits and pick: all nodes of a verify row, one row for a

@@ -14,7 +14,7 @@ import torch
 
 from ..verdict import Comparison, Skipped, Tier
 from .event_context import EventContext
-from .memory import bits
+from .memory_changes import bits
 
 DIGEST_BYTES = 16
 

@@ -1,6 +1,6 @@
 """Memory that may not change any more: earlier answers, and kept copies of requests.
 
-Leaves out: the judgement of changes (`checks/`), and pools, which events may write (`memory.py`).
+Leaves out: the judgement of changes (`checks/`), and pools, which events may write (`memory_changes.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch.multiprocessing import reductions
 
 from instep_reference.contract.copies import Copy
 
+from .batched_host_copies import brought
 from .digests import bits
 from .event_log import Copies
-from .host_copies import brought
 
 StorageWeakRef: Any = reductions.StorageWeakRef  # untyped
 SMALL = 1 << 10  # numbers up to which tensors are compared together, as launches would take longer than the work

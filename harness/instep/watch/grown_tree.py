@@ -16,7 +16,7 @@ import torch
 from instep_reference.contract.engine import Draft
 from instep_reference.contract.place import AFTER_LAYERS, Place
 from instep_reference.draft.growing import ROOT, Growing
-from instep_reference.mixing import most_named
+from instep_reference.label_mixing import most_named
 from instep_reference.sampling import most_probable
 
 from ..allowance import log_prob_error

@@ -1,7 +1,7 @@
 """Observers of a player: copy answers to the host, read states, wrap the event in a context, keep last states.
 
 Leaves out: the player (`player.py`), the recorded activations of places (`activations.py`), and the memory watch
-(`memory.py`).
+(`memory_changes.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from instep_reference.contract.event_facts import facts, named, tracks
 
 from ..player import Observer, Side
 from ..trace.write_bound import Bound
-from .host_copies import on_host
-from .memory import Watch
+from .batched_host_copies import on_host
+from .memory_changes import Watch
 
 T = TypeVar("T")
 Answered = Callable[[Event, Answer | None], None]

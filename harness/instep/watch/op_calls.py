@@ -24,8 +24,8 @@ from instep_reference.contract.engine import Region
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Blocked, Storage
 
+from .batched_host_copies import alive, bare, brought, in_line, indices_on_host
 from .event_log import Broken, FailedOp, Served
-from .host_copies import alive, bare, brought, in_line, indices_on_host
 from .host_reads import Reads
 from .kernel_calls import Exercised, Tally, counted_in
 from .pool_addresses import Pools, stands

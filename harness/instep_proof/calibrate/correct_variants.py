@@ -22,13 +22,13 @@ from instep_optimized import load
 from instep_optimized.layout import Inputs, Pages, Part, Updates
 from instep_optimized.ops.base import ExpertWeights, GdnInputs, Ops
 from instep_optimized.ops.plain.attend import entries, extents, visible
+from instep_optimized.ops.plain.compute_width import wide, width
 from instep_optimized.ops.plain.gdn import Trail
 from instep_optimized.ops.plain.gdn import gdn as plain_gdn
-from instep_optimized.ops.plain.lanes import Lanes, after, along, ancestry, before, lanes, scatter
+from instep_optimized.ops.plain.requests_of_part import Lanes, after, along, ancestry, before, lanes, scatter
 from instep_optimized.ops.plain.ring import keep, recalled
 from instep_optimized.ops.plain.rows import rms_norm
-from instep_optimized.ops.plain.tiles import as_stored
-from instep_optimized.ops.plain.wide import wide, width
+from instep_optimized.ops.plain.scaled_tiles import as_stored
 from instep_reference.chunked import recur_in_chunks
 
 PLAIN = load("plain")

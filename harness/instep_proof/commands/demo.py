@@ -37,7 +37,7 @@ def demo(
     from rich.console import Console
 
     from instep.atomic_write import folder_for, writable
-    from instep.report.command import near
+    from instep.report.command_lines import near
     from instep.report.tables import say
     from instep_reference.contract.errors import BadInput
 

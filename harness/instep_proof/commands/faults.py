@@ -182,7 +182,7 @@ def _run(
     from ..faults.campaign import campaign
     from ..faults.catalogue import TRACES
     from ..faults.forks import warm
-    from ..faults.retrace import retraced
+    from ..faults.rerecord import retraced
 
     name, traces = f"{len(chosen)} faults", TRACES
     with TemporaryDirectory(prefix="instep-traces-") as folder, progress(name) as said, warm():

@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from instep.checks.experts import Experts
 from instep.checks.grown import Grown
-from instep.report.session import Session as Called
+from instep.report.result_session import Session as Called
 from instep.verdict import Exit, Tier
 
 from .catalogue.fault import Fault

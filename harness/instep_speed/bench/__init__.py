@@ -4,7 +4,7 @@
     peers/     kernels of other packages as further arms, if they are installed or unpacked
     base.py    the types of kinds, cells and arms, and the machine that they run on
     clock.py   interleaved times of captured graphs, or of calls on a CPU; the measured rates of the machine
-    expected.py   whether an answer is right
+    answer_check.py   whether an answer is right
     arms.py    the arms of a cell: judged, timed, judged again
     run.py     the cells in order, within the time limit
     resume.py  the schema of a result file, resuming a grid from it, and joining the results of several calls

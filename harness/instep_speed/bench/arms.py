@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from instep.watch.host_copies import alive
+from instep.watch.batched_host_copies import alive
 from instep_optimized.ops.around import tensors_of
 
+from .answer_check import Judged, fallen, first, same
 from .base import Arm, Cell
 from .clock import SAMPLES, Fell, Times, Work, less, of_one, timed
-from .expected import Judged, fallen, first, same
 
 LESS = "\nless"  # suffix of the function whose time is subtracted from an arm
 

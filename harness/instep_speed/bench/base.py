@@ -16,8 +16,8 @@ from instep_optimized.ops.base import Ops
 from instep_reference.contract.config import LayerKind, ModelConfig
 from instep_reference.contract.place import Place
 
+from .answer_check import Judged
 from .clock import Rates
-from .expected import Judged
 
 At = Mapping[str, Any]  # a cell of a grid, by its axes: {"batch": 8, "window": 4, ..}
 Size = Literal["tiny", "default", "full"]

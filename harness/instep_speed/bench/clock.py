@@ -27,7 +27,7 @@ import torch
 from instep_reference.contract.errors import Unsupported
 
 if TYPE_CHECKING:
-    from ..gate.gpu import Card
+    from ..gate.gpu_operations import Card
 
 Work = Callable[[], object]
 WARM_UP = 3  # samples that are not counted
@@ -124,7 +124,7 @@ def timed(
     """
     card = None
     if device.type == "cuda":
-        from ..gate.gpu import Card  # imports Triton
+        from ..gate.gpu_operations import Card  # imports Triton
 
         card = Card(str(device))
     series = dict[str, _Series]()

@@ -12,8 +12,8 @@ from typing import Any
 
 from instep_reference.contract.errors import Unsupported
 
+from .answer_check import fallen
 from .base import Arm, At, Cell, Ground
-from .expected import fallen
 
 PEERS: dict[str, dict[str, str]] = {
     "strategies": {

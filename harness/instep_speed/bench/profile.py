@@ -25,7 +25,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "rotary, gates, adds": ("rotary", "gate", "add", "silu", "elementwise"),
 }  # fmt: skip
 OTHER = "index ops and others"
-HOLD = "_hold"  # the kernel of `instep_speed/gate/gpu.py` that holds the device back
+HOLD = "_hold"  # the kernel of `instep_speed/gate/gpu_operations.py` that holds the device back
 
 Span = tuple[float, float, str]  # a kernel's start, end and name
 
@@ -42,7 +42,7 @@ def by_work(rounds: Sequence[Callable[[], object]], device: str) -> dict[str, An
         for play in rounds:
             play()
         return {}
-    from ..gate.gpu import Card
+    from ..gate.gpu_operations import Card
 
     card, held = Card(device), list[bool]()
     try:

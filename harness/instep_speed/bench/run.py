@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from instep.report.result import Result
-from instep.report.session import Session as Called
+from instep.report.result_session import Session as Called
 from instep.verdict import Exit
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
@@ -29,10 +29,10 @@ from instep_reference.contract.errors import BadInput, InstepError, OutOfCapacit
 
 from ..gate.fingerprint import fingerprint
 from . import KINDS, kind
+from .answer_check import Judged, fallen
 from .arms import Lost, gone, measured
 from .base import SEED, At, Cell, Ground, Size
 from .clock import Rates, rates
-from .expected import Judged, fallen
 
 Row = dict[str, Any]
 UNKNOWN = Rates(math.nan, math.nan, math.nan)  # until they are measured

@@ -54,9 +54,9 @@ def gate(
 
     from ..gate import baseline, render
     from ..gate.gate import gate as run
+    from ..gate.input_and_result import Question
     from ..gate.power import measure
     from ..gate.process import Source
-    from ..gate.request import Question
 
     if calibrate is (after is not None):
         found = "AFTER together with --calibrate" if calibrate else "no AFTER"

@@ -23,9 +23,9 @@ from instep_reference.contract.errors import BadInput
 
 from .cases import CASES
 from .fingerprint import fingerprint
+from .input_and_result import Question
 from .power import Power
 from .process import Source
-from .request import Question
 
 LOAD = "load"  # the field of a fingerprint that is not part of the machine
 NOT_THE_MACHINE = (LOAD, "instep", "kernels_syntax")

@@ -1,6 +1,6 @@
 """The clocks for one piece of work: how long the user waits, the process computes, and the device computes.
 
-Leaves out: repetition and statistics (`statistics.py`), and their operations on a GPU (`gpu.py`).
+Leaves out: repetition and statistics (`statistics.py`), and their operations on a GPU (`gpu_operations.py`).
 
 wall    the time that the user waits. On a shared machine it includes the time that other processes took.
 cpu     the process's own computing time. It resolves a few percent where the wall time does not; it does not see
@@ -58,7 +58,7 @@ class Clock:
 
     def __init__(self, device: str, card: Device | None = None, clocks: Collection[str] = ()) -> None:
         if card is None and device.startswith("cuda"):
-            from .gpu import Card
+            from .gpu_operations import Card
 
             card = Card(device)
         self._card = card

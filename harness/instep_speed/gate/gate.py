@@ -36,9 +36,9 @@ from instep_reference.contract.errors import BadInput
 from .cases import NO_DRAG, Shown
 from .clock import CLOCKS, ON_HOST
 from .forced_trace import Course, lay
+from .input_and_result import SAMPLES, Judged, Question, Report
 from .process import Arm, ArmFailed, Source
 from .reference_check import Yardstick
-from .request import SAMPLES, Judged, Question, Report
 from .statistics import FEWEST_PAIRS, Samples, Say, Spread, ratio, resolves, say
 
 ARMS = ("before", "after", "again")

@@ -13,7 +13,7 @@ from instep.report.html.parts import Data
 from instep.report.terminal import short
 from instep.verdict import Exit
 
-from .rate_bounds import FEWEST_TRIALS, SURE, bounds, independent
+from .binomial_bounds import FEWEST_TRIALS, SURE, bounds, independent
 from .statistics import Say
 
 COLORS = {Say.HELD.value: "good", Say.SLOWER.value: "bad", Say.NOISY.value: "unsure"}

@@ -9,7 +9,7 @@ in its place. Every trial has separate pairs, so a disturbance of a pair is in o
 independent. They still share everything that lasts longer than a trial: the four processes, which are started once, and
 the load of the machine. Processes of one source differ by a little, so their roles are drawn again for every trial. The
 trial at whose end the minutes are over is the last. It is not cut off, because the longest trials are the noisiest.
-Leaves out: the gate's own run, and the bounds on rates (`rate_bounds.py`).
+Leaves out: the gate's own run, and the bounds on rates (`binomial_bounds.py`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ import numpy as np
 
 from instep.verdict import Exit
 
+from .binomial_bounds import FEWEST_TRIALS, LEAST_POWER, MOST_ALARMS, bounds
 from .cases import NO_DRAG
 from .clock import CLOCKS
 from .forced_trace import lay
 from .gate import Progress, agree_at_the_end, checked, judge, laps_of, sample, started, timed, yardsticks_of
+from .input_and_result import Question, Report
 from .process import Arm, ArmFailed, Source
-from .rate_bounds import FEWEST_TRIALS, LEAST_POWER, MOST_ALARMS, bounds
-from .request import Question, Report
 from .statistics import Samples, Say, Spread
 
 SLOWED = 0.08

@@ -20,11 +20,11 @@ from instep.report.result import Result
 from instep_reference.contract.errors import BadInput
 
 from .baseline import known, ops_of
+from .binomial_bounds import FEWEST_TRIALS, SURE, bounds, independent
 from .fingerprint import fingerprint
 from .gate import MOST_TIMES
+from .input_and_result import Judged, Question, Report
 from .power import SLOWED, Power
-from .rate_bounds import FEWEST_TRIALS, SURE, bounds, independent
-from .request import Judged, Question, Report
 from .statistics import FEWEST_PAIRS, Ratio, Say, Spread
 
 STYLES = {Say.HELD: "green", Say.SLOWER: "red", Say.NOISY: "yellow"}

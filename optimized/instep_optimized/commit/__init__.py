@@ -15,12 +15,12 @@ from ..memory.budget import Component, Sizes, conv_window, of_kind, state_block,
 from ..memory.pool import Demand
 from ..ops.base import Ops
 from .base import StrategySpec
-from .brought import checked, demanded, made
 from .columns import COLUMNS
+from .external_strategies import checked, demanded, made
 from .lazy_rerun import LAZY_RERUN
-from .pair import CommitPair, PeekShapes
 from .rerun import RERUN
 from .snapshot import SNAPSHOT
+from .strategy_pair import CommitPair, PeekShapes
 from .widened import WIDENED
 from .windows import WINDOWS
 

@@ -1,10 +1,11 @@
 """Commit strategies: each chooses addresses for the ops that touch a GDN layer's memory, and has a table of writes.
 
-The table lists what each event may change. An engine has two strategies (`pair.py`): one for the recurrent states and
-one for the conv windows. A strategy does no arithmetic, so two strategies differ by a bit only if an address is wrong.
-If an external strategy needs arithmetic (a fold, a scatter), that is an op, too (`StrategySpec.ops`). The knowledge of
-a strategy about a request, apart from its memory, is at most one integer on the device, the mark (`marks.py`). `bind`,
-`ran` and `commit` never read a mark on the host. Leaves out: every particular strategy (one file each).
+The table lists what each event may change. An engine has two strategies (`strategy_pair.py`): one for the recurrent
+states and one for the conv windows. A strategy does no arithmetic, so two strategies differ by a bit only if an address
+is wrong. If an external strategy needs arithmetic (a fold, a scatter), that is an op, too (`StrategySpec.ops`). The
+knowledge of a strategy about a request, apart from its memory, is at most one integer on the device, the mark
+(`slot_marks.py`). `bind`, `ran` and `commit` never read a mark on the host. Leaves out: every particular strategy (one
+file each).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..layout import Part
 from ..memory import Memory
 from ..memory.budget import Component, Sizes
 from ..memory.pool import Demand
-from ..memory.units import Copied
+from ..memory.tiled_units import Copied
 from ..ops.base import Ops
 
 # Actions on one request in an event: the rows of a table. "claim": the request is given a slot.

@@ -17,10 +17,10 @@ from ..layout import Part
 from ..memory import Memory
 from ..memory.budget import Component, Sizes, mark, positions
 from ..memory.pool import Demand
-from ..memory.units import Copied, Units
+from ..memory.tiled_units import Copied, Units
 from ..ops.base import Ops
 from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, printed
-from .marks import Marks
+from .slot_marks import Marks
 
 
 def may_change(component: Component, name: str) -> Table:

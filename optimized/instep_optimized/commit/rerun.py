@@ -21,12 +21,12 @@ from ..layout import KEPT, Keeps, Part, Ring
 from ..memory import Memory
 from ..memory.budget import Sizes, mark, ring_pools, rings, units
 from ..memory.pool import Demand
-from ..memory.units import Copied
+from ..memory.tiled_units import Copied
 from ..ops.base import GdnInputs, Ops
 from ..ops.placing import RingPlan
 from ..transfer.to_device import sent
 from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, Which, printed
-from .marks import Marks
+from .slot_marks import Marks
 
 SETTLED = "settled"
 

@@ -14,8 +14,8 @@ from ..layout import Part
 from ..memory import Memory
 from ..memory.budget import Component, Sizes, snapshots, units
 from ..memory.pool import Demand
-from ..memory.units import Copied, Units
-from ..memory.units import taken as taken
+from ..memory.tiled_units import Copied, Units
+from ..memory.tiled_units import taken as taken
 from ..ops.base import Ops
 from ..ops.fused import Moved, moves
 from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, printed

@@ -11,7 +11,7 @@ from instep_reference.contract.config import ModelConfig
 
 from ..memory.budget import Component, Sizes, mark, widened
 from ..memory.pool import Demand
-from ..memory.units import Units
+from ..memory.tiled_units import Units
 from .base import StrategySpec, printed
 from .columns import Columns, may_change
 

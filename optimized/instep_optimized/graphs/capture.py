@@ -11,10 +11,10 @@ import torch
 
 from instep_reference.contract.errors import Unsupported
 
-from ..graphs import Emulator, Recorder, Runner, buckets
 from ..ops.base import Ops
 from ..round import IDLE, Round, inputs_of
 from ..transfer.to_device import HOST
+from . import Emulator, Recorder, Runner, buckets
 
 
 def prepared(

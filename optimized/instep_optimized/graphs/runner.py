@@ -5,7 +5,7 @@ inputs are the graph's own tensors [bucket, ...]. They are written from the host
 included, in one transfer that runs alongside the launches (`StaticInputs`). Host numbers that a body uses are frozen. A
 body is recorded with idle inputs, and recording runs it for real: so with idle inputs it must change no byte of any
 pool. A result has a fixed number of rows per request, in the order of the requests. Leaves out: recording a body
-(`recorded.py`, `cuda.py`) and its computation.
+(`emulator.py`, `cuda.py`) and its computation.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from .pages import PageTable
 from .pool import Demand, Pool
 from .slot_table import SlotTable
 from .slots import Slots
-from .units import SCALES, Units
+from .tiled_units import SCALES, Units
 
 
 class Memory:

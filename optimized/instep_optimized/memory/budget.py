@@ -24,7 +24,7 @@ from ..sampling import NUMBERS
 from .pool import Demand
 from .slot_table import LAYER, NAMES, PARENTS, TAIL
 from .slots import check_order
-from .units import SCALES
+from .tiled_units import SCALES
 
 Component = Literal["conv", "state"]  # what a GDN layer keeps of a request
 RING = "ring_"  # the name of every ring pool begins with it
@@ -185,7 +185,7 @@ def _entries(name: str) -> Meaning:
 
 
 def mark(name: str, sizes: Sizes) -> Demand:
-    """One integer per slot, which a strategy keeps on the device (`commit/marks.py`)."""
+    """One integer per slot, which a strategy keeps on the device (`commit/slot_marks.py`)."""
     return Demand(name, "slot", (0,), max(sizes.capacity.slots) + 1, (1,), torch.int64, means=Meaning("length"))
 
 

@@ -14,9 +14,9 @@ import torch
 
 from instep_reference.contract.place import AFTER_LAYERS
 
-from ..memory import Memory
 from ..transfer.to_device import ints
-from .units import Block, Copied, Units, tensors
+from . import Memory
+from .tiled_units import Block, Copied, Units, tensors
 
 PAGED = ("keys", "values", "draft_keys", "draft_values")
 

@@ -14,7 +14,7 @@ from instep_reference.contract.place import Place
 
 from .. import weights as w
 from ..batch import Batch
-from ..memory.units import Units
+from ..memory.tiled_units import Units
 from ..ops.base import Ops
 from ..ops.fused import gated_attend, kv_inputs, linears
 from .mlp import Half

@@ -13,7 +13,7 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place import Place
 
 from .. import weights as w
-from ..commit.pair import BoundPair
+from ..commit.strategy_pair import BoundPair
 from ..ops.base import Ops
 from ..ops.fused import linears, prefill_gdn
 from .mlp import Half

@@ -15,7 +15,7 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .. import weights as w
 from ..batch import Batch
-from ..commit.pair import BoundPair
+from ..commit.strategy_pair import BoundPair
 from ..memory import Memory
 from ..ops.base import Ops
 from ..ops.fused import head_pick

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from instep_reference.contract.errors import BadInput
 
-from .address import attribute_at, split
 from .base import Ops
+from .object_address import attribute_at, split
 
 BY_NAME: dict[str, str] = {
     "ledger": "instep_optimized.ops.ledger:LEDGER",

@@ -19,7 +19,7 @@ from ..layout import Address, Pages, Part, Ring
 from .around import OPS, Op, Wrapper, memory_of, tensors_of
 from .fused import FUSIONS
 from .index_contracts import RULES, Outside, distinct, owned, spans, within
-from .kinds import only_writes, unlike
+from .result_kinds import only_writes, unlike
 from .shapes import misfits, shapes
 
 Report = Callable[[str], None]

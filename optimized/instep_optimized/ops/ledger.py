@@ -25,12 +25,12 @@ from .plain.conv import taps_of
 from .plain.draw import owned
 from .plain.gdn import Trail
 from .plain.grow import build_tree, select_beams
-from .plain.index import advance, choose, place_rows, plan_path, plan_tree, shift
-from .plain.lanes import Lanes, after, along, ancestry, before, lanes, scatter
 from .plain.move import move, move_rows, store_rows
 from .plain.pick import accept, pick
-from .plain.plan import plan_ring
+from .plain.requests_of_part import Lanes, after, along, ancestry, before, lanes, scatter
 from .plain.ring import keep, kept_updates, recalled
+from .plain.ring_plan import plan_ring
+from .plain.round_integers import advance, choose, place_rows, plan_path, plan_tree, shift
 from .plain.rows import select
 
 

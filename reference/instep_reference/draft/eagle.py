@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from ..contract.place import See
-from ..model import Cache, Memory, Model, Rows
+from ..model_interface import Cache, Memory, Model, Rows
 from .base import Asked, Proposed
 from .growing import ROOT, Growing
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..contract.errors import Unsupported
 from ..contract.place import See
-from ..model import Cache, Memory, Model, Rows
+from ..model_interface import Cache, Memory, Model, Rows
 from .base import Asked, Proposed
 
 Block = Callable[[Sequence[int], int], Sequence[int]]  # (all tokens, the root last; number of drafts) -> drafts

@@ -5,7 +5,7 @@ Leaves out: everything else. With SGLang installed, `--ops instep.adapters.sglan
 
 from __future__ import annotations
 
-from instep.adapters.sources import sglang
+from instep.adapters.stubbed_imports import sglang
 
 sglang()
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from instep.adapters.pooled import Launch, pooled
-from instep.adapters.sources import vllm
+from instep.adapters.stubbed_imports import vllm
 from instep_optimized import load
 from instep_reference.contract.errors import Unsupported
 

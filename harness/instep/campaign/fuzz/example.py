@@ -14,8 +14,8 @@ from ...checks.base import Check
 from ...diagnose import RunHistory, explained
 from ...run.lockstep import Lockstep, run
 from ...run.participants import Plan, participants_of
-from ...run.patching import PatchedOracle
 from ...run.replay import checks_for, oracle_for
+from ...run.tensor_patching import PatchedOracle
 from ...subject.guard import SubjectFailed
 from ...trace.driver import Step, recorded
 from ...trace.event_rules import EventRules

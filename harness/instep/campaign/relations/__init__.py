@@ -1,7 +1,7 @@
 """The table of relations, and `held`, which runs them.
 
-A relation is a row in `pairwise.py` or `rewritten.py`, or a separate file. Leaves out: checks, which look at one event
-of one run (`instep.checks`).
+A relation is a row in `same_events.py` or `same_tokens.py`, or a separate file. Leaves out: checks, which look at one
+event of one run (`instep.checks`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ...verdict import Exit, Skipped, Verdict
 from .base import Case, Relation
 from .drift import RELATION as DRIFT
 from .overlapped import RELATION as OVERLAPPED
-from .pairwise import PAIRWISE
-from .rewritten import REWRITTEN
+from .same_events import PAIRWISE
+from .same_tokens import REWRITTEN
 
 # Cheap and exact relations come first; relations that share runs are neighbours.
 RELATIONS: tuple[Relation, ...] = (*PAIRWISE, OVERLAPPED, *REWRITTEN, DRIFT)

@@ -1,7 +1,7 @@
 """Run two engines on the same events in lock step: answers and memory must have equal bytes after every event.
 
-Leaves out: why they must be equal (`pairwise.py`), and runs that bring the same tokens through other events
-(`by_position.py`).
+Leaves out: why they must be equal (`same_events.py`), and runs that bring the same tokens through other events
+(`position_record.py`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ...watch.event_context import EventContext
 from ...watch.observers import OnHost
 from ...watch.required_rows import UPDATE
 from ...watch.rows import row_spans
-from .by_position import Server, state_of, stopped
 from .compare import different, parts, pools, unserved
+from .position_record import Server, state_of, stopped
 from .timeline import RewrittenTrace
 
 

@@ -1,7 +1,7 @@
 """The type of a relation: a claim that something stays equal when a run is varied.
 
-Leaves out: the relations themselves (`pairwise.py`, `rewritten.py`, and one file for each larger relation), their input
-(`case.py`), and how two runs are compared (`compare.py`, `ab_run.py`).
+Leaves out: the relations themselves (`same_events.py`, `same_tokens.py`, and one file for each larger relation), their
+input (`case.py`), and how two runs are compared (`compare.py`, `ab_run.py`).
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from ...subject.engines.derived import DerivedEngine
 from ...subject.engines.verbs import ByVerbs
 from ...trace.file import Trace
 from ...trace.header import Header
-from .by_position import PositionRecord, PositionRecorder
-from .row_by_row import row_by_row
+from .position_record import PositionRecord, PositionRecorder
+from .row_by_row_ops import row_by_row
 from .timeline import RewrittenTrace, as_traced
 
 Through = Callable[[Subject], Subject]
@@ -39,7 +39,7 @@ class Case:
 
     bitwise  require equal bits as if the op set had declared all rows invariant
     tokens   length of the drift run, in tokens
-    by_rows  whether the op set serves rows one by one (`row_by_row.py`); the names of its runs then say so
+    by_rows  whether the op set serves rows one by one (`row_by_row_ops.py`); the names of its runs then say so
     """
 
     trace: Trace

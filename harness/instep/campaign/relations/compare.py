@@ -1,6 +1,6 @@
 """Compare two records bit by bit.
 
-Leaves out: recording (`by_position.py`), the choice of the two records (each relation), and records whose bits may
+Leaves out: recording (`position_record.py`), the choice of the two records (each relation), and records whose bits may
 differ (`tolerance.py`).
 """
 
@@ -16,9 +16,9 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ...problem import Problem
 from ...verdict import Comparison, Skipped, Tier
-from ...watch.memory import bits
+from ...watch.memory_changes import bits
 from ...watch.pool_addresses import NO_LAYER, stands
-from .by_position import Block, Key, PositionRecord, Stopped
+from .position_record import Block, Key, PositionRecord, Stopped
 
 # The fields of a logical state that belong to no layer, and the place that computes each.
 SINGLE = {

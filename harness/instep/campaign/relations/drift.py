@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import softplus
 
 from instep_optimized.layout import Chance, Part
-from instep_optimized.memory.units import Units, shown
+from instep_optimized.memory.tiled_units import Units, shown
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_reference import gdn
 from instep_reference.contract.engine import Admit
@@ -30,15 +30,15 @@ from instep_reference.weights import GdnWeights, Weights
 from ...allowance import allowed
 from ...oracle.declared_products import InChunks, Operands, launched
 from ...oracle.reordering import Reordered
-from ...oracle.storage import State, rounded
+from ...oracle.storage_rounding import State, rounded
 from ...problem import Problem
 from ...run.participants import declares, rounding
 from ...trace.header import Room
 from ...verdict import Comparison, Skipped, Tier
 from .base import Relation, Results
-from .by_position import Stopped, raised
 from .case import Case
 from .compare import unserved
+from .position_record import Stopped, raised
 from .timeline import RewrittenTrace, Timeline, TimelineStep, chain, in_turn
 
 SPANS = 8  # parts of a run that are judged separately

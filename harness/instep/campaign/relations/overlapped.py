@@ -24,10 +24,10 @@ from ...adapters import Subject
 from ...player import Observer, Player
 from ...problem import Problem
 from ...verdict import Comparison, Tier
-from ...watch.host_copies import on_host
+from ...watch.batched_host_copies import on_host
 from .base import Case, Relation, Results, our_own
-from .by_position import state_of, stopped
 from .compare import different, parts, pools, unserved
+from .position_record import state_of, stopped
 from .rewrites import in_one_page
 from .timeline import RewrittenTrace, as_traced
 

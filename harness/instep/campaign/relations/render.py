@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ...report import tables
-from ...report.command import command as to_type
-from ...report.command import near
+from ...report.command_lines import command as to_type
+from ...report.command_lines import near
 from ...report.html.heat_map import Row
 from ...report.messages import MEASURES as OF_A_REPLAY
 from ...report.messages import message, numbers

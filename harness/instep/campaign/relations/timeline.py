@@ -2,7 +2,7 @@
 
 A rewrite keeps every choice of a request: with any batch, windows or chunks, the same tokens end up at the same
 positions. A load is replaced by the steps that led to the loaded state, so every request can be served alone.
-Leaves out: running the events (`by_position.py`).
+Leaves out: running the events (`position_record.py`).
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from ...checks.judge import Ties, chosen, judge
 from ...checks.measure import Spot, blocks, relative_error
 from ...problem import Problem
 from ...verdict import Comparison, Skipped, Tier
-from ...watch.visibility import PROPAGATED
-from .by_position import Block, Key, PositionRecord, Standing
+from ...watch.visible_places import PROPAGATED
 from .compare import in_bytes, parts, position, stops
+from .position_record import Block, Key, PositionRecord, Standing
 
 # Places with propagated errors are compared, and all memory.
 ARMS = 2.0  # each of the two runs may be off by T3's allowance

@@ -14,7 +14,7 @@ import msgspec
 from instep_reference.contract.errors import BadInput
 
 from ...report.result import Result
-from ...report.session import Session as Called
+from ...report.result_session import Session as Called
 from ...verdict import Exit
 
 

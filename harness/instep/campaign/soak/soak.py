@@ -2,7 +2,7 @@
 
 After some rounds, a *stretch*, every request leaves, so that a trace can start there. Engines are rebuilt after
 STRETCHES of them, so that their permanent memory, such as saved copies, stays bounded.
-Leaves out: the drawn rules (`turns.py`) and the file (`resume.py`).
+Leaves out: the drawn rules (`drawn_rounds.py`) and the file (`resume.py`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ...watch.event_context import EventContext
 from ..fuzz.campaign import Settings, again, drawn_plan, edges_of, must_be_free, place, write
 from ..fuzz.coverage import Coverage
 from ..fuzz.example import Diverged, Example
+from .drawn_rounds import Seeded, Turns
 from .resume import Found, Session, Soaked
-from .turns import Seeded, Turns
 
 STRETCHES = 10  # that one set of engines serves
 RECOMPUTED = (Tier.DERIVED,)  # the most expensive tiers, judged at one of this many events

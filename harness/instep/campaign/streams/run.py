@@ -22,9 +22,9 @@ from ...run.lockstep import Progress
 from ...run.replay import Outcome
 from ...setting import Setting
 from ...trace.file import Trace
-from .checkpoint import stream_checkpoint
-from .relabel import relabelled
-from .stream import Stream
+from .stamp_model import stream_checkpoint
+from .stamped_trace import relabelled
+from .stream_check import Stream
 
 Level = Literal["op", "model"]
 LEVELS: tuple[Level, ...] = ("op", "model")

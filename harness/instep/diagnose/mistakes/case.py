@@ -1,6 +1,6 @@
 """A finding with all data that explanations need (`Case`), and the type of an explanation.
 
-Leaves out: the explanations (one file per family), and whether one fits (`fit.py`).
+Leaves out: the explanations (one file per family), and whether one fits (`explanation_fit.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...problem import Code
 from ...verdict import Comparison, Tier
 from ...watch.event_context import EventContext
 from ...watch.rows import row_spans, rows
-from .history import RunHistory
+from .run_history import RunHistory
 
 UNRECOGNISED: tuple[Code, ...] = ("differs", "unidentified", "poison")  # codes of labels that need an explanation
 STANDS = ("conv", "state", "keys", "values")  # components of memory

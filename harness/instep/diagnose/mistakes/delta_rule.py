@@ -1,7 +1,8 @@
 """Catalogue of known mistakes in the gated delta rule: a name, a sentence, and the recurrence with that one mistake.
 
-To add a mistake, add an entry to `MISTAKES`. Both the replay (`delta_rule_inputs.py`) and the kit (`kit/naming.py`) run
-every entry on the inputs of a call that went wrong, and `fit.py` decides whether the result explains what was found.
+To add a mistake, add an entry to `MISTAKES`. Both the replay (`delta_rule_on_own_inputs.py`) and the kit
+(`kit/named_mistakes.py`) run every entry on the inputs of a call that went wrong, and `explanation_fit.py` decides
+whether the result explains what was found.
 Leaves out: mistakes in memory around the call (`wrong_memory.py`, `checks/hypotheses.py`), and ops before it
 (`wrong_inputs.py`).
 """
@@ -18,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 
 from . import delta_rule_variants as form
-from .delta_rule_rows import ROWS, Call, Walked, spread, walk
 from .delta_rule_variants import NARROW, Forms, Variant
+from .delta_rule_with_hooks import ROWS, Call, Walked, spread, walk
 
 OVERFLOWS = -math.log(torch.finfo(torch.float32).max)
 TOGETHER = 2**22  # numbers of states that are carried through the rows at once

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...checks.state_step import fade, read, update_of, write
-from .delta_rule_rows import ROWS, Call, Row, Rows, Token, Walk, Walked, right, spread, walk
+from ...checks.wrong_state_inputs import fade, read, update_of, write
+from .delta_rule_with_hooks import ROWS, Call, Row, Rows, Token, Walk, Walked, right, spread, walk
 
 Tensor = torch.Tensor
 NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -15,7 +15,7 @@ from instep_reference.norms import L2_EPS
 
 from .case import Case, Explanation
 from .constants import LOG2E
-from .fit import cells
+from .explanation_fit import cells
 from .norms import norm_input
 
 TRIES = 1e6  # tries that a fitted number counts as

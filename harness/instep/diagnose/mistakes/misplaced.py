@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from instep_reference.contract.engine import Region
 
 from ...checks.base import counted
-from ...watch.memory import bits
+from ...watch.memory_changes import bits
 from .case import Case, Explanation
 
 COUNTED_IN = (32, 16)  # bits of an index that wraps around

@@ -1,6 +1,6 @@
 """Trees that are treated as chains, in conv and recurrence or in positions.
 
-Leaves out: states of other nodes, which T2d recognises (`checks/branches.py`).
+Leaves out: states of other nodes, which T2d recognises (`checks/wrong_tree_states.py`).
 """
 
 from __future__ import annotations

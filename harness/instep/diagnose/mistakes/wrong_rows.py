@@ -15,7 +15,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 from ...checks.measure import HEAD_AXIS
 from ...watch.rows import row_spans
 from .case import STANDS, Case, Explanation
-from .fit import PER_HEAD
+from .explanation_fit import PER_HEAD
 
 SHOWN = 4  # pairs of rows that are printed
 MOST = 256  # rows that are compared with each other at most

@@ -15,7 +15,7 @@ from ...checks.base import at_end, counted
 from ...checks.directed import scene_of
 from ...checks.hypotheses import wrong_states
 from ...checks.ring_hypotheses import wrong_updates
-from ...checks.state_step import Scene, add
+from ...checks.wrong_state_inputs import Scene, add
 from ...oracle.folding import Run
 from ...oracle.recomputation import Recomputation
 from ...watch.required_rows import UPDATE

@@ -13,7 +13,7 @@ from instep_reference.contract.engine import Drafted
 
 from ...watch.rows import row_spans
 from .case import Case, Explanation
-from .labels import embedded, heads
+from .wrong_labels import embedded, heads
 from .wrong_rows import SHOWN
 
 

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 
 from instep_optimized.ops.around import memory_of
-from instep_optimized.ops.kinds import only_writes
+from instep_optimized.ops.result_kinds import only_writes
 from instep_reference.contract.place import Place
 
-from .pools import Pool
+from .guarded_pools import Pool
 
 Inputs = dict[str, Any]
 

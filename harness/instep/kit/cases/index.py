@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from .case import BF16, FP32, Call, Case, Draw
-from .pools import guarded
+from .guarded_pools import guarded
 
 INT64 = torch.int64
 LENGTHS = (90, 7, 3, 5, 11)

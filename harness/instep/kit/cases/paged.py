@@ -13,7 +13,7 @@ import torch
 from instep_optimized.layout import Address, Pages
 
 from .case import BF16, FP32, Call, Case, Draw, at
-from .pools import Pool, guarded
+from .guarded_pools import Pool, guarded
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import GdnInputs
 
 from .case import BF16, FP32, Call, Case, Draw, at
-from .pools import Pool, guarded, permit, place, runs
+from .guarded_pools import Pool, guarded, permit, place, runs
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from .case import BF16, FP32, Call, Case, Draw
+from .guarded_pools import guarded
 from .index import INT64, Placing, place_rows_case
 from .paged import Reading, attend_case
-from .pools import guarded
 from .recurrent import HEADS, Shape, conv_case, gdn_case
 
 Build = Callable[[str], Call]

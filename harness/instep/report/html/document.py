@@ -2,7 +2,7 @@
 
 No text of a trace or a finding becomes markup: the body is escaped, the JSON has no character that could end its
 element, and the content security policy allows only the two scripts of the page.
-Leaves out: the content (`replay.py`, `family.py`) and the look of the charts (`assets/`).
+Leaves out: the content (`replay.py`, `page_choice.py`) and the look of the charts (`assets/`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Common parts of pages: findings and totals as tables, cells of a matrix, numbers as words.
 
-Leaves out: the pages (`family.py` lists them).
+Leaves out: the pages (`page_choice.py` lists them).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from instep_reference.contract.place import AFTER_LAYERS, COMPONENTS, Place, See
 from instep_reference.gdn import GdnMemory
 from instep_reference.trunk import empty_memory
 
-from ...watch.visibility import FEEDS
+from ...watch.visible_places import FEEDS
 from ..guard import WrongType, calling, must, must_hold
 from .verbs import EVERY, PAIRS, Tokens, declaration, product_of
 

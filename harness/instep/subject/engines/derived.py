@@ -24,7 +24,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place, See, unseen
 from instep_reference.contract.sampling import Sampling
 from instep_reference.sampling import Drawing, drawn
 
-from ...watch.visibility import Shown
+from ...watch.visible_places import Shown
 from .callbacks import Asked, Said
 from .verbs import Tokens
 

@@ -23,7 +23,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.rounding import FORMATS, RESIDUAL, SUMMED, Product
 
 from ...adapters import Maker, makes, named
-from ...watch.visibility import FEEDS
+from ...watch.visible_places import FEEDS
 
 GROUP = "instep.engines"
 MUST = ("step", "keep", "drop")

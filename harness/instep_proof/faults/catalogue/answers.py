@@ -37,7 +37,7 @@ FAULTS: tuple[Fault, ...] = (
         "",
         (
             Edit(ENGINE, SAID, SAID + IN_TURN),
-            Edit("instep_optimized/drafted.py", "said.view(len(said), 2, steps).transpose(0, 1).contiguous()",
+            Edit("instep_optimized/draft_answers.py", "said.view(len(said), 2, steps).transpose(0, 1).contiguous()",
                  "said.view(len(said), 2, steps).transpose(0, 1)"),
         ),
         "wider", LABELS, 10, NOWHERE,

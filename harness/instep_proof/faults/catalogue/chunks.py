@@ -10,7 +10,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from .fault import Edit, Fault
 
-CONV, GDN, LANES = (f"instep_optimized/ops/plain/{name}.py" for name in ("conv", "gdn", "lanes"))
+CONV, GDN, LANES = (f"instep_optimized/ops/plain/{name}.py" for name in ("conv", "gdn", "requests_of_part"))
 CHUNK, RERUN = "instep_optimized/kernels/prompts/chunk.py", "instep_optimized/commit/rerun.py"
 
 FRESH = Edit(

@@ -11,7 +11,7 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from .fault import Edit, Fault
 
 PREFIXES, SAVED, ENGINE = (f"instep_optimized/{name}.py" for name in ("prefixes", "memory/saved", "engine"))
-PAIR, RERUN = (f"instep_optimized/commit/{name}.py" for name in ("pair", "rerun"))
+PAIR, RERUN = (f"instep_optimized/commit/{name}.py" for name in ("strategy_pair", "rerun"))
 MIXED, ROUND = (f"instep_optimized/{name}.py" for name in ("mixed", "round"))
 LABELS, PLAIN = Setting(ops="ledger"), Setting()
 LENGTH, FINAL = Place("trunk", AFTER_LAYERS, "length"), Place("trunk", AFTER_LAYERS, "final")

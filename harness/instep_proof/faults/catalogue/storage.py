@@ -13,9 +13,9 @@ from instep_reference.contract.place import Place
 
 from .fault import Edit, Fault
 
-TILES, MOVE = "instep_optimized/ops/plain/tiles.py", "instep_optimized/ops/plain/move.py"
+TILES, MOVE = "instep_optimized/ops/plain/scaled_tiles.py", "instep_optimized/ops/plain/move.py"
 WINDOW = "instep_optimized/kernels/windows/window.py"
-GDN, UNITS = "instep_optimized/ops/plain/gdn.py", "instep_optimized/memory/units.py"
+GDN, UNITS = "instep_optimized/ops/plain/gdn.py", "instep_optimized/memory/tiled_units.py"
 SNAPSHOT, BUDGET = "instep_optimized/commit/snapshot.py", "instep_optimized/memory/budget.py"
 STATE, CORE = Place("trunk", 0, "state"), Place("trunk", 0, "core")
 NARROW = Setting(state_dtype=FP8)

@@ -12,9 +12,10 @@ from .fault import Edit, Fault
 
 ROUND, BATCH, EAGLE = (f"instep_optimized/{name}.py" for name in ("round", "batch", "draft/eagle"))
 CONV, GDN, ATTEND, INDEX, PICK, MOVE, GROW = (
-    f"instep_optimized/ops/plain/{name}.py" for name in ("conv", "gdn", "attend", "index", "pick", "move", "grow")
+    f"instep_optimized/ops/plain/{name}.py"
+    for name in ("conv", "gdn", "attend", "round_integers", "pick", "move", "grow")
 )
-RERUN, ACCEPTED = "instep_optimized/commit/rerun.py", "instep_optimized/commit/accepted.py"
+RERUN, ACCEPTED = "instep_optimized/commit/rerun.py", "instep_optimized/commit/verified_windows.py"
 WINDOW, STATE, MIXED, CORE = (Place("trunk", 0, component) for component in ("conv", "state", "mixed", "core"))
 KEYS, QUERY, ATTENDED = (Place("trunk", 3, component) for component in ("keys", "query", "attended"))
 SLOT_TABLE = Place("trunk", STAGE_LEVEL, "length")
@@ -98,7 +99,7 @@ FAULTS: tuple[Fault, ...] = (
         "commit-window-before-node", "commit-node",
         "The window that is committed ends with the row before the last accepted node, the state is right.",
         "",
-        (Edit("instep_optimized/commit/pair.py", "self.of_conv.commit(ops, accepted)",
+        (Edit("instep_optimized/commit/strategy_pair.py", "self.of_conv.commit(ops, accepted)",
               "from dataclasses import replace\n"
               "self.of_conv.commit(ops, replace(accepted, nodes=(accepted.nodes - 1).clamp(min=0)))"),),
         "branching", SNAPSHOT, 6, WINDOW,

@@ -16,13 +16,13 @@ from instep.options import FP8
 from instep_optimized.layout import Pages
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
-from instep_optimized.ops.plain.tiles import opened, packed
+from instep_optimized.ops.plain.scaled_tiles import opened, packed
 from instep_reference.contract.rounding import SCALED_KV
 
+from ..answer_check import off
 from ..base import TO, Arm, At, Cell, Ground, Kind, Size
-from ..expected import off
+from ..drawn_rows import WIDE
 from ..peer_table import arms as peers
-from ..rows import WIDE
 
 HEADS, KV_HEADS, WIDTH, PAGE = 16, 2, 256, 64
 CASES: dict[Size, tuple[tuple[int, int, int], ...]] = {  # batch, rows, positions before them

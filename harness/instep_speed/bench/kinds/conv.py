@@ -13,11 +13,11 @@ from instep_optimized.layout import Part
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
 
+from ..answer_check import first, off
 from ..base import TO, Arm, At, Cell, Ground, Kind, Size
-from ..expected import first, off
+from ..drawn_rows import CONV_WIDTH, WIDE, channels_of, on, part, redrawn
 from ..grid import BATCHES, HEADS
 from ..peer_table import arms as peers
-from ..rows import CONV_WIDTH, WIDE, channels_of, on, part, redrawn
 
 ROWS = {"tiny": (1, 4), "default": (1, 4), "full": (1, 2, 3, 4, 5, 6, 7, 8)}
 PROMPTS = {"tiny": (9,), "default": (512, 2048), "full": (512, 2048, 8192)}

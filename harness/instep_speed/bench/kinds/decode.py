@@ -14,9 +14,9 @@ from instep_optimized.ops.base import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
 
 from ..base import TO, TOO, Arm, At, Cell, Ground, Kind, Size
+from ..drawn_rows import Rows, off_from_plain, on, part, redrawn, states
 from ..grid import batches_and_heads, state_dtype
 from ..peer_table import arms as peers
-from ..rows import Rows, off_from_plain, on, part, redrawn, states
 
 
 def cells(ground: Ground, size: Size) -> Iterator[At]:

@@ -29,7 +29,7 @@ from instep_reference.contract.config import ModelConfig
 
 from ..base import Arm, At, Cell, Ground, Kind, Size
 from ..replayed_acceptance import Extent, Played, play
-from ..step_counts import ADAPTIVE, arms, hardest_first, mixed, parted
+from ..step_count_arms import ADAPTIVE, arms, hardest_first, mixed, parted
 from .rounds import checkpoint_of
 
 CANDIDATES, FIRST = {"tiny": (1, 3), "card": (1, 3, 7)}, 3

@@ -16,11 +16,11 @@ from instep_optimized.ops.base import Ops
 from instep_optimized.ops.fused import prefill_gdn
 from instep_optimized.ops.plain import PLAIN
 
+from ..answer_check import first, off, same
 from ..base import SEED, TO, Arm, At, Cell, Ground, Kind, Size
-from ..expected import first, off, same
+from ..drawn_rows import CONV_WIDTH, WIDE, Rows, channels_of, like, on, part, redrawn, states
 from ..grid import batches_and_heads, state_dtype
 from ..peer_table import arms as peers
-from ..rows import CONV_WIDTH, WIDE, Rows, channels_of, like, on, part, redrawn, states
 
 
 @dataclass(frozen=True)

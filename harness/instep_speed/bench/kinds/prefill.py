@@ -17,11 +17,11 @@ from instep_optimized.layout import Part
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_reference.contract.rounding import Product
 
+from ..answer_check import Judged, errors, first, off
 from ..base import TO, Arm, At, Cell, Ground, Kind, Size
-from ..expected import Judged, errors, first, off
+from ..drawn_rows import Blocks, Rows, handed_over, in_blocks, on, part, redrawn, states, true_rows
 from ..grid import HEADS
 from ..peer_table import arms as peers
-from ..rows import Blocks, Rows, handed_over, in_blocks, on, part, redrawn, states, true_rows
 
 SEQUENCES = {
     "tiny": ((1, 70), (2, 33)), "default": ((1, 2048), (1, 8192), (8, 2048), (1, 32768)),

@@ -17,9 +17,9 @@ from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import Unsupported
 
+from ..answer_check import Judged
 from ..base import Arm, At, Ground
-from ..expected import Judged
-from ..rows import Rows, off_from_plain
+from ..drawn_rows import Rows, off_from_plain
 
 NORMED = {"scale": 1.0, "output_final_state": True}
 

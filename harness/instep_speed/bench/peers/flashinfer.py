@@ -23,11 +23,11 @@ from instep_optimized.ops.plain.attend import extents, visible
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import Unsupported
 
+from ..answer_check import Judged, off
 from ..base import Arm, At, Ground
-from ..expected import Judged, off
+from ..drawn_rows import Rows, off_from_plain, redrawn
 from ..grid import state_dtype
 from ..kinds.strategies import accepted_of
-from ..rows import Rows, off_from_plain, redrawn
 from .snapshots import committed, pools
 
 WORKSPACE = 256 << 20  # bytes of FlashInfer's attention workspace for the parts of a sequence

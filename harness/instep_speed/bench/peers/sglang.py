@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from instep.adapters import sources
+from instep.adapters import stubbed_imports
 from instep.report.machine import release
 from instep_optimized.layout import Part
 from instep_optimized.ops.base import GdnInputs
@@ -28,12 +28,12 @@ from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import Unsupported
 
+from ..answer_check import first
 from ..base import Arm, At, Ground
-from ..expected import first
+from ..drawn_rows import WIDE, Rows, off_from_plain, redrawn
 from ..grid import state_dtype
 from ..kinds.mixer import Judge, Layer
 from ..kinds.strategies import accepted_of
-from ..rows import WIDE, Rows, off_from_plain, redrawn
 from .snapshots import committed, pools, read_out
 
 RING = 16  # tokens that ReplaySSM keeps of a request before it folds them
@@ -43,7 +43,7 @@ INSIDE = {"softplus_beta": 1.0, "softplus_threshold": 20.0, "use_qk_l2norm_in_ke
 
 def _kernels() -> Any:
     """The adapter, which finds the kernels of every release, in an unpacked wheel if the package is not installed."""
-    return sources.load("instep.adapters.sglang", sources.sglang)
+    return stubbed_imports.load("instep.adapters.sglang", stubbed_imports.sglang)
 
 
 def _gated(rows: Rows, starts: torch.Tensor, **more: Any) -> torch.Tensor:

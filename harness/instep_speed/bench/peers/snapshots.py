@@ -11,10 +11,10 @@ from instep_optimized.layout import Part
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.config import ModelConfig
 
+from ..answer_check import first, off
 from ..base import TO, At, Ground
-from ..expected import first, off
+from ..drawn_rows import WIDE, Rows, part, states
 from ..kinds.strategies import accepted_of
-from ..rows import WIDE, Rows, part, states
 
 
 def pools(ground: Ground, config: ModelConfig, layers: int, units: int, stored: torch.dtype) -> torch.Tensor:

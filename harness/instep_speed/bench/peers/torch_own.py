@@ -15,8 +15,8 @@ from torch.nn.functional import linear, silu
 from instep_optimized.ops.base import ExpertWeights
 from instep_reference.contract.errors import Unsupported
 
+from ..answer_check import off, same
 from ..base import Arm, At, Ground
-from ..expected import off, same
 
 
 def attend(ground: Ground, at: At, name: str, **drawn: Any) -> Arm:

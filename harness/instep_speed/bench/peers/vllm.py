@@ -11,21 +11,21 @@ from typing import Any
 
 import torch
 
-from instep.adapters import sources
+from instep.adapters import stubbed_imports
 from instep.report.machine import release
 from instep_reference.contract.config import ModelConfig
 
 from ..base import Arm, At, Ground
+from ..drawn_rows import Rows, redrawn
 from ..grid import state_dtype
 from ..kinds.strategies import accepted_of
-from ..rows import Rows, redrawn
 from .snapshots import committed, pools
 
 
 def _kernel() -> Any:
     """Load the kernel, from an unpacked wheel if the package is not installed."""
-    module = f"{sources.VLLM[0]}.fused_sigmoid_gating"
-    return sources.load(module, sources.vllm).fused_sigmoid_gating_delta_rule_update
+    module = f"{stubbed_imports.VLLM[0]}.fused_sigmoid_gating"
+    return stubbed_imports.load(module, stubbed_imports.vllm).fused_sigmoid_gating_delta_rule_update
 
 
 def verify(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelConfig) -> Arm:

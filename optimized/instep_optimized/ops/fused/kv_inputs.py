@@ -9,7 +9,7 @@ import torch
 from instep_reference.contract.place import Place
 
 if TYPE_CHECKING:
-    from ...memory.units import Units
+    from ...memory.tiled_units import Units
     from ..base import Ops
 
 

@@ -16,18 +16,18 @@ from instep_reference.contract.rounding import Storage
 
 from ..base import Ops, Types
 from .attend import attend, attention_inputs, output_gate
+from .compute_width import width
 from .conv import conv
 from .draw import draw
 from .gdn import gated_norm, gdn, gdn_inputs
 from .grow import build_tree, select_beams, topk_tokens
-from .index import advance, choose, place_rows, plan_path, plan_tree, shift
 from .mlp import mlp, moe
 from .move import move, move_rows, store_rows
 from .pick import accept, pick
-from .plan import plan_ring
 from .ring import kept_updates
+from .ring_plan import plan_ring
+from .round_integers import advance, choose, place_rows, plan_path, plan_tree, shift
 from .rows import add, concat, embed, linear, lm_head, norm, select
-from .wide import width
 
 KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "logits")  # not rounded to the activation dtype
 WHOLE_NUMBERS = ("pick", "length", "root")

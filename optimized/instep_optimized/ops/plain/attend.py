@@ -14,9 +14,9 @@ from instep_reference.contract.place import Place
 
 from ...layout import Pages
 from ..base import AttentionInputs
+from .compute_width import wide, width
 from .rows import rms_norm
-from .tiles import opened
-from .wide import wide, width
+from .scaled_tiles import opened
 
 
 def attention_inputs(

@@ -1,6 +1,6 @@
 """Counter-based random bits: Philox4x32-10 in torch integers, on any device.
 
-Leaves out: the rounding that uses them (`tiles.py`).
+Leaves out: the rounding that uses them (`scaled_tiles.py`).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import torch
 from instep_reference.contract.place import Place
 
 from ...layout import Part
-from .lanes import Lanes, after, along, ancestry, before, lanes, scatter
-from .wide import wide
+from .compute_width import wide
+from .requests_of_part import Lanes, after, along, ancestry, before, lanes, scatter
 
 
 def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place) -> torch.Tensor:

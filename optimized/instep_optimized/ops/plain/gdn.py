@@ -15,10 +15,10 @@ from instep_reference.contract.place import Place
 
 from ...layout import Inputs, Part, Updates
 from ..base import GdnInputs
-from .lanes import Lanes, after, along, ancestry, before, lanes, scatter
+from .compute_width import wide, width
+from .requests_of_part import Lanes, after, along, ancestry, before, lanes, scatter
 from .ring import keep, recalled
-from .tiles import as_stored
-from .wide import wide, width
+from .scaled_tiles import as_stored
 
 L2_EPS = 1e-6  # added to the sum of squares, inside the root
 

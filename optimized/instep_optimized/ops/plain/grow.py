@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ..placing import Beams, GrownTree, TopkTokens
-from .wide import wide
+from .compute_width import wide
 
 
 def topk_tokens(*, logits: torch.Tensor, topk: int) -> TopkTokens:

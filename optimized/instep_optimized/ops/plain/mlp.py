@@ -11,7 +11,7 @@ from torch.nn.functional import linear, sigmoid, silu
 from instep_reference.contract.place import Place
 
 from ..base import ExpertWeights
-from .wide import wide
+from .compute_width import wide
 
 
 def mlp(*, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:

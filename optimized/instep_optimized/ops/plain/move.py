@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ...layout import Address
-from .tiles import put
+from .scaled_tiles import put
 
 
 def store_rows(

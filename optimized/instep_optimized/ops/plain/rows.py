@@ -10,7 +10,7 @@ from torch.nn.functional import linear as product
 
 from instep_reference.contract.place import Place
 
-from .wide import wide, width
+from .compute_width import wide, width
 
 
 def embed(*, tokens: torch.Tensor, table: torch.Tensor, to: Place) -> torch.Tensor:

@@ -20,7 +20,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.shapes import expected_shapes
 
-from .stamps import DIGIT, DIGITS, KEYS, WIDTH, Stamp, columns, vocabulary
+from .token_stamps import DIGIT, DIGITS, KEYS, WIDTH, Stamp, columns, vocabulary
 
 LANE = KEYS + len(DIGITS) * DIGIT  # one-hot features of one token
 HIDDEN = 2 * LANE  # the second lane is for the draft head, which joins the hidden row with the next token

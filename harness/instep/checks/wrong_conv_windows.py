@@ -18,7 +18,7 @@ from ..watch.carried_facts import last_forward
 from ..watch.event_context import EventContext, branching
 from ..watch.rows import row_spans, rows
 from .base import counted, held
-from .branches import beside
+from .wrong_tree_states import beside
 
 
 def named_windows(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from ..layout import Address, Chance
-from ..ops.plain.tiles import opened
+from ..ops.plain.scaled_tiles import opened
 from .pool import RED
 
 SCALES = "_scales"  # suffix: the name of a pool of scales is that of its pool plus this

@@ -21,7 +21,7 @@ from instep_reference.gdn import GdnMemory
 
 from ..oracle.declared_products import InChunks, Operands
 from ..oracle.reordering import stored
-from ..oracle.storage import State
+from ..oracle.storage_rounding import State
 
 States = Callable[[int, GdnMemory], torch.Tensor]  # (layer, memory) -> its state
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import torch
 
-from ...watch.memory import pattern
+from ...watch.memory_changes import pattern
 from .case import Case, Explanation
-from .fit import cells
+from .explanation_fit import cells
 
 NARROW = (torch.bfloat16, torch.float16)
 

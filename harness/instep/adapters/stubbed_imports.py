@@ -13,7 +13,7 @@ import torch
 
 from instep_optimized.kernels.runtime import INTERPRETED
 
-from .unpacked import bare
+from .wheel_modules import bare
 
 # Packages with SGLang's kernels: since 0.5.23, and before.
 SGLANG = ("sglang.kernels.ops", "sglang.srt.layers.attention.fla", "sglang.srt.layers.attention.mamba")

@@ -14,7 +14,7 @@ from instep_reference.contract.engine import Committed, Path
 from ..batch import Batch
 from ..memory import Memory
 from ..memory.slot_table import SlotTable
-from ..memory.units import SCALES
+from ..memory.tiled_units import SCALES
 from ..ops.base import Ops
 from ..ops.placing import Acceptance
 

@@ -1,7 +1,7 @@
 """The gated delta rule over the rows of one sequence, in any width, with a hook for each row.
 
 The catalogue (`delta_rule.py`) changes its inputs or its hook. Leaves out: the mistakes, and the steps of one token
-(`checks/state_step.py`).
+(`checks/wrong_state_inputs.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...checks.state_step import fade, read, update_of, write
+from ...checks.wrong_state_inputs import fade, read, update_of, write
 
 Tensor = torch.Tensor
 Rows = Mapping[str, Tensor]  # name of an input -> its rows

@@ -15,7 +15,7 @@ import torch
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.labels import SPREAD
 from instep_reference.contract.place import Place
-from instep_reference.mixing import MASK, mix
+from instep_reference.label_mixing import MASK, mix
 
 from ...checks.labels import folded
 from ...watch.event_context import RowSpan

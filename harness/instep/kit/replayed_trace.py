@@ -32,7 +32,7 @@ from ..setting import Setting
 from ..subject.engines.verbs import ByVerbs, is_make
 from ..trace.file import Trace, read
 from ..verdict import Comparison, Exit, tiers_of
-from .arguments import must_be, must_be_setting, must_be_several, wrong
+from .argument_checks import must_be, must_be_setting, must_be_several, wrong
 from .workload import Workload
 
 Subject = str | Ops | Callable[..., Any]

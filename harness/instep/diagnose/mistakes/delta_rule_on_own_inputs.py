@@ -17,8 +17,8 @@ from instep_reference.gdn import GdnMemory
 from ...oracle.layer_work import LayerWork
 from .case import Case, Explanation, case_of
 from .delta_rule import Candidate, candidates, listed
-from .delta_rule_rows import ROWS, Call, Walked
-from .fit import agrees
+from .delta_rule_with_hooks import ROWS, Call, Walked
+from .explanation_fit import agrees
 from .wrong_states import own_scene
 
 LARGEST = 2**26  # numbers of the states after all rows of a call; a larger call is not run again

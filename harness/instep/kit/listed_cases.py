@@ -19,13 +19,13 @@ from ..adapters import in_a_shell
 from ..options import CHOICES, either
 from ..report.messages import NAMES, message, numbers
 from ..verdict import Comparison, Exit, Verdict
-from .arguments import must_be, must_be_several
+from .argument_checks import must_be, must_be_several
 from .cases import CASES, Case
 from .cases.case import Call
-from .cases.drawn import DRAWERS, drawn
-from .cases.real import REAL
+from .cases.random_shapes import DRAWERS, drawn
+from .cases.real_sizes import REAL
 from .judge import is_tree, judged
-from .runs import Divergence, setting_of
+from .replayed_trace import Divergence, setting_of
 
 OPS = tuple(dict.fromkeys(case.op for case in CASES))  # that have cases
 

@@ -12,7 +12,7 @@ from instep_reference import gdn
 from ..oracle.folding import Folding
 from ..oracle.recomputation import fold, rule_inputs
 from ..trace.tree_shape import lines
-from .state_step import Wrong
+from .wrong_state_inputs import Wrong
 
 
 def branches(folding: Folding, path: Sequence[int]) -> list[Wrong]:

@@ -2,9 +2,9 @@
 
 A row has the name, the claim, the runs, the condition under which they are compared bit by bit, and an example of a
 wrong engine that it detects. If bits may differ, the difference must be within the allowance of two correct runs
-(`tolerance.py`). If only the number of rows can make bits differ, the runs are repeated row by row (`row_by_row.py`)
-and compared bit by bit. Leaves out: how runs are recorded and compared (`timeline.py`, `compare.py`), and two engines
-on the same events (`pairwise.py`).
+(`tolerance.py`). If only the number of rows can make bits differ, the runs are repeated row by row
+(`row_by_row_ops.py`) and compared bit by bit. Leaves out: how runs are recorded and compared (`timeline.py`,
+`compare.py`), and two engines on the same events (`same_events.py`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from instep_reference.contract.place import Place, draft_stage
 from ...adapters import Subject
 from ...verdict import Skipped, Tier
 from .base import Case, Relation, Results, not_by_verbs
-from .by_position import PositionRecord
 from .compare import same
 from .engine_changes import WindowsOfOne
+from .position_record import PositionRecord
 from .rewrites import undrawn, with_other_drafts, without_speculation
 from .timeline import (
     Rewrite,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.event_log import Room
-from ..watch.memory import Wider
+from ..watch.memory_changes import Wider
 from ..watch.pool_addresses import stands
 from .base import listed, said_of
 

@@ -19,8 +19,8 @@ from instep_reference.contract.place import Place
 from ...allowance import COLUMNS, NEAR, SCALE_FLOOR
 from ...checks.base import listed
 from ...checks.measure import HEAD_AXIS, blocks, granted_error
-from ...oracle.storage import before_rounding
-from ...watch.memory import bits
+from ...oracle.storage_rounding import before_rounding
+from ...watch.memory_changes import bits
 from .case import Explanation
 
 CHANCE = 1e-3  # largest probability that an unrelated tensor explains the finding

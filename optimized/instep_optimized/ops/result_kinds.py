@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 
-from ..ops import base
+from . import base
 
 
 def unlike(name: str, result: Any) -> str:

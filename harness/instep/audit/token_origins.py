@@ -16,7 +16,7 @@ from instep_reference.contract.event_facts import kind_of
 from instep_reference.contract.place import AFTER_LAYERS, Place
 from instep_reference.sampling import Drawing
 
-from ..generate.drawn_tokens import Drawn, drawn_at
+from ..generate.sampling_inputs import Drawn, drawn_at
 from ..problem import Problem
 from ..trace.event_rules import EventRules
 from ..verdict import Comparison, Tier

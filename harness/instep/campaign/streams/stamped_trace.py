@@ -21,8 +21,8 @@ from ...trace.event_rules import EventRules
 from ...trace.file import Trace
 from ...trace.header import Model
 from ...trace.tree_shape import depths
-from .checkpoint import config, stream_checkpoint
-from .stamps import MOST_POSITIONS, Stamp
+from .stamp_model import config, stream_checkpoint
+from .token_stamps import MOST_POSITIONS, Stamp
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Labelled:
 
 
 def relabelled(trace: Trace) -> Labelled:
-    """The trace in stamps, for the model of `checkpoint.py` with as many requests."""
+    """The trace in stamps, for the model of `stamp_model.py` with as many requests."""
     events, names = trace.events, tuple(event.request for event in trace.events if isinstance(event, e.Admit))
     made = config(len(names), mtp_layers=min(trace.header.heads, 1))
     digest = stream_checkpoint(made).digest

@@ -1,7 +1,7 @@
 """A stamp: the request of a token, its position, whether it is a rejected draft; and the code of a stamp.
 
 A code is a row of small integers, which are exact in every dtype down to bf16. It differs in every head and layer, so a
-row that was read from a wrong head or layer is visible. Leaves out: the places of stamps in a model (`checkpoint.py`).
+row that was read from a wrong head or layer is visible. Leaves out: the places of stamps in a model (`stamp_model.py`).
 """
 
 from __future__ import annotations

@@ -28,13 +28,13 @@ from ...subject.guard import SubjectFailed, calling
 from ...trace.event_rules import EventRules
 from ...trace.header import Header
 from ...trace.tree_shape import lines
+from ...watch.batched_host_copies import on_host
 from ...watch.event_context import EventContext, RowSpan
 from ...watch.grown_tree import head_tree
-from ...watch.host_copies import on_host
-from ...watch.memory import UNWATCHED
+from ...watch.memory_changes import UNWATCHED
 from ...watch.required_rows import UPDATE
 from ...watch.rows import row_spans
-from ...watch.visibility import WHOLE, Shown
+from ...watch.visible_places import WHOLE, Shown
 from .timeline import RewrittenTrace
 
 Key = int | tuple[int, ...]  # a position; for a draft chain, the length it started from and the drafts so far

@@ -1,7 +1,7 @@
 """Relations between two engines on the same events: their answers and memory must be equal, byte by byte.
 
 A row has the name, the claim, the two engines, and an example of a wrong engine that it detects. Leaves out: how two
-engines are compared (`ab_run.py`), and relations that bring the same tokens through other events (`rewritten.py`).
+engines are compared (`ab_run.py`), and relations that bring the same tokens through other events (`same_tokens.py`).
 """
 
 from __future__ import annotations

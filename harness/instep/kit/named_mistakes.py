@@ -2,7 +2,7 @@
 
 For the delta rule it is an entry of the catalogue (`diagnose/mistakes/delta_rule.py`), which must give every read-out
 and every state of every launch, including those that agree. Leaves out: the comparison (`judge.py`), and whether a
-tensor fits (`diagnose/mistakes/fit.py`).
+tensor fits (`diagnose/mistakes/explanation_fit.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from instep_optimized.ops.base import GdnInputs
 
 from ..diagnose.mistakes.case import Explanation
 from ..diagnose.mistakes.delta_rule import MISTAKES, Candidate, candidates, listed
-from ..diagnose.mistakes.delta_rule_inputs import LARGEST, explanation, part
-from ..diagnose.mistakes.delta_rule_rows import Call, Rows
-from ..diagnose.mistakes.fit import APART, FLOOR, agrees, best, fit
+from ..diagnose.mistakes.delta_rule_on_own_inputs import LARGEST, explanation, part
+from ..diagnose.mistakes.delta_rule_with_hooks import Call, Rows
+from ..diagnose.mistakes.explanation_fit import APART, FLOOR, agrees, best, fit
 from ..problem import Explained, Unexplained
 from ..verdict import Comparison
 from .cases.case import Inputs
@@ -33,7 +33,7 @@ LAUNCHES = 12  # that failed, of each form: the mistake must account for the fir
 
 @dataclass(frozen=True)
 class Observed:
-    """One comparison with its tensors, as `diagnose/mistakes/fit.py` takes them.
+    """One comparison with its tensors, as `diagnose/mistakes/explanation_fit.py` takes them.
 
     sampled: the draws of the yardstick. row: after which row the state is taken; None: the read-outs. wrongs: other
     contents that the case knows

@@ -1,6 +1,6 @@
 """Compares nothing. Reports events that an engine did not serve as recorded, and requests that were dropped.
 
-Leaves out: memory and results that an engine does not show, which `watch/visibility.py` lists.
+Leaves out: memory and results that an engine does not show, which `watch/visible_places.py` lists.
 """
 
 from __future__ import annotations

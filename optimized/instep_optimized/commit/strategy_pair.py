@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..batch import Batch
 from ..layout import Part
-from ..memory.units import Copied, shown
+from ..memory.tiled_units import Copied, shown
 from ..ops.base import Ops
 from .base import PAGES, PAGES_OF_TREES, AcceptedWindows, BoundStrategy, CommitStrategy, Table, merged
 

@@ -24,8 +24,8 @@ from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.rounding import Product
 
+from .answer_check import first, off
 from .base import SEED, TO, Ground
-from .expected import first, off
 
 WIDE = torch.float64
 CONV_WIDTH = 4  # taps of the causal conv

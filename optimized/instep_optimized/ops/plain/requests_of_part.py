@@ -12,7 +12,7 @@ import torch
 
 from ...layout import Address, Part
 from .ring import owed
-from .tiles import get, put
+from .scaled_tiles import get, put
 
 
 class Lanes(NamedTuple):

@@ -20,8 +20,8 @@ from ...problem import Problem
 from ...verdict import Comparison, Tier
 from ...watch.digests import bits
 from ...watch.event_context import EventContext
-from .relabel import Held, Labelled
-from .stamps import KEYS, WIDTH, Stamp, code, decoded
+from .stamped_trace import Held, Labelled
+from .token_stamps import KEYS, WIDTH, Stamp, code, decoded
 
 
 class Stream:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from instep_optimized import OptimizedEngine
-from instep_optimized.memory.units import Block, Copied
-from instep_optimized.ops.plain.tiles import packed
+from instep_optimized.memory.tiled_units import Block, Copied
+from instep_optimized.ops.plain.scaled_tiles import packed
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.errors import BadInput

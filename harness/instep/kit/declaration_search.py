@@ -17,11 +17,11 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.rounding import ADDED, FORMATS, Product
 
 from ..diagnose.mistakes.delta_rule import MISTAKES
-from ..diagnose.mistakes.fit import off
+from ..diagnose.mistakes.explanation_fit import off
 from ..verdict import Comparison, Exit, Verdict
 from .cases import Case
 from .judge import CaseRun, judged, served_as
-from .naming import Observed
+from .named_mistakes import Observed
 
 FORMS = {
     "gdn": ("gdn.window", "gdn.chunk"), "conv": ("conv",), "attend": ("attend",), "linear": ("linear",),
