@@ -21,9 +21,9 @@ from support.few_channels import few_channels
 RESUMED = 16  # an event after a save, a load and a preemption; later events add nothing new
 
 
-def case(name: str, layers: int = 2) -> Case:
+def case(name: str, layers: int = 2, until: int | None = RESUMED) -> Case:
     trace = few_channels("kept", layers)
-    return Case.of(trace, Replay(trace, Setting(engine=f"support.{name}")).plan, until=RESUMED)
+    return Case.of(trace, Replay(trace, Setting(engine=f"support.{name}")).plan, until=until)
 
 
 @few(2)
@@ -33,7 +33,7 @@ def test_correct_engine_agrees_in_every_relation_that_applies(name):
     found = {one.relation.name: one for one in held(case(name), relations())}
     meant = {relation: one.verdict for relation, one in found.items() if one.lacks is None}
     assert set(meant) == {
-        "unseen", "later_rows", "speculation_off", "alone", "schedule", "rejected_is_plain", "split"
+        "unseen", "read_late", "later_rows", "speculation_off", "alone", "schedule", "rejected_is_plain", "split"
     }
     assert {"draft_layout", "slots"} <= {relation for relation, one in found.items() if one.lacks}
     for relation, verdict in meant.items():
@@ -48,10 +48,12 @@ def test_correct_engine_agrees_in_every_relation_that_applies(name):
     ("later_rows", "by_two_runs:looks_ahead", "final"), ("speculation_off", "by_two_runs:by_speculation", "final"),
     ("alone", "by_two_runs:in_a_batch", "final"), ("schedule", "by_verbs:one_more", "conv"),
     ("rejected_is_plain", "by_verbs:no_rollback", "conv"), ("split", "by_two_runs:chunks_alone", "conv"),
+    ("read_late", "by_two_runs:kept_when_read", "state"),
 ])  # fmt: skip
 def test_relation_detects_its_wrong_engine(relation, name, component):
     layers = 4 if name.endswith("chunks_alone") else 2  # its windows are wrong only after a wrong layer
-    found, = held(case(name, layers), relations([relation]))
+    until = None if relation == "read_late" else RESUMED  # it needs a round after the one that was not read
+    found, = held(case(name, layers, until), relations([relation]))
     assert found.verdict.exit is Exit.DIVERGED
     assert component in {one.place.component for one in found.verdict.findings}, found.verdict.findings[:2]
 

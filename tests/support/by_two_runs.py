@@ -72,6 +72,26 @@ class BySlots(Right):
         return _scaled(super().step(rows), 1 + self.room.slots[0] / 1000)
 
 
+class KeptWhenRead(Right):
+    """A window is cut to its kept tokens only when the state is read."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.owed: dict[str, int] = {}
+
+    def keep(self, request: str, length: int) -> None:
+        self.owed[request] = length
+
+    def state(self, request: str) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        if request in self.owed:
+            super().keep(request, self.owed.pop(request))
+        return super().state(request)
+
+    def run(self, row: Any) -> torch.Tensor:
+        self.owed.pop(row.request, None)
+        return super().run(row)
+
+
 def made(kind: type[Right]) -> Any:
     def make(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> Any:
         engine: Any = kind(model, dtype)
@@ -81,6 +101,6 @@ def made(kind: type[Right]) -> Any:
     return make
 
 
-in_a_batch, looks_ahead, chunks_alone, disturbed, by_speculation, by_slots = map(
-    made, (InABatch, LooksAhead, ChunksAlone, Disturbed, BySpeculation, BySlots)
+in_a_batch, looks_ahead, chunks_alone, disturbed, by_speculation, by_slots, kept_when_read = map(
+    made, (InABatch, LooksAhead, ChunksAlone, Disturbed, BySpeculation, BySlots, KeptWhenRead)
 )

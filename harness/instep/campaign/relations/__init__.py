@@ -17,11 +17,12 @@ from ...verdict import Exit, Skipped, Verdict
 from .base import Case, Relation
 from .drift import RELATION as DRIFT
 from .overlapped import RELATION as OVERLAPPED
+from .read_late import RELATION as READ_LATE
 from .same_events import PAIRWISE
 from .same_tokens import REWRITTEN
 
 # Cheap and exact relations come first; relations that share runs are neighbours.
-RELATIONS: tuple[Relation, ...] = (*PAIRWISE, OVERLAPPED, *REWRITTEN, DRIFT)
+RELATIONS: tuple[Relation, ...] = (*PAIRWISE, OVERLAPPED, READ_LATE, *REWRITTEN, DRIFT)
 NAMES = tuple(relation.name for relation in RELATIONS)
 
 

@@ -26,7 +26,8 @@ class Relation:
     tiers    the first tier is used when the case is exact, the last when it is not
     hold     yields the comparisons
     lacks    returns why the relation does not apply to a case; None: it applies
-    of_the_trace  whether the relation replays the trace's own events, so that a shorter trace shows the same finding
+    of_the_trace  whether the relation replays the trace's own events
+    to_the_finding  whether a trace that ends with the event of a finding shows the same finding
     """
 
     name: str
@@ -36,6 +37,7 @@ class Relation:
     hold: Callable[[Case], Results]
     lacks: Callable[[Case], str | None] = lambda case: None
     of_the_trace: bool = True
+    to_the_finding: bool = True
 
 
 def our_own(what: str) -> Callable[[Case], str | None]:

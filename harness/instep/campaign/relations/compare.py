@@ -6,7 +6,8 @@ differ (`tolerance.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ SINGLE = {
     "root": Place("trunk", AFTER_LAYERS, "root"), "proposal": Place("extend", AFTER_LAYERS, "pick"),
     "proposal_hidden": Place("extend", AFTER_LAYERS, "final"),
 }
+WANTED = Place("trunk", AFTER_LAYERS, "length")  # of a requested step count
+# The stage that computes each field of an answer; fields that are not listed are at the target's pick.
+STAGE = {"drafts": "chain.1"}
 
 
 def same(name: str, one: PositionRecord, other: PositionRecord) -> Iterator[Comparison | Skipped]:
@@ -56,6 +60,38 @@ def parts(one: RequestState, other: RequestState, whole: bool = True) -> Iterato
         if all(place in held and not held[place].numel() for held in (mine, theirs)):
             continue  # no token yet
         yield place, mine.get(place), theirs.get(place)
+
+
+def answer_parts(
+    mine: Any, theirs: Any, requests: Sequence[str] = ()
+) -> Iterator[tuple[Place, str, str | None, Any, Any]]:
+    """The fields of two answers: the place, the name with its request, the request, and both values.
+
+    requests: those of the event. A table has a row for each of them, and the first row that differs names its request.
+    """
+    if type(mine) is not type(theirs):
+        yield WANTED, "type", None, type(mine).__name__, type(theirs).__name__
+        return
+    for each in fields(mine) if mine is not None else ():
+        one, other = getattr(mine, each.name), getattr(theirs, each.name)
+        place = Place(STAGE.get(each.name, "trunk"), AFTER_LAYERS, "pick")
+        if isinstance(one, Mapping):
+            for name in {**one, **other}:
+                yield place, f"{each.name} of {name!r}", name, one.get(name), other.get(name)
+        elif one is not None or other is not None:  # only a drafter that grows trees has `own_parents`
+            yield place, each.name, _row(one, other, requests), one, other
+
+
+def _row(one: Any, other: Any, requests: Sequence[str]) -> str | None:
+    """The request of the first row that differs."""
+    if not all(isinstance(each, torch.Tensor) and len(each) == len(requests) for each in (one, other)):
+        return None
+    return next((name for name, *pair in zip(requests, one, other, strict=True) if different(*pair)[1]), None)
+
+
+def as_text(value: Any) -> str:
+    """A value of an answer, with its numbers."""
+    return str(value.tolist()) if isinstance(value, torch.Tensor) else str(value)
 
 
 def different(one: Any, other: Any) -> tuple[int, int]:

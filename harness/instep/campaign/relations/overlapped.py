@@ -10,15 +10,13 @@ Leaves out: what a round may know of the round before (`trace/event_rules.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.event_facts import facts, kind_of, named
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place import Place
 
 from ...adapters import Subject
 from ...player import Observer, Player
@@ -26,16 +24,13 @@ from ...problem import Problem
 from ...verdict import Comparison, Tier
 from ...watch.batched_host_copies import on_host
 from .base import Case, Relation, Results, our_own
-from .compare import different, parts, pools, unserved
+from .compare import WANTED, answer_parts, as_text, different, parts, pools, unserved
 from .position_record import state_of, stopped
 from .rewrites import in_one_page
 from .timeline import RewrittenTrace, as_traced
 
 NAME = "overlapped"
 WAITING, OVERLAPPING = "waiting", "overlapping"
-WANTED = Place("trunk", AFTER_LAYERS, "length")
-# The stage that computes each field of an answer; fields that are not listed are at the pick.
-STAGE = {"drafts": "chain.1", "own": "trunk", "roots": "trunk"}
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,10 @@ def hold(case: Case) -> Results:
 def compared(trace: RewrittenTrace, waiting: Ran, overlapping: Ran, *, alike: bool) -> Iterator[Comparison]:
     """Answers in order, then states and the wanted step count; with the same pages (`alike`) every pool, too."""
     for index, (mine, theirs) in enumerate(zip(waiting.answers, overlapping.answers, strict=True)):
-        yield from _answers(trace, index, mine, theirs)
+        requests = getattr(trace.events[index], "requests", ())
+        for place, what, name, one, other in answer_parts(mine, theirs, requests):
+            says = f"the answer's {what} parts: {as_text(other)}"
+            yield _comparison(trace, index, place, one, other, says, name)
     for (index, name), state in waiting.states.items():
         for place, one, other in parts(state, overlapping.states[index, name]):
             yield _comparison(trace, index, place, one, other, f"the state of {name!r} parts", name)
@@ -123,25 +121,6 @@ def _run(name: str, engine: Subject, trace: RewrittenTrace) -> Ran | Comparison:
     return Ran([on_host(answer) for answer in answers], ends.states, engine.next_num_steps(), engine.regions())
 
 
-def _answers(trace: RewrittenTrace, index: int, mine: Any, theirs: Any) -> Iterator[Comparison]:
-    """Every field of an answer."""
-    if type(mine) is not type(theirs):
-        yield _comparison(trace, index, WANTED, str(type(mine)), str(type(theirs)), "another kind of answer")
-        return
-    for each in fields(mine) if mine is not None else ():
-        one, other = getattr(mine, each.name), getattr(theirs, each.name)
-        place = Place(STAGE.get(each.name, "trunk"), AFTER_LAYERS, "pick")
-        if one is None and other is None:  # a drafter that grows no trees
-            continue
-        if not isinstance(one, Mapping):
-            yield _comparison(trace, index, place, one, other, f"the answer's {each.name} parts: {_short(other)}")
-            continue
-        for name in {**one, **other}:
-            pair = one.get(name), other.get(name)
-            says = f"the answer's {each.name} of {name!r} parts: {_short(pair[1])}"
-            yield _comparison(trace, index, place, *pair, says, name)
-
-
 def _comparison(
     trace: RewrittenTrace, index: int, place: Place, mine: Any, theirs: Any, says: str, request: str | None = None
 ) -> Comparison:
@@ -153,10 +132,6 @@ def _comparison(
         worst=float(wrong), allowed=0.0, request=request,
         problem=Problem("differs", f'{says} between "{WAITING}" and "{OVERLAPPING}"') if wrong else None,
     )
-
-
-def _short(value: Any) -> str:
-    return str(value.tolist()) if isinstance(value, torch.Tensor) else str(value)
 
 
 RELATION = Relation(

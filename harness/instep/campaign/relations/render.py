@@ -100,7 +100,7 @@ def command(run: Run, held: Held) -> str:
     setting, first = run.case.plan.setting, held.verdict.findings[0]
     words: list[object] = ["instep", "relations", near(run.trace), held.relation.name, *setting.words()[:2]]
     last = len(run.case.trace.events) - 1
-    if held.relation.of_the_trace and first.event < last:
+    if held.relation.of_the_trace and held.relation.to_the_finding and first.event < last:
         words += ["--until", first.event]
     elsewhere = [] if run.elsewhere is None else ["--checkpoint", near(run.elsewhere)]
     return to_type(words, setting, more=["--bitwise"] * run.case.bitwise + elsewhere)

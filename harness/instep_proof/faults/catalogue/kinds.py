@@ -101,6 +101,10 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "answer-overwritten": "an answer that was given is written again",
         "kept-copy-changed": "what was put aside is changed afterwards",
     },
+    "readings": {
+        "written-before-read": "a number is written again before it is read",
+        "lost-unless-read": "a number is older than it should be, or lost, unless it is read at once",
+    },
     "sampling": {
         "draw-uniform": "a choice is drawn with another uniform than its own",
         "draw-rest": "after a rejected draft the draw is not from the target's remainder",
