@@ -145,7 +145,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return heads_of(self.recording.drafter, self.checkpoint.mtp_layers)
 
     def adaptive_file(self, field: str) -> AdaptiveFile | None:
-        return None if self.adaptive is None else AdaptiveFile.of(self.adaptive, f"{field}: adaptive")
+        return None if self.adaptive is None else AdaptiveFile.of(self.adaptive, field=f"{field}: adaptive")
 
 
 class _FirstPart(Part, frozen=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .capacity import Capacity
     from .checkpoint import Checkpoint
     from .config import ModelConfig
+    from .controllers import Controlled
     from .copies import ShowsCopies, Tracks
     from .engine import (
         Abort,
@@ -48,17 +49,17 @@ if TYPE_CHECKING:
     from .sampling import Sampling
 
 __all__ = [
-    "Abort", "AdaptiveFile", "Admit", "BadInput", "Bracket", "Capacity", "Checkpoint", "Commit", "Committed", "Draft",
-    "Drafted", "Engine", "Event", "Evict", "Fetch", "Finish", "Forward", "Forwarded", "Idle", "Inspectable",
-    "InstepError", "Load", "Meaning", "ModelConfig", "Offload", "OutOfCapacity", "Path", "Place", "Positions",
-    "Preempt", "Refused", "Region", "RequestState", "Resume", "Row", "Sampling", "Save", "SetNumSteps", "ShowsCopies",
-    "Tracks", "Unsupported", "Watched", "unseen",
+    "Abort", "AdaptiveFile", "Admit", "BadInput", "Bracket", "Capacity", "Checkpoint", "Commit", "Committed",
+    "Controlled", "Draft", "Drafted", "Engine", "Event", "Evict", "Fetch", "Finish", "Forward", "Forwarded", "Idle",
+    "Inspectable", "InstepError", "Load", "Meaning", "ModelConfig", "Offload", "OutOfCapacity", "Path", "Place",
+    "Positions", "Preempt", "Refused", "Region", "RequestState", "Resume", "Row", "Sampling", "Save", "SetNumSteps",
+    "ShowsCopies", "Tracks", "Unsupported", "Watched", "unseen",
 ]
 
 # Those without torch first.
 _HOMES = (
-    "errors", "config", "adaptive", "sampling", "meaning", "place", "capacity", "answers", "engine", "copies",
-    "checkpoint",
+    "errors", "config", "adaptive", "controllers", "sampling", "meaning", "place", "capacity", "answers", "engine",
+    "copies", "checkpoint",
 )
 
 

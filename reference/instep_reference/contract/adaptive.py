@@ -1,73 +1,58 @@
-"""Adaptive step counts: the file as written, and the specification, which each side implements separately.
+"""The adaptive file of every dialect of controllers: its fields, its default tables, and what is refused.
 
-Leaves out every computation. Defaults for candidates, insertion, the choice of a bracket and the controller are written
-twice, in `instep_reference.adaptive` and `instep_optimized.adaptive`, from the text below.
+`AdaptiveFile.read(text, dialect)` reads and refuses. Leaves out every computation: the rules that use the fields are
+the text of `contract/controllers.py`.
 
-The file
-  A JSON object with the fields of `Bracket`, or an object of such objects under batch-size keys
-  (decimal integers, at least 1). A flat object is one bracket for every batch size.
+sglang-0.5.12
+  A JSON object with the fields of `Bracket`, or an object of such objects under batch-size keys (decimal integers,
+  at least 1). A flat object is one bracket for every batch size. An unknown field is refused.
 
-Candidates, per bracket
-  1. `candidate_steps`, or {1, 3, 7} without it; the initial step count is inserted if it is missing,
-     and a message reports it (each engine keeps its own in `messages`; the wording is not compared); then sorted,
-     without duplicates. 0 may be among them: no speculation.
-  2. The bracket of a batch of b requests is the one with the largest key not above b; below all keys,
-     the one with the smallest key.
-  3. Pools, and the budget that sizes them, take the maximum over all brackets, plus one.
-  4. Without a file there is no controller: the initial count is the only candidate and the wish is always
-     the count in force. `set_num_steps` may set 0 or any candidate of any bracket. Drafts that form a tree
-     are refused (Unsupported) while there is a file.
-
-State
-  in_force    the step count in force: the initial one, then the argument of the last `set_num_steps`
-  batch       the size of the last counted batch; 0 before the first
-  probing     true from a `set_num_steps(n > 0)` while in_force was 0 until the next commit event that is
-              counted, or until `set_num_steps(0)`
-  per bracket ema (a float, from max(initial - 1, 0)), batches (an int, from 0), wish (from initial)
-
-Counted batches
-  A commit event of at least one request is one batch; its size is the number of its requests.
-  A forward with at least one decode row, while in_force is 0, is one batch; its size is the number of its
-  decode rows. Nothing else counts: not prefill, not verify, not draft, not a decode row while in_force > 0,
-  not an event without requests. Empty events change nothing.
-
-A counted batch of size b, in its bracket, in this order (n = in_force throughout)
-  1. batch <- b;  batches <- batches + 1.
-  2. If it is a commit and n > 0:  ema <- (1 - ema_alpha) * ema + ema_alpha * mean, mean being
-     sum(num_correct_drafts) / b in 64-bit floats (this side's own answer, forced or not: what was committed).
-     Otherwise the ema is frozen.
-  3. due  <- batches > warmup_batches and (batches - warmup_batches) % update_interval == 0.
-     probe <- it is a commit, probing is true, and batches > warmup_batches. A commit ends probing.
-  4. If n = 0 and due:                wish <- the next candidate above 0 (a probe round), if there is one.
-     If n > 0 and (due or probe):     wish <- decide(n, ema).
-     Otherwise the wish stays.
-
-decide(n, ema), candidates of this bracket, thresholds in 64-bit floats
-  Down: while there is a candidate below n, call the nearest one m: if ema <= m - 0.5 + down_hysteresis
-  (for m = 0: ema <= 0.5 + down_hysteresis), n <- m and repeat; otherwise stop.
-  Up, only if nothing was stepped down: while there is a candidate above n, call the nearest one m:
-  if ema > n - 0.5 + up_hysteresis, n <- m and repeat; otherwise stop. (Up starts from n > 0 always:
-  0 is left by a probe round only, which is judged at once, by the same rule, and returns to 0 or stays.)
-
-In the engine
-  `set_num_steps(n)`: in_force <- n, probing as above, and the wish of the bracket of `batch` <- n.
-  `next_num_steps()`: the wish of the bracket of `batch`. Calling it changes nothing. The driver reads it between
-  rounds and applies it with the lag of the trace's header. Until then (it may never apply it) the engine continues
-  with in_force. Nothing else touches the controller: not save, load, preempt, resume, finish, abort or idle.
+sglang-0.5.13 and sglang-0.5.14 (`srt/speculative/adaptive_spec_params.py` of SGLang 0.5.13 to 0.5.23)
+  A JSON object. A key of decimal digits ("0" included) is a slot. Its value is an object with `candidate_steps`, a list
+  of at least one integer, and any further fields of `Slot`. There is at least one slot. A boolean counts as an integer.
+  Every other key of the file that is a field of `Slot` is the default of that field for all slots, except
+  `candidate_steps`. A field of the slot wins over the default of the file, and this wins over the default of `Slot`.
+  Unknown keys are ignored, in the file and in slots.
+  The counts are at least 1 in sglang-0.5.13, and at least 0 in sglang-0.5.14.
+  instep also refuses what the release reads and cannot use: a key or slot that occurs twice, a field of a slot that is
+  not a number, an `update_interval` below 1, a number that is not finite.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
 from .errors import BadInput
 
+Dialect = Literal["sglang-0.5.12", "sglang-0.5.13", "sglang-0.5.14", "vllm-table", "constant"]
+DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
+FLAT: Dialect = "sglang-0.5.12"
+FEWEST: Mapping[Dialect, int] = {"sglang-0.5.13": 1, "sglang-0.5.14": 0}  # dialects with slots: their smallest count
+T = TypeVar("T", bound=msgspec.Struct)
 LONGEST_KEY = 9  # digits of a batch size
+
+# The files that a release uses when it gets none, by the first release that has them.
+_EASY, _EVEN = {"up_hysteresis": 0.0, "down_hysteresis": -0.25}, {"up_hysteresis": 0.0, "down_hysteresis": 0.0}
+DEFAULT_FILES: Mapping[str, dict[str, Any]] = {
+    "0.5.12": {},
+    "0.5.13": {"1": {"candidate_steps": [1, 3, 7], **_EASY}, "8": {"candidate_steps": [1, 3], **_EVEN},
+               "32": {"candidate_steps": [1], **_EVEN}},
+    "0.5.14": {"1": {"candidate_steps": [1, 3, 7], **_EASY}, "8": {"candidate_steps": [0, 1, 3], **_EVEN},
+               "32": {"candidate_steps": [0, 1], **_EVEN}, "64": {"candidate_steps": [0], **_EVEN}},
+    "0.5.20": {"1": {"candidate_steps": [1, 3, 5, 7], **_EASY}, "8": {"candidate_steps": [0, 1, 3], **_EVEN},
+               "32": {"candidate_steps": [0, 1], **_EVEN}, "64": {"candidate_steps": [0], **_EVEN}},
+}
+# SGLang's releases: the dialect, and the first release with the same default file.
+RELEASES: Mapping[str, tuple[Dialect, str]] = {
+    "0.5.12": ("sglang-0.5.12", "0.5.12"), "0.5.13": ("sglang-0.5.13", "0.5.13"),
+    **{f"0.5.{n}": ("sglang-0.5.14", "0.5.14" if n < 20 else "0.5.20") for n in range(14, 24)},
+}
 
 class Bracket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Fields of the file for one range of batch sizes. `candidate_steps` is None if the file does not have it."""
@@ -80,48 +65,96 @@ class Bracket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     up_hysteresis: float = 0.0
 
 
+class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Fields of one slot, with the defaults of the file filled in."""
+
+    candidate_steps: tuple[int, ...]
+    ema_alpha: float = 0.2
+    update_interval: int = 5
+    warmup_batches: int = 10
+    down_hysteresis: float = -0.25
+    up_hysteresis: float = 0.0
+    ceiling_coeff: float = 0.0
+
+
 class AdaptiveFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The file as written: either `flat`, or `by_batch` under batch-size keys. No default candidates are filled in."""
+    """The file: `flat`, or `by_batch` under batch-size keys, as written (sglang-0.5.12); or `slots` by their keys."""
 
     flat: Bracket | None = None
     by_batch: dict[int, Bracket] = {}
+    slots: dict[int, Slot] = {}
 
     @classmethod
-    def open(cls, path: Path) -> AdaptiveFile:
+    def open(cls, path: Path, dialect: Dialect = FLAT) -> AdaptiveFile:
         """Read a file. Errors name its path."""
+        return cls.of(cls.json(path), dialect, str(path))
+
+    @classmethod
+    def json(cls, path: Path) -> Any:
+        """Parse a file, without a dialect. Errors name its path."""
         try:
-            return cls.read(path.read_bytes(), str(path))
+            return _parsed(path.read_bytes(), str(path))
         except OSError as error:
             raise BadInput(str(path), found=error.strerror, expected="a readable file") from None
 
     @classmethod
-    def read(cls, text: str | bytes, field: str = "adaptive") -> AdaptiveFile:
+    def read(cls, text: str | bytes, dialect: Dialect = FLAT, field: str = "adaptive") -> AdaptiveFile:
         """Read JSON text. Errors name `field` as the place of the text."""
-        try:
-            value = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, field))
-        except (ValueError, RecursionError) as error:
-            raise BadInput(field, found=f"text that does not parse ({error})", expected="JSON") from None
-        return cls.of(value, field)
+        return cls.of(_parsed(text, field), dialect, field)
 
     @classmethod
-    def of(cls, value: Any, field: str = "adaptive") -> AdaptiveFile:
+    def of(cls, value: Any, dialect: Dialect = FLAT, field: str = "adaptive") -> AdaptiveFile:
         """Read parsed JSON."""
         if not isinstance(value, dict):
             raise BadInput(field, found=type(value).__name__, expected="an object")
+        if dialect in FEWEST:
+            return cls(slots=_slots(value, FEWEST[dialect], field))
+        if dialect != FLAT:
+            raise BadInput(field, found=f"a file for {dialect}", expected="no file: this controller reads none")
         if not value or not all(isinstance(inner, dict) for inner in value.values()):
             return cls(flat=_bracket(value, field))
         return cls(by_batch={_batch(key, field): _bracket(inner, f"{field}.{key}") for key, inner in value.items()})
 
     def written(self) -> dict[str, Any]:
         """Convert back to plain JSON values."""
+        if self.slots:
+            return {str(key): msgspec.to_builtins(slot) for key, slot in self.slots.items()}
         if self.flat is not None:
             return dict(msgspec.to_builtins(self.flat))
         return {str(batch): msgspec.to_builtins(bracket) for batch, bracket in self.by_batch.items()}
 
 
+def _slots(value: dict[str, Any], fewest: int, field: str) -> dict[int, Slot]:
+    """Read slots in the order of the file. `fewest`: the smallest step count that the dialect allows."""
+    keys = [key for key in value if key.isascii() and key.isdigit()]
+    if not keys:
+        raise BadInput(field, found="no slot", expected='at least one batch size as key, as in {"1": '
+                       '{"candidate_steps": [1, 3, 7]}}', hint="a file without slots is one of SGLang 0.5.12")
+    defaults = {name: value[name] for name in Slot.__struct_fields__ if name in value and name != "candidate_steps"}
+    slots: dict[int, Slot] = {}
+    for key in keys:
+        entry, at = value[key], f"{field}.{key}"
+        if len(key) > LONGEST_KEY or int(key) in slots:
+            found = f"{key}, the slot {int(key)} again" if len(key) <= LONGEST_KEY else key
+            raise BadInput(at, found=found, expected=f"each slot once, with at most {LONGEST_KEY} digits")
+        steps = entry.get("candidate_steps") if isinstance(entry, dict) else None
+        if not (isinstance(steps, list) and steps and all(isinstance(n, int) and n >= fewest for n in steps)):
+            raise BadInput(f"{at}.candidate_steps", found=steps if isinstance(entry, dict) else entry,
+                           expected=f"a list of integers of at least {fewest}")  # fmt: skip
+        slots[int(key)] = _converted({**defaults, **entry, "candidate_steps": [int(n) for n in steps]}, Slot, at)
+        _finite(slots[int(key)], at)
+    return slots
+
+
 def _bracket(value: dict[str, Any], field: str) -> Bracket:
+    bracket = _converted(value, Bracket, field)
+    _within(bracket, field)
+    return bracket
+
+
+def _converted(value: dict[str, Any], kind: type[T], field: str) -> T:
     try:
-        bracket = msgspec.convert(value, Bracket)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         text, _, where = str(error).partition(" - at `$")
         expected, _, found = text.partition(", got ")
@@ -129,8 +162,15 @@ def _bracket(value: dict[str, Any], field: str) -> Bracket:
         if not found:
             raise BadInput(place, found=text, expected=f"fields among {', '.join(Bracket.__struct_fields__)}") from None
         raise BadInput(place, found=found, expected=expected.removeprefix("Expected ")) from None
-    _within(bracket, field)
-    return bracket
+
+
+def _finite(slot: Slot, field: str) -> None:
+    """Refuse numbers with which the rules of a slot cannot be computed."""
+    for name in ("ema_alpha", "down_hysteresis", "up_hysteresis", "ceiling_coeff"):
+        if not math.isfinite(getattr(slot, name)):
+            raise BadInput(f"{field}.{name}", found=getattr(slot, name), expected="a finite number")
+    if slot.update_interval < 1:
+        raise BadInput(f"{field}.update_interval", found=slot.update_interval, expected="at least 1")
 
 
 def _within(bracket: Bracket, field: str) -> None:
@@ -153,6 +193,13 @@ def _batch(key: str, field: str) -> int:
     if not (key.isascii() and key.isdigit() and not key.startswith("0") and len(key) <= LONGEST_KEY):
         raise BadInput(f"{field}.{key}", found=repr(key), expected="a batch size of at least 1 as key")
     return int(key)
+
+
+def _parsed(text: str | bytes, field: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, field))
+    except (ValueError, RecursionError) as error:
+        raise BadInput(field, found=f"text that does not parse ({error})", expected="JSON") from None
 
 
 def _unique(pairs: list[tuple[str, Any]], field: str) -> dict[str, Any]:

@@ -272,7 +272,7 @@ def drawn_plan(choose: draw.Draw, settings: Settings, opened: Checkpoint, model:
         policy, opened, model=model, recording=Recording(setting.mode), field=settings.command,
         created={name: installed(name) or "from source" for name in ("instep", "torch", "hypothesis")},
     )
-    file = None if adaptive is None else AdaptiveFile.of(adaptive, settings.command)
+    file = None if adaptive is None else AdaptiveFile.of(adaptive, field=settings.command)
     return Plan(opened, header.room(), steps[0], file, setting, settings.checkpoint), header
 
 
