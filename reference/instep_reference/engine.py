@@ -16,6 +16,7 @@ from .attention import AttentionMemory
 from .contract.adaptive import AdaptiveFile
 from .contract.capacity import Capacity
 from .contract.config import ModelConfig
+from .contract.controllers import Controlled
 from .contract.engine import RequestState
 from .contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
 from .draft import Drafter, drafter
@@ -124,8 +125,11 @@ class ReferenceEngine(Rounds[torch.Tensor, Memories, AttentionMemory]):
     """
 
     def __init__(
-        self, weights: Weights, *, num_steps: int, adaptive: AdaptiveFile | None = None, mode: str = "eagle",
-        see: See = unseen, draft_with: Drafter | None = None, room: Capacity | None = None,
+        self, weights: Weights, *, num_steps: int, adaptive: AdaptiveFile | None = None,
+        controller: Controlled | None = None, lag: int = 0, mode: str = "eagle", see: See = unseen,
+        draft_with: Drafter | None = None, room: Capacity | None = None,
     ) -> None:
         chosen = drafter(weights.config, mode) if draft_with is None else draft_with
-        super().__init__(TensorModel(weights), chosen, num_steps=num_steps, adaptive=adaptive, see=see, room=room)
+        super().__init__(
+            TensorModel(weights), chosen, num_steps=num_steps, adaptive=adaptive, controller=controller, lag=lag,
+            see=see, room=room)

@@ -18,6 +18,7 @@ import torch
 from .contract.adaptive import AdaptiveFile
 from .contract.capacity import Capacity
 from .contract.config import ModelConfig
+from .contract.controllers import Controlled
 from .contract.engine import RequestState
 from .contract.labels import SPREAD
 from .contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
@@ -177,11 +178,13 @@ class LedgerEngine(Rounds[Labels, Memory, KvLabels]):
     """The reference's rounds over labels; needs a configuration and no weights. `mode`: which drafter, by name."""
 
     def __init__(
-        self, config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None, mode: str = "eagle",
-        see: See = unseen, room: Capacity | None = None,
+        self, config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None,
+        controller: Controlled | None = None, lag: int = 0, mode: str = "eagle", see: See = unseen,
+        room: Capacity | None = None,
     ) -> None:
         super().__init__(
-            LabelModel(config), drafter(config, mode), num_steps=num_steps, adaptive=adaptive, see=see, room=room)
+            LabelModel(config), drafter(config, mode), num_steps=num_steps, adaptive=adaptive, controller=controller,
+            lag=lag, see=see, room=room)
 
 
 @dataclass(frozen=True)

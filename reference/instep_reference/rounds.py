@@ -13,13 +13,14 @@ from typing import Generic
 import torch
 
 from .acceptance import answer, chain, greedy
-from .adaptive import Controller, resolve
 from .contract.adaptive import AdaptiveFile
 from .contract.capacity import Capacity
+from .contract.controllers import Controlled
 from .contract.engine import Committed, Drafted, Forwarded, Path, RequestState, Row
 from .contract.errors import Unsupported
 from .contract.place import See, unseen
 from .contract.sampling import Sampling
+from .controllers import controller as made
 from .draft.base import Asked, Drafter, GrowsTrees, Proposed
 from .model_interface import Cache, Memory, Model, Rows
 from .sampling import Drawing
@@ -65,7 +66,8 @@ class Rounds(Generic[Rows, Memory, Cache]):
 
     def __init__(
         self, model: Model[Rows, Memory, Cache], drafter: Drafter, *, num_steps: int,
-        adaptive: AdaptiveFile | None = None, see: See = unseen, room: Capacity | None = None,
+        adaptive: AdaptiveFile | None = None, controller: Controlled | None = None, lag: int = 0, see: See = unseen,
+        room: Capacity | None = None,
     ) -> None:
         self.room = room
         if room is not None and room.topk is not None and not isinstance(drafter, GrowsTrees):
@@ -74,9 +76,9 @@ class Rounds(Generic[Rows, Memory, Cache]):
         # Number of final rows of a prefix: MTP layer i has read i tokens after its row, so its last i + 1 rows are new.
         self.layers = max(1, len(drafter.begin(model).caches)) if self.track_interval is not None else 1
         self.model, self.drafter, self.see = model, drafter, see
-        self.adaptive = adaptive is not None
-        candidates = resolve(adaptive, num_steps)
-        self.controller, self.messages = Controller(candidates), candidates.messages
+        self.adaptive = adaptive is not None if controller is None else controller.varies
+        self.controller = made(controller, num_steps, adaptive, lag)
+        self.messages = tuple(self.controller.messages)
         self.num_steps = num_steps
         self.requests: dict[str, Request[Rows, Memory, Cache]] = {}
         self.preempted: dict[str, Request[Rows, Memory, Cache]] = {}
@@ -149,9 +151,8 @@ class Rounds(Generic[Rows, Memory, Cache]):
                 own[row.request] = torch.tensor(picks, dtype=torch.int64, device=self.model.device)
             if picks and row.kind != "verify":
                 roots[row.request] = _known(self.requests[row.request].standing.root)
-        decoded = sum(row.kind == "decode" for row in rows)
-        if self.num_steps == 0:
-            self.controller.update(decoded)
+        if rows:
+            self.controller.forwarded(sum(row.kind == "decode" for row in rows))
         return Forwarded(roots, own, tracked)
 
     def commit(
@@ -166,7 +167,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
             name: count for name, one, path, under in zip(requests, live, paths, track, strict=True)
             if under and (count := self._track_path(one, path, self.requests[name].standing, under))
         } if track else {}
-        self.controller.update(len(paths), [len(path.nodes) for path in paths])
+        self.controller.committed([len(path.nodes) for path in paths])
         said = answer(paths, own, [len(one.nodes) for one in live], self.model.device)
         return replace(said, tracked=tracked)
 
@@ -272,8 +273,8 @@ class Rounds(Generic[Rows, Memory, Cache]):
         self.num_steps = num_steps
         self.controller.set_num_steps(num_steps)
 
-    def next_num_steps(self) -> int:
-        return self.controller.wish()
+    def next_num_steps(self, batch: int, scheduled: int) -> int:
+        return self.controller.next_num_steps(batch, scheduled)
 
     # -- coming and going ------------------------------------------------------------------------
 

@@ -1,7 +1,6 @@
-"""Adaptive step counts: the candidates, and the controller that wishes for one of them.
+"""The dialect sglang-0.5.12: one average per bracket of batch sizes, and a probe that is judged at once.
 
-The rules are in `contract/adaptive.py`; this code follows them step by step. Leaves out: reading the file (the contract
-does that), and when a wish comes into force (the driver decides that).
+Mirrors: `srt/speculative/adaptive_spec_params.py` of SGLang 0.5.12. Differs: there it is one flat file, without 0.
 """
 
 from __future__ import annotations
@@ -9,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .contract.adaptive import AdaptiveFile, Bracket
+from ..contract.adaptive import AdaptiveFile, Bracket
+from ..contract.controllers import Controlled
+from .base import Controller
 
 DEFAULT_STEPS = (1, 3, 7)
 SMALLEST_KEY = 1  # a flat file is one bracket, for every batch size
@@ -61,31 +62,45 @@ class Opinion:
     batches: int = 0
 
 
-class Controller:
+class Brackets(Controller):
     """Wishes for a step count, from the drafts that were accepted. The driver may follow the wish or not."""
 
-    def __init__(self, candidates: Candidates) -> None:
-        initial = candidates.initial
-        self.candidates = candidates
-        self.in_force = initial
+    def __init__(self, resolved: Candidates) -> None:
+        initial, brackets = resolved.initial, resolved.by_bracket
+        super().__init__(initial, [count for counts in brackets.values() for count in counts], resolved.messages)
+        self.resolved = resolved
         self.batch = 0
         self.probing = False
-        self.opinions = {key: Opinion(float(max(initial - 1, 0)), initial) for key in candidates.by_bracket}
+        self.opinions = {key: Opinion(float(max(initial - 1, 0)), initial) for key in brackets}
 
     def wish(self, batch: int | None = None) -> int:
         """Return the wish at a batch size; by default at the size of the last counted batch."""
-        return self.opinions[self.candidates.bracket(self.batch if batch is None else batch)].wish
+        return self.opinions[self.resolved.bracket(self.batch if batch is None else batch)].wish
 
     def set_num_steps(self, num_steps: int) -> None:
         """Put `num_steps` in force. Rising from 0 makes the next commit a probe round."""
         self.probing = num_steps > 0 and (self.probing or self.in_force == 0)
-        self.in_force = num_steps
-        self.opinions[self.candidates.bracket(self.batch)].wish = num_steps
+        super().set_num_steps(num_steps)
+        self.opinions[self.resolved.bracket(self.batch)].wish = num_steps
+
+    @property
+    def slots(self) -> dict[int, tuple[int, float]]:
+        return {key: (opinion.wish, opinion.ema) for key, opinion in self.opinions.items()}
+
+    def forwarded(self, decode_rows: int) -> None:
+        if self.in_force == 0:
+            self.update(decode_rows)
+
+    def committed(self, num_correct_drafts: Sequence[int]) -> None:
+        self.update(len(num_correct_drafts), num_correct_drafts)
+
+    def next_num_steps(self, batch: int, scheduled: int) -> int:
+        return self.wish()
 
     def update(self, batch: int, num_correct_drafts: Sequence[int] = ()) -> None:
         """Count one batch: a commit of `batch` requests, or, without counts, a forward of `batch` decode rows."""
-        key = self.candidates.bracket(batch)
-        rule = self.candidates.rules.get(key)
+        key = self.resolved.bracket(batch)
+        rule = self.resolved.rules.get(key)
         if batch == 0 or rule is None:
             return
         opinion, steps, commit = self.opinions[key], self.in_force, len(num_correct_drafts) > 0
@@ -99,9 +114,9 @@ class Controller:
         probe = late > 0 and commit and self.probing
         self.probing = self.probing and not commit
         if steps == 0 and due:
-            opinion.wish = min((step for step in self.candidates.by_bracket[key] if step > 0), default=opinion.wish)
+            opinion.wish = min((step for step in self.resolved.by_bracket[key] if step > 0), default=opinion.wish)
         elif steps > 0 and (due or probe):
-            opinion.wish = decide(steps, opinion.ema, self.candidates.by_bracket[key], rule)
+            opinion.wish = decide(steps, opinion.ema, self.resolved.by_bracket[key], rule)
 
 
 def decide(steps: int, ema: float, candidates: tuple[int, ...], rule: Bracket) -> int:
@@ -120,3 +135,8 @@ def decide(steps: int, ema: float, candidates: tuple[int, ...], rule: Bracket) -
             break
         steps = upper
     return steps
+
+
+def controller(controlled: Controlled, num_steps: int | None, lag: int) -> Brackets:
+    assert num_steps is not None, "the contract refuses it"
+    return Brackets(resolve(controlled.adaptive_file(), num_steps))
