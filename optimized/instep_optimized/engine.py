@@ -224,7 +224,7 @@ class OptimizedEngine:
         self._controller.set(num_steps)
         self._round = self._rounds[num_steps]
 
-    def next_num_steps(self) -> int:
+    def next_num_steps(self, batch: int, scheduled: int) -> int:
         self._catch_up()
         return self._controller.wish()
 

@@ -126,10 +126,10 @@ class ReferenceEngine(Rounds[torch.Tensor, Memories, AttentionMemory]):
 
     def __init__(
         self, weights: Weights, *, num_steps: int, adaptive: AdaptiveFile | None = None,
-        controller: Controlled | None = None, lag: int = 0, mode: str = "eagle", see: See = unseen,
+        controlled: Controlled | None = None, lag: int = 0, mode: str = "eagle", see: See = unseen,
         draft_with: Drafter | None = None, room: Capacity | None = None,
     ) -> None:
         chosen = drafter(weights.config, mode) if draft_with is None else draft_with
         super().__init__(
-            TensorModel(weights), chosen, num_steps=num_steps, adaptive=adaptive, controller=controller, lag=lag,
+            TensorModel(weights), chosen, num_steps=num_steps, adaptive=adaptive, controlled=controlled, lag=lag,
             see=see, room=room)

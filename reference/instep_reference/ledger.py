@@ -179,11 +179,11 @@ class LedgerEngine(Rounds[Labels, Memory, KvLabels]):
 
     def __init__(
         self, config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None,
-        controller: Controlled | None = None, lag: int = 0, mode: str = "eagle", see: See = unseen,
+        controlled: Controlled | None = None, lag: int = 0, mode: str = "eagle", see: See = unseen,
         room: Capacity | None = None,
     ) -> None:
         super().__init__(
-            LabelModel(config), drafter(config, mode), num_steps=num_steps, adaptive=adaptive, controller=controller,
+            LabelModel(config), drafter(config, mode), num_steps=num_steps, adaptive=adaptive, controlled=controlled,
             lag=lag, see=see, room=room)
 
 

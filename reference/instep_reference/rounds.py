@@ -20,7 +20,7 @@ from .contract.engine import Committed, Drafted, Forwarded, Path, RequestState, 
 from .contract.errors import Unsupported
 from .contract.place import See, unseen
 from .contract.sampling import Sampling
-from .controllers import controller as made
+from .controllers import controller
 from .draft.base import Asked, Drafter, GrowsTrees, Proposed
 from .model_interface import Cache, Memory, Model, Rows
 from .sampling import Drawing
@@ -66,7 +66,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
 
     def __init__(
         self, model: Model[Rows, Memory, Cache], drafter: Drafter, *, num_steps: int,
-        adaptive: AdaptiveFile | None = None, controller: Controlled | None = None, lag: int = 0, see: See = unseen,
+        adaptive: AdaptiveFile | None = None, controlled: Controlled | None = None, lag: int = 0, see: See = unseen,
         room: Capacity | None = None,
     ) -> None:
         self.room = room
@@ -76,8 +76,8 @@ class Rounds(Generic[Rows, Memory, Cache]):
         # Number of final rows of a prefix: MTP layer i has read i tokens after its row, so its last i + 1 rows are new.
         self.layers = max(1, len(drafter.begin(model).caches)) if self.track_interval is not None else 1
         self.model, self.drafter, self.see = model, drafter, see
-        self.adaptive = adaptive is not None if controller is None else controller.varies
-        self.controller = made(controller, num_steps, adaptive, lag)
+        self.adaptive = adaptive is not None if controlled is None else controlled.varies
+        self.controller = controller(controlled, num_steps, adaptive, lag)
         self.messages = tuple(self.controller.messages)
         self.num_steps = num_steps
         self.requests: dict[str, Request[Rows, Memory, Cache]] = {}

@@ -96,7 +96,7 @@ def test_free_acceptance_follows_the_engine_and_a_stop_token_ends_a_path(tmp_pat
 
 def test_the_controller_is_followed_with_its_lag(tmp_path):
     quick = {"candidate_steps": [1, 3], "warmup_batches": 1, "update_interval": 1, "ema_alpha": 1.0}
-    told = policy(controller=True, steps=(), deeds=(), adaptive=quick, accept=(0, 3))
+    told = policy(follow=True, steps=(), deeds=(), adaptive=quick, accept=(0, 3))
     counts = {lag: [event.num_steps for event in of(recorded(tmp_path, replace(told, lag=lag)), e.SetNumSteps)]
               for lag in (0, 2)}
     assert counts[0], "the controller never wished for anything"

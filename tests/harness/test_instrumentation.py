@@ -48,7 +48,7 @@ def test_engine_behaves_alike_with_and_without_observers(trace, ops, how):
         told = event.on(alone)
         assert same(context.subject.answer, told), context.kind
         assert same(participants.shown.regions(), alone.regions()), context.kind
-    assert alone.next_num_steps() == context.subject.wanted_num_steps
+    assert alone.next_num_steps(1, 1) == context.subject.wanted_num_steps
 
 
 @pytest.mark.parametrize("graphs", [False, True])

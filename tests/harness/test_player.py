@@ -93,7 +93,7 @@ def test_recording_engine_notices_an_observer() -> None:
     """The stub does see a question: without this the test of a bare player could not fail."""
     engine = Asked()
     Player("asking", engine, [States(engine)]).serve(Idle())
-    assert log_of(engine) == ["idle", (), "next_num_steps", ()]
+    assert log_of(engine) == ["idle", (), "next_num_steps", (1, 1)]
 
 
 class Noting(Observer):
@@ -185,7 +185,7 @@ class Stateful:
         self.asked += 1
         return RequestState(self.asked, None, None, None, {}, {}, {}, {})
 
-    def next_num_steps(self) -> int:
+    def next_num_steps(self, batch: int, scheduled: int) -> int:
         return 7
 
 

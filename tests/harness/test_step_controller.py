@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from instep.diagnose.mistakes.step_controller import MOST, RULES, Told, _wishes, wrong_rule
-from instep_reference.adaptive import Controller, resolve
 from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.controllers.sglang_0_5_12 import Brackets, resolve
 
 FILE = AdaptiveFile.of({"candidate_steps": [0, 1, 3, 7], "ema_alpha": 0.3, "update_interval": 3, "warmup_batches": 2,
                         "down_hysteresis": -0.5, "up_hysteresis": 0.25})  # fmt: skip
@@ -21,7 +21,7 @@ BATCHES = ((7, 3), (0, 3), (7, 0), (7, 2), (1, 3), None, (1, 0), (7, 3), None, (
 
 def history() -> list[Told]:
     """With the right wishes, each of which is put in force."""
-    controller, said = Controller(CANDIDATES), list[Told]()
+    controller, said = Brackets(CANDIDATES), list[Told]()
     for counts in BATCHES:
         if counts is not None:
             controller.update(len(counts), [min(count, controller.in_force) for count in counts])

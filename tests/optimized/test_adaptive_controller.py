@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from instep_optimized.adaptive import Controller
-from instep_reference.adaptive import Controller as Other
-from instep_reference.adaptive import resolve
 from instep_reference.contract.adaptive import AdaptiveFile, Bracket
 from instep_reference.contract.errors import BadInput
+from instep_reference.controllers.sglang_0_5_12 import Brackets as Other
+from instep_reference.controllers.sglang_0_5_12 import resolve
 
 QUICK = Bracket(candidate_steps=(1, 3, 7), warmup_batches=2, update_interval=2)
 

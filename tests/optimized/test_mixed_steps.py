@@ -323,7 +323,7 @@ def test_empty_steps_change_no_byte(model: Model, ops: str, strategy: str) -> No
                 assert torch.equal(units, was), name
                 assert gaps is None or gaps_were is None or torch.equal(gaps, gaps_were), name
                 seen += units.numel()
-        assert busy.next_num_steps() == left.next_num_steps()
+        assert busy.next_num_steps(1, 1) == left.next_num_steps(1, 1)
     assert seen > 10_000
     for (units, _), (was, _) in zip(snapshot(busy), snapshot(left), strict=True):
         assert torch.equal(units, was)

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from instep_reference.adaptive import Controller, decide, resolve
 from instep_reference.contract.adaptive import AdaptiveFile, Bracket
 from instep_reference.contract.errors import BadInput
+from instep_reference.controllers.sglang_0_5_12 import Brackets, decide, resolve
 
 EAGER = '"warmup_batches": 0, "update_interval": 1'
 
 
-def controller(text: str, initial: int) -> Controller:
-    return Controller(resolve(AdaptiveFile.read(text), initial))
+def controller(text: str, initial: int) -> Brackets:
+    return Brackets(resolve(AdaptiveFile.read(text), initial))
 
 
 # -- the file ------------------------------------------------------------------------------------
@@ -85,10 +85,10 @@ def test_initial_count_is_inserted_in_each_bracket_with_a_message() -> None:
 
 
 def test_initial_count_is_the_only_candidate_without_a_file() -> None:
-    alone = Controller(resolve(None, 3))
+    alone = Brackets(resolve(None, 3))
     for _ in range(40):
         alone.update(2, [0, 0])
-    assert alone.candidates.by_bracket == {1: (3,)}
+    assert alone.resolved.by_bracket == {1: (3,)}
     assert alone.wish() == 3
     alone.set_num_steps(0)
     assert alone.wish() == 0

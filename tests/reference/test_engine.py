@@ -159,12 +159,12 @@ def test_controller_counts_commits_and_plain_decoding() -> None:
     file = AdaptiveFile.read('{"candidate_steps": [0, 1, 3], "warmup_batches": 0, "update_interval": 1}')
     engine = LedgerEngine(config(), num_steps=1, adaptive=file)
     begin(engine, PROMPT)
-    assert engine.next_num_steps() == 1
+    assert engine.next_num_steps(1, 1) == 1
     play(engine, (1,), Path((), 2))
-    assert engine.next_num_steps() == 0
+    assert engine.next_num_steps(1, 1) == 0
     SetNumSteps(0).on(engine)
     decode(engine, (3,))
-    assert engine.next_num_steps() == 1, "a decode step at 0 counts, and a probe is due"
+    assert engine.next_num_steps(1, 1) == 1, "a decode step at 0 counts, and a probe is due"
     counted = engine.controller.opinions[1].batches
     begin(engine, PROMPT, name="b")
     assert engine.controller.opinions[1].batches == counted, "a prefill does not count"
@@ -173,7 +173,7 @@ def test_controller_counts_commits_and_plain_decoding() -> None:
     assert (engine.controller.opinions[1].batches, engine.controller.batch) == (counted + 1, 2), "decode rows alone"
     SetNumSteps(1).on(engine)
     decode(engine, (3,))
-    assert engine.next_num_steps() == 1, "a decode step with drafts in force does not count"
+    assert engine.next_num_steps(1, 1) == 1, "a decode step with drafts in force does not count"
     assert engine.controller.opinions[1].batches == counted + 1
 
 

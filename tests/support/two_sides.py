@@ -98,7 +98,7 @@ class TwoSides:
                 self.tracked.append((event.__struct_config__.tag, self._prefix(under)))
         if isinstance(event, Offload | Fetch):
             self._prefix(event.name)
-        assert self.subject.next_num_steps() == self.truth.next_num_steps()
+        assert self.subject.next_num_steps(1, 1) == self.truth.next_num_steps(1, 1)
         return ours
 
     def _prefix(self, under: str) -> int:

@@ -147,6 +147,15 @@ def makes(found: Maker) -> bool:
     return True
 
 
+def takes(found: Callable[..., object], name: str) -> bool:
+    """Whether this callable accepts an argument of that name."""
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except (TypeError, ValueError):  # Python cannot read its signature
+        return True
+    return any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)
+
+
 def _not_loaded(field: str, name: str, module: str, error: BaseException) -> BadInput:
     """Report the error that an import raised, with the line of the user's code that raised it."""
     frames = [each for each in traceback.extract_tb(error.__traceback__)

@@ -108,6 +108,6 @@ def make(
     )
     for message in messages:
         print(message)
-    plan = Plan(opened, header.room(), header.num_steps, header.adaptive_file("policy"), chosen)
+    plan = Plan.of(header, opened, chosen, "policy")
     steps_taken = list(drive(policy, prompts, header, reference(plan, chosen.activation), propose=chosen.proposer()))
     return write(out, header, [step.event for step in steps_taken], recorded(steps_taken))

@@ -78,7 +78,7 @@ class Ask:
             for name in self.prompts)
         return Policy(
             "generate", "A free-running engine generates the tokens of the model.", room, arrivals, self.num_steps,
-            adaptive=self.adaptive, controller=self.adaptive is not None, rotate=False, stop=self.stop,
+            adaptive=self.adaptive, follow=self.adaptive is not None, rotate=False, stop=self.stop,
             seed=self.seed, rounds=len(self.prompts) * (longest + self.tokens + 1),
         )
 
@@ -126,8 +126,7 @@ def decode(ask: Ask) -> Decoded:
 
 def _decode(ask: Ask) -> Decoded:
     header = ask.header
-    adaptive = header.adaptive_file("adaptive")
-    served = engine(ask.checkpoint, ask.setting, header.room(), num_steps=header.num_steps, adaptive=adaptive)
+    served = engine(ask.checkpoint, ask.setting, header.room(), **header.steps("adaptive"))
     last = LastStates(served, on_host, ask.kept)
     steps = drive(ask.policy, ask.prompts, header, served, [last], ask.setting.proposer())
     timed = list(_timed(steps, ask.setting.device))

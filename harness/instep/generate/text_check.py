@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 
 from instep_reference import trunk
-from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.engine import Admit, Finish, Forward, RequestState, Row
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
@@ -58,10 +57,7 @@ class Reader:
 
     def __init__(self, decoded: Decoded) -> None:
         ask, self.decoded = decoded.ask, decoded
-        adaptive = None if ask.adaptive is None else AdaptiveFile.of(ask.adaptive)
-        self.plan = Plan(
-            ask.checkpoint, ask.header.room(), ask.num_steps, adaptive, ask.setting
-        )
+        self.plan = Plan.of(ask.header, ask.checkpoint, ask.setting, "generate")
         self.truth = reference(self.plan, torch.float64)
         self.served = ask.setting.op_set()
         self.ties, self.drawn = Ties("tokens"), drawings(ask.header, decoded.events)

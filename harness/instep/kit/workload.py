@@ -129,7 +129,7 @@ def recorded_with(
     """Run the policy on the reference, and return the recorded workload."""
     checkpoint, config = model
     header, _ = header_of(policy, checkpoint, recording=Recording())
-    plan = Plan(checkpoint, header.room(), header.num_steps, header.adaptive_file("policy"), Setting(dtype="float64"))
+    plan = Plan.of(header, checkpoint, Setting(dtype="float64"), "policy")
     steps = list(drive(policy, prompts, header, reference(plan, torch.float64)))
     trace = Trace(Path(f"{policy.name}.jsonl"), header, tuple(step.event for step in steps), recorded(steps), "")
     return Workload(trace, checkpoint, config)

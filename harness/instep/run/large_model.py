@@ -17,6 +17,7 @@ from instep_optimized.ops.base import Ops
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import Capacity
 from instep_reference.ledger import LedgerEngine
 
@@ -39,11 +40,12 @@ SHADOW = {"hidden": 8, "key_heads": 1, "value_heads": 1, "key_dim": 2, "value_di
 
 
 def ledger(
-    config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None, mode: str = "eagle",
-    room: Capacity | None = None,
+    config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None,
+    controlled: Controlled | None = None, lag: int = 0, mode: str = "eagle", room: Capacity | None = None,
 ) -> LedgerEngine:
     """The orchestration of a model without its arithmetic, which makes legal choices in microseconds."""
-    return LedgerEngine(shadow(config), num_steps=num_steps, adaptive=adaptive, mode=mode, room=room)
+    return LedgerEngine(
+        shadow(config), num_steps=num_steps, adaptive=adaptive, controlled=controlled, lag=lag, mode=mode, room=room)
 
 
 def shadow(config: ModelConfig) -> ModelConfig:
@@ -65,13 +67,11 @@ def outcome(
     the run, if there is one. admissions: whether all admissions are checked. batches: the batch sizes of the engine's
     graphs.
     """
-    room, adaptive = trace.header.room(), trace.header.adaptive_file(trace.path.name)
-    seats = participants(checkpoint, setting, room, num_steps=trace.header.num_steps, adaptive=adaptive, ops=ops,
-                         batches=batches)  # fmt: skip
+    plan = Plan.of(trace.header, checkpoint, setting, trace.path.name)
+    seats = participants(checkpoint, setting, plan.capacity, **plan.steps, ops=ops, batches=batches)
     lockstep = Lockstep(trace, seats)
     chosen = checks(checkpoint, setting, layers) if judged is None else judged
     verdict = run(lockstep, [*chosen, *also], until=until, layers=kept, progress=progress, admissions=admissions)
-    plan = Plan(checkpoint, room, trace.header.num_steps, adaptive, setting)
     ran = trace.events[: lockstep.next]
     return Outcome(
         trace.header.name, trace.path, None, plan, verdict, History.of(trace.header, ran, lockstep.rules.table),
@@ -83,13 +83,14 @@ def outcome(
 
 def participants(
     checkpoint: Checkpoint, setting: Setting, capacity: Capacity, *, num_steps: int,
-    adaptive: AdaptiveFile | None = None, ops: Ops | None = None, batches: tuple[int, ...] | None = None,
+    adaptive: AdaptiveFile | None = None, controlled: Controlled | None = None, lag: int = 0, ops: Ops | None = None,
+    batches: tuple[int, ...] | None = None,
 ) -> Participants:
     """Subject and ledger; a rounded run would need a whole reference."""
-    plan = Plan(checkpoint, capacity, num_steps, adaptive, setting)
+    plan = Plan(checkpoint, capacity, num_steps, adaptive, setting, controlled=controlled, lag=lag)
     built = build_from_ops(plan, ops or setting.op_set(), batches=batches)
     return join_sides(plan, built, Participant("ledger", ledger(
-        checkpoint.config, num_steps=num_steps, adaptive=adaptive, mode=setting.mode, room=capacity)))
+        checkpoint.config, **plan.steps, mode=setting.mode, room=capacity)))
 
 
 def checks(checkpoint: Checkpoint, setting: Setting, layers: Collection[int] | None = None) -> Sequence[Check]:

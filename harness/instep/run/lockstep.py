@@ -59,6 +59,7 @@ class Lockstep:
         before = self.rules.table.as_it_stands()
         self.rules.apply(event, self.trace.where(index))
         self.next += 1
+        self.participants.ask_with(self.rules.table.coming())
         begun = time.perf_counter()
         with torch.inference_mode():
             truth = self.participants.truth.serve(event)

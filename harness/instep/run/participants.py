@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,18 +25,19 @@ from instep_optimized.commit import OURS
 from instep_optimized.ops.around import around
 from instep_optimized.ops.base import Ops
 from instep_optimized.options import Options
-from instep_reference.adaptive import resolve
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.drafters import in_use
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import See, unseen
 from instep_reference.contract.rounding import Storage
+from instep_reference.controllers import controller as reference_controller
 from instep_reference.engine import ReferenceEngine
 from instep_reference.ledger import LedgerEngine
 
-from ..adapters import Maker, Subject
+from ..adapters import Maker, Subject, takes
 from ..oracle.declared_products import Operands, Squares
 from ..oracle.expert_routes import Routes
 from ..oracle.reference_weights import digest_of, weights_of
@@ -48,6 +49,7 @@ from ..subject.engines.callbacks import Asked
 from ..subject.engines.derived import DerivedEngine
 from ..subject.engines.verbs import ByVerbs, must_have
 from ..subject.guard import MAKES, GuardedSubject, calling, make_subject, said_by
+from ..trace.header import Header
 from ..watch.event_log import Room
 from ..watch.instrumentation import Instrumentation, replays_of
 from ..watch.memory_changes import Watch
@@ -63,7 +65,10 @@ Declares = Ops | Maker | ByVerbs | DerivedEngine | None  # objects that declare 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a run: the model, the sizes, the step counts, and the setting of the subject."""
+    """The plan of a run: the model, the sizes, the step counts, and the setting of the subject.
+
+    adaptive, controlled, lag  as in the header of a trace
+    """
 
     checkpoint: Checkpoint
     capacity: Capacity
@@ -71,6 +76,21 @@ class Plan:
     adaptive: AdaptiveFile | None
     setting: Setting
     directory: Path | None = None  # the directory of the checkpoint
+    controlled: Controlled | None = None
+    lag: int = 0
+
+    @classmethod
+    def of(
+        cls, header: Header, checkpoint: Checkpoint, setting: Setting, field: str, directory: Path | None = None
+    ) -> Plan:
+        """The plan of a trace. field: the name of its header in errors."""
+        return cls(checkpoint, header.room(), setting=setting, directory=directory, **header.steps(field))
+
+    @property
+    def steps(self) -> dict[str, Any]:
+        """The arguments of an engine about step counts; only a trace with a `controller` passes it, and its lag."""
+        further = {} if self.controlled is None else {"controlled": self.controlled, "lag": self.lag}
+        return {"num_steps": self.num_steps, "adaptive": self.adaptive, **further}
 
     @property
     def in_use(self) -> Checkpoint:
@@ -114,6 +134,12 @@ class Participants:
     overlap: bool  # whether rounds of the subject overlap, so that it reserves pages for the worst case
     declared: Declared
 
+    def ask_with(self, coming: tuple[int, int]) -> None:
+        """Request the next step counts with these numbers of requests."""
+        for side in (self.subject, self.truth, self.rounded):
+            if side is not None:
+                side.states.coming = coming
+
     def says_shown(self) -> Shown:
         """The visible data of the subject for the event that it just served."""
         return WHOLE if self.built.engine is None else self.built.engine.shown()
@@ -124,8 +150,7 @@ def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
     built = build_subject(plan, variant)
     if moves_labels(built.ops):
         return join_sides(plan, built, Participant("truth", LedgerEngine(
-            plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode,
-            room=plan.capacity,
+            plan.checkpoint.config, **plan.steps, mode=plan.setting.mode, room=plan.capacity,
         )), variant=variant)
     truth, draw = truth_participant(plan), partial(rounded_participant, plan, built.declares)
     repeated_runs = RepeatedRuns(partial(draw, asked=built.engine is not None))
@@ -189,20 +214,23 @@ def optimized_engine(
 ) -> OptimizedEngine:
     """Our engine for a plan, without observers."""
     with calling(MAKES), enough_memory(plan.capacity):
-        return kind(plan.checkpoint, ops, options, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive)
+        return kind(plan.checkpoint, ops, options, plan.capacity, **plan.steps)
 
 
 def _build_from_maker(plan: Plan, maker: Maker, variant: Variant, *, observed: bool) -> BuiltSubject:
     """An engine of the user. If drafts come from outside, its model has no draft head."""
     setting, plan = plan.setting, replace(plan, checkpoint=plan.in_use)
+    if plan.controlled is not None and not takes(maker, "controlled"):
+        raise BadInput("--ops", found=f"{setting.name}, whose `make` takes no `controlled`",
+                       expected=f"one that does: the trace's controller is {plan.controlled.dialect}")  # fmt: skip
     if observed:
         _must_be_as_it_is(setting, variant)
         plan = lent_copies(plan)
     log = instrumentation_of(plan, None) if observed else None
     with nullcontext() if log is None else log.making("the engine"):
         subject = make_subject(
-            maker, plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive,
-            device=setting.device, dtype=setting.activation, layout=setting.layout,
+            maker, plan.checkpoint, plan.capacity, **plan.steps, device=setting.device, dtype=setting.activation,
+            layout=setting.layout,
         )
     if log is not None:
         log.of(GuardedSubject(subject))
@@ -215,14 +243,14 @@ def _build_from_callbacks(plan: Plan, found: ByVerbs, variant: Variant) -> Built
     _must_be_as_it_is(setting, variant)
     if plan.directory is None:
         raise BadInput("--engine", found="no directory of the model", expected="a command that reads one")
-    steps, _ = candidates(plan.num_steps, plan.adaptive)
+    steps, _ = candidates(**plan.steps)
     with calling(MAKES):
         made = found.make(
             plan.directory, room, num_steps=max(steps), widest=max(steps) + 1, device=setting.device,
             dtype=setting.activation,
         )
         asked = Asked(must_have(made, found.name), found.make, plan.checkpoint.config)
-    engine = DerivedEngine(asked, plan.in_use, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive)
+    engine = DerivedEngine(asked, plan.in_use, plan.capacity, **plan.steps)
     if "regions" not in asked.feeds:
         return BuiltSubject(engine, engine, engine=engine)
     log = Instrumentation(
@@ -245,14 +273,16 @@ def _must_be_as_it_is(setting: Setting, variant: Variant) -> None:
 def lent_copies(plan: Plan) -> Plan:
     """The plan with a separate configuration, so that no other side reads what the subject writes into it."""
     checkpoint = replace(plan.checkpoint, config=copy(plan.checkpoint.config))
-    return replace(plan, checkpoint=checkpoint, capacity=copy(plan.capacity), adaptive=copy(plan.adaptive))
+    return replace(plan, checkpoint=checkpoint, capacity=copy(plan.capacity), adaptive=copy(plan.adaptive),
+                   controlled=deepcopy(plan.controlled))
 
 
 def instrumentation_of(plan: Plan, found: Ops | None) -> Instrumentation:
     """The logger of a subject's op calls, host reads, graphs and configurations."""
-    steps, _ = candidates(plan.num_steps, plan.adaptive)
+    steps, _ = candidates(**plan.steps)
     handed = {
         "the model's configuration": plan.checkpoint.config, "the adaptive file": plan.adaptive,
+        "the controller": plan.controlled,
         "the capacity": plan.capacity,
     }
     layouts = plan.setting.layout, plan.setting.snapshot_layout or plan.setting.layout
@@ -280,13 +310,12 @@ def enough_memory(capacity: Capacity) -> Iterator[None]:
 def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
     """The reference in some width, always on the CPU."""
     weights = weights_of(plan.checkpoint, dtype)
-    return ReferenceEngine(
-        weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode, room=plan.capacity)
+    return ReferenceEngine(weights, **plan.steps, mode=plan.setting.mode, room=plan.capacity)
 
 
 def truth_participant(plan: Plan, *, asked: bool = True) -> Participant:
     """The reference in fp64. asked: whether its states are read."""
-    of = digest_of(plan.checkpoint, "truth", plan.num_steps, plan.adaptive, plan.setting.mode, asked, _room(plan))
+    of = digest_of(plan.checkpoint, "truth", *plan.steps.values(), plan.setting.mode, asked, _room(plan))
     routes = Routes(plan.checkpoint.config)
     return Reusing("truth", reference(plan, torch.float64), of, arithmetic=routes, asked=asked)
 
@@ -301,15 +330,14 @@ def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool =
     said, generator = declares(plan, found), torch.Generator().manual_seed(draw)
     chance = generator if draw else None
     weights = weights_of(plan.checkpoint, plan.setting.width)
-    engine = StoringEngine(
-        weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode, room=plan.capacity)
+    engine = StoringEngine(weights, **plan.steps, mode=plan.setting.mode, room=plan.capacity)
     engine.stored, engine.chance = said.rounds.get("state", plan.setting.state), chance
     engine.operands = Operands(said.products, weights, chance=chance, squares=Squares(weights))
     # The first draw, which T4 uses, too, truncates, and inverts in the form with the larger error in repetitive texts.
     engine.operands.begin(cut=True, by_substitution=draw % 2 == 0)
     arithmetic = Reordered(generator, engine.operands, following=Routes(plan.checkpoint.config))
     of = digest_of(
-        plan.checkpoint, draw, said, plan.setting.width, plan.setting.state, plan.num_steps, plan.adaptive,
+        plan.checkpoint, draw, said, plan.setting.width, plan.setting.state, *plan.steps.values(),
         plan.setting.mode, asked, _room(plan))
     return Reusing(
         "rounded", engine, of, arithmetic=arithmetic, first=rounding(said.rounds, chance), asked=asked)
@@ -320,10 +348,12 @@ def _room(plan: Plan) -> tuple[int | None, ...]:
     return plan.capacity.topk, plan.capacity.num_draft_tokens, plan.capacity.track_interval
 
 
-def candidates(num_steps: int, adaptive: AdaptiveFile | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """All step counts that may come into force, as the reference resolves them, and its messages."""
-    resolved = resolve(adaptive, num_steps)
-    return tuple(sorted({n for steps in resolved.by_bracket.values() for n in steps})), resolved.messages
+def candidates(
+    num_steps: int, adaptive: AdaptiveFile | None = None, controlled: Controlled | None = None, lag: int = 0
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """All step counts that may come into force, 0 aside, as the reference resolves them, and its messages."""
+    made = reference_controller(controlled, num_steps, adaptive, lag)
+    return made.counts, tuple(made.messages)
 
 
 def declares(plan: Plan, found: Declares) -> Declared:

@@ -126,14 +126,11 @@ class Replay:
             self.elsewhere, directory = checkpoint, checkpoint or _model_of(trace)
             opened = Checkpoint.open(directory)
         header.checkpoint.must_be(opened, directory, trace.path.name)
-        adaptive = header.adaptive_file(f"{trace.path.name} line 1")
-        known, _ = candidates(header.num_steps, adaptive)
+        known, _ = candidates(**header.steps(f"{trace.path.name} line 1"))
         if set(header.candidates) != set(known):
             raise BadInput(f"{trace.path.name} line 1: candidates", found=header.candidates, expected=known)
-        self.plan = Plan(
-            opened, header.room(), header.num_steps, adaptive, (setting or Setting()).recorded(header.recording),
-            directory,
-        )
+        self.plan = Plan.of(header, opened, (setting or Setting()).recorded(header.recording),
+                            f"{trace.path.name} line 1", directory)  # fmt: skip
         must_hold(opened, self.plan.setting.dtype)
         self.checks = checks
 

@@ -14,6 +14,7 @@ from instep_optimized import OptimizedEngine
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import Capacity
 
 from ..setting import Setting
@@ -24,10 +25,11 @@ from .participants import Plan, candidates, optimized_engine
 
 def engine(
     checkpoint: Checkpoint, setting: Setting, capacity: Capacity, *, num_steps: int,
-    adaptive: AdaptiveFile | None = None, ops: Ops | None = None, batches: tuple[int, ...] | None = None,
+    adaptive: AdaptiveFile | None = None, controlled: Controlled | None = None, lag: int = 0, ops: Ops | None = None,
+    batches: tuple[int, ...] | None = None,
 ) -> OptimizedEngine:
     """The engine without observers. ops: the op set, wrapped. batches: the batch sizes of its graphs."""
-    plan = Plan(checkpoint, capacity, num_steps, adaptive, setting)
+    plan = Plan(checkpoint, capacity, num_steps, adaptive, setting, controlled=controlled, lag=lag)
     return optimized_engine(plan, ops or setting.op_set(), setting.options(batches=batches))
 
 
@@ -49,8 +51,11 @@ def header_of(
         capacity=policy.capacity, num_steps=policy.num_steps, candidates=(policy.num_steps,), adaptive=policy.adaptive,
         lag=policy.lag, seed=policy.seed, stop=policy.stop, replay=policy.replay if replay is None else replay,
         created=dict(created or {}), recording=recording or Recording(),
+        controller=policy.controller if isinstance(policy.controller, Controlled) else None,
     )
-    steps, messages = candidates(policy.num_steps, header.adaptive_file(field))
+    if header.controller is not None:
+        header.controller.check(header.num_steps, f"{field}: controller")
+    steps, messages = candidates(**header.steps(field))
     header = msgspec.structs.replace(header, candidates=steps)
     sound(header, field)
     return header, messages

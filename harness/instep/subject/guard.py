@@ -6,6 +6,7 @@ A failure of the harness is raised unchanged and is never the subject's. Leaves 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -187,9 +188,9 @@ class GuardedEngine:
             must_hold("prefix: final", found.final, self._labels)
             return found
 
-    def next_num_steps(self) -> int:
+    def next_num_steps(self, batch: int, scheduled: int) -> int:
         with calling("next_num_steps"):
-            return checked_num_steps(self._engine)
+            return checked_num_steps(self._engine, batch, scheduled)
 
     def offered(self, event: Event) -> None:
         """Serve an illegal event: an engine with `refuses` must raise an error of the contract."""
@@ -256,9 +257,13 @@ def checked_state(engine: Any, request: str, labels: bool = False, asked: str = 
     return found
 
 
-def checked_num_steps(engine: Any) -> int:
-    """The step count that an engine requests next."""
-    found = engine.next_num_steps()
+def checked_num_steps(engine: Any, batch: int, scheduled: int) -> int:
+    """The step count that an engine requests next. An engine of the older form takes no numbers of requests."""
+    try:
+        takes = bool(inspect.signature(engine.next_num_steps).parameters)
+    except (TypeError, ValueError):  # Python cannot read its signature
+        takes = True
+    found = engine.next_num_steps(*(batch, scheduled) if takes else ())
     must(_whole(found), "next_num_steps", found, "a whole number")
     return int(found)
 

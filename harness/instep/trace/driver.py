@@ -19,6 +19,7 @@ import torch
 from msgspec.structs import replace
 
 from instep_reference.contract import engine as e
+from instep_reference.contract.adaptive import Dialect
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import Phase, kind_of, tracks
 from instep_reference.contract.sampling import UNIFORM
@@ -32,6 +33,9 @@ from .request_table import Standing
 
 # (all tokens of a request, its root last; number of drafts) -> that number of drafts, or none to decode without drafts
 Propose = Callable[[Sequence[int], int], Sequence[int]]
+
+
+ASKS_WITH: Mapping[Dialect, int] = {"sglang-0.5.13": 0, "sglang-0.5.14": 0, "vllm-table": 1}  # batch, scheduled
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,10 @@ class _Driver:
         self.queue = deque(sorted(policy.arrivals, key=lambda arrival: arrival.arrive))
         self.arrivals: dict[str, Arrival] = {}
         self.deeds = list(policy.deeds)
+        lag = max(policy.lag, int(policy.overlap))
+        self.wish_delay = lag if header.controller is None else header.controller.wish_delay(lag)
+        # Which of the two numbers of the coming round the wish depends on: it is asked for only if that is above 0.
+        self.asks_with = None if header.controller is None else ASKS_WITH.get(header.controller.dialect)
         self.wanted: deque[int] = deque()
         self.forced = 0  # how many forced acceptances were used
         self.ending: set[str] = set()  # the requests that were complete after the round before
@@ -186,14 +194,22 @@ class _Driver:
 
     def _step_count(self) -> Iterator[Step]:
         wanted_num_steps = self.rules.table.num_steps
-        if self.policy.controller:
-            self.wanted.append(self.player.engine.next_num_steps())
-            if len(self.wanted) > max(self.policy.lag, int(self.policy.overlap)):
+        if self.policy.follow:
+            due = self.wanted[0] if self.wish_delay and len(self.wanted) == self.wish_delay else wanted_num_steps
+            batch, scheduled = self._coming(due)
+            if self.asks_with is None or (batch, scheduled)[self.asks_with]:
+                self.wanted.append(self.player.engine.next_num_steps(batch, scheduled))
+            if len(self.wanted) > self.wish_delay:
                 wanted_num_steps = self.wanted.popleft()
         for steps in self.policy.steps:
             wanted_num_steps = steps.num_steps if steps.round == self.round else wanted_num_steps
         if wanted_num_steps != self.rules.table.num_steps:
             yield self._do(e.SetNumSteps(wanted_num_steps))
+
+    def _coming(self, num_steps: int) -> tuple[int, int]:
+        """The requests that decode or verify in this round, and those that have rows in it, with this step count."""
+        names = self._turned(Phase.WAITING, Phase.PREFILLING, Phase.READY)
+        return len(self.rules.table.in_phase(Phase.READY)), len(self._shares(names, num_steps + 1))
 
     def _one_round(self) -> Iterator[Step]:
         table = self.rules.table
@@ -247,18 +263,32 @@ class _Driver:
 
     def _rows(self, names: list[str]) -> list[e.Row]:
         """A row for every drafted or decoding request, and prefill rows as far as tokens have room."""
-        live = {name: self.rules.table.live[name] for name in names}
-        room = self.rules.table.capacity.max_tokens
-        room -= sum(len(s.window) or 1 for s in live.values() if s.phase in (Phase.DRAFTED, Phase.READY))
         rows = []
-        for name, standing in live.items():
-            if standing.phase in (Phase.DRAFTED, Phase.READY):
-                rows.append(self._drawing(e.Row(name, "verify" if standing.phase is Phase.DRAFTED else "decode")))
-            elif tokens := min(self._chunk(standing), room, self._to_boundary(standing)):
-                room -= tokens
+        for name, tokens in self._shares(names).items():
+            phase = self.rules.table.live[name].phase
+            if phase in (Phase.DRAFTED, Phase.READY):
+                rows.append(self._drawing(e.Row(name, "verify" if phase is Phase.DRAFTED else "decode")))
+            else:
                 rows.append(self._drawing(e.Row(name, "prefill", tokens, track=self._prefix(name, tokens, whole=True))))
         few = self._few([row.track for row in rows])
         return [replace(row, track=under) for row, under in zip(rows, few, strict=True)]
+
+    def _shares(self, names: list[str], window: int = 1) -> dict[str, int]:
+        """The tokens of every request that has a row: windows first, prompts as far as there is room.
+
+        window: tokens of a request that has no drafts yet
+        """
+        live = {name: self.rules.table.live[name] for name in names}
+        windows = {name: len(standing.window) or window for name, standing in live.items()
+                   if standing.phase in (Phase.DRAFTED, Phase.READY)}  # fmt: skip
+        room, shares = self.rules.table.capacity.max_tokens - sum(windows.values()), dict[str, int]()
+        for name, standing in live.items():
+            if name in windows:
+                shares[name] = windows[name]
+            elif tokens := min(self._chunk(standing), room, self._to_boundary(standing)):
+                room -= tokens
+                shares[name] = tokens
+        return shares
 
     def _tracking(self, names: Sequence[str]) -> tuple[str, ...]:
         """Names for the prefixes of windows that may reach a multiple of the interval."""

@@ -119,7 +119,7 @@ def write(path: Path, header: Header, events: Sequence[AnyEvent], recorded: Mapp
     replaceable(path)
     header = msgspec.structs.replace(header, tensors_sha256=digest_of(recorded))
     encode = msgspec.json.Encoder().encode
-    lines = [encode(header) + b"\n", *(encode(event) + b"\n" for event in events)]
+    lines = [header.line(), *(encode(event) + b"\n" for event in events)]
     return Trace(path, header, tuple(events), *_put(path, lines, recorded))
 
 

@@ -14,6 +14,7 @@ import msgspec
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.drafters import heads_of
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
@@ -111,8 +112,9 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """schema      version of the format
     claim       the sentence that the trace proves
     candidates  the step counts that may be in force, 0 aside
-    adaptive    the adaptive file as written, or None: no controller
-    lag         after how many rounds a controller's wish comes into force
+    adaptive    the adaptive file of SGLang 0.5.12 as written, or None: no controller, or another one
+    controller  the controller with its dialect, if it is not that of `adaptive`; old traces have none
+    lag         by how many rounds the results are late from which a controller decides (`contract/controllers.py`)
     stop        the token at which a path ends, or None
     created     names and versions of the recorder
     recording   the part of the recording engine's setting on which its choices depend
@@ -135,6 +137,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     created: dict[str, str]
     recording: Recording = Recording()
     tensors_sha256: str | None = None
+    controller: Controlled | None = None
 
     def room(self) -> Capacity:
         return self.capacity.capacity()
@@ -146,6 +149,16 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def adaptive_file(self, field: str) -> AdaptiveFile | None:
         return None if self.adaptive is None else AdaptiveFile.of(self.adaptive, field=f"{field}: adaptive")
+
+    def steps(self, field: str) -> dict[str, Any]:
+        """Return the fields of a plan about step counts: the initial count, and the controller with its lag."""
+        return {"num_steps": self.num_steps, "adaptive": self.adaptive_file(field), "controlled": self.controller,
+                "lag": self.lag}  # fmt: skip
+
+    def line(self) -> bytes:
+        """Return the first line of a trace. A trace without a controller is the same as before there was the field."""
+        data = msgspec.to_builtins(self)
+        return msgspec.json.encode({name: data[name] for name in data if name != "controller" or data[name]}) + b"\n"
 
 
 class _FirstPart(Part, frozen=True, forbid_unknown_fields=True):
@@ -197,8 +210,10 @@ def sound(header: Header, field: str) -> None:
         ("capacity.topk", room.topk, room.topk is None or _grows(header, room, steps),
          f"1 to {min(MOST_BEAMS, header.checkpoint.vocab)} children per node, with capacity.num_draft_tokens, eagle "
          f"drafting, at most {MOST_BEAMS} rows of the draft head, and room for them"),
-        ("adaptive", "step counts that change, and trees", nodes is None or header.adaptive is None,
-         "no adaptive file where windows may be trees: adaptive step counts are for chains"),
+        ("adaptive", "step counts that change, and trees", nodes is None or not _varies(header),
+         "no controller where windows may be trees: adaptive step counts are for chains"),
+        ("adaptive", "a file and a controller", header.adaptive is None or header.controller is None,
+         "one of them; a controller has its own `file`"),
         ("replay", [part.until for part in header.replay], all((part.until or 0) >= 0 for part in header.replay),
          "last events of at least 0"),
         ("lag", header.lag, header.lag >= int(header.recording.overlap), "at least 0, and 1 where rounds overlapped"),
@@ -209,6 +224,13 @@ def sound(header: Header, field: str) -> None:
         if not holds:
             raise BadInput(f"{field}: {name}", found=found, expected=expected)
     header.adaptive_file(field)
+    if header.controller is not None:
+        header.controller.check(header.num_steps, f"{field}: controller")
+
+
+def _varies(header: Header) -> bool:
+    """Whether a controller may change the step count."""
+    return header.adaptive is not None if header.controller is None else header.controller.varies
 
 
 def _grows(header: Header, room: Capacity, steps: int) -> bool:

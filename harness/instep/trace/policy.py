@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import AnyEvent
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.sampling import Sampling
@@ -66,7 +67,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 `tracked`, the least recently used prefix leaves the device to make room for another one
     host        the number of prefixes that the host keeps after they left the device, until a request loads them. The
                 least recently used one is evicted to make room. 0: a prefix that leaves the device is evicted
-    steps       the schedule of step counts; `controller`: the engine's own wishes instead, `lag` rounds late
+    steps       the schedule of step counts;  follow: the engine's own wishes instead, with `lag`
+    controller  the controller, if it is not that of SGLang 0.5.12 with `adaptive`. true is the old name of `follow`
     overlap     rounds overlap: a request ends one round after its last token was chosen, and wishes are 1 round late
     accept      forced numbers of accepted drafts, in turn over rounds and requests; none: greedy acceptance. In a tree
                 the path turns to each child of a node in turn
@@ -86,7 +88,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_steps: int
     adaptive: dict[str, Any] | None = None
     steps: tuple[Steps, ...] = ()
-    controller: bool = False
+    controller: Controlled | bool | None = None
+    follow: bool = False
     lag: int = 0
     overlap: bool = False
     accept: tuple[int, ...] = ()
@@ -100,6 +103,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     rounds: int = 1000
     replay: tuple[Part, ...] = (Part("ledger"), Part("plain"))
+
+    def __post_init__(self) -> None:
+        if isinstance(self.controller, bool):  # the old name of `follow`
+            msgspec.structs.force_setattr(self, "follow", self.follow or self.controller)
+            msgspec.structs.force_setattr(self, "controller", None)
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"origin": "from"}):
@@ -132,8 +140,8 @@ def read_policy(path: Path) -> Policy:
                 f"{path.name}: deeds[{index}].of",
                 found="no event" if deed.of is None else f"an event beside {deed.do}",
                 expected='the event that is refused where `do` is "refused", and only there')
-    if policy.controller and policy.steps:
-        raise BadInput(f"{path.name}: steps", found="a schedule and a controller", expected="one of them")
+    if policy.follow and policy.steps:
+        raise BadInput(f"{path.name}: steps", found="a schedule, and wishes to follow", expected="one of them")
     return policy
 
 

@@ -82,6 +82,11 @@ class RequestTable:
         """Requests in one of the phases, in order of admission."""
         return tuple(name for name, standing in self.live.items() if standing.phase in phases)
 
+    def coming(self) -> tuple[int, int]:
+        """Count the requests with a slot: those whose root is known, and all. With them a wish is requested."""
+        slotted = [standing for standing in self.live.values() if standing.slot is not None]
+        return sum(standing.root is not None for standing in slotted), len(slotted)
+
     def copies(self) -> frozenset[Copy]:
         """The copies of requests: of saves until they are evicted, of preempts until they resume or are over."""
         preempted = self.in_phase(Phase.PREEMPTED)

@@ -59,11 +59,14 @@ class States(Observer):
     """Reads the logical state of every live request after each event, and the wanted step count.
 
     resting  whether it reads nothing; it catches up before the first event that is served when it does not rest
+    coming   the requests that would decode or verify in a round after this event, and those that would have rows,
+             from the trace (`RequestTable.coming`): with these numbers the step count is requested
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.resting = self._behind = False
+        self.coming = (1, 1)
         self._live: dict[str, None] = {}
         self._prefixes: set[str] = set()  # tracked, and not evicted
         self.now: dict[str, RequestState] = {}
@@ -85,7 +88,7 @@ class States(Observer):
             self._prefixes.discard(event.name)
         names |= self._prefixes & ({event.name} if isinstance(event, Offload | Fetch) else set())
         tracked = on_host({under: prefixes.prefix(under) for under in names})
-        wish = self._engine.next_num_steps()
+        wish = self._engine.next_num_steps(*self.coming)
         return replace(side, before=before, after=self.now, tracked=tracked, wanted_num_steps=wish)
 
     def before(self, event: Event) -> None:

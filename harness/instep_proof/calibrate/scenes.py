@@ -58,8 +58,7 @@ class Scene:
     trace: Trace
 
     def plan(self, setting: Setting) -> Plan:
-        header = self.trace.header
-        return Plan(self.checkpoint, header.room(), header.num_steps, header.adaptive_file(self.name), setting)
+        return Plan.of(self.trace.header, self.checkpoint, setting, self.name)
 
 
 def scene(number: int) -> Scene:

@@ -42,9 +42,7 @@ def spoken(trace: Path, setting: Setting, tokens: int) -> dict[str, Any]:
     setting = setting.recorded(loaded.header.recording)
     header, _ = header_of(policy, checkpoint, recording=loaded.header.recording)
     propose = ngram if setting.mode == EXTERNAL else None  # external drafts need a source
-    plain = engine(
-        checkpoint, setting, header.room(), num_steps=header.num_steps, adaptive=header.adaptive_file("policy")
-    )
+    plain = engine(checkpoint, setting, header.room(), **header.steps("policy"))
     last, events, error = LastStates(plain, _digest), [], ""
     prompts = {arrival.prompt: _prompts(loaded)[arrival.request] for arrival in policy.arrivals}
     try:

@@ -178,8 +178,7 @@ def _checked(
 
 
 def _engine(trace: Trace, checkpoint: Checkpoint, setting: Setting) -> Engine:
-    adaptive = trace.header.adaptive_file(trace.path.name)
-    return engine(checkpoint, setting, trace.header.room(), num_steps=trace.header.num_steps, adaptive=adaptive)
+    return engine(checkpoint, setting, trace.header.room(), **trace.header.steps(trace.path.name))
 
 
 def _lap(served: Engine, trace: Trace, device: str, at: int | None) -> Lap:

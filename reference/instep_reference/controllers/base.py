@@ -11,12 +11,14 @@ from collections.abc import Sequence
 class Controller:
     """A controller that learns nothing from events. Dialects override what they need.
 
-    candidates  every count that may come into force, with 0 and the initial count, sorted
+    counts      the initial count, and those of the file or table, sorted
+    candidates  every count that may come into force: these and 0
     """
 
     def __init__(self, initial: int, counts: Sequence[int] = (), messages: Sequence[str] = ()) -> None:
         self.initial = self.in_force = initial
-        self.candidates = tuple(sorted({0, initial, *counts}))
+        self.counts = tuple(sorted({initial, *counts}))
+        self.candidates = tuple(sorted({0, *self.counts}))
         self.messages = list(messages)
 
     @property

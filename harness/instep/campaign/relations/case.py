@@ -14,7 +14,6 @@ from msgspec.structs import replace as with_fields
 
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.by_row import BY_ROW
-from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.engine import Admit
 from instep_reference.contract.errors import Unsupported
 
@@ -103,16 +102,12 @@ class Case:
     def engine(self, header: Header, ops: Ops | None = None, **options: Any) -> Subject:
         """Build an engine with the capacity and step counts of a header; `options` overrides fields of `Options`."""
         plan, setting, found = self.plan, self.plan.setting, ops or self.found
-        room, adaptive = header.room(), self._adaptive(header)
+        plan = replace(plan, capacity=header.room(), **header.steps(self._line))
         if not isinstance(found, Ops):
             if options.keys() - {"layout"}:
                 raise Unsupported("an external engine has no such options")
-            setting, steps = replace(setting, **options), header.num_steps
-            return bare(replace(plan, setting=setting, capacity=room, num_steps=steps, adaptive=adaptive))
-        return optimized_engine(
-            replace(plan, capacity=room, num_steps=header.num_steps, adaptive=adaptive), found,
-            setting.options(**options),
-        )
+            return bare(replace(plan, setting=replace(setting, **options)))
+        return optimized_engine(plan, found, setting.options(**options))
 
     def recorded(
         self, name: str, recorded: Callable[[], RewrittenTrace], through: Through = lambda engine: engine,
@@ -144,8 +139,7 @@ class Case:
             events, plan = as_traced(self.trace) if of is None else self._events[of], self.plan
             header = events.header
             if of is not None:
-                adaptive = self._adaptive(header)
-                plan = replace(plan, capacity=header.room(), num_steps=header.num_steps, adaptive=adaptive)
+                plan = replace(plan, capacity=header.room(), **header.steps(self._line))
             sampled = rounded_participant(plan, self.led or self.found, draw, asked=False)
             self._records[name] = PositionRecorder(name, sampled, events).run()
         return self._records[name]
@@ -156,6 +150,7 @@ class Case:
         declared = declares(self.plan, self.led or self.found)
         return not self.labels and "state" in declared.narrow(self.plan.setting.width)
 
-    def _adaptive(self, header: Header) -> AdaptiveFile | None:
-        return header.adaptive_file(f"{self.trace.path.name} line 1")
+    @property
+    def _line(self) -> str:
+        return f"{self.trace.path.name} line 1"
 

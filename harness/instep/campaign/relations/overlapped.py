@@ -38,11 +38,12 @@ class Ran:
     """The answers and memory of one engine.
 
     states: (event before which it was read, request) -> the request's logical state
+    wanted_num_steps: after the last event, by the number of requests in the round that comes
     """
 
     answers: Sequence[e.Answer | None]
     states: Mapping[tuple[int, str], e.RequestState]
-    wanted_num_steps: int
+    wanted_num_steps: Mapping[int, int]
     pools: Sequence[e.Region]
 
 
@@ -99,8 +100,9 @@ def compared(trace: RewrittenTrace, waiting: Ran, overlapping: Ran, *, alike: bo
         for place, one, other in parts(state, overlapping.states[index, name]):
             yield _comparison(trace, index, place, one, other, f"the state of {name!r} parts", name)
     last = len(trace.events) - 1
-    wanted = waiting.wanted_num_steps, overlapping.wanted_num_steps
-    yield _comparison(trace, last, WANTED, *wanted, f"next_num_steps requests {wanted[1]}, not {wanted[0]},")
+    for batch, wish in waiting.wanted_num_steps.items():
+        other = overlapping.wanted_num_steps[batch]
+        yield _comparison(trace, last, WANTED, wish, other, f"next_num_steps requests {other}, not {wish},")
     for place, left, right, says in pools(waiting.pools, overlapping.pools) if alike else ():
         yield _comparison(trace, last, place, left, right, says)
 
@@ -118,7 +120,10 @@ def _run(name: str, engine: Subject, trace: RewrittenTrace) -> Ran | Comparison:
             stop = stopped(trace.origins[index], event, error, None)
             return unserved(NAME, stop, name)
     ends.end()
-    return Ran([on_host(answer) for answer in answers], ends.states, engine.next_num_steps(), engine.regions())
+    # Without a controller by batch size the wish is the same for every number of requests.
+    sizes = range(1, len(trace.header.capacity.slots) + 1) if trace.header.controller else (1,)
+    wishes = {size: engine.next_num_steps(size, size) for size in sizes}
+    return Ran([on_host(answer) for answer in answers], ends.states, wishes, engine.regions())
 
 
 def _comparison(

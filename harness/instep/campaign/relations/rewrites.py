@@ -38,7 +38,8 @@ def in_one_page(trace: Trace) -> RewrittenTrace:
 
 def without_speculation(rewritten: RewrittenTrace) -> RewrittenTrace:
     """The same events for an engine that will never draft."""
-    return replace(rewritten, header=with_fields(rewritten.header, num_steps=0, candidates=(0,), adaptive=None))
+    return replace(rewritten, header=with_fields(rewritten.header, num_steps=0, candidates=(0,), adaptive=None,
+                                              controller=None))  # fmt: skip
 
 
 def undrawn(trace: Trace) -> Trace:

@@ -301,7 +301,7 @@ def _header(header: Header, widths: Iterable[int], most: int, *, trees: bool) ->
     tokens = max(header.capacity.max_tokens, most)
     room = msgspec.structs.replace(header.capacity, max_tokens=tokens, num_draft_tokens=None, topk=None)
     written = {"candidate_steps": list(candidates)}
-    return msgspec.structs.replace(header, candidates=candidates, adaptive=written, capacity=room)
+    return msgspec.structs.replace(header, candidates=candidates, adaptive=written, controller=None, capacity=room)
 
 
 def _events(timelines: Sequence[Timeline], num_steps: int) -> Iterator[tuple[e.AnyEvent, int]]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from instep_reference.adaptive import resolve
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
+from instep_reference.controllers.sglang_0_5_12 import resolve
 
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.event_context import EventContext

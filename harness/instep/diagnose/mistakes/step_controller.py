@@ -1,8 +1,8 @@
 """Step counts that a controller with one wrong rule would request.
 
-The reference's controller is run again over the events, once for every wrong rule. A rule explains a step count if it
-gives it and, at every earlier event, the right one. Leaves out: when a step count comes into force, which the driver
-decides.
+The reference's controller of SGLang 0.5.12 is run again over the events, once for every wrong rule. A rule explains a
+step count if it gives it and, at every earlier event, the right one. Leaves out: when a step count comes into force,
+which the driver decides, and the other dialects.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from instep_reference.adaptive import Candidates, Controller
 from instep_reference.contract.adaptive import Bracket
 from instep_reference.contract.engine import Commit, Committed, Forward, SetNumSteps
+from instep_reference.controllers.sglang_0_5_12 import Brackets, Candidates
 
 from ...watch.event_context import EventContext
 
@@ -79,7 +79,7 @@ def _is_other(rule: Rule, candidates: Candidates) -> bool:
 def _wishes(candidates: Candidates, rule: Rule, history: Sequence[Told], found: int) -> bool:
     """Whether a controller with this rule requests the right counts before the last event and the found one then."""
     changed = {key: rule.changes(bracket) for key, bracket in candidates.rules.items()}
-    controller, owed = Controller(replace(candidates, rules=changed)), list[Told]()
+    controller, owed = Brackets(replace(candidates, rules=changed)), list[Told]()
     for event in history:
         if event.in_force is not None:
             controller.set_num_steps(event.in_force)

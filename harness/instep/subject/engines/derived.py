@@ -14,14 +14,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from instep_reference.acceptance import answer, chain, greedy
-from instep_reference.adaptive import Controller, resolve
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import Capacity, Committed, Drafted, Event, Forwarded, Path, Region, Row
 from instep_reference.contract.engine import RequestState as State
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import AFTER_LAYERS, Place, See, unseen
 from instep_reference.contract.sampling import Sampling
+from instep_reference.controllers import controller as reference_controller
 from instep_reference.sampling import Drawing, drawn
 
 from ...watch.visible_places import Shown
@@ -78,13 +79,13 @@ class DerivedEngine:
 
     def __init__(
         self, asked: Asked, checkpoint: Checkpoint, capacity: Capacity, *, num_steps: int,
-        adaptive: AdaptiveFile | None,
+        adaptive: AdaptiveFile | None, controlled: Controlled | None = None, lag: int = 0,
     ) -> None:
         if capacity.track_interval is not None:
             raise Unsupported("tracked prefixes: an engine that is led by verbs has none for them")
         self.asked, self.config, self.capacity = asked, checkpoint.config, capacity
         self.rounds, self.products = asked.rounds, asked.products
-        self.controller, self.num_steps = Controller(resolve(adaptive, num_steps)), num_steps
+        self.controller, self.num_steps = reference_controller(controlled, num_steps, adaptive, lag), num_steps
         self.requests: dict[str, Standing] = {}
         self.saved: dict[str, Standing] = {}
         self.see: See = unseen
@@ -183,8 +184,8 @@ class DerivedEngine:
                 roots[row.request] = row.root
             tokens = (*standing.tokens, *standing.row(row).tokens)
             self.requests[row.request] = replace(standing, tokens=tokens, root=row.root, there=True)
-        if self.num_steps == 0:
-            self.controller.update(sum(row.kind == "decode" for row in rows))
+        if rows:
+            self.controller.forwarded(sum(row.kind == "decode" for row in rows))
         return Forwarded(roots, own)
 
     def _draw(self, rows: Sequence[Row], said: Said) -> None:
@@ -210,7 +211,7 @@ class DerivedEngine:
             if self._stays(name):
                 self.asked.verb("keep", name, len(tokens))
             self.requests[name] = replace(one, tokens=tokens, root=path.bonus, window=(), picks=(), flying=False)
-        self.controller.update(len(accepted), [len(path.nodes) for path in accepted])
+        self.controller.committed([len(path.nodes) for path in accepted])
         return answer(accepted, own, widths, torch.device("cpu"))
 
     def _step(self, rows: Sequence[Tokens], wanted: set[str]) -> Said:
@@ -238,8 +239,8 @@ class DerivedEngine:
         self.num_steps, self.served = num_steps, True
         self.controller.set_num_steps(num_steps)
 
-    def next_num_steps(self) -> int:
-        return self.controller.wish()
+    def next_num_steps(self, batch: int, scheduled: int) -> int:
+        return self.controller.next_num_steps(batch, scheduled)
 
     def idle(self) -> None:
         self.served = True
