@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.drafters import in_use
 from instep_reference.contract.engine import Capacity
 
@@ -17,7 +18,8 @@ from . import commit as strategies
 from .commit.external_strategies import distinct
 from .draft import MODES
 from .memory import Memory
-from .memory.budget import Sizes, check_room, demands, must_fill_pitch
+from .memory.budget import Sizes, check_room, contents, demands, must_fill_pitch
+from .memory.pool import Demand
 from .model import Model
 from .model.trunk import Trunk
 from .ops.base import Ops
@@ -26,20 +28,37 @@ from .round import Round
 from .weights import Stored
 
 
+Sized = tuple[Sizes, tuple[Demand, ...], tuple[Demand, ...]]
+
+
+def demanded(config: ModelConfig, ops: Ops, options: Options, capacity: Capacity, candidates: Sequence[int]) -> Sized:
+    """Return the sizes, the pools of every engine, and the pools of the commit strategy.
+
+    candidates: all step counts that may ever be in force. Every pool has room for the window of the largest one.
+    """
+    sizes = Sizes(types_of(options, ops), options.layout, capacity, capacity.widest(max(candidates)), ops.keeps,
+                  options.snapshot_layout)  # fmt: skip
+    return sizes, demands(config, sizes), strategies.demands(config, sizes, options.strategy, options.conv, ops)
+
+
+def budget(
+    config: ModelConfig, ops: Ops, options: Options, capacity: Capacity, candidates: Sequence[int]
+) -> dict[str, int]:
+    """Count the bytes of the units of each pool, without allocating anything (`ShowsBudget` of the contract)."""
+    _, always, kept = demanded(in_use(config, options.drafter), ops, options, capacity, candidates)
+    return {demand.name: contents(demand) for demand in distinct(always + kept)}
+
+
 def built(
     checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, candidates: Sequence[int]
 ) -> tuple[Model, dict[int, Round]]:
-    """Build the model on its pools, and one round per candidate. Pools have room for the largest candidate's window."""
+    """Build the model on its pools, and one round per candidate."""
     config, device = in_use(checkpoint.config, options.drafter), torch.device(options.device)
-    widest = capacity.widest(max(candidates))
-    check_room(capacity, widest)
-    sizes = Sizes(types_of(options, ops), options.layout, capacity, widest, ops.keeps,
-                  options.snapshot_layout)  # fmt: skip
-    chosen = options.strategy, options.conv, ops
-    kept = strategies.demands(config, sizes, *chosen)
+    check_room(capacity, capacity.widest(max(candidates)))
+    sizes, always, kept = demanded(config, ops, options, capacity, candidates)
     if ops.packed:
         must_fill_pitch(kept)
-    wanted, guarded = distinct(demands(config, sizes) + kept), options.guarded and not ops.packed
+    wanted, guarded = distinct(always + kept), options.guarded and not ops.packed
     try:
         memory = Memory(wanted, capacity, guarded=guarded, poison=options.poison, device=device)
     except (MemoryError, RuntimeError, TypeError) as error:  # the pools do not fit
@@ -54,6 +73,7 @@ def built(
     nodes = capacity.num_draft_tokens
     return model, {
         steps: Round(
-            steps, strategies.make(config, sizes, memory, nodes or steps + 1, *chosen), model, nodes, capacity.topk)
+            steps, strategies.make(config, sizes, memory, nodes or steps + 1, options.strategy, options.conv, ops),
+            model, nodes, capacity.topk)
         for steps in candidates
     }

@@ -6,7 +6,7 @@ the events: `round.py` for what depends on the step count, `forwards.py` and `mi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ from instep_reference.contract.sampling import Sampling
 from . import mixed
 from .adaptive import Controller
 from .batch import empty_commit
-from .build import built
+from .build import budget, built
 from .commit import write_set
 from .commit.base import changes
 from .commit.verified_windows import answered, forced_paths
@@ -85,6 +85,7 @@ class OptimizedEngine:
             raise Unsupported("windows that are trees with adaptive step counts: the controller counts chains")
         self.messages = tuple(self._controller.messages)
         self._model, self._rounds = built(checkpoint, ops, options, capacity, self._controller.candidates)
+        self._budget = partial(budget, config, ops, options, capacity, self._controller.candidates)
         self._memory = self._model.memory
         self._round = self._rounds[num_steps]
         self._requests: dict[str, Request] = {}
@@ -290,6 +291,9 @@ class OptimizedEngine:
 
     def regions(self) -> list[Region]:
         return self._memory.regions()
+
+    def budget(self) -> Mapping[str, int]:
+        return self._budget()
 
     def copies(self) -> dict[Copy, dict[str, torch.Tensor]]:
         preempted: dict[Copy, Kept] = {("preempt", name): kept for name, (_, kept) in self._preempted.items()}

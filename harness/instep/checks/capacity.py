@@ -1,12 +1,13 @@
 """T0: every pool is large enough for the largest step count of the trace, and guarded pools have red zones.
 
-A pool that is sized for the first step count overflows into its neighbour once a larger one is in force. So sizes are
-compared when the run begins and whenever pools are rebuilt. Leaves out: the content of pools.
+A pool that is sized for the first step count overflows into its neighbour once a larger one is in force. A memory
+budget that is computed with the first step count promises memory that the pools then take. So sizes are compared when
+the run begins and whenever pools are rebuilt. Leaves out: the content of pools.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -23,7 +24,7 @@ ALIGNED = 16  # elements of a pitch and bytes of a base that kernels may assume 
 
 
 class Capacity:
-    """Units, columns, entries, page sizes, pitches."""
+    """Units, columns, entries, page sizes, pitches, and the memory budget."""
 
     name = "capacity"
     tier = Tier.IDENTITY
@@ -45,6 +46,10 @@ class Capacity:
         self.known = shapes, bool(windows)
         blocks = {tuple(block.shape) for state in context.subject.after.values() for block in state.state.values()}
         yield from judged(regions, context.log, context.index, context.kind, windows, blocks)
+        if context.log.budget is None:
+            yield Skipped(self.name, context.index, "this engine shows no memory budget")
+        else:
+            yield from _budgeted(regions, context.log.budget, context.log.room, context.index, context.kind)
         if not context.log.guarded:
             yield Skipped(self.name, context.index, "pools are packed, so there are no red zones to check")
 
@@ -69,6 +74,44 @@ def judged(
             Capacity.name, Capacity.tier, event, kind, stands(region).place, elements=len(needs),
             worst=float(len(short)), allowed=0.0, problem=Problem.of("; ".join(short)),
         )  # fmt: skip
+
+
+def _budgeted(
+    regions: Sequence[Region], budget: Mapping[str, int], room: Room, event: int, kind: str
+) -> Iterator[Comparison]:
+    """Compare the bytes of each pool with those that the engine's memory budget has for it."""
+    pools = dict[str, list[Region]]()
+    for region in regions:
+        if not region.red:
+            pools.setdefault(region.name, []).append(region)
+    for name, layers in pools.items():
+        takes, found = sum(region.units.nbytes for region in layers), budget.get(name, 0)
+        why = "" if found == takes else _of_first_count(layers[0], len(layers), found, room)
+        said = f"the memory budget has {found} bytes for the pool {name}, which takes {takes}{why}"
+        yield Comparison(
+            Capacity.name, Capacity.tier, event, kind, stands(layers[0]).place, elements=1,
+            worst=float(found != takes), allowed=0.0, problem=Problem.of(said if found != takes else ""),
+        )
+    unknown = sorted(name for name, size in budget.items() if size and name not in pools)
+    if unknown:
+        said = f"the memory budget has bytes for {', '.join(unknown)}; the engine shows no such region"
+        yield Comparison(
+            Capacity.name, Capacity.tier, event, kind, stands(regions[0]).place, elements=1, worst=1.0, allowed=0.0,
+            problem=Problem.of(said),
+        )
+
+
+def _of_first_count(region: Region, layers: int, found: int, room: Room) -> str:
+    """Explain a budget of as many positions a unit as the first step count needs; "" if it is not that."""
+    along = None if region.means is None else region.means.positions
+    if along is None or not region.units.numel():
+        return ""
+    has = region.units.shape[along.axis]
+    each, rest = divmod(found, layers * region.units.nbytes // has)
+    fewer = along.windows * (room.widest - room.first)
+    if rest or not fewer or has - each != fewer:
+        return ""
+    return f": the budget is for windows of {room.first} tokens, as the first step count has; the widest has {room.widest}"
 
 
 Need = tuple[str, int, int, str]  # name, count that exists, count that is needed, reason

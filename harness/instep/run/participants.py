@@ -254,7 +254,9 @@ def _build_from_callbacks(plan: Plan, found: ByVerbs, variant: Variant) -> Built
     if "regions" not in asked.feeds:
         return BuiltSubject(engine, engine, engine=engine)
     log = Instrumentation(
-        None, {}, setting.device, Room(plan.capacity, plan.capacity.widest(max(steps))), {"the capacity": room}
+        None, {}, setting.device,
+        Room(plan.capacity, plan.capacity.widest(max(steps)), plan.capacity.widest(plan.num_steps)),
+        {"the capacity": room},
     )
     log.of(GuardedSubject(engine))
     return BuiltSubject(engine, engine, None, engine, log)
@@ -287,7 +289,8 @@ def instrumentation_of(plan: Plan, found: Ops | None) -> Instrumentation:
     }
     layouts = plan.setting.layout, plan.setting.snapshot_layout or plan.setting.layout
     told = found is not None and plan.setting.strategy in OURS["state"]  # other strategies choose their layout
-    room = Room(plan.capacity, plan.capacity.widest(max(steps)), layouts if told else None)
+    widest, first = (plan.capacity.widest(count) for count in (max(steps), plan.num_steps))
+    room = Room(plan.capacity, widest, first, layouts if told else None)
     return Instrumentation(found, declares(plan, found).rounds, plan.setting.device, room, handed)
 
 

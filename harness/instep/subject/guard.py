@@ -143,6 +143,18 @@ class GuardedSubject:
             must(right, "copies", found, f"({' or '.join(BY)}, a name) with tensors by name")
             return found
 
+    def budget(self) -> Mapping[str, int] | None:
+        """The bytes that its memory budget has for each region; None if it does not show a budget, which is allowed."""
+        asked = getattr(self.engine, "budget", None)
+        if not callable(asked):
+            return None
+        with calling("budget"):
+            found: Mapping[str, int] = asked()
+            right = isinstance(found, Mapping) and all(
+                isinstance(name, str) and _whole(size) for name, size in found.items())
+            must(right, "budget", found, "region names with their bytes")
+            return dict(found)
+
     def slots(self) -> dict[str, int]:
         with calling("slots"):
             found = self.engine.slots()

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from instep_optimized import Options, load
-from instep_optimized.commit import demands as kept_by
+from instep_optimized.build import demanded
 from instep_optimized.commit import known
 from instep_optimized.commit.external_strategies import distinct
-from instep_optimized.memory.budget import FRESH, Sizes, bytes_of, bytes_per, demands, prefix_bytes, requests_that_fit
+from instep_optimized.memory.budget import FRESH, bytes_of, bytes_per, prefix_bytes, requests_that_fit
 from instep_optimized.memory.pool import Demand
 from instep_optimized.memory.tiled_units import SCALES
 from instep_optimized.ops.base import Ops
-from instep_optimized.options import check, types_of
+from instep_optimized.options import check
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.drafters import in_use
 from instep_reference.contract.engine import Capacity
@@ -118,10 +118,8 @@ def need(
     ops, config = ops or load("plain"), in_use(config, options.drafter)
     room = replace(ONE, max_positions=tokens, num_draft_tokens=nodes, track_interval=1 if tracked else None)
     most = room.widest(widest - 1)
-    sizes = Sizes(types_of(options, ops), options.layout, room, most, ops.keeps, options.snapshot_layout)
     with calling(MAKES):
-        kept = kept_by(config, sizes, options.strategy, options.conv, ops)
-    always = demands(config, sizes)
+        sizes, always, kept = demanded(config, ops, options, room, (widest - 1,))
     pools = {demand.name: _bytes(demand, options.guarded) for demand in kept}
     slot_table = FRESH + sum(_bytes(demand, options.guarded) for demand in always if demand.by != "page")
     page = bytes_per(always, guarded=options.guarded)["page"]

@@ -102,10 +102,12 @@ class Room:
     """The capacity that a trace requires, and the widest window of all its candidates.
 
     layouts: layout of states in slots and in snapshots; None: the engine decides that itself
+    first:   the widest window of the first step count
     """
 
     capacity: Capacity
     widest: int
+    first: int
     layouts: tuple[str, str] | None = None
 
 
@@ -157,6 +159,7 @@ class EventLog:
     failed_op  the op that raised, if one did
     wrote     ops that only a keeper calls, in order, each with the place of the memory that it wrote
     copies    copies of requests; None: it does not show them
+    budget    region -> bytes that the subject's memory budget has for its units; None: it does not show a budget
     """
 
     ops: str = ""
@@ -173,6 +176,7 @@ class EventLog:
     configs: tuple[Config, ...] = ()
     answered: Answered | None = None
     copies: Copies | None = None
+    budget: Mapping[str, int] | None = None
     room: Room | None = None
     poison: float | None = None
     guarded: bool = False

@@ -33,9 +33,11 @@ from .pool_addresses import Pools
 
 
 class Shown(Protocol):
-    """The parts of the subject that are read here; copies: None if it does not show them."""
+    """The parts of the subject that are read here; copies and budget: None if it does not show them."""
 
     def regions(self) -> list[Region]: ...
+
+    def budget(self) -> Mapping[str, int] | None: ...
 
     def copies(self) -> Mapping[Copy, Mapping[str, torch.Tensor]] | None: ...
 
@@ -66,12 +68,14 @@ class Instrumentation:
         self._events, self._answers, self._copies = count(), Answers(), KeptCopies()
         self._answered: Answered | None = None
         self._kept: Copies | None = None
+        self._budget: Mapping[str, int] | None = None
 
     def of(
         self, subject: Shown, *, poison: float | None = None, guarded: bool = False,
         replays: Replays | None = None,
     ) -> None:
         self._subject, self._poison, self._guarded, self._replays = subject, poison, guarded, replays
+        self._budget = subject.budget()
 
     @property
     def exercised(self) -> dict[str, Exercised]:
@@ -122,8 +126,8 @@ class Instrumentation:
             ops="" if self._ops is None else self._ops.name, **self._calls.take(),
             trapped=self._subject is not None, reads=tuple(self._reads.found),
             graphs=self._replays is not None, replays=() if self._replays is None else self._replays(),
-            configs=(*made, *so_far), answered=answered, copies=self._kept, room=self._room, poison=self._poison,
-            guarded=self._guarded,
+            configs=(*made, *so_far), answered=answered, copies=self._kept, budget=self._budget, room=self._room,
+            poison=self._poison, guarded=self._guarded,
         )
 
 

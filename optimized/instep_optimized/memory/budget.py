@@ -1,7 +1,7 @@
 """The memory budget: what every pool must hold, in bytes, and what fits.
 
-Pools are made from these very demands. So a budget and its pools cannot disagree about the widest window: both take it
-from `Sizes.widest`. Leaves out: allocation (`pool.py`), and which pools a commit strategy demands (`commit/`).
+Pools are made from demands, and the budget counts demands. Both must take the widest window over all candidates
+(`build.demanded`), which the check `capacity` compares. Leaves out: allocation (`pool.py`), and which pools a commit strategy demands (`commit/`).
 """
 
 from __future__ import annotations
@@ -200,6 +200,11 @@ def bytes_per(wanted: tuple[Demand, ...], *, guarded: bool) -> dict[str, int]:
         kind = "ring" if demand.name.startswith(RING) else demand.by
         costs[kind] += len(demand.layers) * demand.pitch(guarded) * demand.dtype.itemsize
     return costs
+
+
+def contents(demand: Demand) -> int:
+    """Count the bytes of the units of a pool over all layers, without red zones and padding."""
+    return len(demand.layers) * demand.units * demand.packed * demand.dtype.itemsize
 
 
 def bytes_of(requests: int, tokens: int, page_size: int, wanted: tuple[Demand, ...], *, guarded: bool) -> int:

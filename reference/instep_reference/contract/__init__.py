@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Row,
         Save,
         SetNumSteps,
+        ShowsBudget,
         Watched,
     )
     from .errors import BadInput, InstepError, OutOfCapacity, Unsupported
@@ -53,7 +54,7 @@ __all__ = [
     "Controlled", "Draft", "Drafted", "Engine", "Event", "Evict", "Fetch", "Finish", "Forward", "Forwarded", "Idle",
     "Inspectable", "InstepError", "Load", "Meaning", "ModelConfig", "Offload", "OutOfCapacity", "Path", "Place",
     "Positions", "Preempt", "Refused", "Region", "RequestState", "Resume", "Row", "Sampling", "Save", "SetNumSteps",
-    "ShowsCopies", "Tracks", "Unsupported", "Watched", "unseen",
+    "ShowsBudget", "ShowsCopies", "Tracks", "Unsupported", "Watched", "unseen",
 ]
 
 # Those without torch first.

@@ -355,6 +355,18 @@ class Inspectable(Protocol):
         """Return request -> KV pages in order, as the engine has it."""
 
 
+class ShowsBudget(Protocol):
+    """Inspection of the memory budget by which an engine under test sizes its pools; a call changes nothing."""
+
+    def budget(self) -> Mapping[str, int]:
+        """Return the name of every region -> the bytes that the budget has for its units, over all layers.
+
+        Red zones and padding between the units do not count. The budget takes the largest step count that may ever be
+        in force, as the pools do.
+        """
+        ...
+
+
 class Watched(Protocol):
     """An engine whose named places can be seen: `watch(see)` installs the hook, `unseen` removes it."""
     def watch(self, see: See) -> None: ...

@@ -39,6 +39,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "dirty-slot": "a slot is used again with what its last owner left",
         "caller-stride": "a stride is computed from the call, not read off the pool",
         "pool-initial-steps": "a pool is as large as the first step count needs",
+        "budget-initial-steps": "the memory budget is as large as the first step count needs; the pools are larger",
         "one-slot-too-few": "a pool is smaller than its own count by one",
         "int32-offset": "an offset does not fit into the integer that holds it",
         "stride-blind": "a kernel takes a strided view for a packed one",

@@ -78,9 +78,19 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "pool-initial-steps", "pool-initial-steps", "Pools are as wide as the first step count needs, not the widest.",
         "sglang 23331",
-        (Edit("instep_optimized/build.py", "capacity.widest(max(candidates))", "capacity.widest(candidates[1])"),),
+        (Edit("instep_optimized/build.py", "options.layout, capacity, capacity.widest(max(candidates)),",
+              "options.layout, capacity, capacity.widest(sorted(candidates)[-2]),"),),
         "wider", Setting(ops="ledger"), 0, SLOT_TABLE,
         "window has 2 places; 4 are needed", ("capacity",),
+    ),
+    Fault(
+        "budget-initial-steps", "budget-initial-steps",
+        "The memory budget counts the windows of the first step count; the pools have those of the largest one.",
+        "sglang 0.5.14 to 0.5.23: _handle_max_mamba_cache",
+        (Edit("instep_optimized/engine.py", "partial(budget, config, ops, options, capacity, self._controller.candidates)",
+              "partial(budget, config, ops, options, capacity, (num_steps,))"),),
+        "wider", Setting(ops="ledger"), 0, SLOT_TABLE,
+        "the budget is for windows of 2 tokens, as the first step count has; the widest has 4", ("capacity",),
     ),
     Fault(
         "one-slot-too-few", "one-slot-too-few", "State pools have as many units as the highest slot's number.",
