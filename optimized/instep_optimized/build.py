@@ -27,11 +27,12 @@ from .options import Options, types_of
 from .round import Round
 from .weights import Stored
 
+Demanded = tuple[Sizes, tuple[Demand, ...], tuple[Demand, ...]]
 
-Sized = tuple[Sizes, tuple[Demand, ...], tuple[Demand, ...]]
 
-
-def demanded(config: ModelConfig, ops: Ops, options: Options, capacity: Capacity, candidates: Sequence[int]) -> Sized:
+def all_demands(
+    config: ModelConfig, ops: Ops, options: Options, capacity: Capacity, candidates: Sequence[int]
+) -> Demanded:
     """Return the sizes, the pools of every engine, and the pools of the commit strategy.
 
     candidates: all step counts that may ever be in force. Every pool has room for the window of the largest one.
@@ -45,7 +46,7 @@ def budget(
     config: ModelConfig, ops: Ops, options: Options, capacity: Capacity, candidates: Sequence[int]
 ) -> dict[str, int]:
     """Count the bytes of the units of each pool, without allocating anything (`ShowsBudget` of the contract)."""
-    _, always, kept = demanded(in_use(config, options.drafter), ops, options, capacity, candidates)
+    _, always, kept = all_demands(in_use(config, options.drafter), ops, options, capacity, candidates)
     return {demand.name: contents(demand) for demand in distinct(always + kept)}
 
 
@@ -55,7 +56,7 @@ def built(
     """Build the model on its pools, and one round per candidate."""
     config, device = in_use(checkpoint.config, options.drafter), torch.device(options.device)
     check_room(capacity, capacity.widest(max(candidates)))
-    sizes, always, kept = demanded(config, ops, options, capacity, candidates)
+    sizes, always, kept = all_demands(config, ops, options, capacity, candidates)
     if ops.packed:
         must_fill_pitch(kept)
     wanted, guarded = distinct(always + kept), options.guarded and not ops.packed

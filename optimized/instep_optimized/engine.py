@@ -15,6 +15,7 @@ import torch
 
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.copies import Copy
 from instep_reference.contract.engine import (
     Capacity,
@@ -32,12 +33,12 @@ from instep_reference.contract.place import Place, See, unseen
 from instep_reference.contract.sampling import Sampling
 
 from . import mixed
-from .adaptive import Controller
 from .batch import empty_commit
 from .build import budget, built
 from .commit import write_set
 from .commit.base import changes
 from .commit.verified_windows import answered, forced_paths
+from .controllers import controller
 from .draft_answers import cut_to_trees, split_tables
 from .forwards import BOTH, DECODES, WINDOWS, Forwards
 from .graphs import Runner
@@ -55,7 +56,7 @@ from .request import Request, logical
 from .round import IDLE, inputs_of, kind_of, tree_inputs
 from .tiers import Entry, Tiers
 from .transfer.to_device import HOST, ints
-from .transfer.to_host import HostCopy, Parents, Roots
+from .transfer.to_host import Drafts, HostCopy, Parents, Roots
 
 
 class OptimizedEngine:
@@ -71,17 +72,18 @@ class OptimizedEngine:
 
     def __init__(
         self, checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, *, num_steps: int,
-        adaptive: AdaptiveFile | None = None,
+        adaptive: AdaptiveFile | None = None, controlled: Controlled | None = None, lag: int = 0,
     ) -> None:
+        """lag: rounds by which accepted counts reach the controller late (a rule of its dialect)"""
         config = checkpoint.config
         self._device, self._options = torch.device(options.device), options
         self._base = self._ops = ops
         self._see: See = unseen
         self._capacity, self._vocab = capacity, config.vocab
-        self._controller = Controller(num_steps, adaptive)
+        self._controller = controller(controlled, num_steps, adaptive, lag)
         check(options, config, self._controller.candidates[-1], ops, capacity.num_draft_tokens, topk=capacity.topk,
               interval=capacity.track_interval)
-        if capacity.trees and adaptive is not None:
+        if capacity.trees and (adaptive is not None if controlled is None else controlled.varies):
             raise Unsupported("windows that are trees with adaptive step counts: the controller counts chains")
         self.messages = tuple(self._controller.messages)
         self._model, self._rounds = built(checkpoint, ops, options, capacity, self._controller.candidates)
@@ -98,7 +100,8 @@ class OptimizedEngine:
                                   capacity.track_interval)
         self._graphs = prepared(
             ops, self._rounds.values(), self._device, batches=options.batches) if options.graphs else None
-        self._unreported: list[HostCopy] = []  # accepted counts that the controller has not received yet
+        # What the controller has not received yet: counts of commits, and the decode rows of forwards after them.
+        self._unreported: list[HostCopy | int] = []
 
     # Events
 
@@ -189,7 +192,7 @@ class OptimizedEngine:
         said = zip(plan, torch.split(own, [p.asked for p in plan]), strict=True)
         for p in plan:
             p.ran()
-        self._controller.decoded(sum(row.kind == "decode" for row in rows))
+        self._forwarded(sum(row.kind == "decode" for row in rows))
         chosen = Roots([p.request.name for p in plan if p.rooted], roots)
         self._prefixes.chosen(self._requests, chosen)
         tracked = {} if final is None else self._prefixes.of_chunks(self._base, at.strategy, plan, final)
@@ -222,12 +225,12 @@ class OptimizedEngine:
     def set_num_steps(self, num_steps: int) -> None:
         self._refusals.set_num_steps(num_steps, self._controller.candidates)
         self._catch_up()  # commits before the switch count under the old step count
-        self._controller.set(num_steps)
+        self._controller.set_num_steps(num_steps)
         self._round = self._rounds[num_steps]
 
     def next_num_steps(self, batch: int, scheduled: int) -> int:
         self._catch_up()
-        return self._controller.wish()
+        return self._controller.next_num_steps(batch, scheduled)
 
     def save(self, request: str, name: str) -> None:
         self._refusals.save(request, name)
@@ -374,10 +377,20 @@ class OptimizedEngine:
             for request in requests:
                 request.length.settle()
 
+    def _forwarded(self, decode_rows: int) -> None:
+        """Report a forward to the controller, in order: after the commits before it, which may not have arrived."""
+        if self._unreported:
+            self._unreported.append(decode_rows)
+        else:
+            self._controller.forwarded(decode_rows)
+
     def _catch_up(self) -> None:
-        """Report the accepted counts of earlier rounds to the controller."""
-        for counts in self._unreported:
-            self._controller.committed([count - 1 for count in counts.list()])
+        """Report earlier forwards and accepted counts to the controller. It reads counts when it processes them."""
+        for served in self._unreported:
+            if isinstance(served, HostCopy):
+                self._controller.committed(Drafts(served))
+            else:
+                self._controller.forwarded(served)
         self._unreported.clear()
 
     def _claim(self, name: str, positions: int, sampling: Sampling | None) -> None:

@@ -1,7 +1,7 @@
 """Everything that depends on the step count, in one object. One is built per candidate; one assignment switches.
 
 Each event here is a *body*: it consists of ops and views only, on tensors of the device. So the same body runs eagerly
-or in a graph. Leaves out: the choice of a step count (`adaptive.py`), and the body that a forward runs (`forwards.py`,
+or in a graph. Leaves out: the choice of a step count (`controllers/`), and the body that a forward runs (`forwards.py`,
 `mixed.py`).
 """
 

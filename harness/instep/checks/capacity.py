@@ -33,7 +33,8 @@ class Capacity:
         self.known: tuple[object, ...] | None = None
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
-        room, regions = context.log.room, [region for region in context.regions if region.units.numel()]
+        room, budget = context.log.room, context.log.budget
+        regions = [region for region in context.regions if region.units.numel()]
         if room is None or not regions:
             if self.known is None:
                 yield Skipped(self.name, context.index, "this engine shows no memory")
@@ -46,10 +47,10 @@ class Capacity:
         self.known = shapes, bool(windows)
         blocks = {tuple(block.shape) for state in context.subject.after.values() for block in state.state.values()}
         yield from judged(regions, context.log, context.index, context.kind, windows, blocks)
-        if context.log.budget is None:
+        if budget is None:
             yield Skipped(self.name, context.index, "this engine shows no memory budget")
         else:
-            yield from _budgeted(regions, context.log.budget, context.log.room, context.index, context.kind)
+            yield from _budgeted(regions, budget, room, context.index, context.kind)
         if not context.log.guarded:
             yield Skipped(self.name, context.index, "pools are packed, so there are no red zones to check")
 
@@ -111,7 +112,7 @@ def _of_first_count(region: Region, layers: int, found: int, room: Room) -> str:
     fewer = along.windows * (room.widest - room.first)
     if rest or not fewer or has - each != fewer:
         return ""
-    return f": the budget is for windows of {room.first} tokens, as the first step count has; the widest has {room.widest}"
+    return f": a budget for windows of {room.first} tokens, as the first step count has; the widest has {room.widest}"
 
 
 Need = tuple[str, int, int, str]  # name, count that exists, count that is needed, reason

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from instep_optimized import Options, load
-from instep_optimized.build import demanded
+from instep_optimized.build import all_demands
 from instep_optimized.commit import known
 from instep_optimized.commit.external_strategies import distinct
 from instep_optimized.memory.budget import FRESH, bytes_of, bytes_per, prefix_bytes, requests_that_fit
@@ -119,7 +119,7 @@ def need(
     room = replace(ONE, max_positions=tokens, num_draft_tokens=nodes, track_interval=1 if tracked else None)
     most = room.widest(widest - 1)
     with calling(MAKES):
-        sizes, always, kept = demanded(config, ops, options, room, (widest - 1,))
+        sizes, always, kept = all_demands(config, ops, options, room, (widest - 1,))
     pools = {demand.name: _bytes(demand, options.guarded) for demand in kept}
     slot_table = FRESH + sum(_bytes(demand, options.guarded) for demand in always if demand.by != "page")
     page = bytes_per(always, guarded=options.guarded)["page"]

@@ -1,7 +1,8 @@
 """The memory budget: what every pool must hold, in bytes, and what fits.
 
 Pools are made from demands, and the budget counts demands. Both must take the widest window over all candidates
-(`build.demanded`), which the check `capacity` compares. Leaves out: allocation (`pool.py`), and which pools a commit strategy demands (`commit/`).
+(`build.all_demands`); the check `capacity` compares the two. Leaves out: allocation (`pool.py`), and which pools a
+commit strategy demands (`commit/`).
 """
 
 from __future__ import annotations

@@ -49,6 +49,11 @@ class HostCopy:
             self._numbers.copy_(numbers, non_blocking=True)
             self._done = out.now()
 
+    @property
+    def size(self) -> int:
+        """How many numbers the first tensor has. It is known without waiting."""
+        return self._ends[1]
+
     def list(self, part: int = 0) -> list[int]:
         """Return the numbers of one tensor. The first call waits until the copy has finished."""
         if self._found is None:
@@ -102,6 +107,26 @@ class Parents(Sequence[int]):
 
     def __len__(self) -> int:
         return self._count
+
+
+class Drafts(Sequence[int]):
+    """Accepted drafts per request of a commit: its counts without the root. Their number is known; a look-up waits."""
+
+    def __init__(self, counts: HostCopy) -> None:
+        self._counts = counts
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[int]: ...
+    def __getitem__(self, at: int | slice) -> int | Sequence[int]:
+        return [count - 1 for count in self._counts.list()][at]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self[:])
+
+    def __len__(self) -> int:
+        return self._counts.size
 
 
 class Roots(Mapping[str, int]):

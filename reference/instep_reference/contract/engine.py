@@ -28,6 +28,7 @@ not support raises `Unsupported`; one for which its pools have no room raises `O
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 

@@ -11,7 +11,7 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from .fault import Edit, Fault, Wrap
 
 ENGINE, ROUND = "instep_optimized/engine.py", "instep_optimized/round.py"
-ADAPTIVE = "instep_optimized/adaptive.py"
+FLAT = "instep_optimized/controllers/sglang_0_5_12.py"
 IDLE = "OptimizedEngine.idle"
 NEXT_NUM_STEPS = Place("trunk", AFTER_LAYERS, "length")
 NOWHERE = Place("trunk", STAGE_LEVEL, "length")
@@ -33,21 +33,27 @@ IN_A_LAUNCHER = Edit(
 )
 LAST_ONE_UNTOLD = Edit(
     ENGINE,
-    "        for counts in self._unreported:\n"
-    "            self._controller.committed([count - 1 for count in counts.list()])\n"
+    "        for served in self._unreported:\n"
+    "            if isinstance(served, HostCopy):\n"
+    "                self._controller.committed(Drafts(served))\n"
+    "            else:\n"
+    "                self._controller.forwarded(served)\n"
     "        self._unreported.clear()\n",
-    "        for counts in self._unreported[:-1]:\n"
-    "            self._controller.committed([count - 1 for count in counts.list()])\n"
+    "        for served in self._unreported[:-1]:\n"
+    "            if isinstance(served, HostCopy):\n"
+    "                self._controller.committed(Drafts(served))\n"
+    "            else:\n"
+    "                self._controller.forwarded(served)\n"
     "        del self._unreported[:-1]\n",
 )
-WITH_THE_BONUS = Edit(ENGINE, "[count - 1 for count in counts.list()]", "counts.list()")
+WITH_THE_BONUS = Edit(ENGINE, "committed(Drafts(served))", "committed(served.list())")
 MID_ROUND = Edit(
     ENGINE, "        self._unreported.append(counts)\n",
     "        self._unreported.append(counts)\n"
     "        self._catch_up()\n"
-    "        self._round = self._rounds[self._controller.wish()]\n",
+    "        self._round = self._rounds[self._controller.next_num_steps(0, 0)]\n",
 )
-NO_WARM_UP = Edit(ADAPTIVE, "past = self.batches - rules.warmup_batches", "past = self.batches")
+NO_WARM_UP = Edit(FLAT, "past = self.batches - rules.warmup_batches", "past = self.batches")
 # One row is a product of a matrix and a vector, and such have deeper steps.
 STEPS_BY_ROWS = Edit(
     "instep_optimized/kernels/invariant/linear.py", "    tile = tile_of(columns, x.element_size())\n",

@@ -1,8 +1,4 @@
-"""Adaptive step counts on this side: the resolved candidates, and the controller that wishes for a count.
-
-Leaves out: when a wish is followed (the driver's choice) and the effect of a switch (`round.py`). The specification is
-the text of `instep_reference.contract.adaptive`; the reference implements it separately, and the wishes are compared.
-"""
+"""SGLang's controller of 0.5.12, with brackets of batch sizes and 0 steps in addition to the release's flat file."""
 
 from __future__ import annotations
 
@@ -10,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from instep_reference.contract.adaptive import AdaptiveFile, Bracket
-from instep_reference.contract.errors import BadInput
+
+from .base import Controller, Made
 
 DEFAULT_CANDIDATES = (1, 3, 7)  # of the specification, when a bracket names none
 
@@ -61,48 +58,42 @@ class _Course:
         return [candidate for candidate in self.candidates if candidate > steps]
 
 
-class Controller:
-    """The step count in force, the wish, and all counts that may ever be in force.
+class Brackets(Controller):
+    """The wish is that of the bracket of the last counted batch. Without a file it is the count in force."""
 
-    candidates  sorted, over all brackets, with 0;  messages: changes to the candidates of the file
-    """
-
-    def __init__(self, initial: int, file: AdaptiveFile | None) -> None:
-        if initial < 0:
-            raise BadInput("num_steps", found=initial, expected="at least 0")
-        self.in_force = initial
-        self.messages: list[str] = []
+    def __init__(self, made: Made) -> None:
+        assert made.num_steps is not None, "`controller` and `Controlled.check` require it"
+        messages = list[str]()
+        self._courses = {} if made.file is None else _resolved(made.file, made.num_steps, messages)
+        super().__init__(made.num_steps, (steps for course in self._courses.values() for steps in course.candidates))
+        self.messages += messages
         self._batch, self._probing = 0, False
-        self._courses = {} if file is None else self._resolved(file, initial)
-        known = {0, initial, *(steps for course in self._courses.values() for steps in course.candidates)}
-        self.candidates = tuple(sorted(known))
 
-    def set(self, num_steps: int) -> None:
-        """Put `num_steps` in force."""
-        if num_steps not in self.candidates:
-            raise BadInput("set_num_steps", found=num_steps, expected=f"one of {self.candidates}")
+    @property
+    def slots(self) -> dict[int, tuple[int, float]]:
+        return {key: (course.wish, course.ema) for key, course in self._courses.items()}
+
+    def set_num_steps(self, num_steps: int) -> None:
+        before = self.in_force
+        super().set_num_steps(num_steps)
         if num_steps == 0:
             self._probing = False
-        elif self.in_force == 0:
+        elif before == 0:
             self._probing = True
-        self.in_force = num_steps
         if self._courses:
             self._course(self._batch).wish = num_steps
 
-    def wish(self) -> int:
+    def next_num_steps(self, batch: int, scheduled: int) -> int:
         return self._course(self._batch).wish if self._courses else self.in_force
 
-    def committed(self, num_correct_drafts: Sequence[int]) -> None:
-        """Count a commit with these accepted counts, one per request."""
-        if num_correct_drafts:
-            mean = sum(num_correct_drafts) / len(num_correct_drafts)
-            self._count(len(num_correct_drafts), mean)
+    def committed(self, correct_drafts: Sequence[int]) -> None:
+        if correct_drafts:
+            self._count(len(correct_drafts), sum(correct_drafts) / len(correct_drafts))
             self._probing = False
 
-    def decoded(self, rows: int) -> None:
-        """Count a forward with that many decode rows, which is a batch only while the step count is 0."""
-        if rows and self.in_force == 0:
-            self._count(rows, None)
+    def forwarded(self, decode_rows: int) -> None:
+        if decode_rows and self.in_force == 0:
+            self._count(decode_rows, None)
 
     def _count(self, size: int, mean: float | None) -> None:
         self._batch = size
@@ -113,14 +104,16 @@ class Controller:
         """Return the largest key not above the batch; below all keys, the smallest."""
         return self._courses[max((key for key in self._courses if key <= size), default=min(self._courses))]
 
-    def _resolved(self, file: AdaptiveFile, initial: int) -> dict[int, _Course]:
-        brackets = {1: file.flat} if file.flat is not None else file.by_batch
-        courses = {}
-        for key, rules in sorted(brackets.items()):
-            named = DEFAULT_CANDIDATES if rules.candidate_steps is None else rules.candidate_steps
-            if initial not in named:
-                where = "" if file.flat is not None else f" of batch size {key}"
-                self.messages.append(f"the initial step count {initial} was added to the candidates{where}")
-            candidates = tuple(sorted({*named, initial}))
-            courses[key] = _Course(rules, candidates, ema=float(max(initial - 1, 0)), wish=initial)
-        return courses
+
+def _resolved(file: AdaptiveFile, initial: int, messages: list[str]) -> dict[int, _Course]:
+    """Fill in the candidates of each bracket, and add a message for each bracket into which one was inserted."""
+    brackets = {1: file.flat} if file.flat is not None else file.by_batch
+    courses = {}
+    for key, rules in sorted(brackets.items()):
+        named = DEFAULT_CANDIDATES if rules.candidate_steps is None else rules.candidate_steps
+        if initial not in named:
+            where = "" if file.flat is not None else f" of batch size {key}"
+            messages.append(f"the initial step count {initial} was added to the candidates{where}")
+        candidates = tuple(sorted({*named, initial}))
+        courses[key] = _Course(rules, candidates, ema=float(max(initial - 1, 0)), wish=initial)
+    return courses
