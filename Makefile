@@ -21,8 +21,10 @@ EVERYTHING := -p no:benchmark tests --instep-traces=fixtures/traces --instep-ops
 
 .PHONY: replay test whole check fast lint types perf peers docs constraints newest clean
 
-replay: $(READY)  ## the main job: the trained model, every event, both sides
+replay: $(READY)  ## the main job: the trained model, every event, both sides, and step counts by batch size
 	$(BIN)/instep replay fixtures/traces/adaptive.jsonl
+	$(BIN)/instep replay fixtures/traces/slots.jsonl
+	$(BIN)/instep replay fixtures/traces/slots-overlapped.jsonl
 
 # The main trace is `make replay`, which CI runs, too.
 test: $(READY)  ## the tests that cover every check and command, in five minutes; its last line counts the others

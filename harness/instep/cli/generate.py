@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..options import PROPOSED
+from . import controllers
 from .finish import Json, finish
 from .setting import Given, takes_setting
 
@@ -36,7 +37,8 @@ def generate(
     prompts: Annotated[Path | None, typer.Option(help="JSON list of {name, text | tokens}.")] = None,
     num_steps: Annotated[int | None, typer.Option(help="Drafts a round, default 3; with --adaptive the initial number.",
                                                   min=0)] = None,
-    adaptive: Annotated[Path | None, typer.Option(help="JSON file of a step controller.")] = None,
+    adaptive: controllers.Adaptive = None, dialect: controllers.DialectOption = None,
+    captured: controllers.Captured = None,
     tokens: Annotated[int, typer.Option(help="Maximum tokens of each request.", min=1,
                                            max=MOST_TOKENS)] = 64,
     batch: Annotated[int, typer.Option(help="Requests at a time; others follow as these finish.", min=1)] = 8,
@@ -72,11 +74,12 @@ def generate(
     must_hold(opened, setting.dtype)
     asked = _prompts(directory, prompt, prompts, words, opened.config.vocab)
     kept = frozenset() if unchecked else _sample(list(asked), check)
-    steps = _steps(num_steps, adaptive, bool(in_use(opened.config, setting.mode).mtp_layers or setting.proposer()))
+    drafts = bool(in_use(opened.config, setting.mode).mtp_layers or setting.proposer())
+    steps = _steps(num_steps, controllers.chosen(num_steps, adaptive, dialect, captured), drafts)
     ask = replace(
         _ask(directory, opened, setting, asked, steps, tokens, batch, chunk, kept, trace),
         sampling=_sampling(temperature, top_k, top_p), seed=seed)
-    for message in candidates(ask.num_steps, ask.header.adaptive_file("adaptive"))[1]:
+    for message in candidates(**ask.header.steps("adaptive"))[1]:
         print(message)
     decoded = decode(ask)
     verdict = None if unchecked else _reread(decoded)
@@ -151,26 +154,19 @@ def _sampling(temperature: float, top_k: int | None, top_p: float | None) -> Sam
     return said if said.draws else None
 
 
-def _steps(num_steps: int | None, adaptive: Path | None, drafts: bool) -> tuple[int, dict[str, Any] | None]:
-    """The first step count, and the controller's file as written. drafts: whether drafts are possible"""
-    from instep_reference.contract.adaptive import AdaptiveFile
+def _steps(num_steps: int | None, chosen: controllers.Steps | None, drafts: bool) -> controllers.Steps:
+    """The first step count, and the controller. drafts: whether drafts are possible."""
     from instep_reference.contract.errors import BadInput
 
-    if not drafts and (num_steps or adaptive):
+    if not drafts and (num_steps or chosen):
         raise BadInput("--num-steps", found="drafts", expected="0 and no --adaptive",
                        hint="there is no draft head and no proposer (--drafter ngram)")
-    if adaptive is None:
-        return (FIRST_STEPS if drafts else 0) if num_steps is None else num_steps, None
-    file = AdaptiveFile.open(adaptive)
-    brackets = (file.flat, *file.by_batch.values())
-    stated = sorted({n for one in brackets if one is not None for n in one.candidate_steps or (1, FIRST_STEPS)})
-    first = next((n for n in stated if n), 0)
-    return first if num_steps is None else num_steps, file.written()
+    return chosen or controllers.Steps((FIRST_STEPS if drafts else 0) if num_steps is None else num_steps)
 
 
 def _ask(
     directory: Path, opened: Any, setting: Any, prompts: dict[str, tuple[int, ...]],
-    steps: tuple[int, dict[str, Any] | None], tokens: int, batch: int, chunk: int, kept: frozenset[str],
+    steps: controllers.Steps, tokens: int, batch: int, chunk: int, kept: frozenset[str],
     trace: Path | None,
 ) -> Ask:
     import os
@@ -183,8 +179,9 @@ def _ask(
     model = Model.of(opened, directory, os.path.relpath(directory.resolve(), folder.resolve()))
     stop = stop_of(directory)
     return Ask(
-        opened, setting, prompts, steps[0], steps[1], tokens, min(batch, len(prompts)), chunk,
+        opened, setting, prompts, steps.num_steps, steps.adaptive, tokens, min(batch, len(prompts)), chunk,
         stop if stop is not None and 0 <= stop < opened.config.vocab else None, model, kept,
+        controller=steps.controller,
     )
 
 

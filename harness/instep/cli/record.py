@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..options import PROPOSED, WIDTHS, either, known
+from . import controllers
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def record(
     num_steps: Annotated[int | None, typer.Option(help="Instead of the policy's initial step count.", min=0)] = None,
     rounds: Annotated[int | None, typer.Option(help="Instead of the policy's maximum number of rounds.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="Instead of the policy's seed.")] = None,
+    adaptive: controllers.Adaptive = None, dialect: controllers.DialectOption = None,
+    captured: controllers.Captured = None,
 ) -> None:
     """Record a trace with the reference; both files are written, or none."""
     known("dtype", dtype)
@@ -61,6 +64,9 @@ def record(
     texts, setting = read_prompts(prompts), given.setting(dtype=dtype)
     chosen = _usual(texts, checkpoint, setting, rounds) if policy is None else read_policy(policy)
     advance = replace(chosen, **{name: value for name, value in instead.items() if value is not None})
+    if (steps := controllers.chosen(num_steps, adaptive, dialect, captured)) is not None:
+        advance = replace(advance, num_steps=steps.num_steps, adaptive=steps.adaptive, controller=steps.controller,
+                          steps=(), follow=True)  # fmt: skip
     trace = make(checkpoint, texts, advance, out, setting)
     kinds = [str(event.__struct_config__.tag) for event in trace.events]
     print(f"{out}: {len(kinds)} events, " + ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)))

@@ -49,5 +49,6 @@ def show(
     tables.say(
         console, header.claim, f"{count(len(loaded.events), 'event')}, {count(len(everybody), 'request')}",
         f"room  {count(len(room.slots), 'slot')}, {count(len(room.pages), 'page')} of {room.page_size} tokens, "
-        f"{room.max_tokens} tokens a step", f"steps {steps} (first {header.num_steps}){nodes}; drafter "
+        f"{room.max_tokens} tokens a step", f"steps {steps} (first {header.num_steps})"
+        f"{'' if header.controller is None else f', controller {header.controller.dialect}'}{nodes}; drafter "
         f"{header.recording.drafter}", *loaded.warnings)

@@ -15,6 +15,7 @@ import torch
 
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import AnyEvent, Finish, RequestState
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.sampling import Sampling
@@ -40,7 +41,7 @@ class Ask:
 
     prompts   by name, as tokens; `batch` of them at a time, the others as slots become free
     tokens    maximum tokens of a request; stop: the token that ends it earlier
-    num_steps drafts per round, the initial number if `adaptive` (a controller's file) changes it
+    num_steps drafts per round, the initial number if `adaptive` (a file of SGLang 0.5.12) or `controller` changes it
     kept      requests whose last state is kept for the check
     sampling  how every request chooses; None: argmax.  seed: of the uniforms
     """
@@ -58,6 +59,7 @@ class Ask:
     kept: frozenset[str] = frozenset()
     sampling: Sampling | None = None
     seed: int = 0
+    controller: Controlled | None = None
 
     @cached_property
     def policy(self) -> Policy:
@@ -78,7 +80,8 @@ class Ask:
             for name in self.prompts)
         return Policy(
             "generate", "A free-running engine generates the tokens of the model.", room, arrivals, self.num_steps,
-            adaptive=self.adaptive, follow=self.adaptive is not None, rotate=False, stop=self.stop,
+            adaptive=self.adaptive, controller=self.controller,
+            follow=self.adaptive is not None or self.controller is not None, rotate=False, stop=self.stop,
             seed=self.seed, rounds=len(self.prompts) * (longest + self.tokens + 1),
         )
 
@@ -91,7 +94,7 @@ class Ask:
 
     def _candidates(self) -> tuple[int, ...]:
         file = None if self.adaptive is None else AdaptiveFile.of(self.adaptive)
-        return candidates(self.num_steps, file)[0]
+        return candidates(self.num_steps, file, self.controller)[0]
 
 
 @dataclass(frozen=True)

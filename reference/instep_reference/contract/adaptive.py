@@ -160,8 +160,15 @@ def _converted(value: dict[str, Any], kind: type[T], field: str) -> T:
         expected, _, found = text.partition(", got ")
         place = f"{field}{where.rstrip('`')}"
         if not found:
-            raise BadInput(place, found=text, expected=f"fields among {', '.join(Bracket.__struct_fields__)}") from None
+            hint = 'SGLang 0.5.13 and later read such a file: dialect "sglang-0.5.14"' if _like_slots(value) else ""
+            raise BadInput(place, found=text, expected=f"fields among {', '.join(kind.__struct_fields__)}",
+                           hint=hint) from None  # fmt: skip
         raise BadInput(place, found=found, expected=expected.removeprefix("Expected ")) from None
+
+
+def _like_slots(value: dict[str, Any]) -> bool:
+    """Whether a flat file, or one bracket, has what only files with slots have."""
+    return "ceiling_coeff" in value or any(key.isdigit() for key in value)
 
 
 def _finite(slot: Slot, field: str) -> None:
