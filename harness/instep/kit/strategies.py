@@ -21,7 +21,7 @@ from instep_reference.contract.engine import AnyEvent
 from instep_reference.contract.errors import BadInput
 
 from ..campaign.fuzz import draw as drawn
-from ..campaign.fuzz.campaign import HASTY, edges_of
+from ..campaign.fuzz.campaign import edges_of
 from ..run.single_engine import header_of
 from ..trace.driver import Step, recorded
 from ..trace.event_rules import EventRules
@@ -95,7 +95,7 @@ def traces(draw: drawn.Draw, /, events: int = EVENTS, *, prefixes: bool = False,
     room, steps = drawn.room(draw), drawn.candidates(draw)
     room = drawn.with_prefixes(draw, room) if prefixes else room
     policy = Policy("drawn", "No sequence of legal events makes the sides part.", room, (), steps[0],
-                    adaptive={"candidate_steps": sorted(steps), **HASTY})
+                    adaptive={"candidate_steps": sorted(steps), **drawn.HASTY})
     header, _ = header_of(policy, checkpoint, recording=Recording())
     rules, edges, served = EventRules(header), edges_of(checkpoint), list[AnyEvent]()
 

@@ -18,11 +18,11 @@ from hypothesis.stateful import run_state_machine_as_test
 from msgspec.structs import replace as with_fields
 
 from instep_optimized.ops.base import Ops
-from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, InstepError
 from instep_reference.contract.event_facts import kind_of
 
+from ...adapters import takes
 from ...diagnose import diagnose
 from ...report.machine import installed
 from ...report.tensors import for_a_file
@@ -30,6 +30,7 @@ from ...run.participants import Plan
 from ...run.replay import Outcome, Replay
 from ...run.single_engine import header_of
 from ...setting import Setting
+from ...subject.engines.verbs import ByVerbs
 from ...trace.file import read, replaceable
 from ...trace.header import Header, Model, Part, Recording
 from ...trace.policy import Policy
@@ -44,8 +45,6 @@ EVENTS = 16  # rules per run; a rule is up to three events
 SEEDS_APART = 10**6  # between the batches of neighbouring seeds
 BATCH = 100  # examples with one seed; the clock is read between two batches
 SHRINK_S = 60.0  # the time for shrinking; the smallest example by then is kept
-# The controller's numbers, short, so that its wishes change within a run.
-HASTY = {"ema_alpha": 0.5, "warmup_batches": 1, "update_interval": 2}
 
 Progress = Callable[[int], None]
 
@@ -260,20 +259,20 @@ def drawn_plan(choose: draw.Draw, settings: Settings, opened: Checkpoint, model:
     if isinstance(found, Ops) and not found.keepers:
         room = draw.with_prefixes(choose, room)
     setting = draw.strategies(choose, setting, settings.sampled, trees=bool(nodes))
-    adaptive = None if nodes else {"candidate_steps": sorted(steps), **HASTY}
+    dialects = draw.DIALECTS if isinstance(found, Ops | ByVerbs) or takes(found, "controlled") else draw.DIALECTS[:1]
+    controller = {} if nodes else draw.controller(choose, steps, dialects=dialects)
     policy = Policy(
         _name(settings),
         f"`instep {settings.command} {' '.join(setting.words()[:2])} --seed {settings.seed}`: no sequence of legal "
         "events makes the sides part.",
-        room, (), steps[0], adaptive=adaptive, seed=settings.seed,
+        room, (), steps[0], **controller, seed=settings.seed,
         replay=(Part(setting.ops, strategy=setting.strategy, conv=setting.conv),),
     )
     header, _ = header_of(
         policy, opened, model=model, recording=Recording(setting.mode), field=settings.command,
         created={name: installed(name) or "from source" for name in ("instep", "torch", "hypothesis")},
     )
-    file = None if adaptive is None else AdaptiveFile.of(adaptive, field=settings.command)
-    return Plan(opened, header.room(), steps[0], file, setting, settings.checkpoint), header
+    return Plan.of(header, opened, setting, settings.command, settings.checkpoint), header
 
 
 def place(settings: Settings) -> Path:

@@ -16,6 +16,8 @@ from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace as with_fields
 
 from instep_reference.contract import engine as e
+from instep_reference.contract.adaptive import Dialect
+from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.sampling import Sampling
 
 from ...adapters.keepers import OPTIONS
@@ -29,6 +31,11 @@ T = TypeVar("T")
 STEPS = (1, 3, 2, 7, 4)  # candidate step counts; a failing run shrinks to the first ones
 SAMPLED = tuple(OPTIONS)  # strategy and conv; the drafter depends on the model, so it is not drawn
 CHAINS = ("widened",)  # conv forms that serve chains alone
+# The numbers of a controller, short, so that its wishes change within a run.
+HASTY = {"ema_alpha": 0.5, "warmup_batches": 1, "update_interval": 2}
+DIALECTS: tuple[Dialect, ...] = ("sglang-0.5.12", "sglang-0.5.14", "sglang-0.5.13", "vllm-table")
+KEYS = (1, 2, 3, 4)  # batch sizes from which another slot, or entry of a table, may begin
+CAPTURED = ((), (1, 4), (2, 3), (2,))  # batch sizes of decode graphs
 TOPKS = (None, 2, 3, 1)  # children per node, where the drafter grows trees
 SLOTS = (2, 4)  # fewest and most slots
 SPREAD = 2  # slots are drawn from this many times as many, so that they are sparse
@@ -64,6 +71,36 @@ def candidates(draw: Draw, most: int | None = None) -> tuple[int, ...]:
     """Two or three step counts, none above `most`; the first one is in force at first."""
     steps = [count for count in STEPS if most is None or count <= most]
     return tuple(draw(st.lists(st.sampled_from(steps), min_size=min(2, len(steps)), max_size=3, unique=True)))
+
+
+def controller(draw: Draw, steps: Sequence[int], *, dialects: Sequence[Dialect] = DIALECTS) -> dict[str, Any]:
+    """The fields of a policy about its controller: a dialect, its file or table by batch size, and the lag.
+
+    steps: the counts that may occur, the first one in force at first
+    """
+    dialect = draw(st.sampled_from(dialects))
+    keys = draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=3, unique=True))
+    if dialect == "sglang-0.5.12":
+        brackets = {str(key): {"candidate_steps": sorted(steps), **HASTY} for key in keys}
+        return {"adaptive": brackets if len(keys) > 1 else {"candidate_steps": sorted(steps), **HASTY}}
+    lag, counts = draw(st.integers(0, 1)), (*steps, 0)
+    if dialect == "vllm-table":
+        first, *others = sorted({1, *keys})
+        drafts = draw(st.lists(st.sampled_from(counts), min_size=len(others), max_size=len(others)))
+        table = tuple((key, key, count) for key, count in zip((first, *others), (steps[0], *drafts), strict=True))
+        return {"lag": lag, "controller": Controlled(dialect, table=table, num_speculative_tokens=max(steps))}
+    counts = counts if dialect == "sglang-0.5.14" else tuple(steps)
+    slots: dict[str, Any] = {
+        str(key): {
+            "candidate_steps": draw(st.lists(st.sampled_from(counts), min_size=1, max_size=3)),
+            "ceiling_coeff": draw(st.sampled_from((0, 1.0))),
+            "down_hysteresis": draw(st.sampled_from((0, -0.25))),
+        }
+        for key in keys
+    }
+    slots[str(keys[0])]["candidate_steps"].append(steps[0])  # the initial count is in some slot
+    captured = draw(st.sampled_from(CAPTURED))
+    return {"lag": lag, "controller": Controlled(dialect, captured, file={**HASTY, **slots})}
 
 
 def with_trees(draw: Draw, room: Room, steps: Sequence[int], nodes: int, *, grow: bool) -> tuple[Room, tuple[int, ...]]:
