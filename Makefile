@@ -64,8 +64,9 @@ newest: $(READY)  ## the fast tests on the newest releases, in .venv-newest
 	.venv-newest/bin/python $(INSTALL) --editable . --group dev
 	.venv-newest/bin/python $(FAST)
 
-peers: $(READY)  ## other people's kernels and engines, in .venv-peers; writes fixtures/results/peers.json
+peers: $(READY)  ## other people's kernels, engines and step controllers, in .venv-peers; writes fixtures/results/peers.json
 	PYTHONPATH=reference:optimized:harness:tests $(BIN)/python -m peers
+	PYTHONPATH=reference:optimized:harness:tests $(BIN)/python -m peers.controllers
 
 docs: $(VENV)/.docs  ## the pages as a site in build/site; a link that leads nowhere is an error
 	PYTHONPATH=tests $(BIN)/python -m support.site copy

@@ -27,5 +27,20 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def controllers(result: dict[str, Any]) -> str:
+    """One line per release of `python -m peers.controllers`."""
+    lines = ["| release | dialect | default file | runs that differ (reference, optimized) | runs that differ with a "
+             "mistake of ours |", "|---|---|---|---|---|"]
+    for row in result["rows"]:
+        odd = "" if row["right"] else ", not as expected"
+        differ = ", ".join(f"{count}" for count in row["differ"].values())
+        wrong = {f"rules of {name}": count for name, count in row.get("differ from", {}).items()}
+        wrong = {**row.get("mistakes", {}), **wrong}
+        cells = (f"{row['package']} {row['release']}", f"{row['dialect']}{odd}", row.get("default file of", ""),
+                 f"{differ} of {row['runs']}", ", ".join(f"{name}: {count}" for name, count in wrong.items()))
+        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
+    return "\n".join(lines)
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
