@@ -10,7 +10,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from .kernels import sources
+from instep.adapters import sources
 
 if __name__ == "__main__":
     for package in ("sglang", "vllm"):

@@ -68,8 +68,11 @@ def _sglang(version: str) -> list[dict[str, Any]]:
     }  # fmt: skip
     found = [_entry(name, "sglang", version, **one) for name, one in own.items()]
     beta = "fused_recurrent_gated_delta_rule_packed_decode beside verify"
+    budget, old = "sglang_budget_initial_steps", version == "0.5.12"
     return [
         *found,
+        _script(budget, "memory budget of adaptive speculation", "sglang", version,
+                "agree" if old else "diverged; 4 in the budget, 8 in the pool", since="" if old else "0.5.13"),
         _script("sglang_decode_beta", beta, "sglang", version, "diverged; states are; apart", since="0.5.10"),
         _script("sglang_empty_sequence", EMPTY, "sglang", version, f"diverged; sglang.; {NEIGHBOUR}", since="0.5.9"),
         _script("sglang_slot_4096", "slot 4096 of states of 32 x 128 x 128", "sglang", version,
