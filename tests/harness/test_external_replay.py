@@ -79,6 +79,7 @@ def test_command_without_anything_to_judge_is_inconclusive(handed):
 
 
 RUNS = (Edit("instep_optimized/build.py", "in_use(checkpoint.config, options.drafter)", "checkpoint.config"),
+        Edit("instep_optimized/build.py", "in_use(config, options.drafter)", "config"),
         Edit("instep_optimized/build.py", "MODES[options.drafter]", 'MODES["vanilla"]'))  # fmt: skip
 OPINION = (Edit("instep_optimized/draft_answers.py", "torch.full_like(drafts, NO_OPINION)", "drafts.clone()"),)
 

@@ -68,6 +68,7 @@ def test_engine_may_write_memory_made_for_an_answer(trace, monkeypatch):
 @pytest.mark.parametrize(("method", "says"), [
     ("may_change", "may_change returned a list (['slot 1']); the contract expects region names with the units"),
     ("regions", "regions returned None; the contract expects a list of `Region`"),
+    ("budget", "budget returned a dict ({'state': 0.5}); the contract expects region names with their bytes"),
     ("slots", "slots returned None; the contract expects requests with their slots"),
     ("pages", "pages returned a dict ({'a': 3}); the contract expects requests with the list of their pages"),
     ("state", "state returned None; the contract expects a `RequestState`"),

@@ -61,13 +61,13 @@ def _throws(kind: type[BaseException]) -> Any:
     return method
 
 
-METHODS = ("may_change", "regions", "slots", "pages", "state", "next_num_steps", "watch")
+METHODS = ("may_change", "regions", "budget", "slots", "pages", "state", "next_num_steps", "watch")
 RAISING = {name: engine(name, _raises) for name in METHODS}
 ODD = {"silent": engine("commit", _throws(Silent)), "panic": engine("state", _throws(Panic)),
        "panicking": engine("commit", _throws(Panic))}  # fmt: skip
 GARBAGE = {name: engine(name, _gives(value)) for name, value in {
-    "may_change": ["slot 1"], "regions": None, "slots": None, "pages": {"a": 3}, "state": None,
-    "next_num_steps": "three", "draft": None, "forward": 7, "commit": (),
+    "may_change": ["slot 1"], "regions": None, "budget": {"state": 0.5}, "slots": None, "pages": {"a": 3},
+    "state": None, "next_num_steps": "three", "draft": None, "forward": 7, "commit": (),
 }.items()}  # fmt: skip
 
 

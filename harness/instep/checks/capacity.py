@@ -50,7 +50,7 @@ class Capacity:
         if budget is None:
             yield Skipped(self.name, context.index, "this engine shows no memory budget")
         else:
-            yield from _budgeted(regions, budget, room, context.index, context.kind)
+            yield from budgeted(regions, budget, room, context.index, context.kind)
         if not context.log.guarded:
             yield Skipped(self.name, context.index, "pools are packed, so there are no red zones to check")
 
@@ -77,7 +77,7 @@ def judged(
         )  # fmt: skip
 
 
-def _budgeted(
+def budgeted(
     regions: Sequence[Region], budget: Mapping[str, int], room: Room, event: int, kind: str
 ) -> Iterator[Comparison]:
     """Compare the bytes of each pool with those that the engine's memory budget has for it."""
@@ -103,14 +103,17 @@ def _budgeted(
 
 
 def _of_first_count(region: Region, layers: int, found: int, room: Room) -> str:
-    """Explain a budget of as many positions a unit as the first step count needs; "" if it is not that."""
+    """Explain a budget of as many positions a unit as the first step count needs; "" if it is not that.
+
+    Some pools have a few positions more than windows need, others a multiple of them.
+    """
     along = None if region.means is None else region.means.positions
-    if along is None or not region.units.numel():
+    if along is None or room.first == room.widest:
         return ""
     has = region.units.shape[along.axis]
     each, rest = divmod(found, layers * region.units.nbytes // has)
-    fewer = along.windows * (room.widest - room.first)
-    if rest or not fewer or has - each != fewer:
+    less, scaled = along.windows * (room.widest - room.first), each * room.widest == has * room.first
+    if rest or not (has - each == less or scaled):
         return ""
     return f": a budget for windows of {room.first} tokens, as the first step count has; the widest has {room.widest}"
 

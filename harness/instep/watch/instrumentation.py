@@ -69,13 +69,13 @@ class Instrumentation:
         self._answered: Answered | None = None
         self._kept: Copies | None = None
         self._budget: Mapping[str, int] | None = None
+        self._asked = False  # whether the subject was asked for its budget, which never changes
 
     def of(
         self, subject: Shown, *, poison: float | None = None, guarded: bool = False,
         replays: Replays | None = None,
     ) -> None:
         self._subject, self._poison, self._guarded, self._replays = subject, poison, guarded, replays
-        self._budget = subject.budget()
 
     @property
     def exercised(self) -> dict[str, Exercised]:
@@ -95,6 +95,8 @@ class Instrumentation:
 
     def __enter__(self) -> None:
         if self._subject is not None:
+            if not self._asked:
+                self._budget, self._asked = self._subject.budget(), True
             self._calls.begin(self._subject.regions())
         self._answered = self._kept = None
         self._reads.__enter__()

@@ -46,7 +46,7 @@ LAST_ONE_UNTOLD = Edit(
     "                self._controller.forwarded(served)\n"
     "        del self._unreported[:-1]\n",
 )
-WITH_THE_BONUS = Edit(ENGINE, "committed(Drafts(served))", "committed(served.list())")
+WITH_THE_BONUS = Edit(ENGINE, "Drafts(served)", "served.list()")
 MID_ROUND = Edit(
     ENGINE, "        self._unreported.append(counts)\n",
     "        self._unreported.append(counts)\n"
