@@ -241,7 +241,7 @@ REFUSED = [
     (("return units(cls", 'return replace(units(cls.component, config, sizes), name="keys"), units(cls'),
      "pools: found two with the name 'keys'"),
     (("return units(cls", 'return replace(units(cls.component, config, sizes), name="a", by="head"), units(cls'),
-     "units by slot, row or page"),
+     "units by slot, row, page or request"),
     (("config, sizes), snap", 'config, sizes), replace(units(cls.component, config, sizes), '
       'name="huge_" + cls.component, units=2**40), snap'),
      "the largest pool is huge_state, of "),

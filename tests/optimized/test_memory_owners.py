@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from instep_optimized.memory.pages import PageTable
-from instep_optimized.memory.slots import Slots
+from instep_optimized.memory.slots import Slots, request_rows
 from instep_reference.contract.errors import BadInput, OutOfCapacity
 
 
@@ -23,6 +23,13 @@ def test_the_first_free_slot_in_the_order_is_taken() -> None:
     assert slots.owned() == {"a": 7, "c": 5, "d": 2}
     with pytest.raises(OutOfCapacity, match="all 3 are owned"):
         slots.take("e")
+
+
+def test_request_rows_are_handed_out_even_numbers_first() -> None:
+    rows = request_rows(5)
+    assert [rows.take(name) for name in "abcde"] == [2, 4, 1, 3, 5]
+    assert (rows.give("b"), rows.give("a")) == (4, 2) and rows.take("f") == 2
+    assert request_rows(1).first() == 1
 
 
 @pytest.mark.parametrize("order", [(), (0, 1), (3, 3), (-1, 2)])

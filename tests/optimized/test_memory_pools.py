@@ -121,14 +121,15 @@ def test_without_poison_units_start_as_zeros_and_stay_as_they_were_left() -> Non
 
 
 def test_released_request_leaves_poison_in_its_units_only() -> None:
-    memory = Memory(wanted(), CAPACITY, guarded=True, poison=7.5, device=CPU)
-    memory.slots.take("a")
+    kept = Demand("kept", "request", (0,), 3, (2,), torch.float32)
+    memory = Memory((*wanted(), kept), CAPACITY, guarded=True, poison=7.5, device=CPU)
+    memory.claim("a")
     memory.pages.grow([("a", 5)])
     for region in memory.regions():
         if not region.name.endswith("_ends"):
             region.units.zero_()
-    had = {"slot": {2}, "page": {3, 1}, "row": set()}
-    expected = {demand.name: had[demand.by] for demand in wanted()}
+    had = {"slot": {2}, "page": {3, 1}, "row": set(), "request": {2}}
+    expected = {demand.name: had[demand.by] for demand in (*wanted(), kept)}
     memory.release("a")
     for region in memory.regions():
         poisoned = {unit for unit in range(len(region.units)) if (region.units[unit] != 0).all()}

@@ -24,7 +24,7 @@ from ..verdict import Comparison, Sides, Skipped, Tier
 from ..watch.carried_facts import last_forward
 from ..watch.event_context import EventContext, KeptCopy, LastForward, RowSpan, branching
 from ..watch.memory_changes import Trespass, bits
-from ..watch.pool_addresses import stands
+from ..watch.pool_addresses import stands, unit_word
 from ..watch.rows import row_spans, rows
 from .base import counted, exact, slot_of
 from .prefix_findings import FINAL, of_others, of_prefix, older_rows, other_rows, others_kept, with_last
@@ -95,13 +95,15 @@ class Bytes:
 
     def _trespass(self, context: EventContext, trespass: Trespass) -> Comparison:
         region, unit = trespass.region, trespass.unit
-        place, request, slot = stands(region, unit, context.expected.slots_after)
+        place, request, slot = stands(
+                region, unit, context.expected.slots_after, context.expected.request_rows_after
+            )
         where = "the red zone next to " if trespass.gap else ""
         return Comparison(
             self.name, self.tier, context.index, context.kind, place, elements=trespass.bytes,
             worst=float(trespass.bytes), allowed=0.0, request=request, slot=slot,
             problem=Problem("forbidden_write", f"{counted(trespass.bytes, 'byte')} changed in {where}{region.name} "
-                            f"{region.by} {unit}, which this event may not write{_as_if(trespass)}"),
+                            f"{unit_word(region)} {unit}, which this event may not write{_as_if(trespass)}"),
         )  # fmt: skip
 
     def _ran(self, context: EventContext, span: RowSpan, forward: LastForward) -> Iterator[Comparison | Skipped]:
@@ -359,7 +361,7 @@ def draft_alone(context: EventContext, place: Place) -> str:
 def _as_if(trespass: Trespass) -> str:
     if not trespass.strides:
         return ""
-    by, pitch = trespass.region.by, trespass.region.units.stride(0)
+    by, pitch = unit_word(trespass.region), trespass.region.units.stride(0)
     strides = " or ".join(map(str, trespass.strides))
     return f": as if {by}s were {strides} elements apart; they are {pitch} apart"
 

@@ -128,6 +128,8 @@ def _needs(region: Region, room: Room, window: int) -> Iterator[Need]:
         yield "units", units.shape[0], max(capacity.slots) + 1, ", one per slot that the trace assigns and slot 0"
     elif region.by == "page":
         yield "units", units.shape[0], max(capacity.pages) + 1, ", one per page that the trace assigns and page 0"
+    elif region.by == "request":
+        yield "request rows", units.shape[0], len(capacity.slots) + 1, ", one per slot and row 0"
     else:
         yield "rows", units.shape[0], len(capacity.slots), ", one per request of the widest batch"
     if region.means is not None and region.means.positions is not None:

@@ -11,12 +11,12 @@ from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.event_log import Room
 from ..watch.memory_changes import Wider
-from ..watch.pool_addresses import stands
+from ..watch.pool_addresses import stands, unit_word
 from .base import listed, said_of
 
 RULES = {
     "slot": "of the requests that it names", "page": "with the positions that it writes",
-    "row": "of its batch",
+    "row": "of its batch", "request": "of the requests that it names",
 }  # fmt: skip
 
 
@@ -44,19 +44,20 @@ class Bounds:
             owned = _handed_out(context.log.room, region.by) & region.scratch if context.log.room else set()
             whole = region.by == "row" and len(region.scratch) == len(region.units)
             if region.scratch:
-                said = [f"{region.name} declares {listed(region.by, owned)} as scratch, which the trace gives to "
-                        f"requests"] if owned and not whole else []  # fmt: skip
+                said = [f"{region.name} declares {listed(unit_word(region), owned)} as scratch, which the trace gives "
+                        f"to requests"] if owned and not whole else []  # fmt: skip
                 yield said_of(self, context, stands(region).place, len(region.scratch), said)
 
 
 def _sentence(kind: str, wider: Wider) -> str:
-    region = wider.region
-    allowed = f"{listed(region.by, wider.allowed)}, {RULES[region.by]}" if wider.allowed else "nothing there"
-    return (f"the engine's table lets this {kind} write {region.name} {listed(region.by, wider.units)}; the event "
-            f"rules allow {allowed}")  # fmt: skip
+    region, word = wider.region, unit_word(wider.region)
+    allowed = f"{listed(word, wider.allowed)}, {RULES[region.by]}" if wider.allowed else "nothing there"
+    return (f"the engine's table lets this {kind} write {region.name} {listed(word, wider.units)}; the event rules "
+            f"allow {allowed}")  # fmt: skip
 
 
 def _handed_out(room: Room, by: str) -> set[int]:
     """Units that some request owns at some time. Rows are used from the first on, one per request."""
     slots, pages = room.capacity.slots, room.capacity.pages
-    return {"slot": set(slots), "page": set(pages), "row": set(range(len(slots)))}[by]
+    rows = range(len(slots))
+    return {"slot": set(slots), "page": set(pages), "row": set(rows), "request": {1 + row for row in rows}}[by]

@@ -13,7 +13,7 @@ from instep_reference.contract.event_facts import facts, named
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.memory_changes import Looked
-from ..watch.pool_addresses import stands
+from ..watch.pool_addresses import stands, unit_word
 from .base import NOWHERE, counted, said_of
 
 
@@ -36,10 +36,11 @@ class Leaks:
             if name not in slots or not (context.shown.has("slots") and context.shown.exact):
                 continue
             slot, pages = slots[name], context.expected.pages_before[name]
+            freed = {"slot": (slot,), "page": pages, "request": (context.expected.request_rows_before[name],)}
             yield self._owners(context, name, slot, pages)
             for looked in context.changes.looked:
-                if looked.poison is not None and looked.region.by != "row":
-                    yield from self._left(context, looked, name, (slot,) if looked.region.by == "slot" else pages)
+                if looked.poison is not None and looked.region.by in freed:
+                    yield from self._left(context, looked, name, freed[looked.region.by])
             if not context.expected.slots_after:
                 yield self._last(context)
 
@@ -58,7 +59,7 @@ class Leaks:
             left = int(looked.spoiled()[unit].sum()) if unit < len(looked.after) else positions
             if left:
                 where = f"{counted(left, 'position')} of {region.name}" if positions > 1 else region.name
-                said.append(f'data of request "{name}" is still in {where} {region.by} {unit}')
+                said.append(f'data of request "{name}" is still in {where} {unit_word(region)} {unit}')
         yield said_of(self, context, stands(region).place, len(units) * positions, said, name)
 
     def _last(self, context: EventContext) -> Comparison:

@@ -18,7 +18,7 @@ from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.memory_changes import Looked, bits, pattern
-from ..watch.pool_addresses import stands
+from ..watch.pool_addresses import stands, unit_word
 from ..watch.rows import whose
 from .base import counted, slot_of
 
@@ -75,8 +75,8 @@ class Poison:
         region = looked.region
         first = units[0] if units else None
         place, _, slot = stands(region, first)
-        where = f"{region.name} {region.by} {first} {says}" if not looked.gap else f"{region.name}: {says}"
-        more = f"; so are {counted(len(units) - 1, region.by)} more" if len(units) > 1 else ""
+        where = f"{region.name} {unit_word(region)} {first} {says}" if not looked.gap else f"{region.name}: {says}"
+        more = f"; so are {counted(len(units) - 1, unit_word(region))} more" if len(units) > 1 else ""
         return Comparison(
             self.name, self.tier, context.index, context.kind, place,
             elements=wrong.numel() - len(busy) * wrong.shape[1], blocks=wrong.shape[0] - len(busy),
@@ -130,9 +130,11 @@ def poisoned(tensor: torch.Tensor, poison: float) -> torch.Tensor:
 
 
 def owned(context: EventContext) -> dict[str, set[int]]:
-    """"slot" and "page" -> the units that some request owns before or after the event, by the trace."""
+    """"slot", "request" and "page" -> the units that some request owns before or after the event, by the trace."""
     expected = context.expected
     slots = {*expected.slots_before.values(), *expected.slots_after.values()}
-    return {"slot": slots, "page": {*chain(*expected.pages_before.values(), *expected.pages_after.values())}}
+    rows = {*expected.request_rows_before.values(), *expected.request_rows_after.values()}
+    pages = {*chain(*expected.pages_before.values(), *expected.pages_after.values())}
+    return {"slot": slots, "request": rows, "page": pages}
 
 

@@ -17,7 +17,7 @@ from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext, RowSpan
 from ..watch.memory_changes import Looked
-from ..watch.pool_addresses import stands
+from ..watch.pool_addresses import stands, unit_word
 from ..watch.rows import row_spans
 
 Writes = dict[int, set[int] | None]  # unit -> positions; None means any one position, which the engine chooses
@@ -63,9 +63,11 @@ class Tails:
             if strays and unit not in region.scratch:
                 first = unit if first is None else first
                 some = "one position" if allowed is None else _spelled(allowed) if allowed else ""
-                said.append(f"{region.name} {region.by} {unit} changed at {_spelled(strays)}; this event writes "
-                            f"{f'only {some}' if some else 'nothing'} there")  # fmt: skip
-        place, request, slot = stands(region, first, context.expected.slots_after)
+                said.append(f"{region.name} {unit_word(region)} {unit} changed at {_spelled(strays)}; this event "
+                            f"writes {f'only {some}' if some else 'nothing'} there")  # fmt: skip
+        place, request, slot = stands(
+            region, first, context.expected.slots_after, context.expected.request_rows_after
+        )
         return Comparison(
             self.name, self.tier, context.index, context.kind, place, elements=changed.numel(), blocks=len(changed),
             worst=float(len(said)), allowed=0.0, request=request, slot=slot,
@@ -157,11 +159,12 @@ def _on_pages(context: EventContext, rows: Iterable[tuple[str, Iterable[int]]], 
 
 
 def _by_unit(context: EventContext, region: Region, parts: Iterable[tuple[int, RowSpan, Iterable[int]]]) -> Writes:
-    """Positions by batch row, or by the slot of the row's request."""
-    slots = context.expected.slots_after
+    """Positions by batch row, or by the slot or the request row of the row's request."""
+    expected = context.expected
+    units = expected.request_rows_after if region.by == "request" else expected.slots_after
     return {
-        number if region.by == "row" else slots[span.request]: set(positions)
-        for number, span, positions in parts if region.by == "row" or span.request in slots
+        number if region.by == "row" else units[span.request]: set(positions)
+        for number, span, positions in parts if region.by == "row" or span.request in units
     }
 
 

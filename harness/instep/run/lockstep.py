@@ -146,6 +146,8 @@ def expect(before: RequestTable, after: RequestTable) -> Expected:
         sampling={name: s.sampling for name, s in after.live.items() if s.sampling is not None and s.draws},
         topk=after.capacity.topk,
         grown=after.capacity.grown(after.num_steps),
+        request_rows_before={name: s.request_row for name, s in before.live.items() if s.request_row is not None},
+        request_rows_after={name: s.request_row for name, s in there.items() if s.request_row is not None},
     )
 
 

@@ -38,7 +38,7 @@ METHODS = (
     *(kind_of(event) for event in get_args(AnyEvent) if event is not Refused),
     "next_num_steps", "state", "regions", "may_change", "slots", "pages", "watch",
 )
-COUNTED = ("slot", "row", "page")  # meanings of the first axis of a region
+COUNTED = ("slot", "row", "page", "request")  # meanings of the first axis of a region
 WHOLE = (torch.int32, torch.int64)
 NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LISTED = 4  # regions that one finding lists

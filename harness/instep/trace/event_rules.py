@@ -162,7 +162,10 @@ def _admit(rules: EventRules, event: e.Admit, choices: bool) -> None:
 
 def _admitted(rules: EventRules, event: e.Admit) -> None:
     slot = rules.table.free_slot()
-    rules.table.live[event.request] = Standing(event.request, event.prompt, slot, sampling=event.sampling)
+    row = rules.table.free_request_row()
+    rules.table.live[event.request] = Standing(
+        event.request, event.prompt, slot, sampling=event.sampling, request_row=row
+    )
 
 
 def _draft(rules: EventRules, event: e.Draft, choices: bool) -> None:
@@ -335,7 +338,8 @@ def _steps_set(rules: EventRules, event: e.SetNumSteps) -> None:
 
 
 def _preempted(rules: EventRules, event: e.Preempt) -> None:
-    rules.table.change(event.request, before=rules.table.live[event.request].phase, slot=None, pages=(), ahead=0)
+    rules.table.change(event.request, before=rules.table.live[event.request].phase, slot=None, request_row=None,
+                       pages=(), ahead=0)  # fmt: skip
 
 
 def _refused(rules: EventRules, event: e.Refused, choices: bool) -> None:
@@ -418,8 +422,10 @@ def _resume(rules: EventRules, event: e.Resume, choices: bool) -> None:
 
 def _resumed(rules: EventRules, event: e.Resume) -> None:
     standing = rules.table.live[event.request]
-    slot = rules.table.free_slot()
-    rules.table.live[event.request] = replace(standing, phase=standing.before or Phase.WAITING, before=None, slot=slot)
+    rules.table.live[event.request] = replace(
+        standing, phase=standing.before or Phase.WAITING, before=None, slot=rules.table.free_slot(),
+        request_row=rules.table.free_request_row(),
+    )
     rules.table.grow([(event.request, standing.length)])
 
 

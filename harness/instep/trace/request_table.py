@@ -21,7 +21,7 @@ class Standing:
 
     length   committed tokens; root: chosen but not committed; said: everything chosen after the prompt
     window   root and drafts of this round, while drafted or verified; parents: one per node, -1 for the root
-    slot     None while preempted; pages in order of position
+    slot     None while preempted; pages in order of position; request_row: the row that goes with the slot
     before   the phase that a preempted request returns to
     prefix   whether it is a tracked prefix and no request: `prompt` are its tokens
     aside    for a copy under a name: whether it is on the host
@@ -44,6 +44,7 @@ class Standing:
     sampling: Sampling | None = None
     prefix: bool = False
     aside: bool = False
+    request_row: int | None = None
 
     @property
     def draws(self) -> bool:
@@ -122,6 +123,12 @@ class RequestTable:
         """The slot that the next admitted or resumed request takes."""
         taken = {standing.slot for standing in self.live.values()}
         return next((slot for slot in self.capacity.slots if slot not in taken), None)
+
+    def free_request_row(self) -> int | None:
+        """The request row that it takes: the lowest free even number, or else the lowest free odd one."""
+        taken = {standing.request_row for standing in self.live.values()}
+        free = [row for row in range(1, 1 + len(self.capacity.slots)) if row not in taken]
+        return min(free, key=lambda row: (row % 2, row), default=None)
 
     def pages_missing(self, positions: Mapping[str, int]) -> int:
         """How many pages are missing for these requests to reach these positions."""

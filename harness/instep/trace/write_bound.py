@@ -18,17 +18,20 @@ class Bound:
     """slots  those of the requests that the event names
     pages  those of the positions that the event writes; all pages of a request that leaves
     rows   number of rows in the batch
+    request_rows  those of the requests that the event names
     """
 
     slots: frozenset[int] = frozenset()
     pages: frozenset[int] = frozenset()
     rows: int = 0
+    request_rows: frozenset[int] = frozenset()
 
     def units(self, region: e.Region) -> frozenset[int]:
-        """The units of a region that the event may write. No event may write red zones, slot 0 or page 0."""
+        """The units of a region that the event may write. No event may write red zones, or unit 0."""
         if region.red:
             return frozenset()
-        return {"slot": self.slots, "page": self.pages, "row": frozenset(range(self.rows))}[region.by]
+        return {"slot": self.slots, "page": self.pages, "row": frozenset(range(self.rows)),
+                "request": self.request_rows}[region.by]  # fmt: skip
 
 
 def bound(event: e.Event, before: RequestTable, after: RequestTable, rows: int) -> Bound:
@@ -39,9 +42,10 @@ def bound(event: e.Event, before: RequestTable, after: RequestTable, rows: int) 
     names = named(event)
     standings = [table.live[name] for table in (before, after) for name in names if name in table.live]
     slots = {standing.slot for standing in standings if standing.slot is not None}
+    request_rows = {standing.request_row for standing in standings if standing.request_row is not None}
     pages = {page for name in names for page in _pages(event, name, before, after)}
     batch = {"": 0, "own": len(names), "last": rows}[facts(event).batch]
-    return Bound(frozenset(slots) - {0}, frozenset(pages) - {0}, batch)
+    return Bound(frozenset(slots) - {0}, frozenset(pages) - {0}, batch, frozenset(request_rows) - {0})
 
 
 def _pages(event: e.Event, name: str, before: RequestTable, after: RequestTable) -> tuple[int, ...]:

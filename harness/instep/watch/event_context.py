@@ -75,6 +75,8 @@ class Expected:
     prefixes: Mapping[str, int] = field(default_factory=dict)  # tracked so far: name -> number of tokens
     topk: int | None = None  # where the drafter grows trees, the children of a node;  grown: the drafts of such a tree
     grown: int = 0
+    request_rows_before: Mapping[str, int] = field(default_factory=dict)  # request -> its request row
+    request_rows_after: Mapping[str, int] = field(default_factory=dict)
 
     def tree(self, request: str) -> tuple[int, ...] | None:
         """The parent of each node of a request's window in flight; None: it does not branch."""

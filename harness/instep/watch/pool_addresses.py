@@ -93,13 +93,28 @@ class Stands(NamedTuple):
     slot: int | None = None
 
 
-def stands(region: Region, unit: int | None = None, slots: Mapping[str, int] = MappingProxyType({})) -> Stands:
-    """The place of a region or of one of its units. slots: request -> slot. An undeclared region has no layer."""
+NOBODY: Mapping[str, int] = MappingProxyType({})
+
+
+def unit_word(region: Region) -> str:
+    """The word for a unit of a region in a message."""
+    return "request row" if region.by == "request" else region.by
+
+
+def stands(
+    region: Region, unit: int | None = None, slots: Mapping[str, int] = NOBODY, rows: Mapping[str, int] = NOBODY
+) -> Stands:
+    """The place of a region or of one of its units. An undeclared region has no layer.
+
+    slots: request -> slot;  rows: request -> request row
+    """
     means = region.means
     if means is None or means.component == NO_LAYER.component:
         place = NO_LAYER
     else:
         place = Place(draft_stage(region.layer) if means.draft else "trunk", region.layer, means.component)
+    if unit is not None and region.by == "request":
+        return Stands(place, next((name for name, row in rows.items() if row == unit), None))
     if unit is None or region.by != "slot":
         return Stands(place)
     return Stands(place, next((name for name, slot in slots.items() if slot == unit), None), unit)

@@ -29,9 +29,9 @@ from ..ops.base import Ops
 # Actions on one request in an event: the rows of a table. "claim": the request is given a slot.
 Action = Literal["claim", "prefill", "verify", "decode", "draft", "commit", "release", "restore"]
 ACTIONS: tuple[Action, ...] = ("claim", "prefill", "verify", "decode", "draft", "commit", "release", "restore")
-# Which units of a region an action writes: the request's slot, its snapshot row, the pages of the positions that are
-# written, or all pages that the request owns.
-Which = Literal["slot", "row", "written", "owned"]
+# Which units of a region an action writes: the request's slot, its snapshot row, its request row, the pages of the
+# positions that are written, or all pages that the request owns.
+Which = Literal["slot", "row", "request", "written", "owned"]
 # Action -> region -> which units; an absent action writes nothing. Scales are written with their region.
 Table = Mapping[Action, Mapping[str, Which]]
 
@@ -50,9 +50,10 @@ PAGES_OF_TREES: Table = {**PAGES, "commit": {**_KV, **_DRAFT_KV}}
 
 @dataclass(frozen=True)
 class RequestWrites:
-    """An event's action on one request, and the units that it may write: slot, snapshot row, pages.
+    """An event's action on one request, and the units that it may write: slot, snapshot row, request row, pages.
 
     written: the pages of the positions that are written;  owned: all pages of the request
+    request_row: -1 if no pool of the engine has units by request row
     """
 
     action: Action
@@ -60,10 +61,11 @@ class RequestWrites:
     row: int = -1
     written: frozenset[int] = frozenset()
     owned: frozenset[int] = frozenset()
+    request_row: int = -1
 
     def units(self, which: Which) -> frozenset[int]:
         return {
-            "slot": frozenset((self.slot,)), "row": frozenset((self.row,)),
+            "slot": frozenset((self.slot,)), "row": frozenset((self.row,)), "request": frozenset((self.request_row,)),
             "written": self.written, "owned": self.owned,
         }[which]
 

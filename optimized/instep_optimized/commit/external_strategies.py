@@ -22,7 +22,9 @@ from .base import ACTIONS, CommitStrategy, StrategySpec, Table, Which
 METHODS = ("bind", "commit", "peek", "restore", "claim")
 OPTION: Mapping[Component, str] = {"state": "--strategy", "conv": "--conv"}
 BATCHED = ("prefill", "verify", "decode", "commit")  # actions in which a request has a row in a batch
-COUNTED: Mapping[str, tuple[Which, ...]] = {"slot": ("slot",), "row": ("row",), "page": ("written", "owned")}
+COUNTED: Mapping[str, tuple[Which, ...]] = {
+    "slot": ("slot",), "row": ("row",), "request": ("request",), "page": ("written", "owned"),
+}
 
 
 def checked(ops: Ops, ours: Sequence[str]) -> Mapping[str, StrategySpec]:
@@ -56,7 +58,7 @@ def demanded(name: str, spec: StrategySpec, demands: Any) -> tuple[Demand, ...]:
             isinstance(size, int) and size >= 0 for size in whole
         )  # fmt: skip
         if not right:
-            expected = "units by slot, row or page; sizes that are whole numbers; a dtype"
+            expected = "units by slot, row, page or request; sizes that are whole numbers; a dtype"
             raise BadInput(what, found=f"{demand!r}"[:200], expected=expected)
     return tuple(demands)
 

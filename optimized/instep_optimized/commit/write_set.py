@@ -105,17 +105,17 @@ def writes_of(
     saved, preempted  the lengths of states that are kept aside, by name
     overlap           pages are reserved for the worst case; without overlap the event first waits for exact lengths
     """
-    slots, pages = memory.slots, memory.pages
+    slots, rows, pages = memory.slots, memory.request_rows, memory.pages
 
     def of(
         action: Action, name: str, lists: Mapping[str, list[int]], count: int, row: int | None = None
     ) -> RequestWrites:
         written = frozenset(pages.covering(lists[name], live[name].length.exact, count))
-        return RequestWrites(action, slots.of(name), -1 if row is None else row, written)
+        return RequestWrites(action, slots.of(name), -1 if row is None else row, written, request_row=rows.of(name))
 
     match event:
         case Admit():
-            return [RequestWrites("claim", slots.first())]
+            return [RequestWrites("claim", slots.first(), request_row=rows.first())]
         case Forward():
             # Without overlap the engine settles lengths first, so its "worst case" is the exact length already.
             worst, exact = (forward_wants(event.rows, live, exact=known) for known in (not overlap, True))
@@ -140,13 +140,17 @@ def writes_of(
             owner = event.request
             if owner not in slots.owned():  # an abort of a preempted request: it owns nothing
                 return []
-            return [RequestWrites("release", slots.of(owner), owned=frozenset(pages.of(owner)))]
+            owned = frozenset(pages.of(owner))
+            return [RequestWrites("release", slots.of(owner), owned=owned, request_row=rows.of(owner))]
         case Load() | Resume():
             kept = saved[event.name] if isinstance(event, Load) else preempted[event.request]
-            slot = slots.of(event.request) if isinstance(event, Load) else slots.first()
+            slot, row = (
+                units.of(event.request) if isinstance(event, Load) else units.first() for units in (slots, rows)
+            )
             grown = pages.grown([(event.request, kept)])[event.request]
             filled = frozenset(pages.covering(grown, 0, kept))
             # A resume claims its slot first. For a load this adds nothing: a restore may write all that a claim may.
-            return [RequestWrites("claim", slot), RequestWrites("restore", slot, written=filled)]
+            return [RequestWrites("claim", slot, request_row=row),
+                    RequestWrites("restore", slot, written=filled, request_row=row)]  # fmt: skip
         case _:
             return []

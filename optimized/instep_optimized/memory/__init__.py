@@ -16,7 +16,7 @@ from ..layout import Chance
 from .pages import PageTable
 from .pool import Demand, Pool
 from .slot_table import SlotTable
-from .slots import Slots
+from .slots import Slots, request_rows
 from .tiled_units import SCALES, Units
 
 
@@ -29,7 +29,7 @@ class Memory:
     ) -> None:
         self.device = device
         self.pools = {d.name: Pool(d, guarded=guarded, poison=poison, device=device) for d in wanted}
-        self.slots = Slots(capacity.slots)
+        self.slots, self.request_rows = Slots(capacity.slots), request_rows(len(capacity.slots))
         self.pages = PageTable(capacity.pages, capacity.page_size, capacity.max_positions)
         self.slot_table = SlotTable.of(self.pools, capacity.request_positions)
         # `fresh` for launches in which no row is the first of its request. A graph may hold it, because it never
@@ -51,10 +51,15 @@ class Memory:
         return self.pools[name].demand.layers if name in self.pools else ()
 
     def claim(self, request: str, positions: int = 0, sampling: Sampling | None = None) -> None:
-        """Take a slot, and pages for that many positions. If either is missing, raise and change nothing."""
+        """Take a slot with a request row, and pages for that many positions. If any is missing, change nothing."""
         self.slots.first()  # raises if no slot is free; after this only the pages can be missing
         self.pages.grow([(request, positions)])
+        self.request_rows.take(request)
         self.slot_table.enter(self.slots.take(request), positions, self.pages.of(request), sampling)
+
+    def request_row_at(self, slot: int) -> int:
+        """Return the request row of the request that owns a slot."""
+        return next(self.request_rows.of(name) for name, own in self.slots.owned().items() if own == slot)
 
     def grow(self, wants: Sequence[tuple[str, int]]) -> None:
         """Make room for that many positions of each request and enter the pages, or raise and change nothing."""
@@ -63,11 +68,12 @@ class Memory:
         ])
 
     def release(self, request: str) -> None:
-        """Free slot and pages, and poison them, so that a later read of their contents shows."""
+        """Free slot, request row and pages, and poison them, so that a later read of their contents shows."""
         slot, pages = self.slots.give(request), self.pages.release(request)
+        row = self.request_rows.give(request)
         for pool in self.pools.values():
             # Snapshot rows belong to a batch, not to a request: none is freed here.
-            pool.scrub({"slot": [slot], "page": pages, "row": []}[pool.demand.by])
+            pool.scrub({"slot": [slot], "request": [row], "page": pages, "row": []}[pool.demand.by])
 
     def regions(self) -> list[Region]:
         """List every byte of every pool. The two ends of a pool are separate regions, which no event may write."""

@@ -193,10 +193,11 @@ def mark(name: str, sizes: Sizes) -> Demand:
 def bytes_per(wanted: tuple[Demand, ...], *, guarded: bool) -> dict[str, int]:
     """Count the bytes of one more unit, over all layers, by kind of unit.
 
-    slot  a slot without its rings;  ring: the rings of one slot;  row: a snapshot row;  page: a KV page
-    A request has one slot, its rings, one row, and as many pages as its tokens need.
+    slot  a slot without its rings;  ring: the rings of one slot;  row: a snapshot row;  page: a KV page;  request: a
+          request row
+    A request has one slot, its rings, one row, one request row, and as many pages as its tokens need.
     """
-    costs = {"slot": 0, "ring": 0, "row": 0, "page": 0}
+    costs = {"slot": 0, "ring": 0, "row": 0, "page": 0, "request": 0}
     for demand in wanted:
         kind = "ring" if demand.name.startswith(RING) else demand.by
         costs[kind] += len(demand.layers) * demand.pitch(guarded) * demand.dtype.itemsize
@@ -211,12 +212,12 @@ def contents(demand: Demand) -> int:
 def bytes_of(requests: int, tokens: int, page_size: int, wanted: tuple[Demand, ...], *, guarded: bool) -> int:
     """Count the bytes of all pools of an engine for `requests` requests of `tokens` tokens, exactly.
 
-    A request has a slot, rings, a snapshot row, `FRESH` and its pages. The reserved slot, the reserved page and the two
-    ends of every pool exist even without a request.
+    A request has a slot, rings, a snapshot row, a request row, `FRESH` and its pages. The reserved slot, the reserved
+    request row, the reserved page and the two ends of every pool exist even without a request.
     """
     costs = bytes_per(wanted, guarded=guarded)
     ends = sum(2 * demand.pitch(guarded) * demand.dtype.itemsize for demand in wanted)
-    slot = costs["slot"] + costs["ring"]
+    slot = costs["slot"] + costs["ring"] + costs["request"]
     each = slot + costs["row"] + FRESH + -(-tokens // page_size) * costs["page"]
     return ends + slot + costs["page"] + requests * each
 

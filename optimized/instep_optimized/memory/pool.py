@@ -32,14 +32,14 @@ RED = 0xFF  # every byte of a red zone: a NaN in every float dtype, with other b
 class Demand:
     """Contents of a pool: for each layer `units` blocks of `shape`.
 
-    by          what a unit is: a request's slot, a batch row of a snapshot, or a KV page
+    by          what a unit is: a request's slot, a batch row of a snapshot, a KV page, or a request row
     transposed  the last two axes of `shape` are exchanged in memory (the `VK` layout of a state)
     means       what a unit holds, and what its positions are
     tiles       how the pool is stored in tiles; their scales, if any, have a separate pool (`budget.with_scales`)
     """
 
     name: str
-    by: Literal["slot", "row", "page"]
+    by: Literal["slot", "row", "page", "request"]
     layers: tuple[int, ...]
     units: int
     shape: tuple[int, ...]

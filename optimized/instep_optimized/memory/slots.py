@@ -1,6 +1,6 @@
-"""Slots: the request that owns each unit of the state pools.
+"""Slots and request rows: the request that owns each unit of the state pools.
 
-Leaves out: the memory of a slot (`pool.py`). Slot 0 is reserved and never handed out.
+Leaves out: the memory of a slot (`pool.py`). Slot 0 and request row 0 are reserved and never handed out.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from instep_reference.contract.errors import BadInput, OutOfCapacity
 
 
 class Slots:
-    """Hands out the first free slot in the order that the capacity gives."""
+    """Hands out the first free unit in the given order: the slots of the capacity, or request rows."""
 
     def __init__(self, order: tuple[int, ...]) -> None:
         check_order("capacity.slots", order)
@@ -37,6 +37,11 @@ class Slots:
 
     def owned(self) -> dict[str, int]:
         return dict(self._owned)
+
+
+def request_rows(slots: int) -> Slots:
+    """Hand out the request rows of that many slots: even numbers first, as `Capacity.slots` describes."""
+    return Slots((*range(2, slots + 1, 2), *range(1, slots + 1, 2)))
 
 
 def check_order(field: str, order: tuple[int, ...]) -> None:

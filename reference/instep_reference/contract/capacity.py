@@ -16,6 +16,9 @@ class Capacity:
 
     slots          the order in which free slots are handed out: the first free one in this order.
                    Slot 0 is reserved and never listed.
+                   A request that takes a slot also takes a *request row*, and gives both back together. Request rows
+                   are numbered from 1 on, one for each slot; row 0 is reserved. The first free one is handed out, the
+                   even numbers before the odd ones: 2, 4, .., 1, 3, .. So it is neither the slot nor the batch row
     pages          the order in which free KV pages are handed out; page 0 is reserved.
     page_size      tokens per KV page
     max_tokens     maximum number of tokens of one forward, over all rows

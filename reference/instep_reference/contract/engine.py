@@ -316,7 +316,8 @@ class Region:
 
     name     for tables and messages; nothing depends on it
     layer    layer index (MTP layers count from 0 in draft regions)
-    by       the meaning of the first axis: "slot", "row" (batch row of a snapshot) or "page"
+    by       the meaning of the first axis: "slot", "row" (batch row of a snapshot), "page" or "request" (request row:
+             `Capacity.slots` has the order in which they are handed out)
     units    tensor whose first axis is that; a view on the pool itself
     gaps     red zones between the units, same first axis, or None when the pool is not guarded
     means    the contents of a unit; None: not declared, so a unit is compared as a whole
@@ -326,7 +327,7 @@ class Region:
 
     name: str
     layer: int
-    by: Literal["slot", "row", "page"]
+    by: Literal["slot", "row", "page", "request"]
     units: torch.Tensor
     gaps: torch.Tensor | None = None
     means: Meaning | None = None
@@ -345,7 +346,8 @@ class Inspectable(Protocol):
 
         It is read BEFORE the event runs. Regions that are absent may not change at all. No table may be wider than the
         event rules: slots of the requests that the event names; pages of the positions that it writes (all pages of a
-        request that leaves); batch rows of its batch; nothing if the event names no request. Scratch is not listed.
+        request that leaves); batch rows of its batch; request rows as slots; nothing if the event names no request.
+        Scratch is not listed.
         """
         ...
 
