@@ -45,7 +45,8 @@ UPDATE = take("fused_recurrent_gated_delta_rule_update", *RECURRENCES)
 PACKED = take("fused_recurrent_gated_delta_rule_packed_decode", *RECURRENCES)
 GATED = take(
     "fused_sigmoid_gating_delta_rule_update",
-    f"{NOW}.attention.linear.fused_sigmoid_gating_recurrent", f"{THEN}.fla.fused_sigmoid_gating_recurrent",
+    f"{NOW}.attention.linear.fused_sigmoid_gating_recurrent", f"{NOW}.attention.fla.fused_sigmoid_gating_recurrent",
+    f"{THEN}.fla.fused_sigmoid_gating_recurrent",
 )  # fmt: skip
 
 

@@ -5,9 +5,14 @@ Leaves out: everything else. With SGLang installed, `--ops instep.adapters.sglan
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from instep.adapters.stubbed_imports import sglang
 
 sglang()
 
 from instep.adapters.sglang import *  # noqa: E402, F403
 from instep.adapters.sglang_commit import *  # noqa: E402, F403
+
+with suppress(ModuleNotFoundError):  # no ring before 0.5.16
+    from instep.adapters.sglang_ring import *  # noqa: F403

@@ -1,0 +1,137 @@
+"""SGLang's ring of a GDN verify under changing step counts, as a commit strategy: which releases are right, and when.
+
+The ring of a release is wrong where its entries do not reach: `write_pos` + accepted tokens > 16 entries, and in 0.5.16
+also in a flush round that is wider than the round before. Leaves out: step changes under our strategies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+import pytest
+
+from instep.run.replay import Replay
+from instep.setting import Setting
+from instep.trace.file import Trace
+from instep.verdict import Exit
+from peers.environment import TOP, environment
+from support.covering import few
+from support.fake_ring import modules
+from support.schedules import SCHEDULES, first_wrong
+from support.traces import brief, recorded
+
+OPS, STRATEGY = "instep.adapters.sglang_ring:RING", "sglang_ring"
+OURS = ("instep.adapters.sglang", "instep.adapters.sglang_ring")
+# Release -> schedule -> the first wrong window, counted from 0.
+OVERFLOWS = {"14 x 1, 4": 14, "6 x 2, 8": 6}
+WRONG = {
+    "0.5.16": OVERFLOWS | {"6 x 2, 4": 7, "6 x 2, 8 of which 3": 7}, "0.5.18": {}, "0.5.20": OVERFLOWS,
+    "0.5.23": OVERFLOWS,
+}  # fmt: skip
+Put = Callable[..., None]
+
+
+@pytest.fixture
+def put(monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
+    """`put("0.5.23")`: from now on SGLang's modules have the functions of `fake_ring`."""
+
+    def place(release: str, margin: int | None = None) -> None:
+        for module in OURS:
+            sys.modules.pop(module, None)
+        for name, functions in modules(release, margin).items():
+            parts = name.split(".")
+            for end in range(1, len(parts) + 1):
+                made = ModuleType(".".join(parts[:end]))
+                made.__path__ = []
+                made.__spec__ = ModuleSpec(made.__name__, None, is_package=True)
+                monkeypatch.setitem(sys.modules, made.__name__, sys.modules.get(made.__name__, made))
+            vars(sys.modules[name]).update(functions)
+
+    yield place
+    for module in OURS:
+        sys.modules.pop(module, None)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Three requests, rounds of every kind, a preemption, an abort and a reload, through a model of a few channels."""
+    return recorded(tmp_path_factory.mktemp("small"), brief())
+
+
+def wrong(release: str) -> dict[str, int | None]:
+    return {name: WRONG[release].get(name) for name in SCHEDULES}
+
+
+@few(2)
+@pytest.mark.parametrize(("release", "graphs"), [
+    ("0.5.16", False), ("0.5.23", True), ("0.5.18", True), ("0.5.18", False), ("0.5.23", False), ("0.5.16", True),
+])  # fmt: skip
+def test_a_ring_serves_a_trace_of_every_kind_of_event(release: str, graphs: bool, put: Put, small: Trace) -> None:
+    put(release)
+    verdict = Replay(small, Setting(OPS, strategy=STRATEGY, graphs=graphs, overlap=graphs)).run().verdict
+    assert verdict.exit is Exit.AGREED and verdict.events == len(small.events), verdict.findings[:1]
+
+
+@few(2)
+@pytest.mark.parametrize(("release", "name"), [
+    ("0.5.16", "6 x 2, 4"), ("0.5.18", "6 x 2, 8"), ("0.5.23", "14 x 1, 4"), ("0.5.23", "6 x 2, 8 of which 3"),
+])  # fmt: skip
+def test_a_rise_of_the_step_count_is_wrong_where_the_ring_ends(release: str, name: str, put: Put) -> None:
+    put(release)
+    found = first_wrong(name, OPS, STRATEGY)
+    assert (found and found[0]) == WRONG[release].get(name), found
+    assert found is None or found[1].startswith("directed state: "), found
+
+
+@pytest.mark.whole
+def test_a_ring_with_the_margin_of_the_widest_window_is_right(put: Put) -> None:
+    put("0.5.23", margin=8)
+    assert [first_wrong(name, OPS, STRATEGY) for name in OVERFLOWS] == [None, None]
+
+
+def test_a_state_that_lacks_the_last_tokens_is_named(put: Put) -> None:
+    put("0.5.23")
+    assert first_wrong("6 x 2, 8", OPS, STRATEGY) == (
+        6, "directed state: holds the state after 4 tokens; 8 tokens were accepted"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("ops", "strategy", "says"), [
+    ("plain", OPS.replace("RING", "KEEPER"), "which does not fill it"),
+])  # fmt: skip
+def test_a_ring_that_no_op_fills_is_refused(ops: str, strategy: str, says: str, put: Put, small: Trace) -> None:
+    put("0.5.23")
+    with pytest.raises(Exception, match=says):
+        Replay(small, Setting(ops, strategy=strategy)).run()
+
+
+def test_a_release_without_a_ring_is_refused(put: Put, small: Trace) -> None:
+    put("0.5.23")
+    import_module("instep.adapters.sglang_ring")
+    del sys.modules["sglang.kernels.ops.attention.linear.gdn_replayssm_spec_decode"]
+    with pytest.raises(Exception, match="this release has none"):
+        Replay(small, Setting(OPS, strategy=STRATEGY)).run()
+
+
+@pytest.mark.whole
+@pytest.mark.interpreted
+@pytest.mark.parametrize("release", WRONG)
+def test_a_released_ring_is_wrong_exactly_where_it_ends(release: str) -> None:
+    """The kernels of the wheel, interpreted. The states of a wrong commit are named, and the run ends there."""
+    wheel = TOP / ".venv-peers" / "unpacked" / f"sglang-{release}"
+    if not (wheel / "sglang").is_dir():
+        pytest.skip(f"sglang {release} is not unpacked in {wheel.parent.relative_to(TOP)}: make peers")
+    command = [sys.executable, "-W", "ignore", "-m", "support.schedules"]
+    ran = subprocess.run(command, env={**os.environ, **environment([wheel]), "TRITON_INTERPRET": "1"}, cwd=TOP,
+                         capture_output=True, text=True, timeout=600)  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert {name: one and one[0] for name, one in found.items()} == wrong(release), found
+    assert all(one is None or one[1].startswith("directed state: ") for one in found.values()), found
