@@ -2,10 +2,10 @@
 
     python sglang_strided_pool.py      needs sglang, torch, triton; no GPU (the kernel is interpreted)
 
-Run: one token of one request; its state is in a view of a pool with another component between the slots (as pools
-of `page-major` memory are; since 0.5.23 the kernel takes its slot stride from the tensor for them). Expected: the
-state changes, as in a contiguous pool. Got: it does not. `input_guard` around the function makes every argument
-contiguous, so the kernel writes into a copy. `chunk_gated_delta_rule` has the same guard. 0.5.9 to 0.5.23.
+Run: one token of one request; its state is in a view of a pool with another component between the slots, as pools of
+`page-major` memory are. Expected: the state changes, as in a contiguous pool. Got: it does not. `input_guard` around
+the function makes every argument contiguous, so the kernel writes into a copy. `chunk_gated_delta_rule` has the same
+guard; since 0.5.16 the GDN backend copies strided pools before it calls that. 0.5.9 to 0.5.23; jet_nemotron.
 """
 
 import os

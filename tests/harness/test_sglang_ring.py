@@ -128,7 +128,7 @@ def test_a_released_ring_is_wrong_exactly_where_it_ends(release: str) -> None:
     wheel = TOP / ".venv-peers" / "unpacked" / f"sglang-{release}"
     if not (wheel / "sglang").is_dir():
         pytest.skip(f"sglang {release} is not unpacked in {wheel.parent.relative_to(TOP)}: make peers")
-    command = [sys.executable, "-W", "ignore", "-m", "support.schedules"]
+    command = [sys.executable, "-W", "ignore", "-m", "support.schedules", "--json"]
     ran = subprocess.run(command, env={**os.environ, **environment([wheel]), "TRITON_INTERPRET": "1"}, cwd=TOP,
                          capture_output=True, text=True, timeout=600)  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-2000:]

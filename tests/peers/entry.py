@@ -6,7 +6,7 @@ Leaves out: running it (`run.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from instep_reference.contract.errors import BadInput
@@ -29,6 +29,9 @@ class Entry:
     apart     the name of a separate environment, if its needs conflict with those of other entries
     seconds   the limit of one run
     since     the first version that is known to behave so, if earlier ones were tried
+    switch    the options of the engine that select what is judged; "default" if it needs none
+    calls     the judged functions, which the release must call: names, or name(keyword) (`dispatch.py`)
+    facts     names in the release's source with the values that the switch gives them
     """
 
     name: str
@@ -44,6 +47,9 @@ class Entry:
     apart: str = ""
     seconds: int = 300
     since: str = ""
+    switch: str = ""
+    calls: tuple[str, ...] = ()
+    facts: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Entry:

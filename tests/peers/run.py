@@ -19,13 +19,14 @@ from typing import Any
 
 from instep.verdict import Exit
 
+from .dispatch import Source
 from .entry import AGREE, Entry
 from .recordings.judged import counted
 
 TOP = Path(__file__).resolve().parents[2]
 SAID = {Exit.AGREED: AGREE, Exit.DIVERGED: "diverged", Exit.BAD_INPUT: "refused", Exit.INCONCLUSIVE: "nothing compared",
         Exit.HARNESS_FAILED: "the harness failed"}  # fmt: skip
-MISSING, FAILED = "missing", "the runner failed"
+MISSING, FAILED, UNCALLED = "missing", "the runner failed", "not called"
 MILD = ("diverged", "nothing compared", AGREE)  # every other verdict is worse than these
 ASKED = """
 import sys, importlib.metadata as metadata, importlib.util as util
@@ -49,16 +50,19 @@ def served(
     """The row of an entry: the results of its runs, the worst first."""
     began = time.monotonic()
     try:
-        runs = [_row(None, MISSING, missing, entry.command)] if (missing := _missing(entry, environment, python)) else [
-            _one(entry, trace, environment, unpacked, python) for trace in entry.runs()
-        ]  # fmt: skip
+        if missing := _missing(entry, environment, python):
+            runs = [_row(None, MISSING, missing, entry.command)]
+        elif dead := uncalled(entry, unpacked):
+            runs = [_row(None, UNCALLED, dead, entry.command)]
+        else:
+            runs = [_one(entry, trace, environment, unpacked, python) for trace in entry.runs()]
     except Exception as error:  # whatever it is, the other entries are run and the result is written
         runs = [_row(None, FAILED, f"{type(error).__name__}: {error}", entry.command)]
     runs.sort(key=lambda run: (run["verdict"] == AGREE, _met(entry, run), _mildness(run["verdict"])))
     worst, odd = runs[0], [run for run in runs if run["verdict"] != AGREE]
     return {
         "name": entry.name, "package": entry.package, "version": entry.version, "door": entry.door,
-        "expected": entry.expected, "since": entry.since,
+        "expected": entry.expected, "since": entry.since, "switch": entry.switch,
         "verdict": worst["verdict"], "finding": worst["finding"], "command": worst["command"],
         "events": sum(run["events"] for run in runs), "of": sum(run["of"] for run in runs),
         "tiers": sorted({tier for run in runs for tier in run["tiers"]}), "runs": runs,
@@ -68,8 +72,18 @@ def served(
     }  # fmt: skip
 
 
+def uncalled(entry: Entry, unpacked: Path) -> str:
+    """The judged functions that the unpacked release does not call, with these options; empty if it calls all."""
+    roots = [unpacked / wheel.replace("==", "-") / module for wheel in entry.unpacked for module in entry.modules]
+    root = next((root for root in roots if root.is_dir()), None)
+    if not entry.calls or root is None:
+        return f"the source of {entry.package} {entry.version} is not unpacked" if entry.calls else ""
+    source = Source(root, entry.facts)
+    return "; ".join(f"no call of {name} with {entry.switch}" for name in entry.calls if not source.calls(name))
+
+
 def _met(entry: Entry, run: Mapping[str, Any]) -> bool:
-    return run["verdict"] not in (MISSING, FAILED) and entry.met(f"{run['verdict']}: {run['finding']}")
+    return run["verdict"] not in (MISSING, FAILED, UNCALLED) and entry.met(f"{run['verdict']}: {run['finding']}")
 
 
 def _mildness(verdict: str) -> int:

@@ -10,12 +10,12 @@ import runpy
 import sys
 from pathlib import Path
 
-from instep.adapters import sources
+from instep.adapters import stubbed_imports
 
 if __name__ == "__main__":
     for package in ("sglang", "vllm"):
         if any((Path(place) / package).is_dir() for place in sys.path):
-            getattr(sources, package)()
+            getattr(stubbed_imports, package)()
     sys.argv = sys.argv[1:]
     run = runpy.run_path if sys.argv[0].endswith(".py") else runpy.run_module
     run(sys.argv[0], run_name="__main__")

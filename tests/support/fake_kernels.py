@@ -34,10 +34,10 @@ def rows_of(cu_seqlens: Any) -> list[range]:
 
 
 class Kernels:
-    """slip   the stride of snapshot rows is made of `cache_steps`;  forgets: the fold leaves out its last token"""
+    """slip   the stride of snapshot rows is made of `cache_steps`"""
 
-    def __init__(self, slip: bool = False, forgets: bool = False) -> None:
-        self.slip, self.forgets = slip, forgets
+    def __init__(self, slip: bool = False) -> None:
+        self.slip = slip
 
     def fused_recurrent_gated_delta_rule_update(
         self, *, q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, initial_state_source: Any,
@@ -119,16 +119,6 @@ class Kernels:
         for row, (slot, step) in enumerate(zip(slots.tolist(), steps.tolist(), strict=True)):
             if slot >= 0 and step >= 0:
                 dst[:, slot] = src[:, row, step]
-
-    def commit_gdn_replayssm_fold_all_layers(
-        self, state: Any, v: Any, k: Any, g: Any, beta: Any, slots: Any, accepted: Any, ring: int, heads: int, *,
-        use_qk_l2norm_in_kernel: bool,
-    ) -> None:
-        assert k.shape[2:4] == (heads, ring)
-        for slot, count in zip(slots.tolist(), accepted.tolist(), strict=True):
-            for t in range(count - self.forgets):
-                kept = (x[0, slot, :, t] for x in (k, v, g, beta))
-                state[0, slot] = token(state[0, slot], *kept)
 
 
 def columns(

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-HEAD = ("judged", "release", "door", "tiers", "events served, or tokens decided", "verdict", "finding", "command")
+HEAD = (
+    "judged", "release", "selected by", "door", "tiers", "events served, or tokens decided", "verdict", "finding",
+    "command",
+)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -22,8 +25,8 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     served = f"{row['events']} of {row['of']}" if row["of"] else ""
     served = f"{row['decided']} of {row['tokens']} tokens" if row.get("tokens") else served
     return (
-        row["name"], f"{row['package']} {row['version']}", row["door"], " ".join(row["tiers"]), served,
-        f"{row['verdict']}{odd}", f"{row['finding']}{since}", f"`{row['command']}`",
+        row["name"], f"{row['package']} {row['version']}", row.get("switch", ""), row["door"],
+        " ".join(row["tiers"]), served, f"{row['verdict']}{odd}", f"{row['finding']}{since}", f"`{row['command']}`",
     )  # fmt: skip
 
 

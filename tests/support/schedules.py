@@ -6,6 +6,7 @@ Leaves out: what a commit strategy makes of them (`tests/harness/test_sglang_rin
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -76,11 +77,18 @@ def first_wrong(name: str, ops: str, strategy: str, **more: object) -> tuple[int
     return ends.index(finding.event), f"{finding.check} {finding.place.component}: {finding.diagnosis}"
 
 
-def main() -> None:
-    """Print every schedule under the ring of the release on Python's path, as JSON."""
-    ring = ("peers.kernels.sglang:RING", "sglang_ring")
-    print(json.dumps({name: first_wrong(name, *ring) for name in SCHEDULES}))
+def main(words: list[str]) -> int:
+    """Replay every schedule under the ring of the release on Python's path. Exit 1: one is wrong. --json: as JSON."""
+    found = {name: first_wrong(name, "peers.kernels.sglang:RING", "sglang_ring") for name in SCHEDULES}
+    if words == ["--json"]:
+        print(json.dumps(found))
+        return 0
+    for name, wrong in found.items():
+        print(f"{name}: " + ("right" if wrong is None else f"window {wrong[0]}, {wrong[1]}"))
+    names = [name for name, wrong in found.items() if wrong is not None]
+    print(f"the state is wrong after {'; '.join(names)}" if names else "right after every schedule")
+    return 1 if names else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,13 +1,12 @@
 """SGLang's kernels of the gated delta rule as the `gdn` op, called as its GDN backend calls them.
 
 Pools: states [slots, HV, V, K]; snapshots of a verify [rows, steps, HV, V, K], by batch row, with all allocated steps.
-Leaves out: its scheduler; its conv, scatter and fold (`sglang_commit.py`). Mirrors: sglang 0.5.12 to 0.5.23.
+Leaves out: its scheduler; its conv and scatter (`sglang_commit.py`), its ring (`sglang_ring.py`). Mirrors: sglang
+0.5.12 to 0.5.23.
 
     SIGMOID     `fused_sigmoid_gating_delta_rule_update`: verify and decode, norms and gates inside
     DECODE      the same, and `fused_recurrent_gated_delta_rule_packed_decode` if each request has one row
-    RECURRENT   `fused_recurrent_gated_delta_rule_update` with the steps of the current window
-    ALLOCATED   the same with the allocated steps;  STRIDED: also in the engine's own pools, which are strided
-    CHUNKED     `chunk_gated_delta_rule` for prefill, and ALLOCATED for the rest;  CHUNKED_STRIDED: in strided pools
+    CHUNKED     `chunk_gated_delta_rule` for prefill;  CHUNKED_STRIDED: in strided pools
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ def take(name: str, *modules: str) -> Any:
 
 
 RECURRENCES = (f"{NOW}.attention.fla.fused_recurrent", f"{THEN}.fla.fused_recurrent")
-UPDATE = take("fused_recurrent_gated_delta_rule_update", *RECURRENCES)
 PACKED = take("fused_recurrent_gated_delta_rule_packed_decode", *RECURRENCES)
 GATED = take(
     "fused_sigmoid_gating_delta_rule_update",
@@ -72,25 +70,6 @@ def decode(x: Launch) -> torch.Tensor:
     return out[:, 0]
 
 
-def recurrent(x: Launch, steps: int | None = None) -> torch.Tensor:
-    """Call the kernel. Its check of lengths needs snapshot rows even if there are no snapshots.
-
-    steps: number of steps of the snapshots to pass to the kernel. None means those of the current window, which a
-    caller knows
-    """
-    core: torch.Tensor = UPDATE(
-        q=x.q[None], k=x.k[None], v=x.v[None], g=x.log_decay[None], beta=x.beta[None], scale=1.0,
-        initial_state_source=x.pool, initial_state_indices=x.index.int(), cu_seqlens=x.cu_seqlens,
-        disable_state_update=not x.stores, intermediate_states_buffer=x.snapshots,
-        intermediate_state_indices=x.index if x.rows is None else x.rows, cache_steps=steps or x.window,
-    )  # fmt: skip
-    return core[0]
-
-
-def allocated(x: Launch) -> torch.Tensor:
-    return recurrent(x, steps=None if x.snapshots is None else x.snapshots.shape[1])
-
-
 def chunked(x: Launch) -> torch.Tensor:
     """Prefill. `chunk_gated_delta_rule` refuses fp32 rows, but the function that it calls accepts them. In fp32 the
     rounding of 16-bit products does not hide errors."""
@@ -104,8 +83,5 @@ def chunked(x: Launch) -> torch.Tensor:
 
 SIGMOID = pooled(BASE, name="sglang sigmoid", window=sigmoid, raw=True)
 DECODE = pooled(BASE, name="sglang packed decode", window=decode, raw=True)
-RECURRENT = pooled(BASE, name="sglang recurrent", window=recurrent)
-ALLOCATED = pooled(BASE, name="sglang recurrent, allocated steps", window=allocated)
-STRIDED = pooled(BASE, name="sglang recurrent, strided pools", window=allocated, strided=True)
-CHUNKED = pooled(BASE, name="sglang chunked", window=allocated, chunk=chunked)
-CHUNKED_STRIDED = pooled(BASE, name="sglang chunked, strided pools", window=allocated, chunk=chunked, strided=True)
+CHUNKED = pooled(BASE, name="sglang chunked", chunk=chunked)
+CHUNKED_STRIDED = pooled(BASE, name="sglang chunked, strided pools", chunk=chunked, strided=True)

