@@ -20,6 +20,7 @@ import pytest
 import peers.__main__ as program
 from instep.adapters.wheel_modules import Absent, bare
 from instep_reference.contract.errors import BadInput
+from peers import controllers
 from peers.entry import Entry
 from peers.environment import environment, install, unpack
 from peers.run import TOP, sentence, served
@@ -243,3 +244,62 @@ def test_maintainer_script_has_thirty_lines_or_a_reason(file: Path) -> None:
     lines = file.read_text().splitlines()
     first = next((line for line in lines if line.startswith("#")), "")
     assert len(lines) <= 30 or first.startswith("# Longer than 30 lines: "), len(lines)
+
+
+# A release made up here: slots as ours, behind the names of the released module.
+MADE_UP = '''
+import json
+from instep_reference.contract.adaptive import DEFAULT_FILES
+from instep_reference.contract.controllers import Controlled
+from instep_reference.controllers import controller
+from sglang.srt.utils import log_info_on_rank0
+
+DEFAULT_ADAPTIVE_CONFIG = DEFAULT_FILES["0.5.20"]
+
+class Slot:
+    def __init__(self, standing):
+        self.current_steps, self.ema_accept_len = standing
+
+class AdaptiveSpeculativeParams:
+    def __init__(self, initial, path):
+        self.initial, self.file, self.sizes = initial, json.load(open(path)), ()
+        self.make()
+    def make(self):
+        try:
+            self.ours = controller(Controlled("sglang-0.5.14", self.sizes, file=self.file), self.initial)
+        except Exception as error:
+            raise ValueError(str(error))
+    def set_cuda_graph_bs(self, sizes):
+        self.sizes = tuple(sizes or ())
+        self.make()
+    def get_steps_for_batch(self, batch):
+        return self.ours.next_num_steps(batch, batch)
+    def on_verify_complete(self, accepted, batch):
+        self.ours.committed(accepted)
+    @property
+    def _slots(self):
+        return {key: Slot(standing) for key, standing in self.ours.slots.items()}
+
+def resolve_candidate_steps_from_config(path):
+    return [0, 1, 3, 5, 7]
+'''
+
+
+@pytest.mark.parametrize(("old", "new", "right"), [
+    ("", "", True), ("committed(accepted)", "committed(accepted[:-1] or accepted)", False),
+    ("self.sizes = tuple(sizes or ())", "self.sizes = ()", False), ('["0.5.20"]', '["0.5.14"]', False),
+    ("[0, 1, 3, 5, 7]", "[0, 1, 5, 7]", False),
+], ids=["as ours", "a request too few", "no padding", "another default file", "another start"])  # fmt: skip
+def test_released_controller_is_compared_bit_for_bit(old: str, new: str, right: bool) -> None:
+    (row,) = controllers.rows({("sglang", "0.5.23"): MADE_UP.replace(old, new)}, runs=12)
+    assert row["right"] is right, row
+    assert "sglang.srt.utils" not in sys.modules, "stubs leave no trace"
+
+
+def test_row_is_right_only_if_every_mistake_is_seen() -> None:
+    row = {"package": "vllm", "dialect": "vllm-table", "expected": ["vllm-table"],
+           "differ": {"reference": 0, "optimized": 0}, "mistakes": {"padding left out": 3}}  # fmt: skip
+    assert controllers.right(row) is True
+    for wrong in ({"mistakes": {"padding left out": 0}}, {"refused by one": 1}, {"dialect": "none"},
+                  {"differ": {"reference": 0, "optimized": 1}}, {"starts alike": False}):  # fmt: skip
+        assert controllers.right({**row, **wrong}) is False, wrong

@@ -71,6 +71,25 @@ def right(checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: st
     return OptimizedEngine(checkpoint, PLAIN, Options(device=device, activation=dtype), capacity, **told)
 
 
+class WithoutNumbers(OptimizedEngine):
+    """An engine of the contract's older form: `next_num_steps` has no arguments."""
+
+    asked = 0
+
+    def next_num_steps(self) -> int:  # type: ignore[override]
+        WithoutNumbers.asked += 1
+        return super().next_num_steps(0, 0)
+
+
+def without_numbers(
+    checkpoint: Checkpoint, capacity: Capacity, *, num_steps: int, adaptive: Any, layout: str, device: str,
+    dtype: torch.dtype,
+) -> Any:
+    """Make such an engine; `controlled` and `lag` are not among the arguments either."""
+    options = Options(device=device, activation=dtype)
+    return WithoutNumbers(checkpoint, PLAIN, options, capacity, num_steps=num_steps, adaptive=adaptive)
+
+
 def declared(checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any):
     """The same engine, whose maker declares the dtypes in which it stores its results."""
     return right(checkpoint, capacity, layout=layout, device=device, dtype=dtype, **told)

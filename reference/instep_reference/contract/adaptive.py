@@ -138,7 +138,7 @@ def _slots(value: dict[str, Any], fewest: int, field: str) -> dict[int, Slot]:
             found = f"{key}, the slot {int(key)} again" if len(key) <= LONGEST_KEY else key
             raise BadInput(at, found=found, expected=f"each slot once, with at most {LONGEST_KEY} digits")
         steps = entry.get("candidate_steps") if isinstance(entry, dict) else None
-        if not (isinstance(steps, list) and steps and all(isinstance(n, int) and n >= fewest for n in steps)):
+        if not (isinstance(steps, list | tuple) and steps and all(isinstance(n, int) and n >= fewest for n in steps)):
             raise BadInput(f"{at}.candidate_steps", found=steps if isinstance(entry, dict) else entry,
                            expected=f"a list of integers of at least {fewest}")  # fmt: skip
         slots[int(key)] = _converted({**defaults, **entry, "candidate_steps": [int(n) for n in steps]}, Slot, at)
