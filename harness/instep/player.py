@@ -28,7 +28,7 @@ class Side:
     places          named tensors, rows packed in batch order (`Activations`)
     before, after   request -> logical state of every live request (`States`)
     tracked         name -> prefix that this event tracked, according to the engine's answer, or moved (`States`)
-    wanted_num_steps  `next_num_steps()` (`States`)
+    wanted_num_steps  `next_num_steps` (`States`)
     instead         whether the window has the recorded drafts instead of the engine's own
     """
 

@@ -21,6 +21,7 @@ from instep_reference.contract.place import Place
 from ...adapters import Subject
 from ...player import Observer, Player
 from ...problem import Problem
+from ...subject.guard import checked_num_steps
 from ...verdict import Comparison, Tier
 from ...watch.batched_host_copies import on_host
 from .base import Case, Relation, Results, our_own
@@ -122,7 +123,7 @@ def _run(name: str, engine: Subject, trace: RewrittenTrace) -> Ran | Comparison:
     ends.end()
     # Without a controller by batch size the wish is the same for every number of requests.
     sizes = range(1, len(trace.header.capacity.slots) + 1) if trace.header.controller else (1,)
-    wishes = {size: engine.next_num_steps(size, size) for size in sizes}
+    wishes = {size: checked_num_steps(engine, size, size) for size in sizes}
     return Ran([on_host(answer) for answer in answers], ends.states, wishes, engine.regions())
 
 

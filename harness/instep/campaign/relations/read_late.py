@@ -30,7 +30,7 @@ from instep_reference.contract.place import Place
 from ...adapters import Subject
 from ...player import Observer, Player, Side
 from ...problem import Problem
-from ...subject.guard import calling, materialized
+from ...subject.guard import calling, checked_num_steps, materialized
 from ...trace.event_rules import EventRules
 from ...trace.request_table import RequestTable
 from ...verdict import Comparison, Skipped, Tier
@@ -189,7 +189,7 @@ class LateReading:
         """The wanted step count, and the states of all live requests and prefixes."""
         table = self.tables[index]
         with calling("next_num_steps"):
-            wanted = engine.next_num_steps()
+            wanted = checked_num_steps(engine, *table.coming())
         with calling("state"):
             states = {name: _copy(engine.state(name)) for name in table.live}
         with calling("prefix"):
