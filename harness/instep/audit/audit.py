@@ -26,7 +26,7 @@ from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.header import Model, config_digest
 from ..verdict import Exit, Verdict
-from . import recording, sglang_dumps
+from . import recording, sglang_dumps, step_counts
 from .layerwise import NORM, Advance, Precision, silent
 from .recorded_engine import complete, replayed, without_copies
 from .recording import META, Recorded, as_usual, width
@@ -43,6 +43,7 @@ class Audit:
 
     assumed  whether neither the recording nor the user named the dtype in which the engine computes
     peak     memory of this process, MiB
+    rounds   number of rounds whose step count was judged; None: the recording names no controller
     texts    as far as they were judged;  trace: the recording's events;  kinds: of the model's layers
     """
 
@@ -59,6 +60,7 @@ class Audit:
     texts: Sequence[Text]
     trace: Trace
     kinds: Sequence[str]
+    rounds: int | None = None
 
     @property
     def exit(self) -> Exit:
@@ -115,14 +117,16 @@ def audit(
     what = judged(disk, precision, texts, progress)
     verdict = Verdict(events=len(found.events))
     # Tokens first: a wrong count of accepted drafts follows from a wrong token of the same commit, not the reverse.
-    verdict.add([*what.verdict.compared, *words.counts])
+    steps = None if found.controller is None else step_counts.judged(
+        found.controller, found.num_steps, found.lag, found.events, f"{META}: controller")
+    verdict.add([*what.verdict.compared, *words.counts, *(steps or ())])
     trace, replay = Trace(path / recording.EVENTS, header, found.events, {}, ""), None
     if shows:
         header = structs.replace(header, checkpoint=structs.replace(header.checkpoint, digest=disk.digest()))
         replay = replayed(found, replace(trace, header=header), model, disk.config, precision, shows, progress)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
     return Audit(found, words, precision, what, replay, verdict, assumed, digest, time.perf_counter() - begun, peak,
-                 texts, trace, disk.config.layer_kinds)  # fmt: skip
+                 texts, trace, disk.config.layer_kinds, None if steps is None else len(steps))  # fmt: skip
 
 
 def _precision(found: Recorded, disk: OnDisk, dtype: str | None) -> tuple[Precision, bool]:

@@ -23,6 +23,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
+from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, Forward, SetNumSteps
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.rounding import Product, checked
@@ -51,6 +52,8 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rounds    component -> its storage dtype, if that differs from `dtype`; products: as op sets declare them
     layout    order of the axes of recorded states, after the head: KV or VK
     shows     the kinds of tensors that were recorded
+    controller  the controller of the step count, if every request of the engine is recorded; None: it is not judged
+    num_steps   the initial step count; overlap: whether rounds overlapped, so that their results came a round late
     events    the number of events; sha256: digest of their lines; None: the recording was not closed
     """
 
@@ -63,7 +66,9 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     products: dict[str, dict[str, Any]] = {}
     layout: str = "KV"
     shows: tuple[str, ...] = ()
-    num_steps: int = 0
+    controller: Controlled | None = None
+    num_steps: int | None = None
+    overlap: bool = False
     events: int | None = None
     sha256: str | None = None
 
@@ -84,19 +89,23 @@ class Recorded:
     declared: Declared | None = None
     layout: str = "KV"
     shows: tuple[str, ...] = ()
-    num_steps: int = 0
+    controller: Controlled | None = None
+    num_steps: int | None = None
+    lag: int = 0
     events: tuple[AnyEvent, ...] = ()
     told: Told | None = None
     notes: tuple[str, ...] = ()
     tensors: Callable[[int], Mapping[str, torch.Tensor]] = lambda event: {}
 
     def header(self, model: Model) -> Header:
-        """The header of a trace in which these events are legal: there is room for everything."""
+        """The header of a trace in which these events are legal: there is room for everything.
+
+        Its adaptive file only makes the recorded step counts legal. No wish is compared: `step_counts.py` does that.
+        """
         requests = max(sum(isinstance(event, Admit) for event in self.events), 1)
         steps = {event.num_steps for event in self.events if isinstance(event, SetNumSteps)}
-        first = self.num_steps or next(
-            (max(map(len, event.picks)) for event in self.events if isinstance(event, Draft) and event.picks), 0
-        )
+        widths = (max(map(len, event.picks)) for event in self.events if isinstance(event, Draft) and event.picks)
+        first = next(widths, 0) if self.num_steps is None else self.num_steps
         known = sorted({*steps, first} - {0}) or [0]
         shapes = [tree for event in self.events if isinstance(event, Draft) for tree in event.parents or ()]
         trees = any(tree != tuple(range(len(tree))) for tree in shapes)
@@ -118,6 +127,8 @@ def read(directory: Path) -> Recorded:
     for name in stated.shows:
         if name not in SHOWS:
             raise BadInput(f"{META}: shows", found=repr(name), expected=f"some of {', '.join(SHOWS)}")
+    if stated.controller is not None:
+        stated.controller.check(stated.num_steps, f"{META}: controller")
     if stated.layout not in ("KV", "VK"):
         raise BadInput(f"{META}: layout", found=repr(stated.layout), expected="KV or VK")
     events, notes = _events(directory / EVENTS, stated)
@@ -126,7 +137,8 @@ def read(directory: Path) -> Recorded:
         events = events[:-1]
     return Recorded(
         directory, stated.engine, stated.model, stated.dtype, _declared(stated), stated.layout, stated.shows,
-        stated.num_steps, events, None, notes, lambda event: _tensors(directory, event),
+        stated.controller, stated.num_steps, int(stated.overlap), events, None, notes,
+        lambda event: _tensors(directory, event),
     )
 
 

@@ -52,6 +52,7 @@ def show(audit: Audit, console: Console) -> None:
                  f"{audit.tokens.decided} could be decided, {ties} tied")  # fmt: skip
     if counts.windows:
         say(console, f"  windows   {counts.windows}, with {counts.drafts} drafts; {counts.accepted} were accepted")
+        say(console, f"  step counts: {_steps(audit)}")
     said = audit.precision.declared.said(audit.precision.width) or "no rounding"
     by = "the checkpoint's own dtype, --dtype names another" if audit.assumed else "as declared"
     say(console, f"  rounding  {said} ({by})")
@@ -77,7 +78,7 @@ def of(audit: Audit) -> Result:
         "recording": recorded.path.name, "engine": recorded.engine, "model": audit.digest,
         "events": len(recorded.events), "requests": len(audit.told.texts), "tokens": tokens.ties.made,
         "decided": tokens.decided, "ties": tokens.ties.ties, "windows": audit.told.windows,
-        "drafts": audit.told.drafts, "accepted": audit.told.accepted,
+        "drafts": audit.told.drafts, "accepted": audit.told.accepted, "step_counts": _steps(audit),
         "elements": audit.verdict.elements,
         "rounding": audit.precision.declared.said(audit.precision.width), "assumed": audit.assumed,
         "notes": list(recorded.notes), "walks": tokens.walks, "seconds": round(audit.seconds, 1),
@@ -92,6 +93,13 @@ def of(audit: Audit) -> Result:
         found |= outcome_data.of([audit.replay]).found
         found["not_compared"] = [asdict(skip) for skip in audit.replay.verdict.skipped]
     return Result(audit.exit, "cpu", found)
+
+
+def _steps(audit: Audit) -> str:
+    named = audit.recorded.controller
+    if named is None:
+        return "not judged, because recording.json names no controller"
+    return f"{audit.rounds} rounds judged by the controller {named.dialect}"
 
 
 def _text(text: Text) -> dict[str, Any]:

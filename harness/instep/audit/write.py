@@ -50,27 +50,33 @@ class Recording:
     model   the checkpoint's directory, whose digest is recorded, or the digest; None: the audit cannot check it
     dtype   of hidden rows and KV; state: storage dtype of recurrent states
     rounds, products, layout   other roundings, and the order of axes of recorded states (docs/audit-record.md)
+    controller  of the step count: {"dialect": "sglang-0.5.14", "file": {..}, "captured": [1, 2, 4]}; None: not judged
+    num_steps   the initial step count;  overlap: whether a round is launched before the last one's results are known
     """
 
     def __init__(
         self, directory: str | os.PathLike[str], *, engine: str, model: str | os.PathLike[str] | None = None,
         dtype: str = "float32", state: str = "float32", rounds: dict[str, str] | None = None,
         products: dict[str, dict[str, Any]] | None = None, layout: str = "KV",
+        controller: dict[str, Any] | None = None, num_steps: int | None = None, overlap: bool = False,
     ) -> None:
         self.directory = Path(directory)
         (self.directory / "tensors").mkdir(parents=True)
         known = None if model is None else digest(model) if os.path.isdir(model) else str(model)
         self._stated: dict[str, Any] = {
             "schema": SCHEMA, "engine": engine, "model": known, "dtype": dtype, "state": state, "rounds": rounds or {},
-            "products": products or {}, "layout": layout, "shows": [],
+            "products": products or {}, "layout": layout, "shows": [], "controller": controller,
+            "num_steps": num_steps, "overlap": overlap,
         }
         self._state_file()
-        self._sha256, self._events, self._steps = hashlib.sha256(), 0, 0
+        self._sha256, self._events, self._steps = hashlib.sha256(), 0, num_steps
         self._sampling: dict[str, dict[str, Any] | None] = {}
         self._prompt: dict[str, list[int]] = {}
         self._told: dict[str, list[int]] = {}  # prompt and all generated tokens, the root last
         self._length: dict[str, int] = {}
         self._flying: dict[str, list[int]] = {}  # windows that were verified and not committed
+        self._single = list[str]()  # requests of `_held` with a window of one token
+        self._held: tuple[list[dict[str, Any]], dict[str, Any]] | None = None  # rows and tensors, until `accepted`
 
     def admit(self, request: str, prompt: Any, sampling: dict[str, Any] | None = None) -> None:
         """Record a new request. A name may be used again when its request is over.
@@ -92,12 +98,15 @@ class Recording:
         requests, counts   names and numbers of tokens of the batch's requests, in batch order
         positions, tokens  of all requests, concatenated
         sampled            per request its new tokens: none within a prompt, one after the whole prompt or a decode, the
-                           accepted drafts and the bonus after a window; None: `accepted` gets them
+                           accepted drafts and the bonus after a window; None: `accepted` gets them. A window may
+                           be one token: that is a round of 0 steps
         logits             all rows of a window, the last row of others: [rows, vocab], or request -> [rows, vocab]
         final              the rows that the output matrix read, in the same way
         uniforms           request -> its uniforms, if it samples and chooses a token: for a window one per token and
                            the final one, else a single one. Multiples of 2**-24, like fp32 random numbers
         """
+        if self._held is not None:
+            raise ValueError(f"requests {', '.join(self._single)}: a forward, but the last one was not accepted")
         counts, at, ids, begin = _ints(counts), _ints(positions), _ints(tokens), 0
         rows, windows, chosen = list[dict[str, Any]](), dict[str, list[int]](), dict[str, list[int]]()
         reused = set[str]()  # requests whose first tokens came from a prefix cache: one row with the tokens that ran
@@ -119,20 +128,39 @@ class Recording:
                     chosen[request] = said
         if not rows:
             return
+        if windows or self._single:
+            self._put_in_force(max((len(window) for window in windows.values()), default=1) - 1)
         if windows:
             self._draft(windows)
-        shown = {"logits": logits, "final": final}
-        self._event({"event": "forward", "rows": rows}, {
+        kinds = {"logits": logits, "final": final}
+        shown = {
             f"{name}.{request}": rows_of
-            for name, tensor in shown.items() if tensor is not None
+            for name, tensor in kinds.items() if tensor is not None
             for request, rows_of in _parted(tensor, rows, counts, windows, reused).items()
-        })
+        }
+        if self._single:
+            self._held = rows, shown
+        else:
+            self._event({"event": "forward", "rows": rows}, shown)
         self._flying |= windows
-        if windows and chosen.keys() == windows.keys():
+        if windows and chosen.keys() == windows.keys() and not self._single:
             self.accepted(chosen)
 
     def accepted(self, said: dict[str, Any]) -> None:
         """Record acceptance: request -> its accepted drafts and the bonus, for every verified window."""
+        if self._held is not None:
+            rows, shown = self._held
+            roots = {request: _ints(said[request]) for request in self._single}
+            for request, root in roots.items():
+                if len(root) != 1:
+                    raise ValueError(f"request {request}: {len(root)} tokens, but its window had no draft")
+                self._told[request] += root
+            self._single, self._held = [], None
+            rows = [row | {"root": roots[name][0]} if (name := row["request"]) in roots else row for row in rows]
+            if rows:
+                self._event({"event": "forward", "rows": rows}, shown)
+        if not self._flying:
+            return
         paths = []
         for request in self._flying:
             tokens = _ints(said[request])
@@ -156,6 +184,11 @@ class Recording:
 
     def finish(self, request: str) -> None:
         """Record that a request ended or was stopped."""
+        if request in self._single and self._held is not None:  # its window never had a result: leave its row out
+            rows, shown = self._held
+            self._held = ([row for row in rows if row["request"] != request],
+                          {name: one for name, one in shown.items() if name.partition(".")[2] != request})
+            self._single.remove(request)
         over = self._length[request] >= len(self._prompt[request]) and request not in self._flying
         self._event({"event": "finish" if over else "abort", "request": request})
         for kept in (self._prompt, self._told, self._length, self._flying):
@@ -178,18 +211,22 @@ class Recording:
         row: dict[str, Any] = {"request": request, "kind": "prefill" if length < prompt else "decode"}
         if length < prompt:
             row["tokens"] = len(ran)
-        if self._length[request] >= prompt:
+        if length >= prompt and said is None:
+            self._single.append(request)
+        elif self._length[request] >= prompt:
             if not said:
                 raise ValueError(f"request {request}: no token for the position after {first + len(ran) - 1}")
             row["root"] = said[-1]
             told.append(said[-1])
         return row
 
-    def _draft(self, windows: dict[str, list[int]]) -> None:
-        steps = max(len(window) for window in windows.values()) - 1
+    def _put_in_force(self, steps: int) -> None:
         if steps != self._steps:
             self._steps = steps
             self._event({"event": "set_num_steps", "num_steps": steps})
+
+    def _draft(self, windows: dict[str, list[int]]) -> None:
+        steps = max(len(window) for window in windows.values()) - 1
         event: dict[str, Any] = {"event": "draft", "requests": list(windows),
                                  "picks": [window[1:] for window in windows.values()]}
         if any(len(window) - 1 != steps for window in windows.values()):

@@ -1,0 +1,195 @@
+"""Step counts of a recording are judged by the controller that it names; rounds of 0 steps are written as windows.
+
+Leaves out: the rules of the dialects (`test_step_controller.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from instep.audit import step_counts
+from instep.audit.audit import audit
+from instep.audit.write import Recording
+from instep.trace.file import read
+from instep.verdict import Exit, Tier
+from instep_reference.contract import engine as e
+from instep_reference.contract.controllers import Controlled
+from instep_reference.contract.errors import BadInput
+from support.recorded import PROMPTS, TINY, edited, lines, recorded, stated
+
+TRACES = Path("fixtures/traces")
+FILE = {"candidate_steps": [1, 3], "warmup_batches": 1, "update_interval": 1}
+# Accepted drafts of the ten rounds of a run of SGLang 0.5.13 (six requests, graphs up to 8), which switched from 3 to 1
+# before the ninth; and the file of that run.
+REAL = ((0, 0, 3, 0, 3, 3), (0, 3, 3, 3, 3, 1), (3, 3, 3, 3, 3, 3), (3, 3, 3, 3, 3, 3), (1, 3, 3, 3, 0, 3),
+        (3, 3, 3, 3, 3, 0), (3, 2, 3, 3, 3, 3), (0, 1, 3, 3, 3, 0), (1, 1, 1, 1, 1, 1), (0, 1, 1, 1, 0, 0))  # fmt: skip
+SLOT = {"candidate_steps": [1, 3], "ema_alpha": 0.6, "update_interval": 2, "warmup_batches": 2,
+        "up_hysteresis": 1.9, "down_hysteresis": 2.0}  # fmt: skip
+SLOTS = {"1": SLOT, "8": SLOT, "64": SLOT}
+AT_12 = "steps stay 3; the controller sglang-0.5.12 requests 1 (slot 1: count 1, average 2.474)"
+AT_14 = ("steps stay 3; the controller sglang-0.5.14 requests 1 (slot 1: count 3, average 2; slot 8: count 1, average "
+         "2.474; slot 64: count 3, average 2)")  # fmt: skip
+
+
+def wrong(controlled: Controlled, num_steps: int, events, lag: int = 0) -> list[tuple[int, str]]:
+    found = step_counts.judged(controlled, num_steps, lag, events, "controller")
+    assert found and all(one.tier is Tier.IDENTITY for one in found)
+    return [(one.event, one.diagnosis) for one in found if not one.agrees]
+
+
+def rounds(accepted, switch: int) -> list[e.AnyEvent]:
+    """Windows of all requests in every round; before round `switch` the count falls to 1."""
+    names = tuple("abcdef")
+    events: list[e.AnyEvent] = []
+    for number, counts in enumerate(accepted):
+        if number == switch:
+            events.append(e.SetNumSteps(1))
+        events.append(e.Forward(tuple(e.Row(name, "verify") for name in names)))
+        paths = tuple(e.Path(tuple(range(1, count + 1)), 0) for count in counts)
+        events.append(e.Commit(names, paths))
+    return events
+
+
+@pytest.mark.parametrize(("controlled", "first"), [
+    (Controlled("sglang-0.5.13", captured=(1, 2, 4, 8), file=SLOTS), None),
+    (Controlled("sglang-0.5.14", captured=(1, 2, 4, 8), file=SLOTS), (12, AT_14)),
+    (Controlled("sglang-0.5.12", file=SLOT), (12, AT_12)),
+    (Controlled("constant"), (16, "steps 3 -> 1; the controller constant requests 3")),
+])
+def test_a_switch_of_a_released_engine_follows_its_dialect_alone(controlled, first):
+    found = wrong(controlled, 3, rounds(REAL, 8))
+    assert (found[0] if found else None) == first
+
+
+@pytest.mark.parametrize("late", [7, 9, 99])
+def test_a_switch_at_another_round_is_named(late):
+    controlled = Controlled("sglang-0.5.13", captured=(1, 2, 4, 8), file=SLOTS)
+    found = wrong(controlled, 3, rounds(REAL, late))
+    event, says = found[0]
+    right = (14, "steps 3 -> 1", "3") if late == 7 else (16, "steps stay 3", "1")
+    assert event == right[0] and says.startswith(f"{right[1]}; the controller sglang-0.5.13 requests {right[2]} (slot ")
+
+
+def test_a_controller_of_chains_refuses_trees():
+    drafted = e.Draft(("a",), ((1, 2, 3),), parents=((0, 0, 1),))
+    with pytest.raises(BadInput, match="a window at event 0 that is a tree"):
+        wrong(Controlled("sglang-0.5.13", file=SLOTS), 3, [drafted])
+
+
+@pytest.mark.parametrize("name", ["slots", "slots-overlapped", "faults/controller"])
+def test_a_trace_that_followed_its_controller_agrees(name):
+    trace = read(TRACES / f"{name}.jsonl")
+    header = trace.header
+    controlled = header.controller or Controlled("sglang-0.5.12", file=header.adaptive)
+    assert not wrong(controlled, header.num_steps, trace.events, header.lag)
+    if header.controller is not None:
+        assert wrong(controlled, header.num_steps, trace.events, 1 - header.lag), "overlap matters"
+
+
+def test_a_table_by_batch_size_acts_one_round_later():
+    controlled = Controlled("vllm-table", table=((1, 1, 3), (2, 8, 1)), num_speculative_tokens=3)
+    rows = {name: e.Row(name, "verify") for name in "ab"}
+    paths = {"a": (e.Path((), 0),), "ab": (e.Path((), 0),) * 2}
+    both = [e.Forward(tuple(rows.values())), e.Commit(("a", "b"), paths["ab"])]
+    alone = [e.Forward((rows["a"],)), e.Commit(("a",), paths["a"])]
+    right = [*both, e.SetNumSteps(1), *both, *alone, e.SetNumSteps(3), *alone]
+    assert not wrong(controlled, 3, right)
+    found = wrong(controlled, 3, [*both, e.SetNumSteps(1), *both, e.SetNumSteps(3), *alone])
+    assert found == [(5, "steps 1 -> 3; the controller vllm-table requests 1")]
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory) -> Path:
+    made = recorded(tmp_path_factory.mktemp("recordings") / "right", shows=False)
+    stated(made, controller={"dialect": "sglang-0.5.12", "file": FILE}, num_steps=3)
+    return made
+
+
+@pytest.mark.slow
+def test_a_recording_names_its_controller_or_is_not_judged(right, tmp_path, instep):
+    result = tmp_path / "r.json"
+    ran = instep("audit", right, "--model", TINY, "--json", result)
+    found = json.loads(result.read_text())
+    assert ran.code == 0 and found["step_counts"].endswith("rounds judged by the controller sglang-0.5.12"), ran
+    assert int(found["step_counts"].split()[0]) > 5
+    copy = Path(shutil.copytree(right, tmp_path / "copy"))
+    stated(copy, controller=None)
+    ran = instep("audit", copy, "--model", TINY)
+    assert ran.code == 0 and "step counts: not judged" in ran.out, ran
+
+
+@pytest.mark.slow
+def test_a_wrong_count_of_a_recording_is_a_finding(right, tmp_path):
+    copy = Path(shutil.copytree(right, tmp_path / "copy"))
+    file = FILE | {"candidate_steps": [3, 7], "up_hysteresis": -9}
+    stated(copy, controller={"dialect": "sglang-0.5.12", "file": file})
+    found = audit(copy, TINY)
+    one = found.verdict.findings[0]
+    assert found.exit is Exit.DIVERGED and (one.check, one.kind) == ("step counts", "forward")
+    assert one.diagnosis.startswith("steps stay 3; the controller sglang-0.5.12 requests 7 (slot 1: count 7, average ")
+    commits = [n for n, one in enumerate(lines(copy / "events.jsonl")) if one["event"] == "commit"]
+    assert commits[1] < one.event < commits[2], "the second counted batch is the first that decides"
+
+
+@pytest.mark.parametrize(("controller", "num_steps", "says"), [
+    ({"dialect": "sglang-0.5.14", "file": SLOTS}, 2, "num_steps: found 2, expected one of"),
+    ({"dialect": "sglang-0.5.14", "file": {"candidate_steps": [1]}}, 3, r"recording.json: controller.file"),
+    ({"dialect": "sglang-9"}, 3, "sglang-9"),
+    ({"dialect": "constant"}, None, "num_steps"),
+    ({"dialect": "constant", "sizes": [1]}, 3, "sizes"),
+])
+def test_a_bad_controller_of_a_recording_is_refused(right, tmp_path, controller, num_steps, says):
+    copy = Path(shutil.copytree(right, tmp_path / "copy"))
+    stated(copy, controller=controller, num_steps=num_steps)
+    with pytest.raises(BadInput, match=says):
+        audit(copy, TINY, level=1)
+
+
+@pytest.mark.slow
+def test_a_round_of_zero_steps_is_written_as_a_window(right, tmp_path):
+    """Windows of 3, then of one token without a token in `forward`, then of 3 again."""
+    told = next(text for text in audit(right, TINY, level=1).told.texts if text.request == "a")
+    prompt, said = list(PROMPTS["a"]), list(told.said)
+    n = len(prompt)
+    slots = {"dialect": "sglang-0.5.14", "file": {"1": {"candidate_steps": [0, 3], "warmup_batches": 0,
+                                                       "update_interval": 1, "ema_alpha": 1.0}}}  # fmt: skip
+    made = Recording(tmp_path / "r", engine="by hand", model=TINY, controller=slots, num_steps=3)
+    made.admit("a", prompt)
+    made.forward(["a"], [n], range(n), prompt, [[said[0]]])
+    bad = [(token + 1) % 256 for token in said]
+    made.forward(["a"], [4], range(n, n + 4), [said[0], *bad[1:4]], None)
+    made.accepted({"a": [said[1]]})
+    made.forward(["a"], [1], [n + 1], [said[1]], None)
+    with pytest.raises(ValueError, match="requests a: a forward, but the last one was not accepted"):
+        made.forward(["a"], [1], [n + 1], [said[1]], None)
+    with pytest.raises(ValueError, match="2 tokens, but its window had no draft"):
+        made.accepted({"a": said[2:4]})
+    made.accepted({"a": [said[2]]})
+    made.forward(["a"], [4], range(n + 2, n + 6), said[2:6], None)
+    made.accepted({"a": said[3:7]})
+    made.finish("a")
+    made.close()
+    kinds = [one["event"] for one in lines(tmp_path / "r" / "events.jsonl")]
+    window = ["draft", "forward", "commit"]
+    assert kinds == ["admit", "forward", *window, "set_num_steps", "forward", "set_num_steps", *window, "finish"]
+    found = audit(tmp_path / "r", TINY)
+    assert found.exit is Exit.AGREED and found.rounds == 3, found.verdict.findings
+    number = kinds.index("set_num_steps")
+    found = audit(edited(tmp_path / "r", number, num_steps=3), TINY)
+    assert found.exit is Exit.AGREED, "the round had no window, whatever is in force"
+
+
+def test_a_request_that_ends_within_a_round_of_zero_steps_has_no_row(tmp_path):
+    made = Recording(tmp_path / "r", engine="by hand")
+    for name in "ab":
+        made.admit(name, [1, 2])
+        made.forward([name], [2], [0, 1], [1, 2], [[3]])
+    made.forward("ab", [1, 1], [2, 2], [3, 3], None)
+    made.finish("a")
+    made.accepted({"a": [4], "b": [4]})
+    row = {"request": "b", "kind": "decode", "root": 4}
+    assert lines(tmp_path / "r" / "events.jsonl")[-1] == {"event": "forward", "rows": [row]}
