@@ -16,17 +16,19 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from instep.oracle.declared_products import MULTIPLY, Operands, in_chunks, launched, to_bits
+from instep.oracle.reordering import Reordered
 from instep.run.variant import swapped
-from instep.subject.declared_rounding import NOTHING, declared
+from instep.subject.declared_rounding import NOTHING, Declared, declared
+from instep.subject.engines.verbs import product_of
 from instep.subject.guard import SubjectFailed
 from instep_optimized import load
-from instep_reference import trunk
+from instep_reference import gdn, trunk
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import FORMATS, FORMS, Product, checked
 from instep_reference.engine import ReferenceEngine
-from instep_reference.weights import MoeWeights, Weights
+from instep_reference.weights import GdnWeights, MoeWeights, Weights
 from support import contexts as m
 from support.checkpoints import write
 from support.narrow_products import cut
@@ -197,6 +199,43 @@ def test_the_block_form_errs_as_its_format_does(format: str, residual: bool, mod
     assert least < off < most and core.shape == rows[2].shape, off
 
 
+def _in_16_bits(x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`causal_conv` as SGLang's Triton kernels do it: 16-bit tensors are multiplied, and added in fp32."""
+    history, width = torch.cat([window.T, x]).bfloat16(), weight.shape[1]
+    taps = [weight[:, j].bfloat16() * history[j : j + len(x)] for j in range(width)]
+    return torch.stack([tap.float() for tap in taps]).sum(0), history.float()[len(x):].T
+
+
+def test_a_conv_that_multiplies_16_bit_tensors_is_declared_by_its_results(tmp_path: Any) -> None:
+    """The operands are exact there, so a declaration of operands alone allows nothing of the error."""
+    weights = Weights.of(Checkpoint.open(write(tmp_path / "model", "dense", 3)), torch.float32)
+    layer, config = weights.layers[0].mixer, weights.config
+    assert isinstance(layer, GdnWeights)
+    layer = replace(layer, **{name: getattr(layer, name).bfloat16().float() for name in ("qkv", "conv")})
+    normed = torch.randn(24, config.hidden, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+
+    def run(product: Product | None, conv: Any = gdn.causal_conv) -> torch.Tensor:
+        operands = Operands({} if product is None else {"conv": product}, weights)
+        operands.begin()
+
+        def at(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            operands.seen(Place("trunk", 0, name))
+            return tensor.bfloat16().float() if name in ("qkv", "mixed") else tensor
+
+        with Reordered(torch.Generator().manual_seed(1), operands):
+            return gdn.state_after(config, layer, normed, gdn.empty(config, torch.float32, "cpu"), at, conv)
+
+    found, right = run(None, _in_16_bits), run(None)
+
+    def off(product: Product) -> float:
+        return float((run(product) - found).norm() / right.norm())
+
+    assert off(Product("bf16", results=True)) < 2e-4 < 1.5e-3 < off(Product("bf16"))
+    assert product_of(str(Product("bf16", results=True))) == Product("bf16", results=True)
+    assert Declared({}, {"conv": Product("bf16", results=True)}).said(torch.float32) == (
+        "multiplies conv as bf16, results too")
+
+
 @pytest.mark.parametrize(
     ("products", "says"),
     [
@@ -204,6 +243,8 @@ def test_the_block_form_errs_as_its_format_does(format: str, residual: bool, mod
         ({"gdn.chunk": TF32}, "expected the block of the kernel"),
         ({"linear": Product("tf32", block=16)}, "expected no block"),
         ({"linear": Product("tf32", residual=True)}, "only gdn.chunk has residuals"),
+        ({"linear": Product("bf16", results=True)}, "only conv in fp16 or bf16 rounds its results"),
+        ({"conv": Product("tf32", results=True)}, "only conv in fp16 or bf16 rounds its results"),
         ({"linear": "tf32"}, "expected a Product"),
     ],
 )

@@ -239,6 +239,24 @@ def test_nothing_more_is_drawn_where_nothing_is_stored_narrow_and_nothing_leans(
     assert look(stored(of.right, torch.float32, 1e-6), of, yardsticks, never).diagnosis == ""
 
 
+def test_a_projection_near_its_limit_accuses_no_correct_engine():
+    """One draw decides a pair by chance, so the largest projection of many is near the limit; more draws drop it."""
+    of, g = scene(), torch.Generator().manual_seed(0)
+    way = next(wrong.state for wrong in wrong_states(of) if "decay of the last token" in wrong.sentence) - of.right
+
+    def correct(engines):
+        return of.right + way * torch.randn(engines, HV, 1, 1, generator=g, dtype=torch.float64) / 5
+
+    used, accused = [], 0
+    for found in correct(400):
+        one = correct(1)
+        result = look(found, of, one, correct)
+        assert result.problem is None, result.diagnosis
+        used.append(result.worst / PROJECTION_LIMIT)
+        accused += look(found, of, one).problem is not None
+    assert 0.9 < max(used) <= 1 and accused > 3, "without further draws some are accused"
+
+
 def test_a_right_state_is_no_wrong_one_whatever_the_count():
     """All drafts accepted, or only the root: then some members of the bank are right, and are not used."""
     everything, root = scene(count=5), scene(count=1)

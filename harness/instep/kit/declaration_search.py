@@ -14,7 +14,7 @@ import torch
 
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.rounding import ADDED, FORMATS, Product
+from instep_reference.contract.rounding import ADDED, FORMATS, HALVES, Product
 
 from ..diagnose.mistakes.delta_rule import MISTAKES
 from ..diagnose.mistakes.explanation_fit import off
@@ -99,7 +99,7 @@ def written(product: Product) -> str:
     """Product("tf32", block=64)"""
     parts = [f'"{product.format}"'] + [f"block={product.block}"] * (product.block is not None)
     parts += ["residual=True"] * product.residual + ["narrow=True"] * product.narrow
-    parts += [f'sums="{product.sums}"'] * (product.sums != "fp32")
+    parts += ["results=True"] * product.results + [f'sums="{product.sums}"'] * (product.sums != "fp32")
     return f"Product({', '.join(parts)})"
 
 
@@ -163,6 +163,8 @@ def declarations(form: str, dtypes: Iterable[torch.dtype]) -> Iterator[list[Prod
             one = Product(name, narrow=narrow)
             blocks = [replace(one, block=block) for block in BLOCKS]
             yield [*blocks, replace(blocks[0], residual=True)] if form == "gdn.chunk" else [one]
+            if form == "conv" and name in HALVES:
+                yield [replace(one, results=True)]
 
 
 class _Runs:

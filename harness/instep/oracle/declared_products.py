@@ -13,6 +13,9 @@ The derivation, which holds for every tier with a yardstick (T2, T2d, T3, and th
                        Both are correct, so draws of T2 are of both kinds, in turn; T3 begins
                        with one that cuts.
     3xtf32             x = hi + lo, both tf32; hi hi' + hi lo' + lo hi' is computed, and lo lo' is dropped.
+    results            a kernel that multiplies two 16-bit tensors element by element rounds each product, too. A conv
+                       with 16-bit rows and taps has exact operands. Its W rounded products then err about as much as
+                       the rounding of their sum into storage, which every yardstick has.
     inverse            a kernel may form a block's inverse by substitution, or merge two of smaller blocks by products.
                        If the tokens of a block are alike, roundings are alike, too. Their sum then depends on this
                        form: by a factor of up to 10 in one text (`test_like_tokens.py`). Draws of T2 and T2d, and
@@ -121,6 +124,8 @@ class Operands:
             return added(x, y, sums)
         high, other = self._rounded(left, product.format), self._rounded(right, product.format)
         out = func(*equation, high, other, **given)
+        if product.results:
+            return self._rounded(out, product.format)
         if product.format == "3xtf32":
             out = out + func(*equation, high, self._rounded(right - other, product.format), **given)
             out = out + func(*equation, self._rounded(left - high, product.format), other, **given)

@@ -69,7 +69,7 @@ def _declared(outcome: Outcome) -> dict[str, Any]:
         "stored": {name: str(dtype).removeprefix("torch.") for name, dtype in stored.items()},
         "products": {
             form: {"format": one.format, "block": one.block} | ({"residual": True} if one.residual else {})
-            | ({"sums": one.sums} if one.sums != "fp32" else {})
+            | ({"results": True} if one.results else {}) | ({"sums": one.sums} if one.sums != "fp32" else {})
             for form, one in products.items()
         },
     }

@@ -28,8 +28,9 @@ FORMS: dict[str, str] = {
 # Formats of operands. 3xtf32: each operand is a sum of two tf32 numbers, and the product
 # of the two smaller ones is dropped.
 FORMATS: tuple[str, ...] = ("ieee", "3xtf32", "tf32", "fp16", "bf16")
+HALVES = ("fp16", "bf16")  # formats of 16 bits, in which tensors are stored
 
-RESIDUAL, SUMMED = ", on residuals", ", sums as of "  # spelling of a `Product` of that form
+RESIDUAL, RESULTS, SUMMED = ", on residuals", ", results too", ", sums as of "  # spelling of a `Product` of that form
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Product:
     block   only for the form gdn.chunk: number of tokens that the kernel takes at once
     residual  only for the form gdn.chunk: the inverse is applied to what a block has left to learn instead of to its
             keys and values separately, and gates to the results of products (`chunked.recur_by_products`)
+    results  only for the form conv: every product is rounded to `format` itself, before it is added. A kernel that
+            multiplies two tensors of 16 bits element by element does so, such as Triton's `x * w`; it adds in fp32
     narrow  the declaration is only for activations of at most 16 bits; with wider ones the form multiplies in fp32
     sums    one of SUMS. If a result or an operand is rounded to 16 bits, that error is a thousand times larger than
     that
@@ -71,6 +74,7 @@ class Product:
     residual: bool = False
     narrow: bool = False
     sums: str = "fp32"
+    results: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("format", FORMATS), ("sums", (*SUMS,))):
@@ -81,7 +85,7 @@ class Product:
 
     def __str__(self) -> str:
         blocks = "" if self.block is None else f" in blocks of {self.block}{self.residual * RESIDUAL}"
-        return self.format + blocks + (SUMMED + self.sums) * (self.sums != "fp32")
+        return self.format + blocks + self.results * RESULTS + (SUMMED + self.sums) * (self.sums != "fp32")
 
 
 SCALE_BITS = 20  # of the 24 of fp32
@@ -183,6 +187,9 @@ def checked(products: Mapping[str, Product]) -> dict[str, Product]:
             raise BadInput(f"products[{form!r}]", found=repr(product), expected='a Product, such as Product("tf32")')
         if product.residual and form != "gdn.chunk":
             raise BadInput(f"products[{form!r}].residual", found="True", expected="False: only gdn.chunk has residuals")
+        if product.results and (form != "conv" or product.format not in HALVES):
+            raise BadInput(f"products[{form!r}].results", found=str(product),
+                           expected=f"False: only conv in {' or '.join(HALVES)} rounds its results")
         if product.sums != "fp32" and form not in ADDED:
             raise BadInput(f"products[{form!r}].sums", found=repr(product.sums),
                            expected=f"fp32: others are of {', '.join(ADDED)}")

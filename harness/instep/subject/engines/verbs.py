@@ -20,7 +20,7 @@ import torch
 
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.rounding import FORMATS, RESIDUAL, SUMMED, Product
+from instep_reference.contract.rounding import FORMATS, RESIDUAL, RESULTS, SUMMED, Product
 
 from ...adapters import Maker, makes, named
 from ...watch.visible_places import FEEDS
@@ -123,10 +123,11 @@ def product_of(said: object) -> object:
     if not isinstance(said, str):
         return said
     how, _, sums = said.partition(SUMMED)
-    format, _, block = how.removesuffix(RESIDUAL).partition(" in blocks of ")
+    format, _, block = how.removesuffix(RESIDUAL).removesuffix(RESULTS).partition(" in blocks of ")
     if format not in FORMATS or (block and not block.isdecimal()):
         raise BadInput("products", found=repr(said), expected=f'{", ".join(FORMATS)}, or "tf32 in blocks of 64"')
-    return Product(format, int(block) if block else None, residual=how.endswith(RESIDUAL), sums=sums or "fp32")
+    return Product(format, int(block) if block else None, residual=how.endswith(RESIDUAL), sums=sums or "fp32",
+                   results=how.endswith(RESULTS))
 
 
 def _by_the_contract(found: Any) -> bool:
