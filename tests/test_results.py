@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from instep.cli import app
 from instep.report.machine import digest, kernels_syntax
+from instep_reference.contract.adaptive import RELEASES
 from support.kernel_history import changed, digest_at, has
 
 TOP = Path(__file__).resolve().parents[1]
@@ -41,6 +42,16 @@ def test_a_native_result_is_not_older_than_the_kernels_allow(path: Path) -> None
     assert result["machine"]["device"] == "cuda" and result["runs"][0]["ops"] == "triton"
     assert result["runs"][0]["events"] == result["runs"][0]["of"], "not the whole trace"
     assert not too_old(result), "the kernels have changed: run tests/on_gpu.sh again"
+
+
+def test_released_controllers_agree_with_both_sides_in_every_run() -> None:
+    result: dict[str, Any] = json.loads((TOP / "fixtures" / "results" / "controllers.json").read_text())
+    assert result["exit"] == 0 and result["commit"]
+    assert {row["release"] for row in result["rows"] if row["package"] == "sglang"} == {*RELEASES}
+    for row in result["rows"]:
+        assert row["right"] and row["runs"] == 400 and row["differ"] == {"reference": 0, "optimized": 0}, row
+        if row["package"] == "sglang":
+            assert (row["dialect"], row["default file of"]) == RELEASES[row["release"]]
 
 
 def too_old(result: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep.verdict import Exit
-from support.covering import BEGUN, MAIN, ON_FEW_CHANNELS, THROUGH_PLAIN, TRACES, WHOLE, every_trace, met
+from support.covering import BEGUN, BY_REPLAY, ON_FEW_CHANNELS, THROUGH_PLAIN, TRACES, WHOLE, every_trace, met
 from support.few_channels import few_channels, same_events
 
 
@@ -30,11 +30,11 @@ def begun(name: str) -> Trace:
 def test_replayed_traces_cover_all_conditions_of_all_traces() -> None:
     every = every_trace()
     found = {name: met(trace) for name, trace in every.items()}
-    few = {name: found[name] for name in (MAIN, *THROUGH_PLAIN)}
+    few = {name: found[name] for name in (*BY_REPLAY, *THROUGH_PLAIN)}
     few |= {name: met(begun(name)) for name in (*BEGUN, *ON_FEW_CHANNELS)}
     assert set().union(*few.values()) == set().union(*found.values())
-    for name in few.keys() - {MAIN}:  # and none is there for nothing
-        others = set().union(*(few[other] for other in few if other != name))
+    for name in few.keys() - {*BY_REPLAY}:  # and none is there for nothing
+        others = set().union(*(few[other] for other in few if other not in (name, *BY_REPLAY[1:])))
         assert few[name] - others, f"{name} meets nothing that another one of the few does not meet"
 
 

@@ -320,7 +320,8 @@ def main(given: Sequence[str] | None = None) -> int:
         if options.wheels is None:
             shutil.rmtree(folder)
     code = 0 if all(row["right"] for row in found) else 1
-    Result(code, "cpu", {"rows": found}, options.commit).write(options.json)
+    said = ["python -m peers.controllers", *([] if options.commit is None else ["--commit", options.commit])]
+    Result(code, "cpu", {"command": " ".join(said), "rows": found}, options.commit).write(options.json)
     return code
 
 

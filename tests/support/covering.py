@@ -21,7 +21,7 @@ from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace, read
 
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces"
-MAIN = "adaptive"  # `make replay` runs it through `ledger` and `plain`
+BY_REPLAY = ("adaptive", "slots", "slots-overlapped")  # `make replay` runs them through `ledger` and `plain`
 WHOLE = pytest.mark.whole  # of a test, or of a row, that `make test` leaves out
 THROUGH_PLAIN = ("faults/shared",)
 # Traces that tests replay -> the number of events that they need to cover all conditions. `test_external_replay.py`
@@ -86,5 +86,6 @@ def met(trace: Trace) -> set[Hashable]:
     told = {
         "model": Path(header.checkpoint.near).name, "recording": header.recording, "MTP layers": header.heads,
         "adaptive": header.adaptive is not None, "topk": room.topk, "tracked": room.track_interval is not None,
+        "controller": None if header.controller is None else (header.controller.dialect, header.lag),
     }
     return {*(one for one, count in coverage.counts().items() if count), *coverage.pairs, *told.items()}

@@ -264,6 +264,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "calibration": calibration, "combined": combined, "others": others,
     "scripts": scripts,
     "others_in_full": lambda: peers_table.table(_read("peers.json")),
+    "controllers": lambda: peers_table.controllers(_read("controllers.json")),
     "others_native": lambda: peers_table.table(_read("peers-native.json")),
 }
 
