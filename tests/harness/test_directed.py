@@ -14,14 +14,22 @@ from instep.allowance import PROJECTION_LIMIT
 from instep.checks.directed import Directed, grouped, look
 from instep.checks.hypotheses import BANK, one_more, wrong_states
 from instep.checks.ring_hypotheses import RUN_AGAIN
+from instep.checks.ring_overflows import overfull
 from instep.checks.wrong_state_inputs import Scene, Wrong, step
+from instep.oracle.folding import Run
+from instep.oracle.miscounted_states import joined, lacking_oldest
 from instep.oracle.oracle import Oracle
 from instep.oracle.reordering import up_or_down
+from instep.run.replay import Replay
+from instep.setting import Setting
 from instep.verdict import Tier, Verdict
+from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place import Place
 from support import contexts as m
+from support.few_channels import few_channels
 
+LINE = "line = torch.cat([before(part, who, x.dtype), x[who.rows].transpose(1, 2)], dim=2)"
 HV, K, V = 4, 8, 20  # V is no multiple of the 8 columns of a block
 WIDTHS = pytest.mark.parametrize(
     ("width", "noise"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-3)], ids=["fp32", "bf16"])
@@ -43,6 +51,13 @@ def scene(count=3, window=5, seed=0, verb="accepted", key_dim=K):
         [('of request "x"', drawn(window, HV, V))], drawn(window - 1, HV, V),
         branches=[Wrong("holds the state after node 4, a child of node 3", drawn(HV, key_dim, V))],
     )  # fmt: skip
+
+
+def tokens_before(count):
+    """The tokens of earlier steps, as the oracle keeps them: runs of one token."""
+    of = scene(count=1, window=count, seed=4)
+    names = {"k": of.k, "v": of.v, "log_decay": of.log_decay, "beta": of.beta, "update": of.updates}
+    return [Run({Place("trunk", 0, name): rows[t : t + 1] for name, rows in names.items()}) for t in range(count)]
 
 
 def stored(state, width, noise, seed=1):
@@ -118,6 +133,51 @@ def test_the_last_token_counted_twice_is_named_where_all_were_taken(width, noise
     for twice in (made_anew, run_again):
         result = looked(stored(twice.state, width, noise), of, width, noise)
         assert result.diagnosis.startswith("counts the last token twice") and result.worst > 0.9
+
+
+def test_tokens_that_a_full_ring_replaces_or_loses_are_named():
+    of = replace(scene(count=3, window=4), recent=tokens_before(9))
+    rare = {wrong.sentence: wrong.state for wrong in overfull(of)}
+    assert len(rare) > 40
+    for says in (
+        "has the 2 oldest tokens of a ring of 8 entries in place of the window's last 2",
+        "has the oldest token of a ring of 11 entries in place of the window's last one",
+        "lacks the oldest of the 9 tokens that a ring held", "lacks the 3 oldest of the 7 tokens that a ring held",
+    ):  # fmt: skip
+        result = looked(stored(rare[says], torch.float32, 1e-6), of, torch.float32, 1e-6)
+        assert result.diagnosis.startswith(says) and result.worst > 0.9
+
+
+def test_undone_step_gives_the_state_before_it():
+    """The lacking state is that of the tokens alone, which a plain run over the remaining tokens gives."""
+    recent = tokens_before(6)
+    k, v, log_decay, beta, _ = joined(recent)
+    begun = torch.randn(HV, K, V, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    after = lacking = begun
+    for t in range(6):
+        after = step(after, k[t], v[t], log_decay[t], beta[t])
+        lacking = lacking if t < 2 else step(lacking, k[t], v[t], log_decay[t], beta[t])
+    found = dict(reversed(list(lacking_oldest(after, recent))))["lacks the 2 oldest of the 6 tokens that a ring held"]
+    assert torch.allclose(found, lacking, rtol=1e-9, atol=1e-9)
+
+
+def test_unknown_wrong_state_counts_the_rare_ones_too():
+    of = replace(scene(), recent=tokens_before(4))
+    odd = of.right + torch.randn(HV, K, V, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    count = len(wrong_states(of)) + len(list(overfull(of)))
+    assert looked(odd.float(), of, torch.float32, 1e-6).diagnosis.startswith(f"unknown: close to none of {count} wrong")
+
+
+def test_chunk_after_a_conv_window_of_later_tokens_is_named(plant):
+    plant(Edit("instep_optimized/ops/plain/conv.py", LINE, LINE + """
+if part.form != "window":
+    later = torch.cat([line[:, :, 2 : 2 + history], line[:, :, history:]], dim=2)
+    line = torch.where(part.fresh[who.which][:, None, None], line, later)
+"""))
+    trace = few_channels("arriving", 2)
+    verdict = Replay(trace, Setting(), checks=lambda plan: [
+        Directed(Oracle(plan.in_use, {}, plan.setting.width))]).run().verdict
+    assert verdict.findings[0].diagnosis.startswith("was continued with the conv window of 2 tokens later"), verdict
 
 
 def test_kept_updates_are_only_of_windows():

@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from instep_reference.contract.engine import Commit, Fetch, Forward, Load, Offload, RequestState, Resume
+from instep_reference.contract.engine import Commit, Fetch, Forward, Load, Offload, RequestState, Resume, SetNumSteps
 from instep_reference.contract.event_facts import tracks
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, draft_stage
 from instep_reference.contract.rounding import read_as
@@ -76,7 +76,8 @@ class Bytes:
         yield from self._tracked(context)
         for name in context.subject.before.keys() & context.subject.after.keys() - busy - context.expected.flying:
             if context.shown.memory(name):
-                yield from self._unchanged(context, name, context.subject.before[name])
+                for result in self._unchanged(context, name, context.subject.before[name]):
+                    yield result if not isinstance(context.event, SetNumSteps) else _read_by_the_new_count(result)
 
     def _pools(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         changes = context.changes
@@ -318,6 +319,14 @@ class Bytes:
             self.name, self.tier, context.index, context.kind, place, elements=elements, worst=float(wrong),
             allowed=0.0, request=request, slot=slot_of(context, request), problem=problem, sides=sides,
         )  # fmt: skip
+
+
+def _read_by_the_new_count(result: Comparison) -> Comparison:
+    """The comparison at a change of the step count, which writes no memory. Only its interpretation can change."""
+    if result.problem is None or result.problem.code != "differs":
+        return result
+    clause = f"changed with the step count, as if a mark or a cursor was not carried over: {result.problem.clause}"
+    return replace(result, problem=replace(result.problem, clause=clause))
 
 
 def kept_of(context: EventContext, event: Load | Resume) -> KeptCopy | None:

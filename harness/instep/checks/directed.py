@@ -16,15 +16,17 @@ from ..allowance import COLUMNS, DITHERED, LEANING, MORE_DRAWS, NEAR, PROJECTION
 from ..oracle.miscounted_states import handed_over
 from ..oracle.oracle import Oracle
 from ..oracle.recomputation import Recomputation
-from ..problem import Explained, Problem, WrongContent, sentence
+from ..problem import Code, Explained, Problem, WrongContent, sentence
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from .base import slot_of
 from .hypotheses import wrong_states
 from .prefix_findings import of_prefix
+from .ring_overflows import overfull
 from .wrong_state_inputs import Scene, Wrong
 from .wrong_tree_states import branches
 
+UNIDENTIFIED: Code = "unidentified"
 INDISTINCT = "no known wrong state can be distinguished from the right one"
 WINDOWS = ("verify", "commit")  # kinds of rows whose updates may be kept
 
@@ -154,6 +156,11 @@ def look(
     differ = "differs" if wrong_count == 1 else "differ"
     where = f"; {wrong_count} of {leans.numel()} blocks {differ}" if not leans.all() else ""
     problem, projection = _nearest(error[leans], towards[:, leans], wrong, where)
+    if problem.code == UNIDENTIFIED and (rare := list(overfull(scene))):
+        towards = grouped(torch.stack([w.state for w in rare]).sub_(right))
+        named, nearest = _nearest(error[leans], towards[:, leans], rare, where)
+        problem, projection = (named, nearest) if named.code != UNIDENTIFIED else (
+            Problem(UNIDENTIFIED, _unknown(len(wrong) + len(rare), where)), projection)
     worst = _worst(largest)[0] if projection is None else projection
     return Looked(worst, head, group, *counts, problem)
 
@@ -193,7 +200,8 @@ def scene_of(piece: Recomputation, pieces: Sequence[Recomputation]) -> Scene:
     return Scene(
         folding.base, k.repeat_interleave(v.shape[1] // k.shape[1], dim=1), v, log_decay, beta, folding.count,
         verb, None if previous is None else previous.base, others, handed, theirs, older, pending,
-        branches(folding, piece.span.nodes) if committed else (),
+        branches(folding, piece.span.nodes) if committed else (), () if previous is None else previous.recent,
+        piece.later_windows,
     )  # fmt: skip
 
 
@@ -229,6 +237,10 @@ def _worst(largest: torch.Tensor) -> tuple[float, int, int]:
     return float(largest[head, group]), head, group
 
 
+def _unknown(count: int, where: str) -> str:
+    return f"unknown: close to none of {count} wrong states{where}"
+
+
 def _nearest(
     error: torch.Tensor, towards: torch.Tensor, wrong: Sequence[Wrong], where: str
 ) -> tuple[Problem, float | None]:
@@ -246,7 +258,7 @@ def _nearest(
     nearest = int(distance.argmin())
     direction = towards[nearest]
     if distance[nearest] > NEAR * torch.linalg.vector_norm(direction):
-        return Problem("unidentified", f"unknown: close to none of {len(wrong)} wrong states{where}"), None
+        return Problem(UNIDENTIFIED, _unknown(len(wrong), where)), None
     equal = (WrongContent(w.sentence) for w, t in zip(wrong, towards, strict=True) if torch.equal(t, direction))
     problem = Problem("identified", mistake=Explained.one_of(equal, where))
     return problem, float((error * direction).sum() / direction.square().sum())

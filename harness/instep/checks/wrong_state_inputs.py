@@ -5,12 +5,14 @@ Leaves out: the mistakes (`hypotheses.py`, `ring_hypotheses.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
+
+from ..oracle.folding import Run
 
 EVERY_COUNT_UP_TO = 16  # windows up to this length are tried after each of their tokens; longer ones are prompts
 
@@ -36,6 +38,8 @@ class Scene:
     handed    states that a miscounted previous step would have left instead of `base`: a sentence, and [HV, K, V]
     theirs    updates [T', HV, V] of other requests in the same event: whose ("of request ...")
     older     updates [T', HV, V] of the previous step; pending: k, log_decay and updates of its tokens
+    recent    tokens that a ring may hold, since the prompt, the oldest first
+    later     sentences, and states after a prompt's chunk that a wrong conv window preceded; costly
     branches  for a tree: the states at other nodes. k, v, log_decay and beta are then those of the accepted path
     """
 
@@ -53,6 +57,8 @@ class Scene:
     older: torch.Tensor | None = None
     pending: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     branches: Sequence[Wrong] = ()
+    recent: Sequence[Run] = ()
+    later: Callable[[], Iterable[tuple[str, torch.Tensor]]] = tuple
 
     @cached_property
     def right(self) -> torch.Tensor:

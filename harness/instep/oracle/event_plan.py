@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -74,6 +75,7 @@ class Recurrence:
     parents   of the rows, if they are nodes of a tree
     layer     the whole layer, which known mistakes start from a wrong state; None: no mistakes are computed
     all_ops   the task with every op of the layer, if this one ends at the state
+    window    for a chunk that continues a prompt: the conv window before it, and `to_state` after any conv window
     """
 
     base: torch.Tensor
@@ -81,6 +83,7 @@ class Recurrence:
     parents: tuple[int, ...] | None
     layer: LayerWork | None = None
     all_ops: Task | None = None
+    window: tuple[torch.Tensor, Callable[[torch.Tensor], Work]] | None = None
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,9 @@ class Planner:
         # The delta rule of a chunk has a second form, whose read-out is compared, too.
         state = to_state(hidden, before, layer, layer, span.start, parents, read=self.whole or chunk)
         task = self._task(span, "trunk", layer, work, base if chunk else None)
-        recurrence = Recurrence(base, state, parents, work)
+        after = partial(after_window, hidden, before, layer, layer, span.start)
+        window = (before.conv[layer], after) if chunk and span.start else None
+        recurrence = Recurrence(base, state, parents, work, window=window)
         if self.whole:
             return replace(task, recurrence=recurrence)
         return replace(task, work=state, own={}, recurrence=replace(recurrence, all_ops=task))
@@ -336,6 +341,13 @@ class Planner:
         if span.kind == "prefill":
             return list(self.context.expected.prompts[span.request][span.start : span.start + span.count])
         return [cast(int, self.context.truth.before[span.request].root)]
+
+
+def after_window(
+    hidden: torch.Tensor, before: RequestState, layer: int, number: int, start: int, window: torch.Tensor
+) -> Work:
+    """The layer up to its state, on the rows of a chunk that a conv window other than the memory's precedes."""
+    return to_state(hidden, replace(before, conv={**before.conv, layer: window}), layer, number, start)
 
 
 def state_before(before: RequestState, layer: int, start: int, device: torch.device) -> torch.Tensor:

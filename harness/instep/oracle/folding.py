@@ -48,11 +48,14 @@ class PreviousStep:
 
     tokens  the truth's run over exactly these tokens, or None for many tokens (a prompt)
     verb    "accepted", "given"
+    recent  the tokens that a ring may hold, the oldest first: those of this step and of the steps before it, back to
+            the prompt
     """
 
     base: torch.Tensor
     tokens: Run | None
     verb: str
+    recent: tuple[Run, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,12 @@ from functools import partial
 
 import torch
 
+from instep_reference import gdn
+
 from .folding import PreviousStep, Run
 from .recomputation import again, fold
+
+MOST_LOST = 8  # tokens of a ring that may be lacking
 
 
 def handed_over(base: torch.Tensor, previous: PreviousStep) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
@@ -27,6 +31,53 @@ def handed_over(base: torch.Tensor, previous: PreviousStep) -> Iterator[tuple[st
     for some in range(1, count):
         said = f"{some} token{'s' * (some > 1)} of the previous step; {count} tokens were {previous.verb}"
         yield f"was continued from the state after {said}", partial(_folded, tokens, previous.base, range(some))
+
+
+def lacking_oldest(base: torch.Tensor, recent: Sequence[Run]) -> Iterator[tuple[str, torch.Tensor]]:
+    """States [HV, K, V] without the oldest tokens of a ring, for every number of tokens that it may have held.
+
+    The state before a token follows from the state after it, because a step of the delta rule can be undone.
+    """
+    if not recent:
+        return
+    k, v, log_decay, beta, updates = joined(recent)
+    held, state = len(k), base
+    for t in reversed(range(held)):
+        state = _undone(state, k[t], v[t], log_decay[t], beta[t])
+        for lost in range(1, min(held - t, MOST_LOST + 1)):
+            rest = slice(t + lost, None)
+            some = "oldest" if lost == 1 else f"{lost} oldest"
+            says = f"lacks the {some} of the {held - t} tokens that a ring held"
+            key, value, decay, gate, written = (
+                x[None, rest] for x in (k, v, log_decay[..., None], beta[..., None], updates))
+            computed = gdn.left_by(key, value, decay, gate, gate, state[None])[0]
+            replayed = gdn.absorb(key, decay, written, state[None])[0]
+            yield from ((says, found) for found in (computed, replayed) if torch.isfinite(found).all())
+
+
+def joined(recent: Sequence[Run]) -> tuple[torch.Tensor, ...]:
+    """k [n, HV, K], v [n, HV, V], log_decay, beta [n, HV] and updates [n, HV, V] of all tokens.
+
+    k is that of the value head which reads it.
+    """
+    k, v, log_decay, beta, updates = (
+        torch.cat([run.of(name) for run in recent]) for name in ("k", "v", "log_decay", "beta", "update"))
+    return k.repeat_interleave(v.shape[1] // k.shape[1], dim=1), v, log_decay, beta, updates
+
+
+def _undone(
+    state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor
+) -> torch.Tensor:
+    """The state before a token, from the one after it.
+
+        S_after = e^g (1 - beta k k^T) S + beta k v^T, and (1 - beta k k^T)^-1 = 1 + beta / (1 - beta k^T k) k k^T
+
+    Shapes:  state [HV, K, V]   k [HV, K]   v [HV, V]   log_decay, beta [HV]  ->  [HV, K, V]
+    """
+    rest = state - beta[:, None, None] * k[:, :, None] * v[:, None, :]
+    share = beta / (1 - beta * k.square().sum(-1))
+    recalled = torch.einsum("hk,hkv->hv", k, rest)
+    return (rest + share[:, None, None] * k[:, :, None] * recalled[:, None, :]) / log_decay.exp()[:, None, None]
 
 
 def _folded(tokens: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:

@@ -30,6 +30,7 @@ from .miscounted_states import handed_over
 from .recomputation import REMEMBERED, LayerCache, Recomputation, Runner, only
 from .reference_weights import weights_of
 
+IN_A_RING = 32  # maximum steps whose tokens are kept: enough for rings of 16 entries, and of 32 after steps of a token
 Layers = Mapping[int, Recomputation]  # the GDN layers of one step
 
 
@@ -104,8 +105,19 @@ class Oracle:
             piece, folding=folding, dithered=partial(runner.dithered, step.to_state, base=task.chunk),
             narrow=runner.narrow(chunk), leans=runner.leans(chunk),
             wrongs=() if step.layer is None else _wrong_starts(step.layer, folding),
+            later_windows=tuple if step.window is None else partial(self._later_windows, piece, *step.window),
             all_ops=None if step.all_ops is None else partial(self._run, step.all_ops),
         )
+
+    def _later_windows(
+        self, piece: Recomputation, window: torch.Tensor, after: Callable[[torch.Tensor], Work]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """States in fp64 that a chunk leaves if the conv window [C, W-1] before it is that of some tokens later."""
+        fed = piece.truth.of("qkv")
+        for count in range(1, min(len(fed), REMEMBERED) + 1):
+            state = self.runner.true(after(torch.cat((window.to(fed), fed[:count].T), 1)[:, count:])).state
+            assert state is not None, "the layer ends in a state"
+            yield f"was continued with the conv window of {count} token{'s' * (count > 1)} later", state
 
     def _run(self, task: Task) -> Recomputation:
         """The runs of one task, without its states before."""
@@ -139,14 +151,17 @@ class Oracle:
 
     def _remember(self, span: RowSpan, layers: Layers) -> None:
         """Keep the committed step for the next one."""
-        nodes = span.nodes or range(span.count)
-        self.previous[span.request] = {
-            layer: PreviousStep(
-                piece.folding.base, only(piece.folding.tokens, nodes) if len(nodes) <= REMEMBERED else None,
-                "accepted" if span.kind == "commit" else "given",
-            )
-            for layer, piece in layers.items() if piece.folding is not None
-        }
+        nodes, before = span.nodes or range(span.count), self.previous.get(span.request, {})
+        found: dict[int, PreviousStep] = {}
+        for layer, piece in layers.items():
+            if piece.folding is None:
+                continue
+            tokens = only(piece.folding.tokens, nodes) if len(nodes) <= REMEMBERED else None
+            older = before[layer].recent if layer in before else ()
+            recent = () if tokens is None or span.kind == "prefill" else (*older, tokens)[-IN_A_RING:]
+            verb = "accepted" if span.kind == "commit" else "given"
+            found[layer] = PreviousStep(piece.folding.base, tokens, verb, recent)
+        self.previous[span.request] = found
 
 
 def _wrong_starts(layer: LayerWork, folding: Folding) -> tuple[tuple[str, Work], ...]:

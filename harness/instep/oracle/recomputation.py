@@ -6,7 +6,7 @@ Leaves out: which piece, and on which bits (`event_plan.py`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -61,6 +61,8 @@ class Recomputation:
     leans       whether every second yardstick cuts operands off (`declared_products.py`)
     prefix      for a tracked state: the name under which it is kept; the span ends with its last token
     all_ops     for a piece that ran to its state alone: the same with every op of the layer; None: it has them
+    later_windows  for a chunk that continues a prompt: sentences, and the states in fp64 after a conv window of later
+                tokens
     """
 
     span: RowSpan
@@ -78,6 +80,7 @@ class Recomputation:
     leans: bool = False
     prefix: str = ""
     all_ops: Callable[[], Recomputation] | None = None
+    later_windows: Callable[[], Iterable[tuple[str, torch.Tensor]]] = tuple
 
     def with_all_ops(self) -> Recomputation:
         """The same piece with every op, not only those up to its state."""

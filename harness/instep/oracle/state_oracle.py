@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -19,7 +20,7 @@ from instep_reference.weights import Weights
 
 from ..watch.event_context import EventContext, RowSpan
 from .declared_products import NONE
-from .event_plan import EventPlan, Planner, Recurrence, Task, state_before
+from .event_plan import EventPlan, Planner, Recurrence, Task, after_window, state_before
 from .layer_work import to_state
 from .oracle import Oracle
 from .recomputation import Runner
@@ -62,8 +63,11 @@ class StatePlanner(Planner):
                 continue
             base = state_before(before, layer, span.start, self.device)
             work = to_state(hidden, before, layer, number, span.start, parents)
-            yield Task(span, "trunk", layer, work, chunk=base if span.kind == "prefill" else None,
-                       recurrence=Recurrence(base, work, parents))  # fmt: skip
+            chunk, state = (base if span.kind == "prefill" else None), Recurrence(base, work, parents)
+            if chunk is not None and span.start:
+                after = partial(after_window, hidden, before, layer, number, span.start)
+                state = replace(state, window=(before.conv[layer], after))
+            yield Task(span, "trunk", layer, work, chunk=chunk, recurrence=state)
 
 
 def _lean(checkpoint: Checkpoint, gdn_layers: list[int]) -> Checkpoint:

@@ -17,6 +17,7 @@ from instep_reference.gdn import GdnMemory
 
 from ...allowance import NEAR
 from ...oracle.layer_work import LayerWork
+from ...oracle.miscounted_states import lacking_oldest
 from .case import STANDS, Case, Explanation
 
 # Component -> the field of memory that its op reads, which may be that of another request.
@@ -41,6 +42,7 @@ def memory(case: Case) -> Iterator[Explanation]:
         work = case.piece.work
         if isinstance(work, LayerWork) and case.component in READ_FROM and isinstance(work.memory, GdnMemory):
             yield from _read(case, work, work.memory)
+            yield from _without_oldest(case, work.memory)
         if isinstance(work, LayerWork) and case.component == "attended" and isinstance(work.memory, AttentionMemory):
             yield from _stale_cache(case, work.memory)
 
@@ -118,6 +120,17 @@ def _read(case: Case, work: LayerWork, kept: GdnMemory) -> Iterator[Explanation]
         for step, says in ((1, "before"), (-1, "after")):
             yield from reading(f"of the channel {says}", mine.roll(step, 0))
             yield from reading(f"one column {'too late' if step > 0 else 'too early'}", mine.roll(step, 1))
+
+
+def _without_oldest(case: Case, kept: GdnMemory) -> Iterator[Explanation]:
+    """An op that continues from a state without the oldest tokens of a ring."""
+    folding = None if case.piece is None else case.piece.folding
+    if folding is None or folding.previous is None or case.component == "mixed":
+        return
+    for says, state in lacking_oldest(folding.base, folding.previous.recent):
+        wrong = case.again(memory=replace(kept, state=state))
+        if wrong is not None:
+            yield Explanation(f"continues from a state that {says}", wrong)
 
 
 def _stale_cache(case: Case, kept: AttentionMemory) -> Iterator[Explanation]:

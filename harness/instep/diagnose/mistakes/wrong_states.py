@@ -15,6 +15,7 @@ from ...checks.base import at_end, counted
 from ...checks.directed import scene_of
 from ...checks.hypotheses import wrong_states
 from ...checks.ring_hypotheses import wrong_updates
+from ...checks.ring_overflows import overfull, unstored_updates
 from ...checks.wrong_state_inputs import Scene, add
 from ...oracle.folding import Run
 from ...oracle.recomputation import Recomputation
@@ -28,10 +29,10 @@ def known_states(case: Case) -> Iterator[Explanation]:
     if scene is None:
         return
     if case.component == UPDATE:
-        for sentence, updates in wrong_updates(scene):
+        for sentence, updates in (*wrong_updates(scene), *unstored_updates(scene)):
             yield Explanation(sentence, updates)
     else:
-        for wrong in wrong_states(scene):
+        for wrong in (*wrong_states(scene), *overfull(scene)):
             yield Explanation(wrong.sentence, wrong.state)
 
 
