@@ -17,10 +17,12 @@ from types import ModuleType
 
 import pytest
 
+from instep.campaign.relations import held, relations, step_changes
+from instep.campaign.relations.case import Case
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
-from instep.verdict import Exit
+from instep.verdict import Exit, Tier
 from peers.environment import TOP, environment
 from support.covering import few
 from support.fake_ring import modules
@@ -35,6 +37,7 @@ WRONG = {
     "0.5.16": OVERFLOWS | {"6 x 2, 4": 7, "6 x 2, 8 of which 3": 7}, "0.5.18": {}, "0.5.20": OVERFLOWS,
     "0.5.23": OVERFLOWS,
 }  # fmt: skip
+IN_PLACE = "of a ring of 16 entries in place of the window's last"
 Put = Callable[..., None]
 
 
@@ -101,6 +104,26 @@ def test_a_state_that_lacks_the_last_tokens_is_named(put: Put) -> None:
     assert first_wrong("6 x 2, 8", OPS, STRATEGY) == (
         6, "directed state: holds the state after 4 tokens; 8 tokens were accepted"
     )  # fmt: skip
+
+
+@few(1)
+@pytest.mark.parametrize(("release", "change", "says"), [
+    ("0.5.23", (2, 6), "2 to 6 after 12, all accepted: holds the state after 4 tokens; 6 tokens were accepted"),
+    ("0.5.16", (2, 4), f"2 to 4 after 14, all accepted: has the 2 oldest tokens {IN_PLACE} 2"),
+    ("0.5.20", (1, 8), f"1 to 8 after 10, all accepted: has the 2 oldest tokens {IN_PLACE} 2"),
+    ("0.5.23", (2, 4), None), ("0.5.18", (2, 6), None),
+])  # fmt: skip
+def test_any_fill_of_a_ring_is_tried_before_a_rise(
+    release: str, change: tuple[int, int], says: str | None, put: Put, small: Trace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put(release)
+    monkeypatch.setattr(step_changes, "CHANGES", (change,))
+    case = Case.of(small, Replay(small, Setting(OPS, strategy=STRATEGY)).plan)
+    verdict = held(case, relations(["step-changes"]))[0].verdict
+    said = [f"{one.request}: {one.diagnosis}" for one in verdict.findings if one.kind in ("commit", "forward")]
+    assert said[:1] == ([] if says is None else [says]) and verdict.exit is (Exit.DIVERGED if says else Exit.AGREED)
+    assert {one.tier for one in verdict.compared} == {Tier.DIRECTED}
 
 
 @pytest.mark.parametrize(("ops", "strategy", "says"), [

@@ -20,9 +20,10 @@ from .overlapped import RELATION as OVERLAPPED
 from .read_late import RELATION as READ_LATE
 from .same_events import PAIRWISE
 from .same_tokens import REWRITTEN
+from .step_changes import RELATION as STEP_CHANGES
 
 # Cheap and exact relations come first; relations that share runs are neighbours.
-RELATIONS: tuple[Relation, ...] = (*PAIRWISE, OVERLAPPED, READ_LATE, *REWRITTEN, DRIFT)
+RELATIONS: tuple[Relation, ...] = (*PAIRWISE, OVERLAPPED, READ_LATE, *REWRITTEN, STEP_CHANGES, DRIFT)
 NAMES = tuple(relation.name for relation in RELATIONS)
 
 
