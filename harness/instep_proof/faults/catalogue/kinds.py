@@ -17,11 +17,14 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "scratch-replay": "accepted tokens are run again on something else than what they belong to",
         "positional-arguments": "two index arguments of an update are swapped",
         "pending-count": "too many or too few tokens are taken for those that are still to be folded in",
+        "switch-loss": "what must survive a change of the step count is kept in what the change replaces",
         "stale-tile": "a part of a state is left as it was",
     },
     "rings": {
         "ring-update": "the update that is kept is not the one that the state took",
         "ring-rerun": "a kept token is run again with something of another token",
+        "flush-margin": "a ring is folded with the room that the window of another round needs",
+        "flush-store": "the rows of the round that folds a ring are not all stored in it",
     },
     "dispatch": {
         "prefill-as-verify": "the last tokens of a prompt are taken for a window",
@@ -114,6 +117,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "prefixes": {
         "prefix-count": "a prefix is tracked under another number of tokens, or a multiple is missed",
         "prefix-state": "a prefix holds what its donor had after another token",
+        "prefix-lengths": "the parts of a prefix are those after different numbers of tokens",
         "prefix-component": "a request that continues from a prefix lacks a part of it",
         "prefix-layers": "of several MTP layers a prefix has other rows than its tokens make, or a hit too few",
         "prefix-draft-row": "the draft head's last row is made of another token than the next one",

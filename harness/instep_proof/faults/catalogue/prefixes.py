@@ -57,6 +57,15 @@ FAULTS: tuple[Fault, ...] = (
         ("identity",), written_for=True,
     ),
     Fault(
+        "prefix-conv-of-later-tokens", "prefix-lengths",
+        "A prefix is kept with the state after its last token, and with the conv window after the whole path.",
+        "sglang 0.5.16",
+        (Edit(PAIR, "return self.of_conv.peek_node(*where), self.of_state.peek_node(*where)",
+              "return self.of_conv.peek(ops, slot, length), self.of_state.peek_node(*where)"),),
+        "prefix", PLAIN, 5, Place("trunk", 0, "conv"), "holds the window after 4 tokens; 3 tokens were tracked",
+        ("bytes",), ("identity", "directed"), written_for=True,
+    ),
+    Fault(
         "prefix-without-conv", "prefix-component",
         "A request that continues from a prefix gets its state and its KV, and no conv windows.",
         "", (Edit(ENGINE, RESTORE, NO_CONV + RESTORE.replace("memory.conv", "conv")),), "prefix", LABELS, 10,

@@ -1,22 +1,26 @@
-"""Rings that keep what a token does to a state: its key, its decay and its update, each of which may be another's.
+"""Rings that keep what a token does to a state: entries of other tokens, and rings too full for the window that comes.
 
-Leaves out: how many tokens are run again, and from where (`rollback.py`), and rings of other slots (`slots.py`).
+Leaves out: other wrong counts of tokens that are run again (`rollback.py`), and rings of other slots (`slots.py`).
 """
 
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place import Place
+from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from .fault import Edit, Fault
 
+LAZY_RERUN, PLAN = "instep_optimized/commit/lazy_rerun.py", "instep_optimized/ops/plain/ring_plan.py"
 RING, GDN = "instep_optimized/ops/plain/ring.py", "instep_optimized/ops/plain/gdn.py"
 KERNEL, LEDGER = "instep_optimized/kernels/windows/window.py", "instep_optimized/ops/ledger.py"
+LENGTH = Place("trunk", STAGE_LEVEL, "length")
 UPDATE, STATE = (Place("trunk", 0, component) for component in ("update", "state"))
 
 STORE = "        pool[units[wanted], entries % pool.shape[1]] = x[wanted].to(pool.dtype)\n"
 RECALL = "    return type(ring.kept)(*(pool[units, entries % pool.shape[1]] for pool in ring.kept))\n"
 AGAIN = "            _again(S, recalled(part.ring, who.which[owing], age))\n"
+
+MARGIN = Edit(LAZY_RERUN, "return size - width - widest", "return size - width - width")
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -81,5 +85,23 @@ FAULTS: tuple[Fault, ...] = (
               "kept_u + (entry % ring_u_size) * ring_u_entry, value, in_v, WHOLE"),),
         "short", Setting(ops="triton"), 4, UPDATE,
         "is the value, not the update", ("derived",), ("identity", "bytes"), written_for=True,
+    ),
+    Fault(
+        "flush-margin-of-the-window-that-was", "flush-margin",
+        "A ring is folded if it has no room for a window as wide as this one; the next one is wider.",
+        "sglang 0.5.16", (MARGIN,), "rising", Setting(strategy="lazy_rerun"), 26, LENGTH,
+        "tokens are pending; with 4 rows a ring of", ("derived", "contracts"), ("bytes",),
+    ),
+    Fault(
+        "flush-round-masked-with-the-old-cursor", "flush-store",
+        "The round that folds a ring stores only the rows that would fit after the tokens that it folds.",
+        "sglang 0.5.16", (
+            MARGIN, Edit(PLAN, "torch.where(busy, before - settled[slot], 0).clamp(0, size - most)",
+                         "torch.where(busy, before - settled[slot], 0).clamp(0, size)"),
+            Edit(RING, "(units >= 0) & (first >= 0)",
+                 "(units >= 0) & (first >= 0) & (ring.pending[requests] + row < ring.size)"),
+        ),
+        "rising", Setting(strategy="lazy_rerun"), 26, LENGTH,
+        "tokens are pending; with 4 rows a ring of", ("derived", "contracts"), ("bytes",),
     ),
 )
