@@ -59,9 +59,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "prefix-conv-of-later-tokens", "prefix-lengths",
         "A prefix is kept with the state after its last token, and with the conv window after the whole path.",
-        "sglang 0.5.16",
-        (Edit(PAIR, "return self.of_conv.peek_node(*where), self.of_state.peek_node(*where)",
-              "return self.of_conv.peek(ops, slot, length), self.of_state.peek_node(*where)"),),
+        "", (Edit(PAIR, "return self.of_conv.peek_node(*where), self.of_state.peek_node(*where)",
+                    "return self.of_conv.peek(ops, slot, length), self.of_state.peek_node(*where)"),),
         "prefix", PLAIN, 5, Place("trunk", 0, "conv"), "holds the window after 4 tokens; 3 tokens were tracked",
         ("bytes",), ("identity", "directed"), written_for=True,
     ),

@@ -89,13 +89,13 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "flush-margin-of-the-window-that-was", "flush-margin",
         "A ring is folded if it has no room for a window as wide as this one; the next one is wider.",
-        "sglang 0.5.16", (MARGIN,), "rising", Setting(strategy="lazy_rerun"), 26, LENGTH,
+        "", (MARGIN,), "rising", Setting(strategy="lazy_rerun"), 26, LENGTH,
         "tokens are pending; with 4 rows a ring of", ("derived", "contracts"), ("bytes",),
     ),
     Fault(
         "flush-round-masked-with-the-old-cursor", "flush-store",
         "The round that folds a ring stores only the rows that would fit after the tokens that it folds.",
-        "sglang 0.5.16", (
+        "", (
             MARGIN, Edit(PLAN, "torch.where(busy, before - settled[slot], 0).clamp(0, size - most)",
                          "torch.where(busy, before - settled[slot], 0).clamp(0, size)"),
             Edit(RING, "(units >= 0) & (first >= 0)",
