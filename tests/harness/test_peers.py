@@ -180,6 +180,11 @@ def test_the_program_writes_what_it_ran_and_fails_where_something_is_unexpected(
     assert [one["met"] for one in result["rows"]] == [True, False] and (result["exit"], result["commit"]) == (1, "abc")
     assert "! made-up 2 it: diverged" in capsys.readouterr().out
     assert program.main(["--venv", str(tmp_path / "b"), "--json", str(file), "--only", "made-up 1"]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert [(one["version"], one.get("commit")) for one in rows] == [("1", None), ("2", "abc")], "the other row stays"
+    monkeypatch.setattr(program, "entries", lambda: [fine])
+    assert program.main(["--venv", str(tmp_path / "d"), "--json", str(file), "--only", "made-up 1"]) == 0
+    assert len(json.loads(file.read_text())["rows"]) == 1, "a row without an entry is dropped"
     assert program.main(["--venv", str(tmp_path / "c"), "--only", "nobody", "--json", str(file)]) == 1, "none ran"
 
 

@@ -6,6 +6,7 @@ Leaves out: what the entries are (`engines/`, `kernels/`, `recordings/`).
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -34,15 +35,32 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--venv", type=Path, default=TOP / ".venv-peers", help="the environment; it is made if missing")
     parser.add_argument("--only", action="append", default=[], help="entries with this in their title; repeatable")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--json", type=Path, help=f"left out, and with every entry: {RESULT.relative_to(TOP)}")
+    whole = f"left out, and with every entry: {RESULT.relative_to(TOP)}. With --only, its other rows stay"
+    parser.add_argument("--json", type=Path, help=whole)
     parser.add_argument("--commit", help="revision of the source, for the result file")
     options = parser.parse_args(given)
     chosen = [one for one in entries() if not options.only or any(word in one.title for word in options.only)]
     rows = run(chosen, options.venv, options.jobs)
     code = 0 if rows and all(row["met"] for row in rows) else 1
     if place := options.json or (None if options.only else RESULT):
-        Result(code, "cpu", {"rows": rows}, options.commit).write(place)
+        found = updated(rows, place) if options.only and place.exists() else rows
+        Result(code, "cpu", {"rows": found}, options.commit).write(place)
     return code
+
+
+def updated(rows: list[dict[str, Any]], place: Path) -> list[dict[str, Any]]:
+    """The rows of a result file with these instead of older ones, in the order of the entries.
+
+    A row that stays has the revision of the run that made it. Rows without an entry are dropped.
+    """
+    before = json.loads(place.read_text())
+    stay = [{"commit": before["commit"]} | row for row in before["rows"]]
+    named = {_title(row): row for row in (*stay, *rows)}
+    return [named[entry.title] for entry in entries() if entry.title in named]
+
+
+def _title(row: dict[str, Any]) -> str:
+    return f"{row['package']} {row['version']} {row['name']}"
 
 
 def run(chosen: list[Entry], venv: Path, jobs: int) -> list[dict[str, Any]]:
