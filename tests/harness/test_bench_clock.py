@@ -222,8 +222,13 @@ def test_strategy_stores_once_per_period(window: int) -> None:
 
 def cursors(write_pos: Any, cache_base: Any, is_flush: Any, accepted: Any, index: Any, size: int, widest: int) -> None:
     """ReplaySSM's rule, as SGLang 0.5.23 has it, for where SGLang is not installed."""
-    at = torch.where(is_flush[1:] != 0, accepted, write_pos[1:] + accepted)
-    write_pos[1:], is_flush[1:] = at, (at + 2 * widest > size).to(torch.int8)
+    write_pos[1:] += accepted
+    is_flush[1:] = (write_pos[1:] + 2 * widest > size).to(torch.int8)
+
+
+def finished(*, write_pos: torch.Tensor, is_flush: torch.Tensor, **given: Any) -> None:
+    write_pos[is_flush != 0] = 0
+    is_flush.zero_()
 
 
 @pytest.mark.parametrize("window", range(1, 9))
@@ -235,17 +240,20 @@ def test_replayssm_folds_once_per_period(window: int, monkeypatch: pytest.Monkey
             module: Any = import_module(name)
     except ImportError:
         module = ModuleType(name)
-        module.commit_gdn_replayssm_spec = cursors
+        module.commit_gdn_replayssm_spec, module.commit_gdn_replayssm_circular = cursors, finished
         monkeypatch.setattr(sglang, "_kernels", lambda: None)
         for depth in range(1, name.count(".") + 1):
             monkeypatch.setitem(sys.modules, name.rsplit(".", depth)[0], ModuleType("package"))
         monkeypatch.setitem(sys.modules, name, module)
 
-    def decode(*, is_flush: torch.Tensor, out: torch.Tensor, **given: Any) -> torch.Tensor:
-        folds.append(is_flush[1:].tolist())
-        return out
+    fold = module.commit_gdn_replayssm_circular
 
-    monkeypatch.setattr(module, "gdn_replayssm_spec_decode", decode, raising=False)
+    def folded(*, is_flush: torch.Tensor, **given: Any) -> None:
+        folds.append(is_flush[1:].tolist())
+        fold(is_flush=is_flush, **given)
+
+    monkeypatch.setattr(module, "commit_gdn_replayssm_circular", folded)
+    monkeypatch.setattr(module, "gdn_replayssm_spec_decode", lambda *, out, **given: out, raising=False)
     at, ground = {**AT, "window": window}, ground_of()
     config = ground.config(4, 1)
     arm = sglang.replay(ground, at, "it", [Rows.drawn(ground, config, 2 * window)], config)

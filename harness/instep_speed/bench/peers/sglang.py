@@ -2,8 +2,8 @@
 
     verify_and_scatter  `fused_sigmoid_gating_delta_rule_update` with snapshots, then
                         `fused_mamba_state_scatter_with_mask` over all layers
-    replay              ReplaySSM (since 0.5.23): `gdn_replayssm_spec_decode` with its cursors; a row without room
-                        for another window is folded in the same launch
+    replay              ReplaySSM (0.5.23): `gdn_replayssm_spec_decode` with its cursors; a row without room for two
+                        more windows is folded by `commit_gdn_replayssm_circular`
     decode, packed_decode, prefill, conv
     mixer_packed, mixer_gated  `causal_conv1d_update`, then a decode of its rows
 
@@ -199,10 +199,11 @@ def verify_and_scatter(ground: Ground, at: At, name: str, rows: list[Rows], conf
 
 
 def replay(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelConfig) -> Arm:
-    """Move cursors by the accepted tokens. With windows of 4 every third round folds, which the mean of samples
-    includes.
+    """Move cursors by the accepted tokens, and fold at the commit. With windows of 4 every third round folds, which the
+    mean of samples includes.
 
-    A ring folds as soon as it has no room for two more windows, and then keeps the accepted tokens of one round.
+    A ring folds as soon as it has no room for two more windows. As in SGLang 0.5.20 to 0.5.23, a verify is one launch
+    per layer, and a commit one of all layers; a ring that is narrower than fp32 also has low parts.
     """
     if state_dtype(at) is not torch.float32:
         raise Unsupported("it keeps fp32 checkpoints")
@@ -218,9 +219,10 @@ def replay(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
         return torch.zeros(shape, device=ground.device, dtype=dtype)
 
     pool = pools(ground, config, layers, slots, torch.float32)
-    wide, narrow = (layers, slots, heads, RING), (layers, slots, config.key_heads, RING)
+    wide, narrow, low = (layers, slots, heads, RING), (layers, slots, config.key_heads, RING), None
     d, k, g = zeros(*wide, values, dtype=ground.dtype), zeros(*narrow, keys, dtype=ground.dtype), zeros(*wide)
-    rawv, rawk, beta = zeros(*wide, values, dtype=ground.dtype), zeros(*narrow, keys, dtype=ground.dtype), zeros(*wide)
+    if ground.dtype is not torch.float32:
+        low = torch.zeros_like(d), torch.zeros_like(k)
     out = zeros(batch * window, heads, values, dtype=ground.dtype)
     starts, index = _starts(ground, batch, window).int(), ground.ints(range(1, slots)).int()
     cursor, base, flush = (zeros(slots, dtype=kind) for kind in (torch.int32, torch.int32, torch.int8))
@@ -228,21 +230,28 @@ def replay(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
 
     def verify(layer: int, source: torch.Tensor) -> torch.Tensor:
         one = rows[layer % len(rows)]
+        low_d, low_k = (None, None) if low is None else (low[0][layer], low[1][layer])
         found: torch.Tensor = module.gdn_replayssm_spec_decode(
             **one.split, a=one.a, b=one.b, A_log=one.A_log, dt_bias=one.dt_bias, checkpoint_state=source,
-            d_cache=d[layer], k_cache=k[layer], g_cache=g[layer], rawv_cache=rawv[layer], rawk_cache=rawk[layer],
-            beta_cache=beta[layer], out=out, query_start_loc=starts, ssm_state_indices=index, replay_indices=index,
-            write_pos=cursor, cache_base=base, is_flush=flush, max_cache_len=RING, max_spec_len=window,
+            d_cache=d[layer], k_cache=k[layer], g_cache=g[layer], rawv_cache=low_d, rawk_cache=low_k, beta_cache=None,
+            out=out, query_start_loc=starts, ssm_state_indices=index, replay_indices=index, write_pos=cursor,
+            cache_base=base, is_flush=flush, max_cache_len=RING, max_spec_len=window, launch_mode="verify",
         )
         return found
 
-    def advance() -> None:
+    def commit(states: torch.Tensor, count: int = layers) -> None:
+        low_d, low_k = (None, None) if low is None else (low[0][:count], low[1][:count])
         module.commit_gdn_replayssm_spec(cursor, base, flush, accepted, index, RING, window)
+        module.commit_gdn_replayssm_circular(
+            checkpoint_state=states, d_cache=d[:count], k_cache=k[:count], g_cache=g[:count], d_residual_cache=low_d,
+            k_residual_cache=low_k, state_batch_indices=index, replay_indices=index, write_pos=cursor,
+            cache_base=base, is_flush=flush, accept_lens=accepted,
+        )
 
     def work() -> torch.Tensor:
         for layer in range(layers):
             core = verify(layer, pool[layer])
-        advance()
+        commit(pool)
         return core
 
     def anew() -> None:
@@ -257,7 +266,7 @@ def replay(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
         for number in range(RING // accepted_of(window) + 2):  # the last but one folds at the latest
             core = verify(0, before).clone()
             said.append(read_out(ground, at, rows[0], whole, core, f"the read-out of round {number + 1}"))
-            advance()
+            commit(before[None], 1)
         for cell in (cursor, base, flush):
             cell.zero_()
         return first(*said)
