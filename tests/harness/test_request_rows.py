@@ -33,9 +33,9 @@ def first(outcome: Outcome) -> tuple[str, str]:
     return finding.check, finding.diagnosis
 
 
-@pytest.mark.parametrize("ops", ["ledger", "plain"])
-def test_a_strategy_by_request_row_agrees(trace: Trace, ops: str) -> None:
-    outcome = replayed(trace, ops=ops)
+@pytest.mark.parametrize(("name", "ops"), [("RIGHT", "ledger"), ("RIGHT", "plain"), ("DECODING", "ledger")])
+def test_a_strategy_by_request_row_agrees(trace: Trace, name: str, ops: str) -> None:
+    outcome = replayed(trace, name, ops)
     assert outcome.verdict.exit is Exit.AGREED and outcome.verdict.events == len(trace.events)
 
 

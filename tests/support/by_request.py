@@ -30,6 +30,7 @@ MAY: Table = {
     "prefill": {"state": "slot"}, "decode": {"state": "slot"}, "commit": {"state": "slot"},
     "restore": {"state": "slot"},
 }
+MAY_OF_DECODES: Table = {**MAY, "decode": {"state": "slot", KEPT: "request"}}
 MAY_BY_ROW: Table = {**MAY, "verify": {KEPT: "row"}, "release": {"state": "slot", ROW: "slot"}}
 
 
@@ -80,6 +81,16 @@ class ByRequest:
         self.rows.put(slot, self.memory.request_row_at(slot))
 
 
+class Decoding(ByRequest):
+    """A decode also stores the state after its row, in the first column."""
+
+    may = MAY_OF_DECODES
+
+    def part(self, live: Any, kept: Any, group: Group, rows: torch.Tensor) -> Part:
+        part = super().part(live, kept, group, rows)
+        return replace(part, per_row=kept.at(rows)) if group.kind == "decode" else part
+
+
 class ByBatchRow(ByRequest):
     """Takes the place in the batch for the request row."""
 
@@ -108,4 +119,4 @@ def _spec(kind: type[ByRequest]) -> StrategySpec:
     return StrategySpec(kind.demands, kind)
 
 
-RIGHT, BY_BATCH_ROW, SMALL, AS_ROWS = map(_spec, (ByRequest, ByBatchRow, Small, Kept))
+RIGHT, DECODING, BY_BATCH_ROW, SMALL, AS_ROWS = map(_spec, (ByRequest, Decoding, ByBatchRow, Small, Kept))

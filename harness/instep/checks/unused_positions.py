@@ -7,7 +7,7 @@ pools what a position is. Leaves out: units that may not be written at all (`byt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from instep_reference.contract.engine import Commit, Draft, Region
 from instep_reference.contract.event_facts import facts
@@ -101,7 +101,8 @@ def _writes(context: EventContext, region: Region, along: Positions) -> Writes:
     if along.what != "column" or region.by == "row":
         return nodes
     # A decode and a chunk write the column that they read.
-    marked: Writes = {context.expected.slots_after[span.request]: None for _, span in trunk}
+    units = _units(context, region)
+    marked: Writes = {units[span.request]: None for _, span in trunk}
     return marked | nodes
 
 
@@ -160,12 +161,17 @@ def _on_pages(context: EventContext, rows: Iterable[tuple[str, Iterable[int]]], 
 
 def _by_unit(context: EventContext, region: Region, parts: Iterable[tuple[int, RowSpan, Iterable[int]]]) -> Writes:
     """Positions by batch row, or by the slot or the request row of the row's request."""
-    expected = context.expected
-    units = expected.request_rows_after if region.by == "request" else expected.slots_after
+    units = _units(context, region)
     return {
         number if region.by == "row" else units[span.request]: set(positions)
         for number, span, positions in parts if region.by == "row" or span.request in units
     }
+
+
+def _units(context: EventContext, region: Region) -> Mapping[str, int]:
+    """The unit of every request: its request row or its slot."""
+    expected = context.expected
+    return expected.request_rows_after if region.by == "request" else expected.slots_after
 
 
 def _spelled(found: set[int]) -> str:
