@@ -16,9 +16,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import peers.__main__ as program
 from instep.adapters.wheel_modules import Absent, bare
+from instep_optimized.kernels.runtime import INTERPRETED
 from instep_reference.contract.errors import BadInput
 from peers import controllers
 from peers.entry import Entry
@@ -223,6 +225,32 @@ def test_a_module_loads_without_what_its_package_needs(wheel: Path) -> None:
         import_module("madeup.ops.gone")
     with pytest.raises(ImportError):
         exec("from madeup.ops import gone")
+
+
+PRODUCT = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def product(x, y, out):
+    at = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    tl.store(out + at, tl.dot(tl.load(x + at), tl.load(y + at)))
+"""
+
+
+@pytest.mark.interpreted
+@pytest.mark.skipif(not INTERPRETED, reason="Triton's interpreter is off")
+def test_an_interpreted_product_of_bf16_operands_is_one_of_their_values(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", InterpreterBuilder.create_dot)  # put back after the test
+    (wheel / "madeup" / "ops" / "product.py").write_text(PRODUCT)
+    bare("madeup", wheel, keep=("madeup.ops",))
+    x, y, out = torch.randn(16, 16).bfloat16(), torch.randn(16, 16).bfloat16(), torch.zeros(16, 16)
+    import_module("madeup.ops.product").product[(1,)](x, y, out)
+    torch.testing.assert_close(out, x.float() @ y.float(), rtol=1e-5, atol=1e-5)
 
 
 def test_a_package_that_is_nowhere_is_named(tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ def mend(module: ModuleType) -> None:
     loops     a loop index is a Triton scalar with its methods, as in a compiled kernel
     names     a builtin under another name (exp = tl.exp) is looked up when it is called
     masks     conditions that were computed as numbers become truth values again
+    products  operands in bf16 are widened first: the interpreter multiplies the integers that hold their bits
     """
     import triton.language as tl
     from triton.language.core import is_builtin
@@ -140,6 +141,8 @@ def mend(module: ModuleType) -> None:
     for member, place in (("create_masked_load", 1), ("create_masked_store", 2)):
         if not hasattr(real := getattr(InterpreterBuilder, member), "__wrapped__"):
             setattr(InterpreterBuilder, member, _truth(real, place))
+    if not hasattr(real := InterpreterBuilder.create_dot, "__wrapped__"):
+        InterpreterBuilder.create_dot = _widened(real)
     if not hasattr(torch.cpu, "device"):  # kernels enter the device of their tensors, which the CPU lacks
         torch.cpu.device = lambda index: nullcontext()  # type: ignore[attr-defined]
 
@@ -152,6 +155,23 @@ def _truth(member: Callable[..., Any], place: int) -> Callable[..., Any]:
         if isinstance(mask := getattr(args[place], "data", None), np.ndarray):
             args[place].data = mask.astype(bool)
         return member(builder, *args)
+
+    return run
+
+
+def _widened(member: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a product of the interpreter's builder: it gets operands in bf16 as fp32, with the same values."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    def wide(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    @wraps(member)
+    def run(builder: Any, a: Any, b: Any, *args: Any) -> Any:
+        return member(builder, wide(a), wide(b), *args)
 
     return run
 
