@@ -123,7 +123,9 @@ def _ring(version: str) -> list[dict[str, Any]]:
 VLLM, COLUMNS, FLA = "peers.kernels.vllm", "--strategy columns", "fla --strategy snapshot"
 SPECULATES = {"switch": "--speculative-config"}
 ENTRIES = [
-    *(one for version in ("0.5.12", "0.5.13", "0.5.23") for one in _sglang(version)),
+    *(one for version in ("0.5.12", "0.5.13") for one in _sglang(version)),
+    *(one for version in ("0.5.16", "0.5.18", "0.5.20") for one in _ring(version)),
+    *_sglang("0.5.23"),
     _entry("fused_recurrent_gated_delta_rule_packed_decode", "sglang", "0.5.23",
            "peers.kernels.sglang:DECODE --strategy snapshot", traces=PLAIN, **DECODE),
     _entry("fused_recurrent_gated_delta_rule_packed_decode, bf16 rows", "sglang", "0.5.23",
@@ -131,7 +133,7 @@ ENTRIES = [
            expected="read-out; from the op's own inputs; T2", **DECODE),
     _entry("fused_sigmoid_gating_delta_rule_update, bf16 rows", "sglang", "0.5.23",
            "peers.kernels.sglang:SIGMOID --strategy snapshot --dtype bfloat16", traces=WINDOWS[:2], **VERIFY),
-    *(one for version in RINGS for one in _ring(version)),
+    *_ring("0.5.23"),
     _entry("fused_recurrent_gated_delta_rule, columns", "vllm", "0.33.0", f"{VLLM}:RECURRENT {COLUMNS}", **SPECULATES,
            calls=["fused_recurrent_gated_delta_rule(num_accepted_tokens)"]),
     _entry("fused_sigmoid_gating_delta_rule_update, columns", "vllm", "0.33.0", f"{VLLM}:SIGMOID {COLUMNS}",
