@@ -36,6 +36,9 @@ def tiers_of(words: Iterable[str]) -> frozenset[Tier]:
     return frozenset(map(Tier, tiers_named(words))) or frozenset(Tier)
 
 
+TIES = "ties"  # the check that counts all choices that could not be decided
+
+
 class Exit(IntEnum):
     """Exit codes of every command."""
 
@@ -128,14 +131,19 @@ class Comparison:
         return None if self.problem is None else self.problem.mistake
 
     @property
+    def lost(self) -> bool:
+        """Whether the finding is about NaN or infinite numbers alone."""
+        return self.problem is not None and self.problem.code == "not_finite"
+
+    @property
     def used(self) -> float:
         """The used part of the allowance; up to 1 agrees. Exact tiers (allowed 0) give 0 or infinity."""
         if self.allowed > 0:
             return self.worst / self.allowed
         return 0.0 if self.worst == 0 else float("inf")
 
-    def order(self) -> tuple[int, int, int, int, int]:
-        """The sort key of findings: the event, then the data flow in it.
+    def order(self) -> tuple[bool, int, int, int, int, int]:
+        """The sort key of findings: the event, then the data flow in it. Totals of ties come last: they have no place.
 
         A length comes first, as it defines what the memory is. A commit chooses what to accept before it writes. KV
         that a draft event writes is scratch memory of its chain.
@@ -144,7 +152,7 @@ class Comparison:
         scratch = kind == "draft" and place.component in ("keys", "values")
         stage, step, layer, component = (place._replace(stage="chain.1") if scratch else place).order()
         ahead = place.component == "length" or (kind == "commit" and place[::2] == ("trunk", "pick"))
-        return self.event, stage, step, STAGE_LEVEL - 1 if ahead else layer, component
+        return self.check == TIES, self.event, stage, step, STAGE_LEVEL - 1 if ahead else layer, component
 
 
 def prefer_shared(compared: Sequence[Comparison]) -> list[Comparison]:

@@ -239,6 +239,11 @@ def test_a_number_that_is_not_finite_never_passes(value):
     assert (result.head, result.group) == (1, 1)
     assert result.diagnosis.startswith("holds a number that is not finite")
 
+    def never(draws):
+        raise AssertionError("more draws show nothing")
+
+    assert look(state, of, torch.stack([stored(of.right, torch.float32, 1e-6)]), never).diagnosis == result.diagnosis
+
 
 def test_states_that_bf16_cannot_distinguish_are_undecided():
     of = scene()

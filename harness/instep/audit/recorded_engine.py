@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,24 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import named
+from instep_reference.contract.place import Place
 
+from ..checks.base import held
+from ..checks.wrong_state_inputs import EVERY_COUNT_UP_TO
+from ..run.lockstep import Result
 from ..run.replay import Outcome, Replay
 from ..setting import Setting
 from ..subject.engines.verbs import ByVerbs, Tokens
 from ..trace.file import Trace
-from ..verdict import Tier
+from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
 from .layerwise import Advance, Precision, silent
 from .recording import META, Recorded, wrote
+from .token_origins import CUT, last_commits
 
 ROWS = ("logits", "final")  # results of a step, by request
 FEEDS = {"logits": "logits", "final": "final", "states": "state"}  # kind of recorded tensor -> its name among verbs
+MEMORY = ("conv", "state")
 COPIES = (e.Save, e.Load, e.Offload, e.Fetch, e.Evict, e.Preempt, e.Resume)
 
 
@@ -56,9 +64,34 @@ def replayed(
     total = len(trace.events)
     found = Replay(trace, setting, checkpoint=model).run(
         progress=lambda index, event: progress("events", index + 1, total),
-        tiers=frozenset(Tier) - {Tier.BITWISE},
+        tiers=frozenset(Tier) - {Tier.BITWISE}, past_lost=True, settle=partial(_settled, last_commits(trace.events)),
     )
     return replace(found, again=())  # only the audit itself reproduces it
+
+
+def _settled(
+    ends: Mapping[int, frozenset[str]], context: EventContext, results: Sequence[Result]
+) -> list[Result]:
+    """Skip what a cut window accounts for: all memory of a request that ends here is that of one other count of tokens.
+
+    Memory of different counts, of another request, or with unknown content stays a finding.
+    """
+    event, excused = context.event, set[tuple[str, Place]]()
+    for name, path in zip(event.requests, event.accepted or (), strict=True) if isinstance(event, e.Commit) else ():
+        memory = [one for one in results if isinstance(one, Comparison) and one.request == name
+                  and one.place.component in MEMORY and name in ends.get(context.index, ())]  # fmt: skip
+        known = {held("state", count, len(path.nodes) + 1, "accepted") for count in range(EVERY_COUNT_UP_TO + 1)}
+        counts = [(one.place, known & {content.key for content in one.explained.equal}) for one in memory
+                  if not one.agrees and one.explained is not None]  # fmt: skip
+        counts = [(place, those) for place, those in counts if those]
+        right = any(one.agrees and one.tier is Tier.DIRECTED for one in memory)
+        if counts and not right and set.intersection(*(those for _, those in counts)):
+            excused |= {(name, place) for place, _ in counts}
+    return [
+        Skipped(one.check, one.event, CUT, f"{one.place} of {one.request}")
+        if isinstance(one, Comparison) and not one.agrees and (one.request, one.place) in excused else one
+        for one in results
+    ]
 
 
 class Player:

@@ -10,8 +10,9 @@ from typing import Any
 
 from rich.console import Console
 
+from ..checks.base import counted
 from ..report import outcome_data, terminal
-from ..report.messages import message, numbers, where
+from ..report.messages import divergence, message, numbers, where
 from ..report.outcome_data import finding
 from ..report.result import Result
 from ..report.tables import say
@@ -31,7 +32,7 @@ def placed(found: Comparison) -> str:
         numbered = found.kind in ("line", "step")
         at = f"{found.kind} {found.event}" if numbered else f"event {found.event} {found.kind}"
         return f'{at}, request "{found.request}", token {found.token} at position {found.position}'
-    return where(found)
+    return "all tokens" if found.kind == "recording" else where(found)
 
 
 def told(audit: Audit) -> str | None:
@@ -43,15 +44,29 @@ def told(audit: Audit) -> str | None:
                    numbers(findings[0]), [], placed)  # fmt: skip
 
 
-def show(audit: Audit, console: Console) -> None:
+def messages(audit: Audit) -> list[str]:
+    """The message of tokens and counts, and that of logits, rows and states: the one with the first finding first."""
+    replayed = [] if audit.replay is None else audit.replay.verdict.findings
+    found = [(audit.verdict.findings[0].order(), told(audit))] if audit.verdict.findings else []
+    found += [(replayed[0].order(), divergence(audit.replay))] if audit.replay is not None and replayed else []
+    return [text for _, text in sorted(found, key=lambda one: one[0]) if text is not None]
+
+
+def show(audit: Audit, console: Console, *, verbose: bool = False) -> None:
+    """Print an audit. verbose: list what was not judged, with the reasons."""
     word, style = VERDICTS[audit.exit]
     ties, made = audit.tokens.ties.ties, audit.tokens.ties.made
     texts, counts = audit.told.texts, audit.told
     say(console, f"{audit.recorded.path.name}, {audit.recorded.engine}: {word}", style=style)
+    for text in messages(audit):
+        say(console, text)
     say(console, f"  tokens    {made} of {len(texts)} requests, each after the tokens that the engine really chose; "
                  f"{audit.tokens.decided} could be decided, {ties} tied")  # fmt: skip
     if counts.windows:
-        say(console, f"  windows   {counts.windows}, with {counts.drafts} drafts; {counts.accepted} were accepted")
+        cut = len(audit.verdict.skipped)
+        some = f"; {counted(cut, 'count')} not judged: {audit.verdict.skipped[0].reason}" if cut else ""
+        say(console, f"  windows   {counts.windows}, with {counts.drafts} drafts; {counts.accepted} were accepted"
+                     f"{some}")  # fmt: skip
         say(console, f"  step counts: {_steps(audit)}")
     said = audit.precision.declared.said(audit.precision.width) or "no rounding"
     by = "the checkpoint's own dtype, --dtype names another" if audit.assumed else "as declared"
@@ -64,10 +79,8 @@ def show(audit: Audit, console: Console) -> None:
         say(console, f"  {note}", style="yellow")
     if audit.tokens.exit is Exit.INCONCLUSIVE:
         say(console, f"  fewer than half of the tokens could be decided: {audit.tokens.decided} of {made}", style=style)
-    if (text := told(audit)) is not None:
-        say(console, text)
     if audit.replay is not None:
-        terminal.show([audit.replay], console)
+        terminal.show([audit.replay], console, of_recording=True, verbose=verbose)
     else:
         say(console, f"  not judged  {NOT_JUDGED}", style="dim")
 
@@ -91,7 +104,7 @@ def of(audit: Audit) -> Result:
         found["not_judged"] = [{"shows_no": "", "what": NOT_JUDGED}]
     else:
         found |= outcome_data.of([audit.replay]).found
-        found["not_compared"] = [asdict(skip) for skip in audit.replay.verdict.skipped]
+        found["not_compared"] = [asdict(skip) for skip in (*audit.verdict.skipped, *audit.replay.verdict.skipped)]
     return Result(audit.exit, "cpu", found)
 
 

@@ -12,16 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from instep_reference.contract import engine as e
-from instep_reference.contract.event_facts import kind_of
+from instep_reference.contract.event_facts import kind_of, named
 from instep_reference.contract.place import AFTER_LAYERS, Place
 from instep_reference.sampling import Drawing
 
 from ..generate.sampling_inputs import Drawn, drawn_at
 from ..problem import Problem
 from ..trace.event_rules import EventRules
-from ..verdict import Comparison, Tier
+from ..verdict import Comparison, Skipped, Tier
 
 PICK = Place("trunk", AFTER_LAYERS, "pick")
+CUT = "the request ended here, and the engine may have cut its last window"
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,12 @@ class Told:
     """The texts of a recording, and the numbers of its windows, of their drafts, and of accepted drafts."""
 
     texts: list[Text] = field(default_factory=list)
-    counts: list[Comparison] = field(default_factory=list)
+    counts: list[Comparison | Skipped] = field(default_factory=list)
     windows: int = 0
     drafts: int = 0
     accepted: int = 0
 
-    def add_window(self, count: Comparison, drafts: int, accepted: int) -> None:
+    def add_window(self, count: Comparison | Skipped, drafts: int, accepted: int) -> None:
         self.counts.append(count)
         self.windows, self.drafts, self.accepted = self.windows + 1, self.drafts + drafts, self.accepted + accepted
 
@@ -76,6 +77,7 @@ class Told:
 def told(rules: EventRules, events: Sequence[e.AnyEvent], where: str) -> Told:
     """Read the events one by one; an illegal one is bad input. where: the name of their file."""
     found, open_texts, flying = Told(), dict[str, Text](), dict[str, Drawing]()
+    ends = last_commits(events)
     saved: dict[str, Text] = {}
     for index, event in enumerate(events):
         windows = {name: rules.table.live[name] for name in getattr(event, "requests", ()) if name in rules.table.live}
@@ -111,9 +113,28 @@ def told(rules: EventRules, events: Sequence[e.AnyEvent], where: str) -> Told:
                     origins.append(Origin(index, kind_of(event), "bonus"))
                     _say(open_texts, name, (*drafts, path.bonus), origins, drawn)
                     count = counted(index, "commit", name, standing.window, standing.parents, path)
-                    found.add_window(count, len(standing.window) - 1, len(drafts))
+                    cut = not count.agrees and name in ends.get(index, ())
+                    found.add_window(Skipped("counts", index, CUT, name) if cut else count, len(standing.window) - 1,
+                                     len(drafts))
     for text in open_texts.values():
         _end(found, text)
+    return found
+
+
+def last_commits(events: Sequence[e.AnyEvent]) -> dict[int, frozenset[str]]:
+    """The commits after which a request ends or the recording does: event -> these requests.
+
+    An engine that stops at a number of tokens or at a stop token may drop the rest of the accepted path there. The last
+    token is then a draft, and its state may have more tokens or fewer. An abort before an admission of the same name
+    is a preemption, and cuts nothing.
+    """
+    found, after = dict[int, frozenset[str]](), dict[str, type[e.Event]]()
+    for index, event in reversed([*enumerate(events)]):
+        names = named(event)
+        if isinstance(event, e.Commit):
+            found[index] = frozenset(name for name in names if after.get(name, e.Finish) is e.Finish)
+        ends = isinstance(event, e.Abort) and not any(after.get(name) is e.Admit for name in names)
+        after |= dict.fromkeys(names, e.Finish if ends else type(event))
     return found
 
 

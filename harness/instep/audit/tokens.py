@@ -25,7 +25,7 @@ from ..checks.draws import SINGLE, against
 from ..checks.judge import Chosen, Ties
 from ..checks.sampling_bounds import Row, sure
 from ..problem import Problem
-from ..verdict import Comparison, Exit, Tier, Verdict
+from ..verdict import TIES, Comparison, Exit, Tier, Verdict
 from .blockwise_scores import Scores, scored, whole_rows
 from .layerwise import Advance, Precision, silent, walk
 from .token_origins import PICK, Text
@@ -76,7 +76,7 @@ def judged(
             seen[number] = seen[number].softer(one)
     for text, one in zip(texts, seen, strict=True):
         found.verdict.add(_compared(text, one, found))
-    found.verdict.add(found.ties.too_many("ties", 0, "recording", PICK))
+    found.verdict.add(found.ties.too_many(TIES, 0, "recording", PICK))
     return found
 
 

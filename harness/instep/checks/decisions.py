@@ -16,7 +16,7 @@ from instep_reference.sampling import probabilities
 
 from ..allowance import MARGIN_ERRORS, granted
 from ..problem import Problem
-from ..verdict import Comparison, Skipped, Tier
+from ..verdict import TIES, Comparison, Skipped, Tier
 from ..watch.event_context import EventContext, RowSpan
 from ..watch.rows import parted, row_spans, rows
 from .base import exact, slot_of
@@ -55,6 +55,9 @@ def apart(row: Row, rounded: torch.Tensor) -> float:
     return float((1 - (until.amin(0) - since.amax(0)).clamp_min(0).sum()).nan_to_num())
 
 
+NO_CHOICE = "logits that are not finite choose nothing"
+
+
 class Decisions:
     """A choice may differ while the truth's margin is under twice the logit error that T3 grants."""
 
@@ -66,6 +69,7 @@ class Decisions:
         self.ties, self.others = Ties(), others
         self.noise: Mapping[tuple[str, bool], float] = {}  # errors of the rounded run in this event
         self.tied: set[str] = set()  # requests with a tie within the window in flight
+        self.lost: set[str] = set()  # requests with logits there that are not finite
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         self.noise = carried(context)
@@ -78,7 +82,7 @@ class Decisions:
             yield from self._drafts(context, context.event)
         if isinstance(context.event, Commit) and context.shown.has("logits"):
             yield from self._accepted(context, context.event)
-        yield from self.ties.too_many("ties", context.index, context.kind, PICK)
+        yield from self.ties.too_many(TIES, context.index, context.kind, PICK)
 
     def _picks(self, context: EventContext, place: Place) -> Iterator[Comparison | Skipped]:
         for span in row_spans(context, place.stage):
@@ -88,7 +92,16 @@ class Decisions:
                 why = OTHER_EXPERTS if span.request in self.others else "the drafts differ"
                 yield Skipped(self.name, context.index, why, f"{place} of {span.request}")
             elif span.logit_rows:
-                yield self._chosen(context, place, span)
+                yield self._without_choice(context, place, span) or self._chosen(context, place, span)
+
+    def _without_choice(self, context: EventContext, place: Place, span: RowSpan) -> Skipped | None:
+        """For an engine whose choices instep derives from its logits: numbers that are not finite choose nothing."""
+        seen = None if context.shown.whole else rows(context.subject, place._replace(component="logits"), span)
+        if seen is None or bool(seen.isfinite().all()):
+            return None
+        if span.kind == "verify":
+            self.lost.add(span.request)
+        return Skipped(self.name, context.index, NO_CHOICE, f"{place} of {span.request}")
 
     def _chosen(self, context: EventContext, place: Place, span: RowSpan) -> Comparison:
         """Compare choices by their margins, in units of the allowed error of the logits; 1 is the limit."""
@@ -150,12 +163,13 @@ class Decisions:
         for row, name in enumerate(event.requests):
             if name in context.shown.gone:
                 continue
-            if name in self.tied or name in self.others:
-                why = "a choice in the window was a tie" if name in self.tied else OTHER_EXPERTS
+            if name in self.tied or name in self.lost or name in self.others:
+                tied = "a choice in the window was a tie" if name in self.tied else OTHER_EXPERTS
+                why = NO_CHOICE if name in self.lost else tied
                 yield Skipped(self.name, context.index, why, f"{place} of {name}")
                 continue
             found, expected = (
                 (int(side.own_num_correct_drafts[row]), int(side.own_bonus[row])) for side in (ours, right)
             )
             yield exact(self, context, place, found, expected, "own (accepted drafts, bonus) are {}", name)
-        self.tied = set()
+        self.tied, self.lost = set(), set()

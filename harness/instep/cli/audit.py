@@ -23,6 +23,7 @@ def audit(
     tokens: Annotated[int | None, typer.Option(help="Judge at most this many tokens of each request.", min=1)] = None,
     level: Annotated[int, typer.Option(help="The highest level: 1 tokens and counts, 2 logits and rows, 3 states.",
                                        min=1, max=3)] = 3,
+    verbose: Annotated[bool, typer.Option("--verbose", help="List everything that was not judged.")] = False,
     json: Json = None,
     html: Html = None,
     sarif: Sarif = None,
@@ -38,5 +39,5 @@ def audit(
     must_be_free((json, html, sarif))
     with progress("read the recording") as advance:
         found = run(recording, model, dtype=dtype, tokens=tokens, level=level, progress=advance)
-    finish(render.of(found), json, lambda console: render.show(found, console), sarif=sarif, annotate=annotate,
-           trace=text_of(recording), html=html, charts=lambda: charts_of(found))
+    finish(render.of(found), json, lambda console: render.show(found, console, verbose=verbose), sarif=sarif,
+           annotate=annotate, trace=text_of(recording), html=html, charts=lambda: charts_of(found))

@@ -26,7 +26,7 @@ from ..checks.sampling_bounds import Row as DrawnRow
 from ..problem import Problem
 from ..run.participant import Participant
 from ..run.participants import Plan, reference, rounded_participant
-from ..verdict import Comparison, Tier, Verdict
+from ..verdict import TIES, Comparison, Tier, Verdict
 from ..watch.visible_places import PROPAGATED
 from .decode import Decoded
 from .sampling_inputs import drawings
@@ -67,7 +67,7 @@ class Reader:
         verdict = Verdict()
         for number, name in enumerate(self.decoded.states):
             verdict.add(self.request(number, name))
-        verdict.add(self.ties.too_many("ties", 0, "generate", PICK))
+        verdict.add(self.ties.too_many(TIES, 0, "generate", PICK))
         return verdict
 
     def request(self, number: int, name: str) -> Iterator[Comparison]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..checks.base import listed
+from ..checks.base import counted, listed
 from ..verdict import Comparison, Exit, Skipped, Tier
 from . import tables
 from .messages import declared, divergence, exercised, named, otherwise
@@ -32,21 +32,22 @@ EXACT = {Tier.IDENTITY, Tier.BITWISE}
 DECIDING = {Tier.DIRECTED, Tier.DECISIONS}  # tiers that cannot decide cases that rounding could explain
 
 
-def show(outcomes: Sequence[Outcome], console: Console) -> None:
+def show(outcomes: Sequence[Outcome], console: Console, *, of_recording: bool = False, verbose: bool = True) -> None:
     """Print these runs: a table for every trace, or level of `streams`, then notes, history and verdicts.
 
     A note that several runs share is printed once.
+    of_recording: the caller prints the divergence.  verbose: list what was not judged; else count it in one line
     """
     for name in dict.fromkeys(outcome.name for outcome in outcomes):
         tables.show(_runs([outcome for outcome in outcomes if outcome.name == name]), console)
-    for note, style in dict.fromkeys(note for outcome in outcomes for note in _notes(outcome)):
+    for note, style in dict.fromkeys(note for outcome in outcomes for note in _notes(outcome, verbose)):
         say(console, note, style=style)
     _history(max(outcomes, key=lambda outcome: outcome.verdict.events).history, console)
     for outcome in outcomes:
         if not outcome.verdict.findings:
             say(console, _conclusion(outcome, outcomes))
     for outcome in outcomes:
-        if outcome.verdict.findings:
+        if outcome.verdict.findings and not of_recording:
             say(console, divergence(outcome))
     if said := left_out(outcomes[0]):  # always the last line: what was not compared has not agreed
         say(console, said, style="yellow")
@@ -58,12 +59,13 @@ def left_out(outcome: Outcome) -> str:
     return f"only {asked} judged; left out: {left}" if left else ""
 
 
-def _notes(outcome: Outcome) -> Iterator[tuple[str, str]]:
+def _notes(outcome: Outcome, verbose: bool) -> Iterator[tuple[str, str]]:
     """Lines about a run, each with its style: what was not compared, declared, served in parts or called."""
     name = outcome.plan.setting.name
     if outcome.verdict.exit is Exit.INCONCLUSIVE:
         yield f"{name}: {_why_nothing(outcome)}", ""
-    yield from ((line, "dim") for line in (*_skips(outcome), *not_judged(outcome)))
+    hidden = [*_skips(outcome), *not_judged(outcome)]
+    yield from ((line, "dim") for line in (hidden if verbose or not hidden else [_counted(outcome)]))
     yield from ((line, "") for line in _scratch(outcome))
     if said := declared(outcome):
         yield f"{name} declares: {said}", "dim"
@@ -118,6 +120,14 @@ def not_judged(outcome: Outcome) -> list[str]:
         f"{outcome.plan.setting.name}: not judged: {what}{f' [shows no {feed}]' * bool(feed)}"
         for feed, what in outcome.shown.not_judged()
     ]
+
+
+def _counted(outcome: Outcome) -> str:
+    """One line in place of those of `_skips` and `not_judged`."""
+    kinds, skipped = len(outcome.shown.not_judged()), len(outcome.verdict.skipped)
+    parts = [f"{counted(kinds, 'kind')} of results and memory that the engine does not show"] * bool(kinds)
+    parts += [f"{counted(skipped, 'comparison')}, each with a reason"] * bool(skipped)
+    return f"{outcome.plan.setting.name}: not judged: {'; '.join(parts)} (--verbose lists them)"
 
 
 def _why_nothing(outcome: Outcome) -> str:

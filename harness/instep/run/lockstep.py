@@ -36,6 +36,8 @@ from .tensor_patching import PatchableEngine
 from .variant import spelled
 
 Progress = Callable[[int, Event], None]
+Result = Comparison | Skipped
+Settle = Callable[[EventContext, Sequence[Result]], Sequence[Result]]
 
 
 class Lockstep:
@@ -153,12 +155,15 @@ def expect(before: RequestTable, after: RequestTable) -> Expected:
 
 def run(
     lockstep: Lockstep, checks: Sequence[Check], *, until: int | None = None, layers: Iterable[int] | None = None,
-    progress: Progress | None = None, admissions: bool = True,
+    progress: Progress | None = None, admissions: bool = True, past_lost: bool = False,
+    settle: Settle | None = None,
 ) -> Verdict:
     """Run until the first event that disagrees, the event `until`, or the end.
 
     admissions: whether all of them are checked, or only the first event. Each check reads the states of all live
     requests, which for many large requests takes longer than everything else.
+    past_lost: go on after an event in which all that disagrees is NaN or infinite numbers: the reference has none.
+    settle: the results of an event that count; None: all.
     """
     verdict, wanted = Verdict(served=False), None if layers is None else frozenset(layers)
     last = len(lockstep.trace.events) - 1 if until is None else min(until, len(lockstep.trace.events) - 1)
@@ -175,10 +180,13 @@ def run(
             verdict.unserved += context.shown.unserved
             with torch.inference_mode():
                 results = [result for check in checks for result in check(context)]  # they read regions
+            if settle is not None:
+                results = [*settle(context, results)]
         except SubjectFailed as failed:
             verdict.add(failures(lockstep.participants, index, event, failed))
             return verdict
-        if verdict.add(result for result in results if _wanted(result, wanted) and not _put(lockstep, result)):
+        bad = verdict.add(result for result in results if _wanted(result, wanted) and not _put(lockstep, result))
+        if bad and not (past_lost and all(one.lost for one in bad)):
             return verdict
         if progress is not None:
             progress(index, event)

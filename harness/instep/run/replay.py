@@ -43,7 +43,7 @@ from ..watch.event_context import EventContext
 from ..watch.kernel_calls import Exercised
 from ..watch.visible_places import WHOLE, Shown
 from .failures import failure
-from .lockstep import Lockstep, Progress, run
+from .lockstep import Lockstep, Progress, Settle, run
 from .participant import RepeatedRuns
 from .participants import Participants, Plan, candidates, participants_of
 from .tensor_patching import PatchedOracle, must_fit
@@ -137,13 +137,14 @@ class Replay:
     def run(
         self, *, until: int | None = None, layers: Iterable[int] | None = None, progress: Progress | None = None,
         variant: Variant = AS_IS, also: Sequence[Check] = (), judged_from: int = 0,
-        tiers: Collection[Tier] = frozenset(Tier),
+        tiers: Collection[Tier] = frozenset(Tier), past_lost: bool = False, settle: Settle | None = None,
     ) -> Outcome:
         """Replay from the start, up to and including event `until`.
 
         layers: keep only findings of these layers. variant: changes of this run. also: further checks, which see every
         event context. judged_from: the event at which checks of arithmetic begin, not within a round; earlier events
         must be known to agree. tiers: run only checks of these tiers. An exception of the subject is always a finding.
+        past_lost, settle: as in `lockstep.run`.
         Leaves out: why the sides differ (`instep.diagnose`).
         """
         layers, end = None if layers is None else tuple(layers), len(self.trace.events) - 1
@@ -161,7 +162,8 @@ class Replay:
         )
         chosen = [Late(check, judged_from) if judged_from else check for check in chosen if check.tier in tiers]
         with threads_for(self.plan.checkpoint.config.hidden):
-            verdict = run(lockstep, [*chosen, *also], until=until, layers=layers, progress=progress)
+            verdict = run(lockstep, [*chosen, *also], until=until, layers=layers, progress=progress,
+                          past_lost=past_lost, settle=settle)
         verdict.compared = prefer_shared(verdict.compared)
         ran = self.trace.events[: lockstep.next]
         return Outcome(
