@@ -18,13 +18,12 @@ from .contract.capacity import Capacity
 from .contract.config import ModelConfig
 from .contract.controllers import Controlled
 from .contract.engine import RequestState
-from .contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
-from .draft import Drafter, drafter
+from .contract.place import AFTER_LAYERS, Place, See, unseen
+from .draft import Drafter, drafter, head
 from .gdn import GdnMemory
-from .norms import rms_norm
 from .rounds import Rounds
 from .sampling import Drawing, drawn, most_probable
-from .weights import DraftWeights, Weights
+from .weights import Weights
 
 Memories = tuple[trunk.LayerMemory, ...]
 
@@ -59,23 +58,7 @@ class TensorModel:
         self, layer: int, tokens: Sequence[int], hidden: torch.Tensor, cache: AttentionMemory, start: int,
         stage: str, see: See,
     ) -> tuple[torch.Tensor, AttentionMemory]:
-        """x = fc([norm(embed(token p + 1)) | norm(h_p)]), embedding first; one layer; y = norm(x).
-
-        Mirrors: transformers `MtpModel`. Differs: HF rotates row p at position p + 1; here row p has position p. So the
-        keys differ, and y does not, because only differences of positions matter.
-        """
-        draft, config = cast(DraftWeights, self.weights.draft), self.config.drafter()
-
-        def at(component: str, tensor: torch.Tensor, level: int = STAGE_LEVEL) -> torch.Tensor:
-            return see(Place(stage, level, component), tensor)
-
-        embedded = trunk.embed(self.weights, torch.tensor(tokens, device=self.device), see, stage)
-        embedded = at("normed", rms_norm(embedded, draft.norm_embedding, config.eps))
-        fed = at("post_normed", rms_norm(hidden, draft.norm_hidden, config.eps))
-        x = at("fused", at("joined", torch.cat([embedded, fed], -1)) @ draft.fc.T)
-        positions = start + torch.arange(len(tokens), device=self.device)
-        x, kept = trunk.layer(config, draft.layers[layer], layer, stage, x, cache, positions, see)
-        return at("final", rms_norm(x, draft.norm, config.eps), AFTER_LAYERS), cast(AttentionMemory, kept)
+        return head.rows(self.weights, layer, tokens, hidden, cache, start, stage, see)
 
     def until(self, cache: AttentionMemory, count: int) -> AttentionMemory:
         return AttentionMemory(cache.keys[:count], cache.values[:count])

@@ -14,7 +14,7 @@ import pytest
 from instep.audit import render
 from instep.audit.audit import audit
 from instep.verdict import Exit
-from support.recorded import TINY, edited, lines, recorded, shown, tensors
+from support.recorded import TINY, edited, lines, recorded, shown, stated, tensors
 
 PAGE, RECORD = (
     (Path(__file__).resolve().parents[2] / "docs" / f"{name}.md").read_text() for name in ("audit", "audit-record")
@@ -54,14 +54,18 @@ def test_calls_of_the_page_make_an_agreeing_recording(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_alarms_of_the_page_are_printed(tmp_path):
     alarms = re.findall(r"^\| .*? \| `(.*?)` \|$", PAGE.partition("## See it fail")[2], re.M)
-    assert alarms[0] in MESSAGE and len(alarms) == 4, "`test_audit_steps.py` has that of step counts"
+    assert alarms[0] in MESSAGE and len(alarms) == 4
     made = recorded(tmp_path / "r")
     tensors(made, 10, "state.a.0", lambda x: shown(made, 7)["state.a.0"])
-    assert audit(made, TINY).replay.verdict.findings[0].diagnosis.startswith(alarms[3])
+    assert audit(made, TINY).replay.verdict.findings[0].diagnosis.startswith(alarms[2])
     commit = lines(made / "events.jsonl")[7]
     bonus = commit["accepted"][0]["bonus"]
     edited(made, 7, accepted=[{**commit["accepted"][0], "bonus": bonus + 2}])
     assert audit(made, TINY, level=1).verdict.findings[0].diagnosis == alarms[1]
+    file = {"candidate_steps": [3, 7], "up_hysteresis": -9, "warmup_batches": 1, "update_interval": 1}
+    stated(made, controller={"dialect": "sglang-0.5.12", "file": file}, num_steps=3)
+    steps = [one.diagnosis for one in audit(made, TINY, level=1).verdict.findings if one.check == "step counts"]
+    assert steps[0].startswith(f"{alarms[3]} (slot 1: count 7, average ")
 
 
 def test_page_has_every_option_of_the_command():

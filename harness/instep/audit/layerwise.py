@@ -8,7 +8,7 @@ counts as a separate event, like a decode step. Leaves out: the output matrix (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -163,7 +163,7 @@ def pieces(length: int, prompt: int) -> Iterator[tuple[slice, bool]]:
 class Read:
     """The result of the walk.
 
-    final  by draw, the final rows [rows, D] of all texts that have a generated token after them
+    final  by draw, final rows [rows, D] of all texts, each text's in order
     noise  by draw without the truth, the largest relative error of each of these rows in any layer
     """
 
@@ -171,12 +171,24 @@ class Read:
     final: dict[int | None, torch.Tensor]
     noise: dict[int, torch.Tensor]
 
+    def said(self, texts: Sequence[Text]) -> Read:
+        """Of the rows of all positions those that have a generated token after them."""
+        begin, rows = 0, list[int]()
+        for text in texts:
+            rows += range(begin + len(text.prompt) - 1, begin + len(text.run))
+            begin += len(text.run)
+        return Read(self.passes, {draw: one[rows] for draw, one in self.final.items()},
+                    {draw: one[rows] for draw, one in self.noise.items()})  # fmt: skip
+
 
 def walk(
     disk: OnDisk, precision: Precision, texts: Sequence[Text], draws: Sequence[int],
-    progress: Advance = silent,
+    progress: Advance = silent, *, whole: bool = False,
 ) -> Read:
-    """Read the texts once: the truth, and these draws."""
+    """Read the texts once: the truth, and these draws.
+
+    whole: return the rows of all positions; or else only those that have a generated token after them
+    """
     config, names = disk.config, tuple(disk.stored)
     passes = {draw: Pass(config, precision, draw) for draw in (None, *draws)}
     rows = embedded(disk, texts)
@@ -198,7 +210,7 @@ def walk(
         _add(noise, hidden)
         progress("layers", index + 1, len(config.layer_kinds))
     norm = disk.read([NORM])[NORM]
-    behind = [slice(len(text.prompt) - 1, None) for text in texts]
+    behind = [slice(0 if whole else len(text.prompt) - 1, None) for text in texts]
     final = {
         draw: [each.final(norm.to(each.width), one[rows]) for one, rows in zip(hidden[draw], behind, strict=True)]
         for draw, each in passes.items()
@@ -212,11 +224,16 @@ def walk(
 
 
 def embedded(disk: OnDisk, texts: Sequence[Text]) -> list[torch.Tensor]:
-    """The embedding rows of every text, as stored: each row is read once."""
-    known = sorted({token for text in texts for token in text.run})
-    rows = torch.cat(list(disk.rows(EMBEDDING, (slice(token, token + 1) for token in known))))
-    where = {token: number for number, token in enumerate(known)}
+    """The embedding rows of every text, as stored."""
+    rows, where = embedding_of(disk, {token for text in texts for token in text.run})
     return [rows[[where[token] for token in text.run]] for text in texts]
+
+
+def embedding_of(disk: OnDisk, tokens: Collection[int]) -> tuple[torch.Tensor, dict[int, int]]:
+    """The embedding rows of these tokens, each read once, and token -> its row."""
+    known = sorted(set(tokens))
+    rows = torch.cat(list(disk.rows(EMBEDDING, (slice(token, token + 1) for token in known))))
+    return rows, {token: number for number, token in enumerate(known)}
 
 
 def _add(noise: dict[int, list[torch.Tensor]], rows: Mapping[int | None, list[torch.Tensor]]) -> None:

@@ -23,7 +23,7 @@ from .token_origins import Text
 from .tokens import AtToken
 
 # Kinds of results that tokens and counts alone cannot judge.
-NOT_JUDGED = "logits, final rows, conv windows and states, KV entries (T2, T3); rejected drafts"
+NOT_JUDGED = "logits, final rows, conv windows and states, KV entries (T2, T3)"
 
 
 def placed(found: Comparison) -> str:
@@ -68,6 +68,7 @@ def show(audit: Audit, console: Console, *, verbose: bool = False) -> None:
         say(console, f"  windows   {counts.windows}, with {counts.drafts} drafts; {counts.accepted} were accepted"
                      f"{some}")  # fmt: skip
         say(console, f"  step counts: {_steps(audit)}")
+        say(console, f"  drafts: {_drafts(audit)}")
     said = audit.precision.declared.said(audit.precision.width) or "no rounding"
     by = "the checkpoint's own dtype, --dtype names another" if audit.assumed else "as declared"
     say(console, f"  rounding  {said} ({by})")
@@ -92,6 +93,7 @@ def of(audit: Audit) -> Result:
         "events": len(recorded.events), "requests": len(audit.told.texts), "tokens": tokens.ties.made,
         "decided": tokens.decided, "ties": tokens.ties.ties, "windows": audit.told.windows,
         "drafts": audit.told.drafts, "accepted": audit.told.accepted, "step_counts": _steps(audit),
+        "draft_choices": _draft_choices(audit),
         "elements": audit.verdict.elements,
         "rounding": audit.precision.declared.said(audit.precision.width), "assumed": audit.assumed,
         "notes": list(recorded.notes), "walks": tokens.walks, "seconds": round(audit.seconds, 1),
@@ -113,6 +115,29 @@ def _steps(audit: Audit) -> str:
     if named is None:
         return "not judged, because recording.json names no controller"
     return f"{audit.rounds} rounds judged by the controller {named.dialect}"
+
+
+def _draft_choices(audit: Audit) -> dict[str, Any] | None:
+    """The judged drafts as data. None: there are none, or no head that could be compared."""
+    drafts = audit.tokens.drafts
+    if drafts is None:
+        return None
+    first = [{"event": event, "request": request, "draft": number, "says": says}
+             for event, request, number, says in drafts.others[:1]]  # fmt: skip
+    return {"own": drafts.own, "other": len(drafts.others), "undecided": drafts.undecided,
+            "first": first[0] if first else None}  # fmt: skip
+
+
+def _drafts(audit: Audit) -> str:
+    found = _draft_choices(audit)
+    if found is None:
+        return "not judged, because the model has no single MTP layer"
+    of = found["own"] + found["other"] + found["undecided"]
+    said = f"{found['own']} of {of} are the draft head's own choice, {found['undecided']} undecided"
+    if (first := found["first"]) is None:
+        return said
+    at = f'event {first["event"]}, request "{first["request"]}"'
+    return f"{said}, {found['other']} others; first: {at}, {first['says']}"
 
 
 def _text(text: Text) -> dict[str, Any]:

@@ -35,11 +35,22 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Window:
+    """The drafts of one request in a draft event. at: its committed tokens, so the root has this position."""
+
+    event: int
+    at: int
+    picks: tuple[int, ...]
+    parents: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Text:
     """A request: its prompt, its generated tokens, and the origin of each of them.
 
     known  number of leading tokens that were judged elsewhere: a copy of another request's text
     drawn  the drawing of each token, and its node in the window; None: argmax
+    windows  its drafts, as far as they were not judged elsewhere
     """
 
     request: str
@@ -48,6 +59,7 @@ class Text:
     origins: tuple[Origin, ...]
     known: int = 0
     drawn: tuple[Drawn | None, ...] = ()
+    windows: tuple[Window, ...] = ()
 
     @property
     def run(self) -> tuple[int, ...]:
@@ -56,7 +68,11 @@ class Text:
 
     def up_to(self, tokens: int | None) -> Text:
         """The same text with at most this many generated tokens."""
-        return self if tokens is None else replace(self, said=self.said[:tokens], drawn=self.drawn[:tokens])
+        if tokens is None:
+            return self
+        end = len(self.prompt) + len(self.said[:tokens])
+        windows = tuple(window for window in self.windows if window.at < end)
+        return replace(self, said=self.said[:tokens], drawn=self.drawn[:tokens], windows=windows)
 
 
 @dataclass
@@ -92,11 +108,16 @@ def told(rules: EventRules, events: Sequence[e.AnyEvent], where: str) -> Told:
                 open_texts[name] = Text(name, event.prompt, (), ())
             case e.Load(request=name) if event.name in saved:  # else it is a prefix, and the prompt does not change
                 kept = saved[event.name]
-                open_texts[name] = replace(kept, request=name, known=len(kept.said))
+                open_texts[name] = replace(kept, request=name, known=len(kept.said), windows=())
             case e.Evict(name=name):
                 saved.pop(name, None)
             case e.Save(request=name):
                 saved[event.name] = open_texts[name]
+            case e.Draft(requests=names):
+                for name, picks in zip(names, event.picks or (), strict=True):
+                    standing, text = rules.table.live[name], open_texts[name]
+                    window = Window(index, standing.length, picks, standing.parents[1:])
+                    open_texts[name] = replace(text, windows=(*text.windows, window))
             case e.Forward(rows=rows):
                 for row in rows:
                     if row.root is not None:

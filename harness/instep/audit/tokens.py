@@ -27,7 +27,8 @@ from ..checks.sampling_bounds import Row, sure
 from ..problem import Problem
 from ..verdict import TIES, Comparison, Exit, Tier, Verdict
 from .blockwise_scores import Scores, scored, whole_rows
-from .layerwise import Advance, Precision, silent, walk
+from .drafts import HEADS, drafted
+from .layerwise import Advance, Precision, Read, silent, walk
 from .token_origins import PICK, Text
 
 DECIDED = 0.5  # part of the tokens that must be decidable: agreement of fewer means little
@@ -42,13 +43,30 @@ class AtToken(Comparison):
 
 
 @dataclass
+class Drafts:
+    """The recorded drafts, compared with the model's draft head. A rejected draft changes no token: no findings.
+
+    own        drafts that the head picks, too;  undecided: others, within the error that two logits may have
+    others     the rest, in the order of events: event, request, number in its window, and a sentence
+    """
+
+    own: int = 0
+    undecided: int = 0
+    others: list[tuple[int, str, int, str]] = field(default_factory=list)
+
+
+@dataclass
 class Judged:
-    """The judged tokens. decided: those with so large a margin of the truth that any other token would be wrong."""
+    """The judged tokens, and drafts if there are any and the model has a head that drafts in chains.
+
+    decided: tokens with so large a margin of the truth that any other token would be wrong
+    """
 
     verdict: Verdict = field(default_factory=Verdict)
     ties: Ties = field(default_factory=lambda: Ties("tokens"))
     decided: int = 0
     walks: int = 0
+    drafts: Drafts | None = None
 
     @property
     def exit(self) -> Exit:
@@ -66,36 +84,59 @@ def judged(
     found, texts = Judged(), [text for text in texts if text.said]
     if not texts:
         return found
-    seen = list(_measured(disk, precision, texts, (0,), progress))
+    seen = _measured(disk, precision, texts, (0,), progress)
     found.walks = 1
-    doubtful = [number for number, one in enumerate(seen) if bool(((one.part > 1) & (one.part <= LUCK)).any())]
+    by_head = sum(int(one.own().sum()) for _, *drafts in seen for one in drafts)
+    # Drafts of another drafter are doubtful nearly everywhere, and no further draw would make them the head's.
+    first = 2 if 2 * by_head >= sum(len(window.picks) for text in texts for window in text.windows) else 1
+    doubtful = [number for number, one in enumerate(seen) if any(map(Measured.doubtful, one[:first]))]
     if doubtful:  # the error of a single draw may be small by luck
         again = _measured(disk, precision, [texts[number] for number in doubtful], range(1, REDRAWS + 1), progress)
         found.walks = 2
         for number, one in zip(doubtful, again, strict=True):
-            seen[number] = seen[number].softer(one)
-    for text, one in zip(texts, seen, strict=True):
-        found.verdict.add(_compared(text, one, found))
+            seen[number] = [before.softer(after) for before, after in zip(seen[number], one, strict=True)]
+    for text, (tokens, *_) in zip(texts, seen, strict=True):
+        found.verdict.add(_compared(text, tokens, found))
     found.verdict.add(found.ties.too_many(TIES, 0, "recording", PICK))
+    if _heads(disk, texts):
+        found.drafts = Drafts()
+        for text, (_, *drafts) in zip(texts, seen, strict=True):
+            _count(text, drafts, found.drafts)
+        found.drafts.others.sort()
     return found
+
+
+def _heads(disk: OnDisk, texts: Sequence[Text]) -> bool:
+    """Whether there are drafts, and one MTP layer, which drafts in chains."""
+    return disk.config.mtp_layers == HEADS and any(text.windows for text in texts)
 
 
 @dataclass(frozen=True)
 class Measured:
     """The truth's view of the tokens of one text.
 
-    right    its choices;  margin: by how much their logits exceed those of the engine's tokens
+    said     the engine's tokens;  right: its choices
+    margin   by how much the logits of its choices exceed those of the engine's tokens
     part     the margin as a part of the allowance
     decides  the same for the runner-up, which is the smallest that a wrong token could have
     errors   the allowed error of a logit;  final: the truth's rows
     """
 
+    said: torch.Tensor
     right: torch.Tensor
     margin: torch.Tensor
     part: torch.Tensor
     decides: torch.Tensor
     errors: torch.Tensor
     final: torch.Tensor
+
+    def own(self) -> torch.Tensor:
+        """Which tokens are its choices, too: two tokens of the same logit are both right."""
+        return (self.said == self.right) | (self.margin <= 0)
+
+    def doubtful(self) -> bool:
+        """Whether a margin exceeds its allowance by so little that the allowance may be too small by luck."""
+        return bool(((self.part > 1) & (self.part <= LUCK)).any())
 
     def softer(self, other: Measured) -> Measured:
         """With the larger of two allowances."""
@@ -106,17 +147,33 @@ class Measured:
 
 def _measured(
     disk: OnDisk, precision: Precision, texts: Sequence[Text], draws: Sequence[int], progress: Advance
-) -> Iterator[Measured]:
-    read = walk(disk, precision, texts, draws, progress)
-    said = torch.tensor([token for text in texts for token in text.said])
-    scores: Scores = scored(disk, read, said)
+) -> list[list[Measured]]:
+    """Per text its tokens, and then its drafts if it has any that can be judged."""
+    heads = _heads(disk, texts)
+    read = walk(disk, precision, texts, draws, progress, whole=heads)
+    spoken = read.said(texts) if heads else read
+    tokens = _scored(disk, precision, spoken, [list(text.said) for text in texts])
+    found = [[_drawn(disk, precision, text, one) if any(text.drawn) else one] for text, one in
+             zip(texts, tokens, strict=True)]  # fmt: skip
+    if heads:
+        picks = [[pick for window in text.windows for pick in window.picks] for text in texts]
+        for mine, one in zip(found, _scored(disk, precision, drafted(disk, read, texts), picks), strict=True):
+            mine.append(one)
+    return found
+
+
+def _scored(
+    disk: OnDisk, precision: Precision, read: Read, said: Sequence[Sequence[int]]
+) -> list[Measured]:
+    """Per text its rows, each with the token that the engine chose there."""
+    chosen = torch.tensor([token for mine in said for token in mine])
+    scores: Scores = scored(disk, read, chosen)
     most = granted(scores.largest, scores.noise, precision.activation)
     margin = scores.best - scores.own
-    whole = (scores.pick, margin, margin / most, (scores.best - scores.second) / most, most / MARGIN_ERRORS,
+    whole = (chosen, scores.pick, margin, margin / most, (scores.best - scores.second) / most, most / MARGIN_ERRORS,
              read.final[None])  # fmt: skip
-    parts = [torch.split(tensor, [len(text.said) for text in texts]) for tensor in whole]
-    for text, *one in zip(texts, *parts, strict=True):
-        yield _drawn(disk, precision, text, Measured(*one)) if any(text.drawn) else Measured(*one)
+    parts = [torch.split(tensor, [len(mine) for mine in said]) for tensor in whole]
+    return [Measured(*one) for one in zip(*parts, strict=True)]
 
 
 def _drawn(disk: OnDisk, precision: Precision, text: Text, one: Measured) -> Measured:
@@ -138,9 +195,8 @@ def _drawn(disk: OnDisk, precision: Precision, text: Text, one: Measured) -> Mea
 
 def _compared(text: Text, one: Measured, found: Judged) -> Iterator[Comparison]:
     """A comparison for each wrong token, and one for all others."""
-    said = torch.tensor(text.said)
     rows = slice(text.known, None)
-    differs = ((said != one.right) & (one.margin > 0))[rows]  # two tokens of the same logit are both right
+    differs = ~one.own()[rows]
     part = torch.where(differs, one.part[rows], 0.0)
     choices = Chosen(one.margin[rows], part, differs)
     found.ties.add(choices)
@@ -161,6 +217,20 @@ def _compared(text: Text, one: Measured, found: Judged) -> Iterator[Comparison]:
             "tokens", Tier.DECISIONS, event, kind, PICK, elements=rest, blocks=rest, undecided=choices.ties,
             worst=worst, allowed=1.0, request=text.request,
         )
+
+
+def _count(text: Text, drafts: Sequence[Measured], found: Drafts) -> None:
+    """Count the drafts of a text."""
+    numbered = [(window, number) for window in text.windows for number in range(1, len(window.picks) + 1)]
+    for one in drafts:
+        own, tied = one.own(), one.part <= 1
+        found.own += int(own.sum())
+        found.undecided += int((~own & tied).sum())
+        for row in (~own & ~tied).nonzero().flatten().tolist():
+            window, number = numbered[row]
+            says = (f"draft {number} of {len(window.picks)} is {int(one.said[row])}; the model's head says "
+                    f"{int(one.right[row])} by a margin of {float(one.margin[row]):.3g} logits")
+            found.others.append((window.event, text.request, number, says))
 
 
 def _says(text: Text, one: Measured, token: int) -> str:

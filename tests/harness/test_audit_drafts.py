@@ -1,0 +1,139 @@
+"""Recorded drafts are compared with the model's own draft head, each after the recorded draft before it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from instep.audit.audit import audit
+from instep.audit.token_origins import Text, Window
+from instep.audit.tokens import Drafts, Measured, _count
+from instep.verdict import Exit
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.place import unseen
+from instep_reference.draft import drafter
+from instep_reference.draft.base import Asked
+from instep_reference.engine import TensorModel
+from instep_reference.weights import Weights
+from support.checkpoints import write as write_checkpoint
+from support.recorded import PROMPTS, TINY, edited, lines, recorded
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory) -> Path:
+    return recorded(tmp_path_factory.mktemp("recordings") / "right", shows=False)
+
+
+def refused(recording: Path) -> tuple[int, int, int]:
+    """A window of three drafts whose last one was refused: event, request, the refused draft."""
+    events = lines(recording / "events.jsonl")
+    for number, event in enumerate(events[:-2]):
+        if event["event"] == "draft":
+            for at, (picks, path) in enumerate(zip(event["picks"], events[number + 2]["accepted"], strict=True)):
+                if len(picks) == 3 and len(path["nodes"]) < 3:
+                    return number, at, picks[2]
+    raise AssertionError("no such window")
+
+
+def test_drafts_of_a_right_recording_are_the_head_s_own(right, tmp_path, instep):
+    result = tmp_path / "r.json"
+    ran = instep("audit", right, "--model", TINY, "--json", result)
+    found = json.loads(result.read_text())
+    choices = found["draft_choices"]
+    assert ran.code == 0 and choices == {"own": found["drafts"], "other": 0, "undecided": 0, "first": None}
+    assert f"{found['drafts']} of {found['drafts']} are the draft head's own choice" in ran.out and found["drafts"] > 15
+
+
+def test_another_draft_is_named_and_changes_no_verdict(right, tmp_path, instep):
+    copy = Path(shutil.copytree(right, tmp_path / "copy"))
+    number, at, pick = refused(copy)
+    event = lines(copy / "events.jsonl")[number]
+    picks = event["picks"]
+    picks[at][2] = (pick + 1) % 256
+    found = audit(edited(copy, number, picks=picks), TINY)
+    assert found.exit is Exit.AGREED and found.tokens.drafts.own == found.told.drafts - 1
+    ((where, request, draft, says),) = found.tokens.drafts.others
+    assert (where, request, draft) == (number, event["requests"][at], 3)
+    assert says.startswith(f"draft 3 of 3 is {(pick + 1) % 256}; the model's head says {pick} by a margin of")
+    ran = instep("audit", copy, "--model", TINY)
+    assert f'1 others; first: event {number}, request "{request}", draft 3 of 3 is' in ran.out, ran
+
+
+def test_a_wrong_first_draft_hides_no_later_one(right, tmp_path):
+    """The drafts after it are those that the head picks after the wrong draft, not those of the right chain."""
+    copy = Path(shutil.copytree(right, tmp_path / "copy"))
+    events = lines(copy / "events.jsonl")
+    number = next(n for n, one in enumerate(events) if one["event"] == "draft" and len(one["picks"][0]) == 3
+                  and not events[n + 2]["accepted"][0]["nodes"])  # fmt: skip
+    event = events[number]
+    text = next(one for one in audit(right, TINY, level=1).told.texts if one.request == event["requests"][0])
+    window = next(one for one in text.windows if one.event == number)
+    wrong = (event["picks"][0][0] + 1) % 256
+    first, chain = heads(text, window.at, (wrong,) * 3)
+    chain = [wrong, heads(text, window.at, (wrong,) * 3)[1][1], 0]
+    chain[2] = heads(text, window.at, tuple(chain))[1][2]
+    picks = [chain, *event["picks"][1:]]
+    found = audit(edited(copy, number, picks=picks), TINY, level=1).tokens.drafts
+    assert first != wrong and [one[:3] for one in found.others] == [(number, text.request, 1)]
+
+
+def heads(text: Text, at: int, picks: tuple[int, ...], parents: tuple[int, ...] | None = None) -> tuple[int, list[int]]:
+    """The head's first pick at a length of the text, and its own picks in a window with these drafts."""
+    model = TensorModel(Weights.of(Checkpoint.open(TINY)))
+    tokens = [*text.prompt, *text.said][: at + 1]
+    final, _ = model.advance(tokens[:-1], model.nothing(), 0, unseen)
+    eagle = drafter(model.config, "eagle")
+    proposed = eagle.extend(model, eagle.begin(model), final, at, tokens[1:], True, 0, 3, unseen)
+    _, own = eagle.draft(model, proposed, tokens, Asked(len(picks), picks, parents), unseen)
+    return own[0], own
+
+
+def test_a_tree_s_drafts_are_judged_after_their_parents(right, tmp_path):
+    copy = Path(shutil.copytree(right, tmp_path / "copy"))
+    events = lines(copy / "events.jsonl")
+    number = next(n for n, one in enumerate(events) if one["event"] == "draft" and len(one["picks"][0]) == 3
+                  and len(events[n + 2]["accepted"][0]["nodes"]) == 0)  # fmt: skip
+    event, accepted = events[number], events[number + 2]["accepted"]
+    names = event["requests"]
+    text = next(one for one in audit(right, TINY, level=1).told.texts if one.request == names[0])
+    window = next(one for one in text.windows if one.event == number)
+    first, second, _ = event["picks"][0]
+    sibling = next(token for token in range(256) if token not in (first, accepted[0]["bonus"]))
+    own = heads(text, window.at, (first, sibling, second), (0, 0, 1))[1]
+    assert own == [first, first, second], "both children of the root have the head's first pick"
+    picks = [[first, sibling, second], *event["picks"][1:]]
+    parents = [[0, 0, 1], *([*range(len(mine))] for mine in event["picks"][1:])]
+    found = audit(edited(copy, number, picks=picks, parents=parents), TINY, level=1)
+    assert [one[:3] for one in found.tokens.drafts.others] == [(number, names[0], 2)]
+
+
+def test_drafts_after_the_judged_tokens_are_left_out(right):
+    whole, part = audit(right, TINY, level=1).tokens.drafts, audit(right, TINY, level=1, tokens=3).tokens.drafts
+    assert 0 < part.own < whole.own and not part.others
+
+
+def test_a_model_without_a_single_draft_head_judges_no_draft(tmp_path, instep):
+    prompts = {"a": PROMPTS["a"]}
+    made = recorded(tmp_path / "r", shows=False, tokens=4, prompts=prompts)
+    bare = write_checkpoint(tmp_path / "bare", vocab_size=256, mtp_num_hidden_layers=0)
+    stated = json.loads((made / "recording.json").read_text())
+    (made / "recording.json").write_text(json.dumps(stated | {"model": None}))
+    ran = instep("audit", made, "--model", bare, "--level", 1)
+    assert "drafts: not judged, because the model has no single MTP layer" in ran.out, ran
+
+
+def test_a_draft_within_rounding_is_undecided():
+    said, right = torch.tensor([5, 6, 7, 8]), torch.tensor([5, 1, 2, 3])
+    margin, part = torch.tensor([0.0, 0.1, 2.0, 0.0]), torch.tensor([0.0, 0.9, 1.5, 0.0])
+    one = Measured(said, right, margin, part, part, part, part)
+    found = Drafts()
+    text = Text("a", (1,), (2,), (), windows=(Window(4, 1, (5, 6), (0, 1)), Window(7, 2, (7, 8), (0, 1))))
+    _count(text, [one], found)
+    assert (found.own, found.undecided) == (2, 1), "two tokens of the same logit are both right"
+    assert found.others == [(7, "a", 1, "draft 1 of 2 is 7; the model's head says 2 by a margin of 2 logits")]
