@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch.nn import functional as F
@@ -27,6 +28,7 @@ from .wrong_state_inputs import Scene, Wrong
 from .wrong_tree_states import branches
 
 UNIDENTIFIED: Code = "unidentified"
+AT_ONCE = 64  # rare wrong states that are in memory at once
 INDISTINCT = "no known wrong state can be distinguished from the right one"
 WINDOWS = ("verify", "commit")  # kinds of rows whose updates may be kept
 
@@ -155,12 +157,9 @@ def look(
     wrong_count = int(leans.sum())
     differ = "differs" if wrong_count == 1 else "differ"
     where = f"; {wrong_count} of {leans.numel()} blocks {differ}" if not leans.all() else ""
-    problem, projection = _nearest(error[leans], towards[:, leans], wrong, where)
-    if problem.code == UNIDENTIFIED and (rare := list(overfull(scene))):
-        towards = grouped(torch.stack([w.state for w in rare]).sub_(right))
-        named, nearest = _nearest(error[leans], towards[:, leans], rare, where)
-        problem, projection = (named, nearest) if named.code != UNIDENTIFIED else (
-            Problem(UNIDENTIFIED, _unknown(len(wrong) + len(rare), where)), projection)
+    problem, projection, _ = _nearest(error[leans], towards[:, leans], wrong, where)
+    if problem.code == UNIDENTIFIED:
+        problem, projection = _rare(error[leans], scene, leans, len(wrong), where)
     worst = _worst(largest)[0] if projection is None else projection
     return Looked(worst, head, group, *counts, problem)
 
@@ -237,16 +236,27 @@ def _worst(largest: torch.Tensor) -> tuple[float, int, int]:
     return float(largest[head, group]), head, group
 
 
-def _unknown(count: int, where: str) -> str:
-    return f"unknown: close to none of {count} wrong states{where}"
+def _rare(
+    error: torch.Tensor, scene: Scene, leans: torch.Tensor, known: int, where: str
+) -> tuple[Problem, float | None]:
+    """The nearest of the wrong states that only name a state; a few at a time, as there may be many large ones."""
+    rare, count, least = overfull(scene), known, float("inf")
+    best: tuple[Problem, float | None] | None = None
+    while some := list(islice(rare, AT_ONCE)):
+        count += len(some)
+        towards = grouped(torch.stack([w.state for w in some]).sub_(scene.right))
+        problem, projection, distance = _nearest(error, towards[:, leans], some, where)
+        if problem.code != UNIDENTIFIED and distance < least:
+            best, least = (problem, projection), distance
+    return best or (Problem(UNIDENTIFIED, f"unknown: close to none of {count} wrong states{where}"), None)
 
 
 def _nearest(
     error: torch.Tensor, towards: torch.Tensor, wrong: Sequence[Wrong], where: str
-) -> tuple[Problem, float | None]:
-    """The wrong state nearest to the found one over all blocks beyond the limit, and the projection on it.
+) -> tuple[Problem, float | None, float]:
+    """The wrong state nearest to the found one over all blocks beyond the limit, the projection on it, its distance.
 
-    States with equal bits count as one.
+    States with equal bits count as one. The distance is relative to that of the right state.
 
     where: how many blocks differ, as the end of a clause
 
@@ -254,11 +264,13 @@ def _nearest(
     """
     distance = torch.linalg.vector_norm((error - towards).flatten(1), dim=1)
     if not torch.isfinite(distance).all():
-        return Problem("not_finite", mistake=Explained("hypothesis", f"holds a number that is not finite{where}")), None
+        mistake = Explained("hypothesis", f"holds a number that is not finite{where}")
+        return Problem("not_finite", mistake=mistake), None, 1.0
     nearest = int(distance.argmin())
     direction = towards[nearest]
-    if distance[nearest] > NEAR * torch.linalg.vector_norm(direction):
-        return Problem(UNIDENTIFIED, _unknown(len(wrong), where)), None
+    length = torch.linalg.vector_norm(direction)
+    if distance[nearest] > NEAR * length:
+        return Problem(UNIDENTIFIED, f"unknown: close to none of {len(wrong)} wrong states{where}"), None, 1.0
     equal = (WrongContent(w.sentence) for w, t in zip(wrong, towards, strict=True) if torch.equal(t, direction))
     problem = Problem("identified", mistake=Explained.one_of(equal, where))
-    return problem, float((error * direction).sum() / direction.square().sum())
+    return problem, float((error * direction).sum() / length.square()), float(distance[nearest] / length)

@@ -24,13 +24,13 @@ from ..verdict import Skipped
 from ..watch.event_context import EventContext, RowSpan
 from .declared_products import NONE
 from .event_plan import EventPlan, Planner, SpanPlan, Task
-from .folding import Folding, PreviousStep
+from .folding import Folding, PreviousStep, Run
 from .layer_work import LayerWork, Work
 from .miscounted_states import handed_over
 from .recomputation import REMEMBERED, LayerCache, Recomputation, Runner, only
 from .reference_weights import weights_of
 
-IN_A_RING = 32  # maximum steps whose tokens are kept: enough for rings of 16 entries, and of 32 after steps of a token
+IN_A_RING = 32  # maximum tokens of earlier steps that are kept: two rings of 16 entries
 Layers = Mapping[int, Recomputation]  # the GDN layers of one step
 
 
@@ -158,10 +158,16 @@ class Oracle:
                 continue
             tokens = only(piece.folding.tokens, nodes) if len(nodes) <= REMEMBERED else None
             older = before[layer].recent if layer in before else ()
-            recent = () if tokens is None or span.kind == "prefill" else (*older, tokens)[-IN_A_RING:]
+            recent = () if tokens is None or span.kind == "prefill" else _newest((*older, tokens))
             verb = "accepted" if span.kind == "commit" else "given"
             found[layer] = PreviousStep(piece.folding.base, tokens, verb, recent)
         self.previous[span.request] = found
+
+
+def _newest(steps: tuple[Run, ...]) -> tuple[Run, ...]:
+    """The last steps whose tokens a ring may hold."""
+    sizes = [len(step.of("beta")) for step in steps]
+    return tuple(step for number, step in enumerate(steps) if sum(sizes[number:]) <= IN_A_RING)
 
 
 def _wrong_starts(layer: LayerWork, folding: Folding) -> tuple[tuple[str, Work], ...]:

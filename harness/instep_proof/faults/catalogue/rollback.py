@@ -169,14 +169,13 @@ FAULTS: tuple[Fault, ...] = (
         "Every step count has a mark of its own for each slot, so a change leaves the last accepted node unknown.",
         "", (
             Edit(COLUMNS, "positions(cls.component, config, sizes), mark(cls.mark, sizes)",
-                 "positions(cls.component, config, sizes), replace(mark(cls.mark, sizes), shape=(sizes.widest,))"),
+                 "positions(cls.component, config, sizes), Demand(cls.mark, 'slot', (0,), max(sizes.capacity.slots)"
+                 " + 1, (sizes.widest,), torch.int64, means=mark(cls.mark, sizes).means)"),
             Edit(COLUMNS, "        self._marks, self._width = Marks(memory[self.mark].units(0)), width\n",
                  "        self._every, self._width = memory[self.mark].units(0), width\n"
                  "        self._marks = Marks(self._every[:, width - 1 : width])\n"),
             Edit(COLUMNS, "    def claim(self, slot: int) -> None:\n        self._marks.put(slot, 0)",
                  "    def claim(self, slot: int) -> None:\n        self._every[slot].fill_(0)"),
-            Edit(COLUMNS, "from collections.abc import Mapping\n",
-                 "from collections.abc import Mapping\nfrom dataclasses import replace\n"),
         ),
         "wider", Setting(strategy="columns"), 6, STATE,
         "changed with the step count, as if a mark or a cursor was not carried over", ("bytes",),
