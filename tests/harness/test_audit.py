@@ -81,7 +81,7 @@ def test_a_right_recording_agrees_at_every_level(right):
     assert tiers >= {Tier.DECISIONS, Tier.PROPAGATED, Tier.DIRECTED}
     assert Tier.BITWISE not in tiers, "the harness keeps its own copy of earlier memory"
     assert found.replay.verdict.events == found.replay.of
-    assert found.digest == found.recorded.digest and not found.recorded.notes
+    assert found.digest == found.recorded.weights is not None and not found.recorded.notes
 
 
 @pytest.mark.slow
@@ -415,7 +415,7 @@ def test_fewer_than_half_decidable_tokens_are_inconclusive(tmp_path, instep):
     (lambda r: tensors(r, 3, "logits.a", lambda x: x[:, :7]), "event 3: logits.a: found shape [1, 7]"),
     (lambda r: tensors(r, 3, "logits.a", torch.Tensor.long), "000003.safetensors: logits.a: found torch.int64"),
     (lambda r: (r / "tensors" / "000003.safetensors").write_bytes(b"cut"), "000003.safetensors: found unreadable"),
-    (lambda r: stated(r, model="0" * 64), "--model: found "),
+    (lambda r: stated(r, weights="0" * 64), "--model: found "),
     (lambda r: stated(r, dtype="fp8"), "recording.json: dtype: found 'fp8'"),
     (lambda r: stated(r, products={"gdn.chunk": {"format": "bf16"}}), "products['gdn.chunk']: found"),
     (lambda r: stated(r, shows=["thoughts"]), "recording.json: shows: found 'thoughts'"),

@@ -123,7 +123,7 @@ def test_a_model_without_a_single_draft_head_judges_no_draft(tmp_path, instep):
     made = recorded(tmp_path / "r", shows=False, tokens=4, prompts=prompts)
     bare = write_checkpoint(tmp_path / "bare", vocab_size=256, mtp_num_hidden_layers=0)
     stated = json.loads((made / "recording.json").read_text())
-    (made / "recording.json").write_text(json.dumps(stated | {"model": None}))
+    (made / "recording.json").write_text(json.dumps(stated | {"weights": None, "config": None}))
     ran = instep("audit", made, "--model", bare, "--level", 1)
     assert "drafts: not judged, because the model has no single MTP layer" in ran.out, ran
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from instep.allowance import TRUTH_ERROR
 from instep.audit import write
@@ -29,7 +30,7 @@ from instep_reference.contract.rounding import Product
 from instep_reference.weights import Weights
 from support.checkpoints import write as write_checkpoint
 from support.command import complaint
-from support.recorded import TINY
+from support.recorded import TINY, stated
 
 pytestmark = pytest.mark.slow  # recordings in many formats
 
@@ -57,8 +58,89 @@ def test_the_writer_is_one_file_that_needs_json_and_safetensors_alone():
     assert names == {"__future__", "hashlib", "json", "os", "pathlib", "typing", "safetensors"}
 
 
-def test_the_writer_knows_the_digest_of_a_model(tmp_path):
-    assert digest(TINY) == Checkpoint.open(TINY).digest == OnDisk.open(TINY).digest()
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+def test_digest_of_a_model_is_over_its_weights_alone(tmp_path, kind):
+    """Other files, wrapped names, visual weights and another config.json leave it; a changed bit or name does not."""
+    plain = write_checkpoint(tmp_path / "plain", kind)
+    tensors = load_file(plain / "model.safetensors")
+    wrapped = {f"model.language_{name}" if name.startswith("model.") else name: one for name, one in tensors.items()}
+    names = sorted(wrapped)
+    files = {"a.safetensors": names[::2], "b.safetensors": [*names[1::2], "model.visual.x"]}
+    wrapped["model.visual.x"] = torch.ones(3)
+    other = tmp_path / "other"
+    other.mkdir()
+    for file, held in files.items():
+        save_file({name: wrapped[name] for name in held}, other / file)
+    index = {"weight_map": {name: file for file, held in files.items() for name in held}}
+    (other / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert digest(plain) == digest(other)
+    name = next(one for one in names[1::2] if wrapped[one].dim() == 2)
+    for changed in ({name: -wrapped[name]}, {name: wrapped[name].reshape(-1)}):
+        save_file({one: changed.get(one, wrapped[one]) for one in files["b.safetensors"]}, other / "b.safetensors")
+        assert digest(plain) != digest(other)
+    save_file({one + "y" * (one == name): wrapped[one] for one in files["b.safetensors"]}, other / "b.safetensors")
+    assert digest(plain) != digest(other)
+
+
+@pytest.fixture
+def loaded(tmp_path, instep) -> Path:
+    """The trained model, as SGLang loads it."""
+    assert instep("fixtures", tmp_path / "sglang", "--for", "sglang").code == 0
+    return Path(tmp_path / "sglang")
+
+
+def small(folder: Path, answer: list[int], model: Path) -> Path:
+    made = Recording(folder, engine="by hand", model=model)
+    made.admit("a", PROMPT)
+    made.forward("a", [10], range(10), PROMPT, [[answer[0]]])
+    made.finish("a")
+    made.close()
+    return folder
+
+
+def test_a_recording_of_wrapped_weights_is_accepted(tmp_path, answer, loaded):
+    wrapped = json.loads((loaded / "config.json").read_text())
+    assert wrapped["architectures"] == ["Qwen3_5ForConditionalGeneration"] and "vision_config" in wrapped
+    assert OnDisk.open(loaded).config == OnDisk.open(TINY).config and digest(loaded) == digest(TINY)
+    found = audit(small(tmp_path / "r", answer, loaded), TINY)
+    assert found.exit is Exit.AGREED and found.digest == digest(TINY)
+    assert audit(small(tmp_path / "s", answer, TINY), loaded).exit is Exit.AGREED
+
+
+def test_the_model_for_vllm_is_the_text_model(tmp_path, instep):
+    ran = instep("fixtures", tmp_path / "vllm", "--for", "vllm")
+    assert ran.code == 0 and "skip_tokenizer_init" in ran.out, ran
+    config = json.loads((tmp_path / "vllm" / "config.json").read_text())
+    assert config == json.loads((TINY / "config.json").read_text()) and digest(tmp_path / "vllm") == digest(TINY)
+    assert sorted(one.name for one in (tmp_path / "vllm").iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize(("field", "value", "says"), [
+    ("rms_norm_eps", 1e-5, "recording.json: config: eps: found 1e-05, expected 1e-06, as in"),
+    ("full_attention_interval", 2, ""),  # layer_types are stated
+    ("layer_types", ["linear_attention"] * 4, "recording.json: config: layer_kinds: found"),
+    ("mtp_num_hidden_layers", 0, "recording.json: config: mtp_layers: found 0, expected 1"),
+    ("hidden_size", "wide", "recording.json: config.json: hidden_size: found 'wide'"),
+    ("model_type", "llama", "recording.json: config.json: model_type: found 'llama'"),
+    ("max_position_embeddings", 7, ""),
+])
+def test_a_field_that_the_reference_reads_is_refused_by_name(tmp_path, instep, answer, loaded, field, value, says):
+    config = json.loads((loaded / "config.json").read_text())
+    config["text_config"][field] = value
+    if field == "model_type":
+        config.pop("model_type")
+    (loaded / "config.json").write_text(json.dumps(config))
+    ran = instep("audit", small(tmp_path / "r", answer, loaded), "--model", TINY)
+    assert says in complaint(ran) if says else ran.code == 0, ran
+
+
+def test_a_recording_of_an_older_writer_is_checked_by_its_files(tmp_path, answer):
+    made = small(tmp_path / "r", answer, TINY)
+    stated(made, weights=None, config=None, model=OnDisk.open(TINY).digest())
+    assert audit(made, TINY).digest == OnDisk.open(TINY).digest()
+    stated(made, model="0" * 64)
+    with pytest.raises(BadInput, match="another checkpoint"):
+        audit(made, TINY)
 
 
 def test_calls_of_the_writer_become_legal_events(tmp_path, answer):

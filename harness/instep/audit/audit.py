@@ -10,13 +10,14 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
 from msgspec import structs
 
 from instep_reference.contract.checkpoint import OnDisk
+from instep_reference.contract.config import ModelConfig, states_mtp_layers
 from instep_reference.contract.errors import BadInput
 
 from ..run.replay import Outcome
@@ -32,6 +33,7 @@ from .recorded_engine import complete, replayed, without_copies
 from .recording import META, Recorded, as_usual, width
 from .token_origins import Text, Told, told
 from .tokens import Judged, judged
+from .write import digest as weights_digest
 
 OF_MEMORY = 0.75  # part of memory that a model and its reference may take; the rest is for states and activations
 TOKENS, ROWS, STATES = 1, 2, 3  # levels: tokens and counts; logits and final rows; states
@@ -102,11 +104,7 @@ def audit(
     shows = [key for key in found.shows if level > ROWS or (key != "states" and level > TOKENS)]
     if shows:
         _must_fit(disk)
-    digest = None if found.digest is None else disk.digest()
-    if digest != found.digest:
-        raise BadInput("--model", found=f"{str(digest)[:12]}.. in {model}",
-                       expected=f"{str(found.digest)[:12]}.., as {META} says",
-                       hint="the recording was made with another checkpoint")
+    digest = _same_model(found, disk, model)
     precision, assumed = _precision(found, disk, dtype)
     header = found.header(Model("", digest or "", config_digest(model), disk.config.vocab, disk.config.mtp_layers))
     words = found.told or told(EventRules(header), found.events, recording.EVENTS)
@@ -127,6 +125,33 @@ def audit(
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
     return Audit(found, words, precision, what, replay, verdict, assumed, digest, time.perf_counter() - begun, peak,
                  texts, trace, disk.config.layer_kinds, None if steps is None else len(steps))  # fmt: skip
+
+
+def _same_model(found: Recorded, disk: OnDisk, model: Path) -> str | None:
+    """Compare the recorded model with the checkpoint -> its digest; None: the recording does not name its model.
+
+    The weights must be the same, and so must the fields of the configuration that the reference reads, however they are
+    wrapped.
+    """
+    digest = None
+    for stated, of in ((found.digest, disk.digest), (found.weights, lambda: weights_digest(model))):
+        if stated is None:
+            continue
+        digest = of()
+        if digest != stated:
+            raise BadInput("--model", found=f"{digest[:12]}.. in {model}", expected=f"{stated[:12]}.., as {META} says",
+                           hint="the recording was made with another checkpoint")
+    if found.config is not None:
+        try:
+            loaded = ModelConfig.from_dict(dict(found.config))
+        except BadInput as error:
+            raise BadInput(f"{META}: {error.field}", found=error.found, expected=error.expected) from None
+        for field in fields(loaded):
+            engine, ours = getattr(loaded, field.name), getattr(disk.config, field.name)
+            if engine != ours and (field.name != "mtp_layers" or states_mtp_layers(dict(found.config))):
+                raise BadInput(f"{META}: config: {field.name}", found=engine, expected=f"{ours}, as in {model}",
+                               hint="the engine loaded the same weights as another model")
+    return digest
 
 
 def _precision(found: Recorded, disk: OnDisk, dtype: str | None) -> tuple[Precision, bool]:

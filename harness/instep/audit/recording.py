@@ -47,7 +47,9 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`recording.json`.
 
     engine    the recorded engine and its version
-    model     sha256 of the model's files, as `write.digest` counts it; None: not known, and not checked
+    weights   sha256 of the model's weights, as `write.digest` counts it; None: not known, and not checked
+    config    the config.json that the engine loaded; None: not known, and not checked
+    model     sha256 of config.json and the tensor files, in recordings of older writers
     dtype     of hidden rows, conv windows and KV; state: of recurrent states
     rounds    component -> its storage dtype, if that differs from `dtype`; products: as op sets declare them
     layout    order of the axes of recorded states, after the head: KV or VK
@@ -59,6 +61,8 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     schema: int
     engine: str
+    weights: str | None = None
+    config: dict[str, Any] | None = None
     model: str | None = None
     dtype: str = "float32"
     state: str = "float32"
@@ -77,6 +81,7 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Recorded:
     """A recording of any format after reading.
 
+    digest, weights, config  of the model, as in `Stated`; digest is its `model`
     events   empty for a format that has only texts; told: these texts
     notes    notes for the user on parts that could not be read
     tensors  event -> its recorded tensors, by name
@@ -85,6 +90,8 @@ class Recorded:
     path: Path
     engine: str
     digest: str | None = None
+    weights: str | None = None
+    config: Mapping[str, Any] | None = None
     dtype: str | None = None
     declared: Declared | None = None
     layout: str = "KV"
@@ -136,7 +143,8 @@ def read(directory: Path) -> Recorded:
         notes = *notes, f"{EVENTS} line {len(events)} is skipped: its states come after it and are missing"
         events = events[:-1]
     return Recorded(
-        directory, stated.engine, stated.model, stated.dtype, _declared(stated), stated.layout, stated.shows,
+        directory, stated.engine, stated.model, stated.weights, stated.config, stated.dtype, _declared(stated),
+        stated.layout, stated.shows,
         stated.controller, stated.num_steps, int(stated.overlap), events, None, notes,
         lambda event: _tensors(directory, event),
     )

@@ -74,7 +74,7 @@ def show(audit: Audit, console: Console, *, verbose: bool = False) -> None:
     say(console, f"  rounding  {said} ({by})")
     say(console, f"  run       {audit.seconds:.1f} s, {audit.peak:,.0f} MiB at most, "
                  f"{audit.tokens.walks} walks through the layers")  # fmt: skip
-    if audit.recorded.digest is None:
+    if audit.digest is None:
         say(console, "  the recording does not name its model, so the model was not checked", style="dim")
     for note in audit.recorded.notes:
         say(console, f"  {note}", style="yellow")

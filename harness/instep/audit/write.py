@@ -30,24 +30,49 @@ SCHEMA = 1
 READ_AT_ONCE = 1 << 20  # bytes
 
 
+# Prefixes of names in a multimodal checkpoint, and those of a text-only one.
+WRAPPED = (
+    ("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."),
+)
+VISUAL = ("visual.", "model.visual.")
+
+
 def digest(model: str | os.PathLike[str]) -> str:
-    """sha256 of config.json and the safetensors files of a checkpoint. Reads every byte of them."""
+    """sha256 of the weights of a checkpoint: name, dtype, shape and bytes of each tensor, in the order of names.
+
+    So config.json, the division into files, visual weights and the names of a multimodal wrapping do not count. Reads
+    every byte.
+    """
     folder, total = Path(model), hashlib.sha256()
     index = folder / "model.safetensors.index.json"
     names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else [
         "model.safetensors"
     ]
-    for name in ("config.json", *names):
-        with open(folder / name, "rb") as opened:
-            while part := opened.read(READ_AT_ONCE):
+    places = dict[str, tuple[Path, int, dict[str, Any]]]()
+    for file in (folder / name for name in names):
+        with open(file, "rb") as opened:
+            size = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(size))
+        for name, at in header.items():
+            if name != "__metadata__" and not name.startswith(VISUAL):
+                wrapped = (plain + name[len(long):] for long, plain in WRAPPED if name.startswith(long))
+                places[next(wrapped, name)] = (file, 8 + size, at)
+    for name, (file, data, at) in sorted(places.items()):
+        total.update(json.dumps([name, at["dtype"], at["shape"]]).encode())
+        begin, end = at["data_offsets"]
+        with open(file, "rb") as opened:
+            opened.seek(data + begin)
+            while part := opened.read(min(READ_AT_ONCE, end - begin)):
                 total.update(part)
+                begin += len(part)
     return total.hexdigest()
 
 
 class Recording:
     """An open recording.
 
-    model   the checkpoint's directory, whose digest is recorded, or the digest; None: the audit cannot check it
+    model   the checkpoint's directory, whose digest and config.json are recorded, or the digest; None: the audit
+            cannot check it
     dtype   of hidden rows and KV; state: storage dtype of recurrent states
     rounds, products, layout   other roundings, and the order of axes of recorded states (docs/audit-record.md)
     controller  of the step count: {"dialect": "sglang-0.5.14", "file": {..}, "captured": [1, 2, 4]}; None: not judged
@@ -62,10 +87,12 @@ class Recording:
     ) -> None:
         self.directory = Path(directory)
         (self.directory / "tensors").mkdir(parents=True)
-        known = None if model is None else digest(model) if os.path.isdir(model) else str(model)
+        known, config = None if model is None else str(model), None
+        if model is not None and os.path.isdir(model):
+            known, config = digest(model), json.loads((Path(model) / "config.json").read_text())
         self._stated: dict[str, Any] = {
-            "schema": SCHEMA, "engine": engine, "model": known, "dtype": dtype, "state": state, "rounds": rounds or {},
-            "products": products or {}, "layout": layout, "shows": [], "controller": controller,
+            "schema": SCHEMA, "engine": engine, "weights": known, "config": config, "dtype": dtype, "state": state,
+            "rounds": rounds or {}, "products": products or {}, "layout": layout, "shows": [], "controller": controller,
             "num_steps": num_steps, "overlap": overlap,
         }
         self._state_file()

@@ -1,19 +1,37 @@
-"""`instep fixtures`: write a trained model, traces and an example suite to a folder.
+"""`instep fixtures`: write a trained model, traces and an example suite to a folder, or the model for another engine.
 
 Leaves out: their source (`instep.bundled`).
 """
 
 from __future__ import annotations
 
+import json
 import shlex
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+# Token numbers of images in a configuration for SGLang, which serves this architecture with a vision part only. They
+# are bytes that no UTF-8 text has.
+IMAGE, VIDEO, VISION_START, VISION_END = 250, 251, 252, 253
+SMALLEST_VISION = {
+    "model_type": "qwen3_5", "depth": 1, "hidden_size": 128, "intermediate_size": 128, "num_heads": 2, "in_channels": 3,
+    "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [], "hidden_act": "gelu_pytorch_tanh",
+}  # fmt: skip
+
+
+class Engine(Enum):
+    SGLANG = "sglang"
+    VLLM = "vllm"
 
 
 def fixtures(
     folder: Annotated[Path, typer.Argument(help="A new folder, or an empty one.", metavar="DIR")],
+    engine: Annotated[Engine | None, typer.Option("--for", help="Write only the trained model, as this engine loads "
+                                                               "it.")] = None,
 ) -> None:
     """Write a small trained model, traces and an example suite, to start from."""
     from rich.console import Console
@@ -32,7 +50,11 @@ def fixtures(
     if taken:
         raise BadInput("DIR", found=f"{folder}, where something is", expected="a new folder, or an empty one")
     source, files = carried(), dict[Path, bytes]()
-    for name in CARRIED:
+    if engine is not None:
+        tiny = source / "tiny"
+        files = {folder / "config.json": config_for(engine, json.loads((tiny / "config.json").read_text())),
+                 folder / "model.safetensors": (tiny / "model.safetensors").read_bytes()}  # fmt: skip
+    for name in CARRIED if engine is None else ():
         inside = sorted((source / name).rglob("*")) if (source / name).is_dir() else [source / name]
         for file in inside:
             if file.is_file() and "__pycache__" not in file.parts:
@@ -47,6 +69,30 @@ def fixtures(
             raise BadInput("DIR", found=f"{parent}: {error.strerror}", expected="a folder that can be made") from None
     write_atomically(files)
     console, typed = Console(), shlex.quote(str(folder))
+    if engine is not None:
+        say(console, f"the trained model for {engine.value} in {folder}. It has no tokenizer: start the engine with "
+                     "skip_tokenizer_init, and give prompts as token numbers, one per byte")  # fmt: skip
+        return
     say(console, f"{len(files)} files in {folder}. Then:")
     say(console, f"  cd {typed} && pytest                        # the example suite: mine.py in two traces")
     say(console, f"  instep replay {typed}/traces/adaptive.jsonl --ops plain")
+
+
+def config_for(engine: Engine, text: dict[str, Any]) -> bytes:
+    """The `config.json` with which an engine loads the text model.
+
+    vLLM (0.33, `Qwen3_5ForCausalLM`) takes that of the text model. SGLang (0.5.12 to 0.5.23) loads the weights as
+    `Qwen3_5ForConditionalGeneration` alone: the text model is nested, and it needs a vision part, which stays
+    uninitialised. Its class of the text model has experts unless their number is 0.
+    """
+    if engine is Engine.SGLANG:
+        stated = {name: value for name, value in text.items() if value is not None and name != "architectures"}
+        text = {
+            "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
+            "text_config": {**stated, "num_experts": 0, "torch_dtype": text["dtype"]},
+            "vision_config": {**SMALLEST_VISION, "out_hidden_size": text["hidden_size"]},
+            "tie_word_embeddings": text["tie_word_embeddings"], "eos_token_id": text["eos_token_id"],
+            "dtype": text["dtype"], "torch_dtype": text["dtype"], "image_token_id": IMAGE, "video_token_id": VIDEO,
+            "vision_start_token_id": VISION_START, "vision_end_token_id": VISION_END,
+        }
+    return json.dumps(text, indent=1).encode() + b"\n"
