@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from instep.campaign.relations import Held, held, relations, step_changes
 from instep.campaign.relations.case import Case
@@ -31,6 +32,7 @@ from instep_optimized.commit import OURS as STRATEGIES
 from instep_proof.faults.catalogue import by_id
 from instep_reference.contract.engine import Commit, Forward, Load, Preempt, Resume
 from support.covering import WHOLE, few
+from support.few_channels import same_events
 from support.traces import brief, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
@@ -110,6 +112,17 @@ def test_strategies_agree_over_all_changes(ops: str, strategy: str, options: dic
 def test_kernels_agree_over_a_rise(ops: str, trace: Trace, only: Callable[..., None]) -> None:
     only((2, 4))
     found = run(trace, ops, strategy="lazy_rerun").verdict
+    tiers = {Tier.DERIVED, Tier.DIRECTED} | ({Tier.BITWISE} if ops == "invariant" else set())
+    assert found.exit is Exit.AGREED and {one.tier for one in found.compared} == tiers, found.findings[:1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("ops", ["triton", "invariant"])
+@pytest.mark.parametrize("strategy", STRATEGIES["state"])
+def test_native_strategies_agree_in_graphs(strategy: str, ops: str, only: Callable[..., None]) -> None:
+    only((2, 4), (1, 8), (6, 2))
+    found = run(same_events("kept", 2), ops, strategy=strategy, device="cuda", graphs=True, overlap=True).verdict
     tiers = {Tier.DERIVED, Tier.DIRECTED} | ({Tier.BITWISE} if ops == "invariant" else set())
     assert found.exit is Exit.AGREED and {one.tier for one in found.compared} == tiers, found.findings[:1]
 
