@@ -205,6 +205,9 @@ class Located:
     replays: int = 0
 
 
+INTERRUPTED = "it was interrupted"
+
+
 @dataclass
 class Verdict:
     """All comparisons of a run. If the subject computed nothing, agreement about slots does not pass."""
@@ -214,6 +217,7 @@ class Verdict:
     events: int = 0
     unserved: int = 0  # events that name only requests that the subject could not continue
     served: bool = True  # False: no event made the subject compute anything
+    stopped: str = ""  # why the run ended before its last event; empty: it did not
 
     def add(self, results: Iterable[Comparison | Skipped]) -> list[Comparison]:
         """Add results; return those that disagree."""
@@ -240,6 +244,6 @@ class Verdict:
     def exit(self) -> Exit:
         if self.findings:
             return Exit.DIVERGED
-        if not (self.elements and self.served):
+        if self.stopped or not (self.elements and self.served):
             return Exit.INCONCLUSIVE
         return Exit.AGREED

@@ -215,7 +215,7 @@ def test_numbers_that_are_not_finite_are_findings_and_stop_nothing(brief, tmp_pa
     assert {(one.event, one.place.component, one.request) for one in later} == {(10, "state", "b")}
     assert "holds the state from before the step" in later[0].diagnosis
     assert all((one.event, one.request) == (event, request) for one in others if one.lost)
-    assert found.replay.verdict.events == 11 and audit(made, TINY, level=1).exit is Exit.AGREED
+    assert found.replay.verdict.events == 13 and audit(made, TINY, level=1).exit is Exit.AGREED
 
 
 def cut_at_its_end(brief: Path, folder: Path) -> Path:

@@ -26,10 +26,10 @@ from ..subject.memory_budget import spelled, weights_bytes
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.header import Model, config_digest
-from ..verdict import Exit, Verdict
+from ..verdict import INTERRUPTED, Exit, Verdict
 from . import recording, sglang_dumps, step_counts
 from .layerwise import NORM, Advance, Precision, silent
-from .recorded_engine import complete, replayed, without_copies
+from .recorded_engine import TimeIsUp, complete, first_served, replayed, without_copies
 from .recording import META, Recorded, as_usual, width
 from .token_origins import Text, Told, told
 from .tokens import Judged, judged
@@ -47,6 +47,8 @@ class Audit:
     peak     memory of this process, MiB
     rounds   number of rounds whose step count was judged; None: the recording names no controller
     texts    as far as they were judged;  trace: the recording's events;  kinds: of the model's layers
+    events   the judged events;  one_step: whether each state was judged from the recorded one before it
+    stopped  why the audit ended early; empty: it did not
     """
 
     recorded: Recorded
@@ -63,11 +65,15 @@ class Audit:
     trace: Trace
     kinds: Sequence[str]
     rounds: int | None = None
+    events: range = range(0)
+    one_step: bool = False
+    stopped: str = ""
 
     @property
     def exit(self) -> Exit:
         replay = Exit.AGREED if self.replay is None else self.replay.verdict.exit
-        return Exit.worst([Exit.DIVERGED if self.verdict.findings else self.tokens.exit, replay])
+        stopped = Exit.INCONCLUSIVE if self.stopped else replay
+        return Exit.worst([Exit.DIVERGED if self.verdict.findings else self.tokens.exit, replay, stopped])
 
 
 def opened(path: Path) -> Recorded:
@@ -92,13 +98,18 @@ def text_of(path: Path) -> Path:
 
 def audit(
     path: Path, model: Path, *, dtype: str | None = None, tokens: int | None = None,
-    level: int = STATES, progress: Advance = silent,
+    level: int = STATES, progress: Advance = silent, events: str | None = None, from_start: bool = False,
+    first: bool = False, minutes: float | None = None,
 ) -> Audit:
     """Judge a recording.
 
-    level   the highest level that is judged
-    dtype   the dtype in which the engine computes, if the recording does not name it
-    tokens  the maximum per request that is judged
+    level       the highest level that is judged
+    dtype       the dtype in which the engine computes, if the recording does not name it
+    tokens      the maximum per request that is judged
+    events      the judged events as "A:B", both included; either may be left out
+    from_start  judge states from position 0, not from the recorded states before them
+    first       stop at the first event whose rows or states are wrong
+    minutes     time limit; the result then covers the events up to there, as after an interrupt
     """
     begun, found, disk = time.perf_counter(), opened(path), OnDisk.open(model)
     shows = [key for key in found.shows if level > ROWS or (key != "states" and level > TOKENS)]
@@ -107,24 +118,61 @@ def audit(
     digest = _same_model(found, disk, model)
     precision, assumed = _precision(found, disk, dtype)
     header = found.header(Model("", digest or "", config_digest(model), disk.config.vocab, disk.config.mtp_layers))
-    words = found.told or told(EventRules(header), found.events, recording.EVENTS)
-    complete(found, disk.config, found.shows)
+    span = judged_events(events, len(found.events), found.path.name)
+    words = found.told or told(EventRules(header), found.events, recording.EVENTS, span)
+    trace, replay, stopped = Trace(path / recording.EVENTS, header, found.events, {}, ""), None, ""
+    complete(found, disk.config, found.shows, range(first_served(trace, span.start), span.stop))
     if shows:
         without_copies(found)
+    found, words = recording.with_short_names(found, words)
+    trace = replace(trace, events=found.events)
     texts = [text.up_to(tokens) for text in words.texts]
-    what = judged(disk, precision, texts, progress)
-    verdict = Verdict(events=len(found.events))
+    if events is not None:
+        texts = [part for text in texts if len((part := text.within(span)).said) > part.known]
+    limited = until(progress, begun, minutes)
+    try:
+        what = judged(disk, precision, texts, limited)
+    except (KeyboardInterrupt, TimeIsUp) as end:
+        what, shows, stopped = Judged(), [], f"{str(end) or INTERRUPTED}, before the tokens were judged"
+    verdict = Verdict(events=len(span))
     # Tokens first: a wrong count of accepted drafts follows from a wrong token of the same commit, not the reverse.
-    steps = None if found.controller is None else step_counts.judged(
-        found.controller, found.num_steps, found.lag, found.events, f"{META}: controller")
+    steps = None if found.controller is None else [one for one in step_counts.judged(
+        found.controller, found.num_steps, found.lag, found.events, f"{META}: controller") if one.event in span]
     verdict.add([*what.verdict.compared, *words.counts, *(steps or ())])
-    trace, replay = Trace(path / recording.EVENTS, header, found.events, {}, ""), None
+    one_step = "states" in shows and not from_start
     if shows:
         header = structs.replace(header, checkpoint=structs.replace(header.checkpoint, digest=disk.digest()))
-        replay = replayed(found, replace(trace, header=header), model, disk.config, precision, shows, progress)
+        replay = replayed(found, replace(trace, header=header), model, disk.config, precision, shows, limited,
+                          events=span, one_step=one_step, first=first)
+        stopped = replay.verdict.stopped and f"{replay.verdict.stopped}, after {replay.verdict.events} events"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
     return Audit(found, words, precision, what, replay, verdict, assumed, digest, time.perf_counter() - begun, peak,
-                 texts, trace, disk.config.layer_kinds, None if steps is None else len(steps))  # fmt: skip
+                 texts, trace, disk.config.layer_kinds, None if steps is None else len(steps), span, one_step,
+                 stopped)  # fmt: skip
+
+
+def judged_events(given: str | None, count: int, name: str) -> range:
+    """The range of an option "A:B", whose ends are included and may be left out; one number is one event."""
+    if given is None:
+        return range(count)
+    first, colon, last = given.partition(":")
+    ends = [first or "0", last or str(count - 1)] if colon else [first, first]
+    if count == 0:
+        raise BadInput("--events", found=given, expected="nothing: this recording has texts and no events")
+    if not all(end.isdecimal() for end in ends) or not int(ends[0]) <= int(ends[1]) < count:
+        raise BadInput("--events", found=given, expected=f"events of {name} as A:B, 0:{count - 1} for all of them")
+    return range(int(ends[0]), int(ends[1]) + 1)
+
+
+def until(progress: Advance, begun: float, minutes: float | None) -> Advance:
+    """The same progress function, which raises `TimeIsUp` once the time limit is over."""
+
+    def advance(what: str, done: int, of: int | None) -> None:
+        progress(what, done, of)
+        if minutes is not None and time.perf_counter() - begun > 60 * minutes:
+            raise TimeIsUp(f"the limit of {minutes:g} minutes is over")
+
+    return advance
 
 
 def _same_model(found: Recorded, disk: OnDisk, model: Path) -> str | None:

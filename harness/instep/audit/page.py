@@ -25,7 +25,8 @@ MOST = 200  # requests whose tokens are drawn, those with findings first
 DETAILED = 5000  # tokens; with more, equal neighbours share a cell
 BY = {"g": "chosen", "d": "random", "k": "missing"}  # how a token was chosen, in a result -> kind of a cell
 SAYS = {"chosen": "argmax, judged by the model's margin", "random": "sampled, and again from the model's logits",
-        "missing": "judged in the request that this one continues", "found": "differs from the model"}
+        "missing": "not judged here: in the request that this one continues, or before the judged events",
+        "found": "differs from the model"}
 COUNTS = ("engine", "events", "requests", "tokens", "decided", "ties", "windows", "drafts", "accepted", "rounding",
           "walks", "seconds", "peak_mib")  # fmt: skip
 

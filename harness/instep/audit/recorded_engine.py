@@ -23,14 +23,16 @@ from instep_reference.contract.event_facts import named
 from instep_reference.contract.place import Place
 
 from ..checks.base import held
+from ..checks.earlier_rounds import KEPT
 from ..checks.wrong_state_inputs import EVERY_COUNT_UP_TO
-from ..run.lockstep import Result
+from ..run.lockstep import Part, Result, between_rounds
 from ..run.replay import Outcome, Replay
 from ..setting import Setting
 from ..subject.engines.verbs import ByVerbs, Tokens
 from ..trace.file import Trace
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
+from .circumstances import remark
 from .layerwise import Advance, Precision, silent
 from .recording import META, Recorded, wrote
 from .token_origins import CUT, last_commits
@@ -39,6 +41,10 @@ ROWS = ("logits", "final")  # results of a step, by request
 FEEDS = {"logits": "logits", "final": "final", "states": "state"}  # kind of recorded tensor -> its name among verbs
 MEMORY = ("conv", "state")
 COPIES = (e.Save, e.Load, e.Offload, e.Fetch, e.Evict, e.Preempt, e.Resume)
+
+
+class TimeIsUp(Exception):
+    """Raised by a progress function when the time limit of an audit ends."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +59,38 @@ class Replayed(Setting):
 
 def replayed(
     recorded: Recorded, trace: Trace, model: Path, config: ModelConfig, precision: Precision, shows: Sequence[str],
-    progress: Advance = silent,
+    progress: Advance = silent, *, events: range | None = None, one_step: bool = False, first: bool = False,
 ) -> Outcome:
-    """Replay the recording. shows: the kinds of tensors that are judged."""
+    """Replay the recording.
+
+    shows     the kinds of tensors that are judged;  events: the judged events, None: all
+    one_step  start each state from the recorded one before it, not from position 0
+    first     stop at the first event with a finding; without one_step always, as later states follow from it
+    """
+    judged = range(len(trace.events)) if events is None else events
+    begin = first_served(trace, judged.start)
+
     def make(directory: Path, room: object, **told: object) -> Player:
-        return Player(recorded, precision, shows, of_kind(config, "gdn"))
+        return Player(recorded, precision, shows, of_kind(config, "gdn"), begin)
 
     dtype = str(precision.activation).removeprefix("torch.")
     setting = Replayed(engine=recorded.engine, dtype=dtype, served=ByVerbs(recorded.engine, make))
-    total = len(trace.events)
     found = Replay(trace, setting, checkpoint=model).run(
-        progress=lambda index, event: progress("events", index + 1, total),
+        progress=lambda index, event: progress("events", index + 1 - judged.start, len(judged)), until=judged.stop - 1,
         tiers=frozenset(Tier) - {Tier.BITWISE}, past_lost=True, settle=partial(_settled, last_commits(trace.events)),
+        part=Part(begin, judged.start, one_step, one_step and not first, (KeyboardInterrupt, TimeIsUp)),
     )
-    return replace(found, again=())  # only the audit itself reproduces it
+    verdict = found.verdict
+    verdict.compared = [replace(one, slot=None if one.agrees else recorded.slot(one.event, one.request))
+                        for one in verdict.compared]  # fmt: skip
+    remarks = [remark(trace.events, verdict.findings)] if verdict.findings else []
+    return replace(found, again=(), remarks=tuple(filter(None, remarks)))  # only the audit itself reproduces it
+
+
+def first_served(trace: Trace, judged: int) -> int:
+    """The event at which a run that judges from event `judged` on begins: some rounds earlier, which name findings."""
+    earlier = [index for index, event in enumerate(trace.events[:judged]) if wrote(event)][-KEPT:]
+    return between_rounds(trace, min([judged, *earlier]))
 
 
 def _settled(
@@ -95,15 +119,17 @@ def _settled(
 
 
 class Player:
-    """The verbs, called in the order of the events. now: the current event."""
+    """The verbs, called in the order of the events. now: the current event; begin: the first one that is served."""
 
     def __init__(
-        self, recorded: Recorded, precision: Precision, shows: Sequence[str], gdn: Sequence[int]
+        self, recorded: Recorded, precision: Precision, shows: Sequence[str], gdn: Sequence[int], begin: int = 0
     ) -> None:
         self.recorded, self.shows, self.gdn = recorded, tuple(shows), gdn
-        self.now = -1
+        self.now = begin - 1
         self.committing: set[str] = set()
-        self.memory: dict[str, dict[int, tuple[torch.Tensor, torch.Tensor]]] = {}
+        self.written = last_written(recorded.events[:begin])
+        self._held: dict[str, tuple[int, dict[int, tuple[torch.Tensor, torch.Tensor]]]] = {}
+        self._shown: tuple[int, Mapping[str, torch.Tensor]] = -1, {}  # the last event that was read
         said = precision.declared
         self.declares = {
             "rounds": said.rounds, "products": said.products,
@@ -115,11 +141,11 @@ class Player:
     def step(self, rows: Sequence[Tokens]) -> Mapping[str, Mapping[str, torch.Tensor]]:
         self._next(e.Forward, rows[0].request)
         self.committing.clear()  # a request that left during a commit gets no further call
-        shown = self.recorded.tensors(self.now)
+        shown = self._tensors(self.now)
         found: dict[str, dict[str, torch.Tensor]] = {}
         for key in (key for key in ROWS if key in self.shows):
             found[key] = {row.request: shown[f"{key}.{row.request}"] for row in rows if f"{key}.{row.request}" in shown}
-        self._remember([row.request for row in rows if row.kind != "verify"], shown)
+        self.written |= {row.request: self.now for row in rows if row.kind != "verify"}
         return found
 
     def keep(self, request: str, length: int) -> None:
@@ -128,11 +154,12 @@ class Player:
             event = self.recorded.events[self.now]
             assert isinstance(event, e.Commit)
             self.committing = set(event.requests)
-        self._remember([request], self.recorded.tensors(self.now))
+        self.written[request] = self.now
         self.committing.remove(request)
 
     def drop(self, request: str) -> None:
-        self.memory.pop(request, None)
+        self.written.pop(request, None)
+        self._held.pop(request, None)
 
     def _next(self, kind: type[e.Event], request: str) -> None:
         """Go to the next event of this kind that names the request. Events that were not served are skipped."""
@@ -142,18 +169,33 @@ class Player:
             if isinstance(events[index], kind) and request in named(events[index])
         )
 
-    def _remember(self, requests: Sequence[str], shown: Mapping[str, torch.Tensor]) -> None:
-        for request in requests if "states" in self.shows else ():
-            self.memory[request] = {
-                layer: (shown[f"conv.{request}.{layer}"], self._canonical(shown[f"state.{request}.{layer}"]))
-                for layer in self.gdn
-            }
+    def _tensors(self, event: int) -> Mapping[str, torch.Tensor]:
+        if self._shown[0] != event:
+            self._shown = event, self.recorded.tensors(event)
+        return self._shown[1]
 
     def _canonical(self, state: torch.Tensor) -> torch.Tensor:
         return state.transpose(-1, -2) if self.recorded.layout == "VK" else state
 
     def _state(self, request: str) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-        return self.memory[request]
+        event = self.written[request]
+        if self._held.get(request, (-1, {}))[0] != event:
+            shown = self._tensors(event)
+            self._held[request] = event, {
+                layer: (shown[f"conv.{request}.{layer}"], self._canonical(shown[f"state.{request}.{layer}"]))
+                for layer in self.gdn
+            }
+        return self._held[request][1]
+
+
+def last_written(events: Sequence[e.AnyEvent]) -> dict[str, int]:
+    """The event that last wrote the states of each live request."""
+    found: dict[str, int] = {}
+    for index, event in enumerate(events):
+        found |= dict.fromkeys(wrote(event), index)
+        if isinstance(event, e.Finish | e.Abort):
+            found.pop(event.request, None)
+    return found
 
 
 def without_copies(recorded: Recorded) -> None:
@@ -163,19 +205,22 @@ def without_copies(recorded: Recorded) -> None:
                        hint="record an abort, and an admit whose prompt is the text so far")
 
 
-def complete(recorded: Recorded, config: ModelConfig, shows: Sequence[str]) -> None:
-    """Refuse a recording in which a declared tensor is missing or has another shape."""
+def complete(recorded: Recorded, config: ModelConfig, shows: Sequence[str], judged: range) -> None:
+    """Refuse a recording in which a declared tensor is missing or has another shape: of these events, and the states
+    before them.
+    """
     heads, keys, values = state_block(config)
     state = (heads, keys, values) if recorded.layout == "KV" else (heads, values, keys)
     shapes = {"conv": conv_window(config), "state": state}
     widths = {"logits": config.vocab, "final": config.hidden}
     windows: dict[str, int] = {}
-    for index, event in enumerate(recorded.events):
+    wanted_events = {*judged, *last_written(recorded.events[: judged.start]).values()}
+    for index, event in enumerate(recorded.events[: judged.stop]):
         if isinstance(event, e.Draft):
             windows |= {name: len(picks) + 1 for name, picks in zip(event.requests, event.picks or (), strict=False)}
-        if not isinstance(event, e.Forward | e.Commit):
+        if index not in wanted_events or not isinstance(event, e.Forward | e.Commit):
             continue
-        rows = event.rows if isinstance(event, e.Forward) else ()
+        rows = event.rows if isinstance(event, e.Forward) and index in judged else ()
         wanted: dict[str, list[tuple[int, ...]]] = {}
         for row in rows:
             count = windows[row.request] if row.kind == "verify" else row.tokens

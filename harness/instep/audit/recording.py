@@ -13,6 +13,7 @@ Leaves out: writing, and the dumps of SGLang (`sglang_dumps.py`). Nothing is exe
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -35,11 +36,14 @@ from ..setting import WIDTHS
 from ..subject.declared_rounding import Declared, declared
 from ..trace.file import RECORDING, decode
 from ..trace.header import Header, Model, Room
+from ..verdict import Skipped
 from .token_origins import Origin, Text, Told
 
 SCHEMA = 1
 META, EVENTS, TENSORS = RECORDING, "events.jsonl", "tensors"
 SHOWS = ("logits", "final", "states")
+SLOT = "slot"  # a recorded number of the engine's slot; its name goes on with the request
+LONG = 12  # characters; requests get short names if a name is longer
 PAGE = 1 << 20  # positions of a page: a recording has no addresses of memory, so each request has one page
 
 
@@ -85,6 +89,7 @@ class Recorded:
     events   empty for a format that has only texts; told: these texts
     notes    notes for the user on parts that could not be read
     tensors  event -> its recorded tensors, by name
+    names    name of a request here -> its own name in the recording, if that is long
     """
 
     path: Path
@@ -103,6 +108,13 @@ class Recorded:
     told: Told | None = None
     notes: tuple[str, ...] = ()
     tensors: Callable[[int], Mapping[str, torch.Tensor]] = lambda event: {}
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def slot(self, event: int, request: str | None) -> int | None:
+        """The engine's slot of a request, if the last event up to this one that wrote its states has it."""
+        wrote_it = [index for index, one in enumerate(self.events[: event + 1]) if request in wrote(one)]
+        slot = self.tensors(wrote_it[-1]).get(f"{SLOT}.{request}") if wrote_it else None
+        return None if slot is None else int(slot)
 
     def header(self, model: Model) -> Header:
         """The header of a trace in which these events are legal: there is room for everything.
@@ -123,6 +135,44 @@ class Recorded:
             candidates=tuple(known), adaptive={"candidate_steps": known} if known[1:] and not trees else None,
             lag=0, seed=0, stop=None, replay=(), created={},
         )
+
+
+def with_short_names(recorded: Recorded, words: Told) -> tuple[Recorded, Told]:
+    """The recording and its texts with requests named in the order of admission, unless their own names are short."""
+    own = list(dict.fromkeys(event.request for event in recorded.events if isinstance(event, Admit)))
+    own = own or list(dict.fromkeys(text.request for text in words.texts))
+    if all(len(name) <= LONG for name in own):
+        return recorded, words
+    letters = [chr(ord("a") + number) for number in range(26)]
+    short = dict(zip(own, letters if len(own) <= len(letters) else [f"r{n}" for n in range(1, len(own) + 1)],
+                     strict=False))  # fmt: skip
+
+    def renamed(event: int) -> dict[str, torch.Tensor]:
+        return {_with_short_name(name, short): tensor for name, tensor in recorded.tensors(event).items()}
+
+    texts = [replace(text, request=short[text.request]) for text in words.texts]
+    counts = [replace(one, where=short[one.where]) if isinstance(one, Skipped) else
+              replace(one, request=short[one.request or ""]) for one in words.counts]  # fmt: skip
+    return replace(
+        recorded, events=tuple(_of_short_names(event, short) for event in recorded.events), tensors=renamed,
+        names={name: long for long, name in short.items()},
+    ), replace(words, texts=texts, counts=counts)
+
+
+def _with_short_name(tensor: str, short: Mapping[str, str]) -> str:
+    kind, _, request = tensor.partition(".")
+    request, dot, layer = request.rpartition(".") if kind in ("conv", "state") else (request, "", "")
+    return f"{kind}.{short.get(request, request)}{dot}{layer}"
+
+
+def _of_short_names(event: AnyEvent, short: Mapping[str, str]) -> AnyEvent:
+    if isinstance(event, Forward):
+        return Forward(tuple(msgspec.structs.replace(row, request=short[row.request]) for row in event.rows))
+    if hasattr(event, "requests"):
+        return msgspec.structs.replace(event, requests=tuple(short[name] for name in event.requests))
+    if hasattr(event, "request"):
+        return msgspec.structs.replace(event, request=short[event.request])
+    return event
 
 
 def read(directory: Path) -> Recorded:
@@ -223,7 +273,7 @@ def _tensors(directory: Path, event: int) -> Mapping[str, torch.Tensor]:
     except (SafetensorError, OSError) as error:
         raise BadInput(str(file), found=f"unreadable ({error})", expected="a whole safetensors file") from None
     for name, tensor in found.items():
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() and not name.startswith(f"{SLOT}."):
             raise BadInput(f"{file.name}: {name}", found=str(tensor.dtype), expected="floating-point numbers")
     return found
 

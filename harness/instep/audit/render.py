@@ -26,6 +26,12 @@ from .tokens import AtToken
 NOT_JUDGED = "logits, final rows, conv windows and states, KV entries (T2, T3)"
 
 
+ONE_STEP = ("each judged one step from the recorded state before it; an error that grows by less than rounding in each "
+            "step does not show (--from-start judges from position 0)")
+FROM_START = "judged from position 0, up to the first wrong one, because later states follow from it"
+NAMED = 26  # requests whose own names are printed
+
+
 def placed(found: Comparison) -> str:
     """event 12 commit, request "b", token 8 at position 41; for other formats line 3, or step 3"""
     if isinstance(found, AtToken):
@@ -74,6 +80,8 @@ def show(audit: Audit, console: Console, *, verbose: bool = False) -> None:
     say(console, f"  rounding  {said} ({by})")
     say(console, f"  run       {audit.seconds:.1f} s, {audit.peak:,.0f} MiB at most, "
                  f"{audit.tokens.walks} walks through the layers")  # fmt: skip
+    for line in extent(audit):
+        say(console, f"  {line}")
     if audit.digest is None:
         say(console, "  the recording does not name its model, so the model was not checked", style="dim")
     for note in audit.recorded.notes:
@@ -84,6 +92,22 @@ def show(audit: Audit, console: Console, *, verbose: bool = False) -> None:
         terminal.show([audit.replay], console, of_recording=True, verbose=verbose)
     else:
         say(console, f"  not judged  {NOT_JUDGED}", style="dim")
+    for short, own in list(audit.recorded.names.items())[:NAMED]:
+        say(console, f'request "{short}" is "{own}"', style="dim")
+    if (more := len(audit.recorded.names) - NAMED) > 0:
+        say(console, f"{counted(more, 'further request')}: the result of --json names all", style="dim")
+
+
+def extent(audit: Audit) -> list[str]:
+    """Lines on the judged events, on the start of each judged state, and on an early end."""
+    count, lines = len(audit.trace.events), list[str]()
+    if len(audit.events) < count:
+        lines.append(f"events    {audit.events.start} to {audit.events.stop - 1} of 0 to {count - 1}")
+    if audit.replay is not None and "states" in audit.recorded.shows:
+        lines.append(f"states    {ONE_STEP if audit.one_step else FROM_START}")
+    if audit.stopped:
+        lines.append(f"stopped   {audit.stopped}: the rest of the recording is not judged")
+    return lines
 
 
 def of(audit: Audit) -> Result:
@@ -99,6 +123,9 @@ def of(audit: Audit) -> Result:
         "notes": list(recorded.notes), "walks": tokens.walks, "seconds": round(audit.seconds, 1),
         "peak_mib": round(audit.peak), "used": _used(audit),
         "texts": [_text(one) for one in audit.texts],
+        "judged": {"events": [audit.events.start, audit.events.stop - 1], "one_step": audit.one_step,
+                   "stopped": audit.stopped, "states": ONE_STEP if audit.one_step else FROM_START},
+        "names": dict(recorded.names), "remarks": [] if audit.replay is None else list(audit.replay.remarks),
         "findings": [_finding(one) for one in audit.verdict.findings], "message": told(audit),
     }  # fmt: skip
     found["findings_in_all"] = len(found["findings"])

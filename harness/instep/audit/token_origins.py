@@ -48,7 +48,7 @@ class Window:
 class Text:
     """A request: its prompt, its generated tokens, and the origin of each of them.
 
-    known  number of leading tokens that were judged elsewhere: a copy of another request's text
+    known  number of leading tokens that are not judged here: a copy of another request's text, or of earlier events
     drawn  the drawing of each token, and its node in the window; None: argmax
     windows  its drafts, as far as they were not judged elsewhere
     """
@@ -74,6 +74,14 @@ class Text:
         windows = tuple(window for window in self.windows if window.at < end)
         return replace(self, said=self.said[:tokens], drawn=self.drawn[:tokens], windows=windows)
 
+    def within(self, events: range) -> Text:
+        """The same text up to the last of these events; tokens of earlier events count as known."""
+        chosen = [origin.event for origin in self.origins[: len(self.said)]]
+        earlier = sum(event < events.start for event in chosen)
+        cut = self.up_to(sum(event < events.stop for event in chosen))
+        windows = tuple(window for window in cut.windows if window.event in events)
+        return replace(cut, known=max(self.known, earlier), windows=windows)
+
 
 @dataclass
 class Told:
@@ -90,8 +98,11 @@ class Told:
         self.windows, self.drafts, self.accepted = self.windows + 1, self.drafts + drafts, self.accepted + accepted
 
 
-def told(rules: EventRules, events: Sequence[e.AnyEvent], where: str) -> Told:
-    """Read the events one by one; an illegal one is bad input. where: the name of their file."""
+def told(rules: EventRules, events: Sequence[e.AnyEvent], where: str, judged: range | None = None) -> Told:
+    """Read the events one by one; an illegal one is bad input.
+
+    where: the name of their file. judged: the events whose windows count, None: all
+    """
     found, open_texts, flying = Told(), dict[str, Text](), dict[str, Drawing]()
     ends = last_commits(events)
     saved: dict[str, Text] = {}
@@ -135,8 +146,9 @@ def told(rules: EventRules, events: Sequence[e.AnyEvent], where: str) -> Told:
                     _say(open_texts, name, (*drafts, path.bonus), origins, drawn)
                     count = counted(index, "commit", name, standing.window, standing.parents, path)
                     cut = not count.agrees and name in ends.get(index, ())
-                    found.add_window(Skipped("counts", index, CUT, name) if cut else count, len(standing.window) - 1,
-                                     len(drafts))
+                    if judged is None or index in judged:
+                        found.add_window(Skipped("counts", index, CUT, name) if cut else count,
+                                         len(standing.window) - 1, len(drafts))
     for text in open_texts.values():
         _end(found, text)
     return found

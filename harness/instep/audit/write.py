@@ -200,13 +200,18 @@ class Recording:
         names, self._flying = list(self._flying), {}
         self._event({"event": "commit", "requests": names, "accepted": paths})
 
-    def states(self, request: str, layers: dict[int, tuple[Any, Any]]) -> None:
+    def states(self, request: str, layers: dict[int, tuple[Any, Any]], slot: int | None = None) -> None:
         """Record a request's memory: layer -> conv window [C, W-1], oldest first, and state [HV, K, V].
 
-        Call it after the event that wrote the memory. With layout VK the state is [HV, V, K].
+        Call it after the event that wrote the memory. With layout VK the state is [HV, V, K]. slot: the number of the
+        engine's slot, which findings then name.
         """
         found = {f"{name}.{request}.{layer}": tensor for layer, pair in layers.items()
                  for name, tensor in zip(("conv", "state"), pair, strict=True)}  # fmt: skip
+        if slot is not None:
+            from torch import tensor as number
+
+            found[f"slot.{request}"] = number([slot])
         self._event(None, found)
 
     def finish(self, request: str) -> None:
@@ -277,7 +282,7 @@ class Recording:
             aside = file.with_suffix(".part")
             save_file(kept | {name: one.detach().cpu().contiguous() for name, one in shown.items()}, aside)
             os.replace(aside, file)
-            kinds = {"states" if name[:5] in ("conv.", "state") else name.partition(".")[0] for name in shown}
+            kinds = {"states" if name[:5] in ("conv.", "state", "slot.") else name.partition(".")[0] for name in shown}
             if not kinds <= set(self._stated["shows"]):
                 self._stated["shows"] = sorted(kinds | set(self._stated["shows"]))
                 self._state_file()

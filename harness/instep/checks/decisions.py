@@ -68,6 +68,7 @@ class Decisions:
         """others: requests whose rows went to other experts (`experts.py`)."""
         self.ties, self.others = Ties(), others
         self.noise: Mapping[tuple[str, bool], float] = {}  # errors of the rounded run in this event
+        self.full = False  # whether there were too many ties
         self.tied: set[str] = set()  # requests with a tie within the window in flight
         self.lost: set[str] = set()  # requests with logits there that are not finite
 
@@ -82,7 +83,10 @@ class Decisions:
             yield from self._drafts(context, context.event)
         if isinstance(context.event, Commit) and context.shown.has("logits"):
             yield from self._accepted(context, context.event)
-        yield from self.ties.too_many(TIES, context.index, context.kind, PICK)
+        if not self.full:  # a run that goes on after a finding reports the total once
+            for total in self.ties.too_many(TIES, context.index, context.kind, PICK):
+                self.full = True
+                yield total
 
     def _picks(self, context: EventContext, place: Place) -> Iterator[Comparison | Skipped]:
         for span in row_spans(context, place.stage):

@@ -6,9 +6,10 @@ the error hides neither. Leaves out: the wrong states (`hypotheses.py`), and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 
 import torch
 from torch.nn import functional as F
@@ -21,6 +22,7 @@ from ..problem import Code, Explained, Problem, WrongContent, sentence
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from .base import slot_of
+from .earlier_rounds import EarlierRounds
 from .hypotheses import wrong_states
 from .prefix_findings import of_prefix
 from .ring_overflows import overfull
@@ -42,17 +44,21 @@ class Directed:
     def __init__(self, oracle: Oracle) -> None:
         self.oracle = oracle
         self.pairs = 0  # pairs of a block and a wrong state so far
+        self.rounds = EarlierRounds(scene_of)
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         pieces = [piece for piece in self.oracle.at(context) if isinstance(piece, Recomputation) and piece.writes_state]
         undecided = pairs = 0
+        self.rounds.add(pieces)
         for piece in pieces:
             found = piece.left(context.subject).state.get(piece.layer)
             right, sampled = piece.truth.state, piece.yardsticks.state
             if found is None or right is None or sampled is None or found.shape != right.shape:
                 continue  # T2 reports it
-            looked = look(found.to(right.device), scene_of(piece, pieces), sampled, _again(piece), narrow=piece.narrow,
-                          leaning=sampled[1::2] if piece.leans else None)  # fmt: skip
+            scene = scene_of(piece, pieces)
+            looked = look(found.to(right.device), scene, sampled, _again(piece), narrow=piece.narrow,
+                          leaning=sampled[1::2] if piece.leans else None,
+                          earlier=partial(self.rounds.wrong_states, piece, scene))  # fmt: skip
             undecided, pairs = undecided + looked.undecided, pairs + looked.pairs
             self.pairs += looked.pairs
             if looked.blocks:
@@ -109,7 +115,7 @@ Draw = Callable[[int], torch.Tensor]  # n -> up to n further correct states [dra
 
 def look(
     found: torch.Tensor, scene: Scene, yardsticks: torch.Tensor, again: Draw | None = None, *, narrow: bool = False,
-    leaning: torch.Tensor | None = None,
+    leaning: torch.Tensor | None = None, earlier: Callable[[], Iterable[Wrong]] = tuple,
 ) -> Looked:
     """Project the error on every wrong state's difference, block by block.
 
@@ -121,7 +127,8 @@ def look(
     larger of two: that of an error of their size in a random direction, and the root mean square of their projections.
     If they share their roundings (`narrow`), further draws replace them. More draws are made before anything is called
     wrong. leaning: the yardsticks with truncated operands. Truncation biases the error, which no standard error
-    covers, so the limit is raised by LEANING times that bias.
+    covers, so the limit is raised by LEANING times that bias. earlier: further wrong states, which only name an error
+    that none of the known ones explains.
     Shapes:  found x [HV, K, V]   yardsticks, leaning [draws, HV, K, V]
     """
     right = scene.right
@@ -159,7 +166,8 @@ def look(
     where = f"; {wrong_count} of {leans.numel()} blocks {differ}" if not leans.all() else ""
     problem, projection, _ = _nearest(error[leans], towards[:, leans], wrong, where)
     if problem.code == UNIDENTIFIED:
-        problem, projection = _rare(error[leans], scene, leans, len(wrong), where)
+        rare = chain(earlier(), overfull(scene))
+        problem, projection = _rare(error[leans], rare, right, leans, len(wrong), where)
     worst = _worst(largest)[0] if projection is None else projection
     return Looked(worst, head, group, *counts, problem)
 
@@ -237,14 +245,14 @@ def _worst(largest: torch.Tensor) -> tuple[float, int, int]:
 
 
 def _rare(
-    error: torch.Tensor, scene: Scene, leans: torch.Tensor, known: int, where: str
+    error: torch.Tensor, rare: Iterator[Wrong], right: torch.Tensor, leans: torch.Tensor, known: int, where: str
 ) -> tuple[Problem, float | None]:
     """The nearest of the wrong states that only name a state; a few at a time, as there may be many large ones."""
-    rare, count, least = overfull(scene), known, float("inf")
+    count, least = known, float("inf")
     best: tuple[Problem, float | None] | None = None
     while some := list(islice(rare, AT_ONCE)):
         count += len(some)
-        towards = grouped(torch.stack([w.state for w in some]).sub_(scene.right))
+        towards = grouped(torch.stack([w.state for w in some]).sub_(right))
         problem, projection, distance = _nearest(error, towards[:, leans], some, where)
         if problem.code != UNIDENTIFIED and distance < least:
             best, least = (problem, projection), distance

@@ -24,6 +24,13 @@ def audit(
     level: Annotated[int, typer.Option(help="The highest level: 1 tokens and counts, 2 logits and rows, 3 states.",
                                        min=1, max=3)] = 3,
     verbose: Annotated[bool, typer.Option("--verbose", help="List everything that was not judged.")] = False,
+    events: Annotated[str | None, typer.Option(
+        metavar="A:B", help="Judge only these events, both included; A or B may be left out.")] = None,
+    first: Annotated[bool, typer.Option("--first", help="Stop at the first event with a wrong row or state.")] = False,
+    from_start: Annotated[bool, typer.Option(
+        "--from-start", help="Judge states from position 0, not one step from the recorded state before.")] = False,
+    minutes: Annotated[float | None, typer.Option(
+        help="Time limit; the result covers the events up to there, as after Ctrl-C.", min=0.0)] = None,
     json: Json = None,
     html: Html = None,
     sarif: Sarif = None,
@@ -38,6 +45,7 @@ def audit(
 
     must_be_free((json, html, sarif))
     with progress("read the recording") as advance:
-        found = run(recording, model, dtype=dtype, tokens=tokens, level=level, progress=advance)
+        found = run(recording, model, dtype=dtype, tokens=tokens, level=level, progress=advance, events=events,
+                    first=first, from_start=from_start, minutes=minutes)
     finish(render.of(found), json, lambda console: render.show(found, console, verbose=verbose), sarif=sarif,
            annotate=annotate, trace=text_of(recording), html=html, charts=lambda: charts_of(found))

@@ -40,6 +40,10 @@ class Redraws(Protocol):
         """The rounded run at event `index`, as the draw with this number, which is not 0. Costly."""
         ...
 
+    def side_of(self, index: int, draw: int, request: str) -> Side:
+        """The same; only the memory of this request is read."""
+        ...
+
 
 class TrueRunner(Runner):
     """Runs a piece in fp64 alone."""
@@ -93,7 +97,8 @@ class FreeOracle(StateOracle):
     def _redrawn(self, context: EventContext, piece: Recomputation) -> Callable[[int], Run] | None:
         if self.repeated_runs is None:
             return None
-        return partial(_drawn, piece, partial(self.repeated_runs.side, context.index), iter(self.numbers))
+        redrawn = partial(self.repeated_runs.side_of, context.index, request=piece.request)
+        return partial(_drawn, piece, redrawn, iter(self.numbers))
 
 
 def _drawn(piece: Recomputation, redrawn: Callable[[int], Side], numbers: object, draws: int) -> Run:

@@ -52,6 +52,7 @@ def divergence(outcome: Outcome) -> str:
         lines += [outcome.located.says, *(f"hint: {hint}" for hint in outcome.located.hints)]
     if silent(outcome) and first.tier in NUMERIC and not (outcome.plan.setting.led and first.explained):
         lines.append(UNDECLARED_VERBS if outcome.plan.setting.led else UNDECLARED)
+    lines += outcome.remarks
     if outcome.again:
         lines.append(command(outcome, first))
     title = f"{outcome.name}, {'engine' if outcome.plan.setting.led else 'optimized'}[{served}] against reference"

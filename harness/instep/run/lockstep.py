@@ -7,13 +7,13 @@ Leaves out: building the sides (`participants.py`), and the checks, which are an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from instep_optimized.ops.fused import inside_of
-from instep_reference.contract.engine import Admit, Event, Forward
+from instep_reference.contract.engine import Admit, Commit, Event, Forward, RequestState
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import Phase, kind_of
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL
@@ -24,7 +24,7 @@ from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.request_table import RequestTable
 from ..trace.write_bound import bound
-from ..verdict import Comparison, Skipped, Tier, Verdict
+from ..verdict import INTERRUPTED, Comparison, Skipped, Tier, Verdict
 from ..watch.carried_facts import left_by
 from ..watch.event_context import EventContext, Expected
 from ..watch.event_log import NOTHING
@@ -38,13 +38,38 @@ from .variant import spelled
 Progress = Callable[[int, Event], None]
 Result = Comparison | Skipped
 Settle = Callable[[EventContext, Sequence[Result]], Sequence[Result]]
+IN_A_ROUND = (Phase.DRAFTED, Phase.VERIFIED)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run of a part of a trace, of an engine driven through callbacks.
+
+    begin         the first event, between two rounds; the reference starts from the texts so far
+    counted_from  the first event whose results count
+    follows       whether the reference continues from the states that the subject shows after each event
+    to_end        whether the run goes on after an event that disagrees
+    stops         exceptions that end the run with the verdict so far: an interrupt, the end of a time limit
+    """
+
+    begin: int = 0
+    counted_from: int = 0
+    follows: bool = False
+    to_end: bool = False
+    stops: tuple[type[BaseException], ...] = ()
+
+
+EVERY_EVENT = Part()
 
 
 class Lockstep:
-    """A running trace. `step` serves one event on every side and returns the context for the checks."""
+    """A running trace. `step` serves one event on every side and returns the context for the checks.
 
-    def __init__(self, trace: Trace, participants: Participants) -> None:
-        self.trace, self.participants = trace, participants
+    follows  whether the reference continues from the states that the subject shows after each event, not from its own
+    """
+
+    def __init__(self, trace: Trace, participants: Participants, *, follows: bool = False) -> None:
+        self.trace, self.participants, self.follows = trace, participants, follows
         self.rules = EventRules(trace.header, overlap=participants.overlap)
         self.seconds = {"reference": 0.0, "subject": 0.0}
         self.next = 0
@@ -55,9 +80,33 @@ class Lockstep:
         self.inside = frozenset[str]() if ops is None else inside_of(ops)
         self.last: EventContext | None = None
 
+    def begin(self, index: int) -> None:
+        """Go to event `index`, which is between two rounds; the events before it are not served."""
+        for number, event in enumerate(self.trace.events[:index]):
+            self.rules.apply(event, self.trace.where(number))
+        with torch.inference_mode():
+            self.participants.begin(self.rules.table, self.trace.events[:index])
+        self.next = index
+
+    def _follow(self) -> None:
+        """Put the states that the subject showed last into the reference."""
+        table, last = self.rules.table, self.last
+        wrote = list(table.live)
+        shown: Mapping[str, RequestState] = self.participants.subject.states.now
+        if last is not None:
+            event, shown = last.event, last.subject.after
+            rows = event.rows if isinstance(event, Forward) else ()
+            wrote = [row.request for row in rows if row.kind != "verify"]
+            wrote += event.requests if isinstance(event, Commit) else ()
+        self.participants.follow(
+            {name: shown[name] for name in wrote if name in shown and name in table.live}, self.next,
+            between_rounds=not table.in_phase(*IN_A_ROUND))
+
     def step(self) -> EventContext:
         index, event = self.next, self.trace.events[self.next]
         self._patch(index - 1)
+        if self.follows:
+            self._follow()
         before = self.rules.table.as_it_stands()
         self.rules.apply(event, self.trace.where(index))
         self.next += 1
@@ -127,6 +176,15 @@ class Lockstep:
         participants.watch.forget()
 
 
+def between_rounds(trace: Trace, index: int) -> int:
+    """The last event up to `index` before which no request is within a round."""
+    rules, between = EventRules(trace.header), 0
+    for number, event in enumerate(trace.events[:index]):
+        rules.apply(event, trace.where(number))
+        between = between if rules.table.in_phase(*IN_A_ROUND) else number + 1
+    return between
+
+
 def expect(before: RequestTable, after: RequestTable) -> Expected:
     """The expectations of the rules about the event between two states of the request table."""
     there = {name: standing for name, standing in after.live.items() if standing.slot is not None}
@@ -156,7 +214,7 @@ def expect(before: RequestTable, after: RequestTable) -> Expected:
 def run(
     lockstep: Lockstep, checks: Sequence[Check], *, until: int | None = None, layers: Iterable[int] | None = None,
     progress: Progress | None = None, admissions: bool = True, past_lost: bool = False,
-    settle: Settle | None = None,
+    settle: Settle | None = None, part: Part = EVERY_EVENT,
 ) -> Verdict:
     """Run until the first event that disagrees, the event `until`, or the end.
 
@@ -170,14 +228,13 @@ def run(
     lockstep.end = last
     while lockstep.next <= last:
         index, event = lockstep.next, lockstep.trace.events[lockstep.next]
-        verdict.events += 1
+        counts = index >= part.counted_from
+        verdict.events += counts
         try:
             if isinstance(event, Admit) and index and not admissions:
                 lockstep.pass_by()
                 continue
             context = lockstep.step()
-            verdict.served |= context.shown.computed(context.subject)
-            verdict.unserved += context.shown.unserved
             with torch.inference_mode():
                 results = [result for check in checks for result in check(context)]  # they read regions
             if settle is not None:
@@ -185,11 +242,23 @@ def run(
         except SubjectFailed as failed:
             verdict.add(failures(lockstep.participants, index, event, failed))
             return verdict
-        bad = verdict.add(result for result in results if _wanted(result, wanted) and not _put(lockstep, result))
-        if bad and not (past_lost and all(one.lost for one in bad)):
+        except part.stops as stopped:
+            verdict.events -= counts
+            verdict.stopped = str(stopped) or INTERRUPTED
             return verdict
-        if progress is not None:
-            progress(index, event)
+        if not counts:
+            continue
+        verdict.served |= context.shown.computed(context.subject)
+        verdict.unserved += context.shown.unserved
+        bad = verdict.add(result for result in results if _wanted(result, wanted) and not _put(lockstep, result))
+        if bad and not part.to_end and not (past_lost and all(one.lost for one in bad)):
+            return verdict
+        try:
+            if progress is not None:
+                progress(index, event)
+        except part.stops as stopped:
+            verdict.stopped = str(stopped) or INTERRUPTED
+            return verdict
     return verdict
 
 

@@ -10,7 +10,7 @@ Leaves out: running them in step (`lockstep.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.drafters import in_use
-from instep_reference.contract.engine import Capacity
+from instep_reference.contract.engine import Admit, Capacity, Event, Forward, RequestState, Row
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import See, unseen
 from instep_reference.contract.rounding import Storage
@@ -46,20 +46,22 @@ from ..oracle.storage_rounding import entries
 from ..setting import Setting, moves_labels
 from ..subject.declared_rounding import Declared, declared
 from ..subject.engines.callbacks import Asked
-from ..subject.engines.derived import DerivedEngine
+from ..subject.engines.derived import DerivedEngine, Standing
 from ..subject.engines.verbs import ByVerbs, must_have
 from ..subject.guard import MAKES, GuardedSubject, calling, make_subject, said_by
 from ..trace.header import Header
+from ..trace.request_table import RequestTable
 from ..watch.event_log import Room
 from ..watch.instrumentation import Instrumentation, replays_of
 from ..watch.memory_changes import Watch
 from ..watch.visible_places import WHOLE, Shown
 from .participant import Participant, RepeatedRuns, guarded
-from .reference_cache import Reusing
+from .reference_cache import Reusing, count
 from .storing_reference import StoringEngine
 from .tensor_patching import PatchableEngine, Patching
 from .variant import AS_IS, Variant, swapped
 
+AT_ONCE = 512  # tokens of a text that run as one chunk: attention of the reference has a score for each pair
 Declares = Ops | Maker | ByVerbs | DerivedEngine | None  # objects that declare rounding
 
 
@@ -140,9 +142,64 @@ class Participants:
             if side is not None:
                 side.states.coming = coming
 
+    def begin(self, table: RequestTable, events: Sequence[Event]) -> None:
+        """Begin between two rounds. table: the requests there; events: those before, which no side has served.
+
+        The reference runs the text of each request so far as one prompt, which gives it the KV entries. The subject is
+        an engine driven through callbacks and has all memory already.
+        """
+        engine = self.built.engine
+        assert engine is not None and isinstance(self.truth, Reusing), "only a recording begins later"
+        index = len(events)
+        texts = [(self.truth.serve(event), event, self.truth.rankings())[1:] for event in texts_so_far(table)]
+        self.truth.count(events)
+
+        def resume(draw: Reusing) -> None:
+            for event, rankings in texts:
+                draw.serve_following(event, rankings)
+            draw.count(events)
+
+        if isinstance(self.rounded, Reusing):
+            resume(self.rounded)
+        if self.repeated_runs is not None:
+            self.repeated_runs.begin_at(index, resume)
+        for event in events:
+            count(engine.controller, event)
+        engine.begin_with({
+            name: Standing(one.prompt, (*one.prompt, *one.said)[: one.length], one.root, there=one.length > 0,
+                           sampling=one.sampling)
+            for name, one in table.live.items()
+        }, table.num_steps)
+        self.subject.states.live({name: self.subject.engine.state(name) for name in table.live})
+
+    def follow(self, shown: Mapping[str, RequestState], index: int, *, between_rounds: bool) -> None:
+        """Let both sides of the reference continue from the subject's states; further draws begin there.
+
+        shown: states by request; index: the next event. A state that is not finite is not continued.
+        """
+        assert isinstance(self.truth, Reusing) and isinstance(self.rounded, Reusing), "no labels"
+        for name, state in shown.items():
+            parts = (*state.conv.values(), *state.state.values())
+            if parts and all(bool(part.isfinite().all()) for part in parts):
+                self.truth.continue_from(name, state)
+                self.rounded.continue_from(name, state)
+        if between_rounds and self.repeated_runs is not None:
+            self.repeated_runs.begin_at(index, self.rounded.resumption())
+
     def says_shown(self) -> Shown:
         """The visible data of the subject for the event that it just served."""
         return WHOLE if self.built.engine is None else self.built.engine.shown()
+
+
+def texts_so_far(table: RequestTable) -> Iterator[Event]:
+    """Events that bring a new engine to these requests: each is admitted with its text, which then runs in chunks."""
+    for name, one in table.live.items():
+        text, unread = (*one.prompt, *one.said)[: one.length], one.prompt[one.length :]
+        yield Admit(name, text + unread, one.sampling)
+        for first in range(0, len(text), AT_ONCE):
+            count, last = min(AT_ONCE, len(text) - first), first + AT_ONCE >= len(text)
+            drawn = (0.0,) if last and one.draws and one.root is not None else ()
+            yield Forward((Row(name, "prefill", count, one.root if last else None, drawn),))
 
 
 def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:

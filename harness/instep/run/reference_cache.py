@@ -9,21 +9,23 @@ Leaves out: which sides there are (`participants.py`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy, deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from instep_reference.contract.engine import Event
+from instep_reference.contract.engine import Commit, Event, Forward, RequestState, SetNumSteps
+from instep_reference.controllers import Controller
+from instep_reference.gdn import GdnMemory
 from instep_reference.rounds import Rounds
 
 from ..lru_cache import EVENTS
 from ..oracle.expert_routes import Route, Routes
 from ..oracle.reordering import Reordered
 from ..player import Side
-from .participant import Participant
+from .participant import AcceptedPath, Participant
 
 REMEMBERED = ("requests", "preempted", "saved", "num_steps")  # state of a reference engine, plus its controller
 
@@ -78,10 +80,58 @@ class Reusing(Participant):
         self._run.add(path)
         return served.side
 
+    # -- other starts than the first event -------------------------------------------------------
+
+    def count(self, events: Iterable[Event]) -> None:
+        """Count events that were not served here: their step counts, and their accepted drafts for the controller."""
+        for event in events:
+            if isinstance(event, SetNumSteps):
+                self.engine.num_steps = event.num_steps
+            count(self.engine.controller, event)
+            self._path = hashlib.sha256(self._path + b"counted" + repr(event).encode()).digest()
+
+    def continue_from(self, request: str, shown: RequestState) -> None:
+        """Replace a request's conv windows and recurrent states with those that another engine shows."""
+        live, engine = self.engine.requests[request], self.reference
+        memory = tuple(
+            replace(kept, window=shown.conv[layer].to(kept.window), state=shown.state[layer].to(kept.state))
+            if isinstance(kept, GdnMemory) and layer in shown.state else kept
+            for layer, kept in enumerate(live.standing.memory)
+        )
+        engine.requests[request] = replace(live, standing=replace(live.standing, memory=memory))
+        key = hashlib.sha256(self._path + b"continued" + request.encode())
+        for layer in sorted(shown.state):
+            for part in (shown.conv[layer], shown.state[layer]):
+                key.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        self._path = key.digest()
+        self.states.look(request)
+
+    def resumption(self) -> Callable[[Reusing], None]:
+        """A function that brings another draw of this run to where this one is: with its memory, KV included."""
+        left, path, now = self._left(), self._path, dict(self.states.now)
+
+        def resume(draw: Reusing) -> None:
+            draw._take_up(left)
+            draw._path = hashlib.sha256(draw._path + b"resumed" + path).digest()
+            draw.states.live(now)
+
+        return resume
+
+    def take_path(self, path: AcceptedPath) -> Side:
+        """Commit an accepted path without its window. Only the memory of the request is read."""
+        with self.arithmetic:
+            self.engine.take_path(*path)
+        self.activations.take()
+        self.states.look(path.request)
+        self._path = hashlib.sha256(self._path + repr(path).encode()).digest()
+        return Side(self.name, None, after=self.states.now)
+
+    def _left(self) -> dict[str, Any]:
+        left = {name: copy(getattr(self.engine, name)) for name in REMEMBERED}
+        return left | {"controller": deepcopy(self.engine.controller)}
+
     def _noted(self, side: Side) -> Served:
-        engine, within = self.reference, self.arithmetic
-        left = {name: copy(getattr(engine, name)) for name in REMEMBERED}
-        left["controller"] = deepcopy(engine.controller)
+        within, left = self.arithmetic, self._left()
         routes = tuple(within.seen) if isinstance(within, Routes) else ()
         drawn = within.generator.get_state() if isinstance(within, Reordered) else None
         operands = within.operands if isinstance(within, Reordered) else None
@@ -99,3 +149,13 @@ class Reusing(Participant):
             within.generator.set_state(served.chance)
             if within.operands is not None:
                 within.operands.form = served.form
+
+
+def count(controller: Controller, event: Event) -> None:
+    """Tell a controller of an event that its engine did not serve."""
+    if isinstance(event, SetNumSteps):
+        controller.set_num_steps(event.num_steps)
+    elif isinstance(event, Forward) and event.rows:
+        controller.forwarded(sum(row.kind == "decode" for row in event.rows))
+    elif isinstance(event, Commit):
+        controller.committed([len(path.nodes) for path in event.accepted or ()])

@@ -43,7 +43,7 @@ from ..watch.event_context import EventContext
 from ..watch.kernel_calls import Exercised
 from ..watch.visible_places import WHOLE, Shown
 from .failures import failure
-from .lockstep import Lockstep, Progress, Settle, run
+from .lockstep import EVERY_EVENT, Lockstep, Part, Progress, Settle, run
 from .participant import RepeatedRuns
 from .participants import Participants, Plan, candidates, participants_of
 from .tensor_patching import PatchedOracle, must_fit
@@ -88,6 +88,7 @@ class Outcome:
     exercised: Mapping[str, Exercised] = field(default_factory=dict)  # calls of kernels that are not ours
     oracle: PatchedOracle | None = field(default=None, repr=False)
     in_parts: tuple[str, ...] = ()  # exact fusions of the op set, of which the parts run while they are watched
+    remarks: tuple[str, ...] = ()  # sentences about the first finding that do not follow from a comparison
     packed: bool = False  # pools without red zones and padding, because kernels take no strides
 
     @property
@@ -138,13 +139,14 @@ class Replay:
         self, *, until: int | None = None, layers: Iterable[int] | None = None, progress: Progress | None = None,
         variant: Variant = AS_IS, also: Sequence[Check] = (), judged_from: int = 0,
         tiers: Collection[Tier] = frozenset(Tier), past_lost: bool = False, settle: Settle | None = None,
+        part: Part = EVERY_EVENT,
     ) -> Outcome:
         """Replay from the start, up to and including event `until`.
 
         layers: keep only findings of these layers. variant: changes of this run. also: further checks, which see every
         event context. judged_from: the event at which checks of arithmetic begin, not within a round; earlier events
         must be known to agree. tiers: run only checks of these tiers. An exception of the subject is always a finding.
-        past_lost, settle: as in `lockstep.run`.
+        past_lost, settle, part: as in `lockstep.run`.
         Leaves out: why the sides differ (`instep.diagnose`).
         """
         layers, end = None if layers is None else tuple(layers), len(self.trace.events) - 1
@@ -154,7 +156,7 @@ class Replay:
             participants = participants_of(self.plan, variant)
         except SubjectFailed as failed:
             return self._unmade(failed, variant)
-        lockstep = Lockstep(self.trace, participants)
+        lockstep = Lockstep(self.trace, participants, follows=part.follows)
         oracle = None if self.checks is not None else oracle_for(self.plan, participants, variant)
         chosen = self.checks(self.plan) if self.checks is not None else checks_for(
             oracle, participants.repeated_runs,
@@ -162,8 +164,10 @@ class Replay:
         )
         chosen = [Late(check, judged_from) if judged_from else check for check in chosen if check.tier in tiers]
         with threads_for(self.plan.checkpoint.config.hidden):
+            if part.begin:
+                lockstep.begin(part.begin)
             verdict = run(lockstep, [*chosen, *also], until=until, layers=layers, progress=progress,
-                          past_lost=past_lost, settle=settle)
+                          past_lost=past_lost, settle=settle, part=part)
         verdict.compared = prefer_shared(verdict.compared)
         ran = self.trace.events[: lockstep.next]
         return Outcome(

@@ -87,6 +87,17 @@ class StoringEngine(ReferenceEngine):
                 self.saved[under] = replace(kept, memory=_with(kept.memory, self._rounded(len(kept.tokens))))
         return answer
 
+    def take_path(self, request: str, drafts: tuple[int, ...], bonus: int) -> None:
+        """Commit the root and these drafts as one window. The draft head does not run."""
+        live = self.requests[request]
+        standing = live.standing
+        assert standing.root is not None, "a window begins with a root"
+        tokens = (standing.root, *drafts)
+        _, memory = self.model.advance(tokens, standing.memory, len(standing.tokens), self.see)
+        after = replace(standing, tokens=(*standing.tokens, *tokens), root=bonus, memory=memory)
+        self.requests[request] = live.then(after)
+        self._store([request])
+
     def _store(self, requests: Iterable[str]) -> None:
         for name in requests:
             self._keep(name, self._rounded(len(self.requests[name].standing.tokens)))

@@ -8,7 +8,7 @@ Leaves out: what the verbs give, and whether it is of the right kind (`callbacks
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -234,6 +234,10 @@ class DerivedEngine:
             self.see(Place("trunk", layer, "hidden"), _packed(mine, counts, float("nan")))
 
     # -- coming and going ------------------------------------------------------------------------
+
+    def begin_with(self, requests: Mapping[str, Standing], num_steps: int) -> None:
+        """Begin with requests that were served elsewhere up to their committed tokens."""
+        self.requests, self.num_steps = dict(requests), num_steps
 
     def set_num_steps(self, num_steps: int) -> None:
         self.num_steps, self.served = num_steps, True
