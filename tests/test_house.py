@@ -131,7 +131,7 @@ def test_an_import_across_layers_is_seen(name: str, other: str, may: bool) -> No
 ROOMS = (
     "problem", "options", "atomic_write", "lru_cache", "bundled", "threads", "verdict", "allowance", "player", "trace",
     "watch", "oracle", "checks", "adapters", "subject", "setting", "run", "diagnose", "report", "generate", "campaign",
-    "audit", "kit", "cli", "plugin", "__main__",
+    "audit", "attach", "kit", "cli", "plugin", "__main__",
 )
 # Imports of a later room, or in a circle, that are still there: (module, imported module) -> what removes them.
 UPWARD: dict[tuple[str, str], str] = {

@@ -130,6 +130,7 @@ class Player:
         self.written = last_written(recorded.events[:begin])
         self._held: dict[str, tuple[int, dict[int, tuple[torch.Tensor, torch.Tensor]]]] = {}
         self._shown: tuple[int, Mapping[str, torch.Tensor]] = -1, {}  # the last event that was read
+        self.state_layers = recorded.layers
         said = precision.declared
         self.declares = {
             "rounds": said.rounds, "products": said.products,
@@ -174,6 +175,11 @@ class Player:
             self._shown = event, self.recorded.tensors(event)
         return self._shown[1]
 
+    def has_state(self, request: str) -> bool:
+        """Whether the states that its last event left are in the recording."""
+        event = self.written.get(request)
+        return event is not None and has_states(self._tensors(event), request)
+
     def _canonical(self, state: torch.Tensor) -> torch.Tensor:
         return state.transpose(-1, -2) if self.recorded.layout == "VK" else state
 
@@ -183,7 +189,7 @@ class Player:
             shown = self._tensors(event)
             self._held[request] = event, {
                 layer: (shown[f"conv.{request}.{layer}"], self._canonical(shown[f"state.{request}.{layer}"]))
-                for layer in self.gdn
+                for layer in self.gdn if self.state_layers is None or layer in self.state_layers
             }
         return self._held[request][1]
 
@@ -209,6 +215,9 @@ def complete(recorded: Recorded, config: ModelConfig, shows: Sequence[str], judg
     """Refuse a recording in which a declared tensor is missing or has another shape: of these events, and the states
     before them.
     """
+    unknown = [layer for layer in recorded.layers or () if layer not in of_kind(config, "gdn")]
+    if unknown:
+        raise BadInput(f"{META}: attached.layers", found=unknown, expected=f"some of {of_kind(config, 'gdn')}")
     heads, keys, values = state_block(config)
     state = (heads, keys, values) if recorded.layout == "KV" else (heads, values, keys)
     shapes = {"conv": conv_window(config), "state": state}
@@ -229,9 +238,18 @@ def complete(recorded: Recorded, config: ModelConfig, shows: Sequence[str], judg
                     either = {count, 1} if row.kind == "prefill" else {count}
                     wanted[f"{key}.{row.request}"] = [(many, widths[key]) for many in either]
         if "states" in shows:
-            wanted |= {f"{name}.{request}.{layer}": [shape] for request in wrote(event)
-                       for layer in of_kind(config, "gdn") for name, shape in shapes.items()}  # fmt: skip
+            layers, requests = of_kind(config, "gdn"), wrote(event)
+            if recorded.layers is not None:
+                shown = recorded.tensors(index)
+                layers, requests = recorded.layers, [name for name in requests if has_states(shown, name)]
+            wanted |= {f"{name}.{request}.{layer}": [shape] for request in requests
+                       for layer in layers for name, shape in shapes.items()}  # fmt: skip
         _there(recorded, index, wanted)
+
+
+def has_states(shown: Mapping[str, torch.Tensor], request: str) -> bool:
+    """Whether any state of a request is among the tensors of an event."""
+    return any(name.startswith((f"state.{request}.", f"conv.{request}.")) for name in shown)
 
 
 def _there(recorded: Recorded, index: int, wanted: Mapping[str, Sequence[tuple[int, ...]]]) -> None:

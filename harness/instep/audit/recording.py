@@ -47,6 +47,46 @@ LONG = 12  # characters; requests get short names if a name is longer
 PAGE = 1 << 20  # positions of a page: a recording has no addresses of memory, so each request has one page
 
 
+class Attached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `instep attach` recorded (`attach/sglang.py`).
+
+    layers         recurrent layers whose states were recorded, at some events
+    triggers, every, before, after   when states were written: the options of `attach.Options`
+    written, dropped   the number of events whose states were written, or dropped
+    left_out       requests that were not recorded because they sample, or have a penalty, a grammar or an adapter
+    missing        hook -> why this release does not have it;  names: the release whose names were used
+    no_states      why no states were recorded;  folded: how states of a ring were computed
+    stopped        why recording stopped; empty: it did not
+    """
+
+    layers: tuple[int, ...]
+    triggers: tuple[str, ...] = ()
+    every: int = 0
+    before: int = 0
+    after: int = 0
+    written: int = 0
+    dropped: int = 0
+    left_out: int = 0
+    missing: dict[str, str] = {}
+    names: str = ""
+    no_states: str = ""
+    folded: str = ""
+    stopped: str = ""
+
+    def notes(self) -> list[str]:
+        """Sentences for the user about parts that are not in the recording."""
+        found = [f"the recorder stopped: {self.stopped}"] if self.stopped else []
+        found += [f"the engine has no {name} that the recorder knows: {why}" for name, why in self.missing.items()]
+        if self.left_out:
+            found.append(f"{self.left_out} requests that sample, or have a penalty, a grammar or an adapter, "
+                         "were not recorded")  # fmt: skip
+        if self.no_states:
+            return [*found, f"no states were recorded: {self.no_states}"]
+        layers = ", ".join(map(str, self.layers))
+        return [*found, f"states of layers {layers} were written at {self.written} events and dropped at "
+                        f"{self.dropped}"]  # fmt: skip
+
+
 class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`recording.json`.
 
@@ -60,6 +100,7 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shows     the kinds of tensors that were recorded
     controller  the controller of the step count, if every request of the engine is recorded; None: it is not judged
     num_steps   the initial step count; overlap: whether rounds overlapped, so that their results came a round late
+    attached  the choices of an attached recorder, and what it left out; None: every event shows what `shows` has
     events    the number of events; sha256: digest of their lines; None: the recording was not closed
     """
 
@@ -77,6 +118,7 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     controller: Controlled | None = None
     num_steps: int | None = None
     overlap: bool = False
+    attached: Attached | None = None
     events: int | None = None
     sha256: str | None = None
 
@@ -88,6 +130,7 @@ class Recorded:
     digest, weights, config  of the model, as in `Stated`; digest is its `model`
     events   empty for a format that has only texts; told: these texts
     notes    notes for the user on parts that could not be read
+    layers   recurrent layers whose states are recorded, at some events; None: all of them, at every event
     tensors  event -> its recorded tensors, by name
     names    name of a request here -> its own name in the recording, if that is long
     """
@@ -104,6 +147,7 @@ class Recorded:
     controller: Controlled | None = None
     num_steps: int | None = None
     lag: int = 0
+    layers: tuple[int, ...] | None = None
     events: tuple[AnyEvent, ...] = ()
     told: Told | None = None
     notes: tuple[str, ...] = ()
@@ -189,13 +233,15 @@ def read(directory: Path) -> Recorded:
     if stated.layout not in ("KV", "VK"):
         raise BadInput(f"{META}: layout", found=repr(stated.layout), expected="KV or VK")
     events, notes = _events(directory / EVENTS, stated)
-    if stated.events is None and "states" in stated.shows and _lacks_states(directory, len(events) - 1, events[-1]):
+    if stated.attached is not None:
+        notes = *notes, *stated.attached.notes()
+    elif stated.events is None and "states" in stated.shows and _lacks_states(directory, len(events) - 1, events[-1]):
         notes = *notes, f"{EVENTS} line {len(events)} is skipped: its states come after it and are missing"
         events = events[:-1]
     return Recorded(
         directory, stated.engine, stated.model, stated.weights, stated.config, stated.dtype, _declared(stated),
-        stated.layout, stated.shows,
-        stated.controller, stated.num_steps, int(stated.overlap), events, None, notes,
+        stated.layout, stated.shows, stated.controller, stated.num_steps, int(stated.overlap),
+        None if stated.attached is None else stated.attached.layers, events, None, notes,
         lambda event: _tensors(directory, event),
     )
 

@@ -214,6 +214,35 @@ class Recording:
             found[f"slot.{request}"] = number([slot])
         self._event(None, found)
 
+    def add(self, event: int, tensors: dict[str, Any]) -> None:
+        """Add named tensors to an event that was recorded before, such as "state.r1.0" or "logits.r1"."""
+        self._event(None, tensors, event)
+
+    def batch(self, event: int, size: int, rows: dict[str, int], slots: dict[str, int]) -> None:
+        """Record where the engine had the requests of a forward: its batch size, their batch rows and their slots."""
+        line = json.dumps({"event": event, "batch": size, "rows": rows, "slots": slots}, separators=(",", ":"))
+        with open(self.directory / "batches.jsonl", "ab", buffering=0) as lines:
+            lines.write(line.encode() + b"\n")
+
+    def note(self, **facts: Any) -> None:
+        """State what an attached recorder recorded of each event, and what it left out."""
+        self._stated["attached"] = facts
+        self._state_file()
+
+    @property
+    def events(self) -> int:
+        """The number of events so far."""
+        return self._events
+
+    def knows(self, request: str) -> bool:
+        """Whether the request was admitted and is not over."""
+        return request in self._length
+
+    def retract(self, request: str) -> None:
+        """Record that a request loses its memory. To compute it again, admit it with its text so far."""
+        self._event({"event": "abort", "request": request})
+        self._forget(request)
+
     def finish(self, request: str) -> None:
         """Record that a request ended or was stopped."""
         if request in self._single and self._held is not None:  # its window never had a result: leave its row out
@@ -223,8 +252,7 @@ class Recording:
             self._single.remove(request)
         over = self._length[request] >= len(self._prompt[request]) and request not in self._flying
         self._event({"event": "finish" if over else "abort", "request": request})
-        for kept in (self._prompt, self._told, self._length, self._flying):
-            kept.pop(request, None)
+        self._forget(request)
 
     def close(self) -> None:
         """Close the recording when the engine ends."""
@@ -271,9 +299,16 @@ class Recording:
         self._flying.pop(request, None)
         self.admit(request, self._told[request], self._sampling.get(request))
 
-    def _event(self, event: dict[str, Any] | None, shown: dict[str, Any] | None = None) -> None:
-        """Write a line after its tensors. event None: write more tensors for the last event."""
-        number = self._events if event is not None else self._events - 1
+    def _forget(self, request: str) -> None:
+        for kept in (self._prompt, self._told, self._length, self._flying):
+            kept.pop(request, None)
+
+    def _event(
+        self, event: dict[str, Any] | None, shown: dict[str, Any] | None = None, number: int | None = None
+    ) -> None:
+        """Write a line after its tensors. event None: write more tensors for event `number`, or for the last one."""
+        if event is not None or number is None:
+            number = self._events if event is not None else self._events - 1
         if shown:
             from safetensors.torch import load_file, save_file
 
@@ -287,6 +322,8 @@ class Recording:
                 self._stated["shows"] = sorted(kinds | set(self._stated["shows"]))
                 self._state_file()
         if event is not None:
+            if self._stated.pop("events", None) is not None:  # it was closed, and goes on
+                self._state_file()
             line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
             with open(self.directory / "events.jsonl", "ab", buffering=0) as lines:
                 lines.write(line)

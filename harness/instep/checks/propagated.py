@@ -71,7 +71,8 @@ class Propagated:
                 yield self._rows(context, place, span)
         for name in () if context.shown.whole else wrote(context):
             for place, truth in context.truth.after[name].parts():
-                if place.stage == "trunk" and truth.numel() and context.shown.has(FEEDS[place.component]):
+                if place.stage == "trunk" and truth.numel() and context.shown.has(
+                        FEEDS[place.component]) and context.shown.layer(place):
                     yield self._memory(context, place, name, truth)
 
     def _rows(self, context: EventContext, place: Place, span: RowSpan) -> Comparison:

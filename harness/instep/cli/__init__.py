@@ -24,6 +24,7 @@ from .ending import Command, Outputs, Raised, leave
 
 # Name, module:function, and the line in `instep --help`.
 COMMANDS: tuple[tuple[str, str, str], ...] = (
+    ("attach", "instep.cli.attach:attach", "Start an engine that records itself for an audit."),
     ("audit", "instep.cli.audit:audit", "Judge a recording of an engine that ran under its own scheduler."),
     ("bench", "instep_speed.commands.bench:bench", "Check every kind of work, then time it next to other kernels."),
     ("calibrate", "instep_proof.commands.calibrate:calibrate", "Count false alarms; find the smallest visible error."),

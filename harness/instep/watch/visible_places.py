@@ -51,6 +51,7 @@ class Shown:
     `said`    sentences about differences between the trace and the way the event was served
     inside    components inside a fused op, which are invisible; also for an engine of the contract
     refuses   it declares that it refuses illegal events, so these are played
+    state_layers  the GDN layers whose memory is shown; None: all
     """
 
     whole: bool = True
@@ -65,6 +66,7 @@ class Shown:
     said: tuple[str, ...] = ()
     inside: frozenset[str] = frozenset()
     refuses: bool = True
+    state_layers: frozenset[int] | None = None
 
     def place(self, place: Place) -> bool:
         """Whether the subject must show a place."""
@@ -87,6 +89,10 @@ class Shown:
     def memory(self, request: str) -> bool:
         """Whether a request's memory after this event is visible, and unchanged except for writes of the event."""
         return request not in self.hidden
+
+    def layer(self, place: Place) -> bool:
+        """Whether the memory of a place is shown, as far as its layer decides this."""
+        return self.state_layers is None or place.component not in ("conv", "state") or place.layer in self.state_layers
 
     def not_judged(self) -> tuple[tuple[str, str], ...]:
         """Comparisons that are not made in this run, with the callback that each needs; "" if none would help."""

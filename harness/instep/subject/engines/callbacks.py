@@ -51,6 +51,8 @@ class Asked:
         self.exact = bool(said.get("order", False))
         self.only = None if "shows" not in said else frozenset(said["shows"])
         self._shows: dict[str, bool] = {} if self.only is None else {key: key in self.only for key in GIVEN}
+        # A recording may have states of these layers alone, and only after events at which its `has_state` is true.
+        self.state_layers: Collection[int] | None = getattr(made, "state_layers", None)
 
     @property
     def feeds(self) -> frozenset[str]:
@@ -112,11 +114,14 @@ class Asked:
         return {layer: copied(f'layers: layer {layer} of "{request}"', rows, [{count}, {width}], f"[{count}, {width}]")
                 for layer, rows in given.items()}  # fmt: skip
 
-    def state(self, request: str) -> tuple[Layers, Layers]:
-        """Conv windows [C, W-1] and recurrent states [HV, K, V] of every GDN layer."""
+    def state(self, request: str) -> tuple[Layers, Layers] | None:
+        """Conv windows [C, W-1] and recurrent states [HV, K, V] of every GDN layer; None: not recorded here."""
         if not self.has("state"):
             return {}, {}
-        return self._pair("state", request, "gdn", (conv_window(self.config), state_block(self.config)))
+        if self.state_layers is not None and not self.made.has_state(request):
+            return None
+        shapes = conv_window(self.config), state_block(self.config)
+        return self._pair("state", request, "gdn", shapes, self.state_layers)
 
     def kv(self, request: str) -> tuple[Layers, Layers]:
         """Keys and values [L, kv_heads, head_dim] of every attention layer. L is compared, and so is free here."""
@@ -137,10 +142,15 @@ class Asked:
                 keys[layer] = memory.keys
         return conv, state, keys, dict(keys)
 
-    def _pair(self, verb: str, request: str, kind: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Layers, Layers]:
+    def _pair(
+        self, verb: str, request: str, kind: str, shapes: tuple[tuple[int, ...], ...],
+        chosen: Collection[int] | None = None,
+    ) -> tuple[Layers, Layers]:
+        """chosen: the layers that are shown; None: all of this kind."""
         given = self.verb(verb, request)
         with calling(verb):
-            layers = [layer for layer, its in enumerate(self.config.layer_kinds) if its == kind]
+            layers = [layer for layer, its in enumerate(self.config.layer_kinds)
+                      if its == kind and (chosen is None or layer in chosen)]  # fmt: skip
             must(isinstance(given, Mapping), verb, given, f"{kind} layers with two tensors each")
             must(set(given) == set(layers), verb, sorted(map(str, given)), f"the {kind} layers {layers}")
             pairs = {layer: given[layer] for layer in layers}

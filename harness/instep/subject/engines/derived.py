@@ -30,6 +30,7 @@ from .callbacks import Asked, Said
 from .verbs import Tokens
 
 FINAL, LOGITS, PICK = (Place("trunk", AFTER_LAYERS, name) for name in ("final", "logits", "pick"))
+UNRECORDED = "not recorded at this event"
 AGAIN = "without {} and {}: drop, then a step over the tokens again"
 
 
@@ -98,6 +99,7 @@ class DerivedEngine:
         self.told: list[str] = []
         self.rebuilt: set[str] = set()
         self.last: set[str] = set()
+        self.unrecorded: set[str] = set()
         self.served = self.left = False
 
     @property
@@ -109,7 +111,9 @@ class DerivedEngine:
         """Memory of the event that just ran; read once for each."""
         told = Shown(
             whole=False, feeds=self.asked.feeds - self._silent(), exact=self.asked.exact,
-            hidden={name: one.hidden for name, one in self.requests.items() if one.hidden},
+            hidden={name: UNRECORDED if name in self.unrecorded else one.hidden
+                    for name, one in self.requests.items() if one.hidden or name in self.unrecorded},
+            state_layers=None if self.asked.state_layers is None else frozenset(self.asked.state_layers),
             places=frozenset(self.places if self.gone else self.places | self.watched), gone=self.gone,
             rebuilt=frozenset(self.rebuilt), last=frozenset(self.last), unserved=self.left and not self.served,
             said=tuple(self.told),
@@ -327,7 +331,10 @@ class DerivedEngine:
             return State(0, None, None, None, *self.asked.nothing())
         if one.hidden or not one.tokens:
             return State(len(one.tokens), one.root, None, None, {}, {}, {}, {})
-        memory = *self.asked.state(request), *self.asked.kv(request)
+        states = self.asked.state(request)
+        if states is None:
+            self.unrecorded.add(request)
+        memory = *(states or ({}, {})), *self.asked.kv(request)
         return State(len(one.tokens), one.root, None, None, *memory)
 
     def regions(self) -> list[Region]:

@@ -1,0 +1,145 @@
+"""Record a running engine for `instep audit`, by hooks that the engine's own process loads.
+
+    with instep.attach.recording("/tmp/recording"):
+        engine = sglang.Engine(...)     # every scheduler process that starts here records itself
+
+`instep attach sglang -- COMMAND` does the same for a server. Without the environment variable INSTEP_ATTACH the hooks
+do nothing. The engine's process imports this package and `audit/write.py`, and nothing else of instep.
+Leaves out: the hooks (`sglang.py`), and the judgement (`instep.audit`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+ENV = "INSTEP_ATTACH"  # the options as JSON; or only the directory
+ENTRY = "instep.attach.sglang:load"
+GROUP, NAME, RESTRICTS = "sglang.srt.plugins", "instep", "SGLANG_PLUGINS"
+PARTS = ("attach/__init__.py", "attach/sglang.py", "attach/sglang_names.py", "audit/__init__.py", "audit/write.py")
+SWITCH, PREFIX, RETRACTION = "switch", "prefix", "retraction"
+TRIGGERS = (SWITCH, PREFIX, RETRACTION)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The choice of what to record. Tokens, windows, counts, slots and rows are recorded of all chosen requests.
+
+    folder    directory of the recording; ranks of tensor parallelism get directories in it
+    layers    recurrent layers whose states are recorded; None: the first and the last, empty: all
+    requests  prefixes of request names; empty: all. A request that samples is never recorded
+    triggers  causes for writing states: a change of the step count, a prefix hit, a retraction
+    every     write states of every n-th event that has them, too; 0: only triggers do
+    before, after   the number of events with states before and after a triggering one that are written with it
+    logits, final   whether logits and final rows are written, at every event: for small models
+    digest    whether to read the checkpoint for its digest; None: up to 1 GiB
+    """
+
+    folder: str
+    layers: tuple[int, ...] | None = None
+    requests: tuple[str, ...] = ()
+    triggers: tuple[str, ...] = TRIGGERS
+    every: int = 32
+    before: int = 2
+    after: int = 1
+    logits: bool = False
+    final: bool = False
+    digest: bool | None = None
+
+    def __post_init__(self) -> None:
+        wrong = [one for one in self.triggers if one not in TRIGGERS]
+        if wrong:
+            raise ValueError(f"triggers: {', '.join(map(repr, wrong))}; expected some of {', '.join(TRIGGERS)}")
+        for name in ("every", "before", "after"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: {getattr(self, name)}; expected 0 or more")
+
+    def spelled(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def options_in(environment: Mapping[str, str]) -> Options | None:
+    """The options in an environment; None if no recording is requested."""
+    given = environment.get(ENV, "")
+    if not given:
+        return None
+    if not given.startswith("{"):
+        return Options(given)
+    found: dict[str, Any] = json.loads(given)
+    unknown = found.keys() - {one.name for one in fields(Options)}
+    if unknown:
+        raise ValueError(f"{ENV}: unknown options {', '.join(sorted(unknown))}")
+    return _options(found)
+
+
+def _options(given: Mapping[str, Any]) -> Options:
+    """Options of values as JSON has them, with lists for tuples."""
+    fitting: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in given.items()}
+    return Options(**fitting)
+
+
+@contextmanager
+def recording(folder: str | os.PathLike[str], **options: Any) -> Iterator[Options]:
+    """Record every engine that starts within the block. options: fields of `Options`."""
+    chosen = _options({"folder": os.path.abspath(folder), **options})
+    with attached(chosen, os.environ) as changed:
+        before = {name: os.environ.get(name) for name in changed}
+        os.environ.update(changed)
+        added = changed.get("PYTHONPATH", "").split(os.pathsep)[0]
+        if added:
+            sys.path.insert(0, added)  # processes that are spawned here get this path
+        try:
+            yield chosen
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+            if added:
+                sys.path.remove(added)
+
+
+@contextmanager
+def attached(options: Options, environment: Mapping[str, str], *, elsewhere: bool = False) -> Iterator[dict[str, str]]:
+    """The variables that make an engine record itself; they are valid within the block.
+
+    elsewhere: the engine may run on another Python, which gets copies of the files that it needs
+    """
+    changed = {ENV: options.spelled()}
+    if environment.get(RESTRICTS):
+        changed[RESTRICTS] = f"{environment[RESTRICTS]},{NAME}"
+    if not elsewhere and any(entry.value == ENTRY for entry in entry_points(group=GROUP)):
+        yield changed
+        return
+    with tempfile.TemporaryDirectory(prefix="instep-attach-") as made:
+        _declare(Path(made))
+        if elsewhere:
+            _copy(Path(made))
+        path = [made, *filter(None, [environment.get("PYTHONPATH")])]
+        yield {**changed, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def _declare(folder: Path) -> None:
+    """Write what importlib.metadata reads: a distribution with the entry point. It hides an installed one."""
+    info = folder / "instep-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: instep\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\n{NAME} = {ENTRY}\n")
+
+
+def _copy(folder: Path) -> None:
+    package = Path(__file__).resolve().parents[1]
+    for part in PARTS:
+        (folder / "instep" / part).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(package / part, folder / "instep" / part)
+    (folder / "instep" / "__init__.py").write_text('"""The parts of instep that record a running engine."""\n')

@@ -1,0 +1,343 @@
+"""`instep attach`: a fake SGLang records itself, and `instep audit` judges the recording.
+
+Leaves out: the names of released engines (`test_attach_names.py`), and the judgement (`test_audit.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from safetensors import safe_open
+
+import instep.attach as room
+from instep.attach import Options, options_in, sglang
+from instep.attach.sglang_names import RELEASES
+from instep.audit.audit import Audit, audit, opened
+from instep.cli.attach import attach
+from instep.verdict import Exit
+from instep_reference.contract.errors import BadInput
+from support import fake_sglang
+from support.covering import WHOLE
+from support.fake_sglang import Served
+from support.recorded import TINY, lines
+
+A, B = b"Return the", b"def main(self):"
+EVERY: dict[str, Any] = {"layers": [], "every": 1}
+ROOTS = [str(Path(root).absolute()) for root in ("reference", "optimized", "harness", "tests")]
+
+
+@pytest.fixture(scope="module")
+def model() -> fake_sglang.Model:
+    return fake_sglang.Model(TINY)
+
+
+@pytest.fixture
+def engine(model, tmp_path, monkeypatch):
+    """A function that makes a fake engine of a release, which records itself to `tmp_path/recording`."""
+    left: list[Any] = []
+
+    def make(release: str, options: dict[str, Any] | None = EVERY, renamed=False, **named: Any) -> Served:
+        monkeypatch.setattr(sglang, "_loaded", False)
+        entered = [fake_sglang.imported(fake_sglang.write(tmp_path, release, renamed=renamed)), torch.inference_mode()]
+        if options is not None:
+            entered.append(room.recording(tmp_path / "recording", **options))
+        for one in entered:
+            one.__enter__()
+            left.append(one)
+        __import__("sglang.srt.managers.scheduler")
+        return Served(model, release, TINY, **named)
+
+    yield make
+    for one in reversed(left):
+        one.__exit__(None, None, None)
+
+
+def serve(served: Served) -> None:
+    """Chunks, a sampled request, two step switches, a retraction, a prefix hit, and 0 steps."""
+    served.request("a", A, 14)
+    served.request("b", B, 12)
+    served.request("c", B, 6)
+    served.request("sampled", b"xyz", 5, top_k=5)
+    served.prefill("a", tokens=6)
+    served.prefill("a", "b", "sampled")
+    served.verify(4, a=3, b=1, sampled=0)
+    served.verify(4, a=0, b=2, sampled=0)
+    served.verify(2, a=1, b=0, sampled=0)
+    served.retract("b")
+    served.prefill("c", cached=8)
+    served.verify(1, a=0, c=0)
+    served.prefill("b")
+    served.verify(4, a=1, b=3, c=0)
+    served.verify(4, a=3, b=3, c=1)
+    served.verify(4, b=3, c=2)
+    served.settle()
+
+
+def judged(tmp_path: Path) -> Audit:
+    return audit(tmp_path / "recording", TINY)
+
+
+def attached(tmp_path: Path) -> dict[str, Any]:
+    return json.loads((tmp_path / "recording" / "recording.json").read_text())["attached"]
+
+
+def shown(tmp_path: Path) -> dict[int, set[str]]:
+    """The names of the tensors of every event that has some."""
+    found = {}
+    for file in sorted((tmp_path / "recording" / "tensors").iterdir()):
+        with safe_open(str(file), framework="pt") as stored:
+            found[int(file.stem)] = set(stored.keys())
+    return found
+
+
+def kinds(tmp_path: Path) -> list[str]:
+    return [one["event"] for one in lines(tmp_path / "recording" / "events.jsonl")]
+
+
+# recordings that are right
+
+
+@pytest.mark.parametrize(("release", "how"), [
+    pytest.param("0.5.12", {"speaks_v1": True}, id="worker v1"), pytest.param("0.5.13", {}, marks=WHOLE),
+    pytest.param("0.5.14", {"overlap": True}, id="overlap", marks=WHOLE),
+    pytest.param("0.5.19", {"overlap": True}, marks=WHOLE),
+    pytest.param("0.5.16", {"ring": 16}, id="ring", marks=WHOLE),
+    pytest.param("0.5.23", {"ring": 16, "overlap": True}, id="ring by row"),
+])  # fmt: skip
+def test_a_right_engine_agrees(engine, tmp_path, release, how):
+    serve(engine(release, **how))
+    found = judged(tmp_path)
+    assert found.exit is Exit.AGREED, found.replay and found.replay.verdict.findings
+    facts = {name: attached(tmp_path)[name] for name in ("missing", "stopped", "written", "dropped", "left_out")}
+    assert facts == {"missing": {}, "stopped": "", "written": 11, "dropped": 0, "left_out": 1}
+    events = lines(tmp_path / "recording" / "events.jsonl")
+    said = {name: [] for name in "abc"}
+    for one in events:
+        for name, path in zip(one.get("requests", ()), one.get("accepted", ()), strict=False):
+            said[name].append(len(path["nodes"]))
+    # with overlap the round that was in flight when b lost its memory has no result of b
+    assert said == {"a": [3, 0, 1, 1, 3], "b": [1, 2, 3, 3] if how.get("overlap") else [1, 2, 0, 3], "c": [0, 1, 2]}
+    assert [one["num_steps"] for one in events if one["event"] == "set_num_steps"] == [3, 1, 0, 3]
+    assert found.told.windows == sum(map(len, said.values()))
+
+
+def test_logits_and_final_rows_are_judged(engine, tmp_path):
+    served = engine("0.5.14", {"logits": True, "final": True})
+    served.request("a", A, 6)
+    served.prefill("a", tokens=6)
+    served.prefill("a")
+    served.verify(3, a=1)
+    served.decode("a")
+    served.verify(1, a=0)
+    served.settle()
+    found = judged(tmp_path)
+    assert found.exit is Exit.AGREED and found.recorded.shows == ("final", "logits", "states")
+    assert {one.place.component for one in found.replay.verdict.compared} >= {"logits", "final"}
+
+
+def test_slots_and_rows_are_those_of_the_engine(engine, tmp_path):
+    serve(engine("0.5.14"))
+    found = lines(tmp_path / "recording" / "batches.jsonl")
+    assert found[1]["batch"] == 3 and found[1]["rows"] == {"a": 0, "b": 1}, "the third request of the batch samples"
+    assert found[1]["slots"] == {"a": 3, "b": 5}, "rows 7 and 6, which have the slots 2 * (8 - row) + 1"
+    events = kinds(tmp_path)
+    assert all(events[one["event"]] in ("forward", "commit") for one in found)
+
+
+# recordings that are wrong
+
+
+@pytest.mark.parametrize("how", [pytest.param({"overlap": True}, id="overlap", marks=WHOLE), {"ring": 16}])
+def test_a_wrong_commit_is_named(engine, tmp_path, how):
+    served = engine("0.5.16", wrong=1, **how)
+    serve(served)
+    found = judged(tmp_path)
+    assert found.exit is Exit.DIVERGED
+    first = next(one for one in found.replay.verdict.findings if one.place.component == "state")
+    commits = [number for number, kind in enumerate(kinds(tmp_path)) if kind == "commit"]
+    assert (first.event, first.request, first.place.layer) == (commits[1], "a", 0)
+    assert "holds the state from before the step; 1 token was accepted" in first.diagnosis
+
+
+# the selection
+
+
+def test_two_layers_are_written_around_a_step_switch(engine, tmp_path):
+    served = engine("0.5.14", {})
+    served.request("a", A, 40)
+    served.prefill("a")
+    for width in (4, 4, 4, 4, 2, 2, 2, 2):
+        served.verify(width, a=1)
+    served.settle()
+    commits = [number for number, kind in enumerate(kinds(tmp_path)) if kind == "commit"]
+    assert sorted(shown(tmp_path)) == commits[2:6], "two before the switch, the one after it, and one more"
+    assert shown(tmp_path)[commits[4]] == {"slot.a", "conv.a.0", "state.a.0", "conv.a.2", "state.a.2"}
+    assert judged(tmp_path).exit is Exit.AGREED
+
+
+@pytest.mark.parametrize(("triggers", "written"), [([], 0), (["prefix"], 4), (["retraction"], 4), (["switch"], 8)])
+def test_triggers_are_chosen(engine, tmp_path, triggers, written):
+    served = engine("0.5.14", {"triggers": triggers, "every": 0})
+    serve(served)
+    facts = attached(tmp_path)
+    assert (facts["written"], facts["triggers"]) == (written, triggers)
+    assert facts["written"] + facts["dropped"] <= 11 and len(shown(tmp_path)) == written
+    if written:
+        assert f"dropped at {facts['dropped']}" in opened(tmp_path / "recording").notes[-1]
+
+
+def test_every_nth_event_is_written(engine, tmp_path):
+    serve(engine("0.5.14", {"triggers": [], "every": 3, "requests": ["b"]}))
+    names = set.union(*shown(tmp_path).values())
+    assert len(shown(tmp_path)) == 2 and {name.split(".")[1] for name in names} == {"b"}
+    assert judged(tmp_path).exit is Exit.AGREED
+
+
+def test_a_retracted_request_is_recorded_again_with_its_text(engine, tmp_path):
+    served = engine("0.5.14", overlap=True)
+    serve(served)
+    events = [one for one in lines(tmp_path / "recording" / "events.jsonl") if one.get("request") == "b"]
+    assert [one["event"] for one in events] == ["admit", "abort", "admit", "finish"]
+    assert events[2]["prompt"][: len(events[0]["prompt"])] == events[0]["prompt"] == list(B)
+    assert len(events[2]["prompt"]) > len(B)
+
+
+# the engine goes on
+
+
+def test_the_engine_goes_on_when_a_hook_fails(engine, tmp_path, monkeypatch, capsys):
+    def fails(self, runner, now):
+        if len(self.live) and now.kind == "verify" and self.with_states > 2:
+            raise RuntimeError("no memory for a copy")
+
+    take = sglang.Recorder._take
+    monkeypatch.setattr(sglang.Recorder, "_take", lambda *given: (fails(*given), take(*given)))
+    served = engine("0.5.14")
+    serve(served)
+    assert {name: len(one.output_ids) >= one.limit for name, one in served.requests.items()} == {
+        "a": True, "b": True, "c": True, "sampled": False}
+    assert "no memory for a copy (test_attach.py:" in attached(tmp_path)["stopped"]
+    assert "recording stopped: RuntimeError" in capsys.readouterr().err
+    found = judged(tmp_path)
+    assert found.exit is Exit.AGREED and "the recorder stopped: RuntimeError" in found.recorded.notes[1]
+
+
+def test_an_exception_of_the_engine_passes_through(engine):
+    served = engine("0.5.14")
+    served.request("a", A, 4)
+    served.runner.compute = lambda batch: (_ for _ in ()).throw(ZeroDivisionError("the engine's own"))
+    with pytest.raises(ZeroDivisionError, match="the engine's own"):
+        served.prefill("a")
+
+
+def test_nothing_is_hooked_without_the_variable(engine, tmp_path, monkeypatch):
+    monkeypatch.delenv(room.ENV, raising=False)
+    served = engine("0.5.14", None)
+    sglang.load()
+    assert served.at["plugins/hook_registry"].HookRegistry.hooks == [] and not sglang._loaded
+    serve(served)
+    assert not (tmp_path / "recording").exists()
+
+
+def test_an_unknown_release_records_what_it_can(engine, tmp_path):
+    serve(engine("0.5.99", renamed=True))
+    facts = attached(tmp_path)
+    assert facts["names"] == "0.5.23" and "commit_mamba_states_after_verify" in facts["missing"]["commit"]
+    assert "state.a.0" in set.union(*shown(tmp_path).values()), "the states of prefills are there"
+    found = judged(tmp_path)
+    assert found.exit is Exit.AGREED and any("no commit that the recorder knows" in one for one in found.recorded.notes)
+
+
+def test_trees_stop_the_recording(engine, tmp_path):
+    served = engine("0.5.14")
+    fake_sglang.TOPK = 4
+    try:
+        served.request("a", A, 6)
+        served.prefill("a")
+        served.verify(4, a=1)
+        served.settle()
+    finally:
+        fake_sglang.TOPK = 1
+    assert "trees of drafts are not recorded" in attached(tmp_path)["stopped"]
+
+
+# the environment
+
+
+def test_the_recorder_imports_nothing_else_of_instep(tmp_path):
+    program = ("import sys, instep.attach.sglang as one; one.load(); "
+               "print(sorted({name.split('.')[0] for name in sys.modules} & "
+               "{'triton', 'instep_optimized', 'instep_reference', 'typer', 'rich', 'msgspec', 'numpy', 'sglang'})); "
+               "print(sorted(name for name in sys.modules if name.split('.')[0] == 'instep'))")
+    with room.attached(Options(str(tmp_path)), {}, elsewhere=True) as changed:
+        assert not os.path.exists(os.path.join(changed["PYTHONPATH"], "instep", "cli"))
+        done = subprocess.run([sys.executable, "-c", program], env=os.environ | changed, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    foreign, own = done.stdout.splitlines()
+    assert set(eval(foreign)) <= {"numpy"}, "torch itself imports numpy"
+    assert [name.removeprefix("instep") for name in eval(own)] == [
+        "", ".attach", ".attach.sglang", ".attach.sglang_names", ".audit", ".audit.write"]
+
+
+def test_the_command_starts_the_engine_with_the_recorder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SGLANG_PLUGINS", "theirs")
+    program = ("import os, json, sys; from importlib.metadata import entry_points; "
+               "found = [one.value for one in entry_points(group='sglang.srt.plugins') if one.name == 'instep']; "
+               "json.dump([found, os.environ['SGLANG_PLUGINS'], json.loads(os.environ['INSTEP_ATTACH'])], "
+               "open(sys.argv[1], 'w')); sys.exit(5)")
+    seen = tmp_path / "seen.json"
+    with pytest.raises(typer.Exit) as left:
+        attach("sglang", [sys.executable, "-c", program, str(seen)], tmp_path / "recording", layers="0,2", every=7)
+    assert left.value.exit_code == 3, "nothing was recorded"
+    found, plugins, options = json.loads(seen.read_text())
+    assert found == ["instep.attach.sglang:load"] and plugins == "theirs,instep"
+    assert options["layers"] == [0, 2] and options["every"] == 7 and options["folder"] == str(tmp_path / "recording")
+    said = capsys.readouterr().err
+    assert "ended with code 5" in said and "nothing was recorded" in said
+
+
+@pytest.mark.whole
+def test_the_command_prints_where_the_recording_is(tmp_path, capsys, monkeypatch):
+    program = (f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+               "from pathlib import Path\nfrom support import fake_sglang\nimport sglang.srt.managers.scheduler\n"
+               f"model = fake_sglang.Model(Path({str(TINY.absolute())!r}))\n"
+               "served = fake_sglang.Served(model, '0.5.14', Path('nowhere'))\n"
+               "served.request('a', b'Return the', 4)\nserved.prefill('a')\nserved.verify(4, a=3)\nserved.settle()")
+    fake_sglang.write(tmp_path, "0.5.14")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(ROOTS))
+    with pytest.raises(typer.Exit) as left:
+        attach("sglang", [sys.executable, "-c", program], folder=tmp_path / "recording", layers="all", every=1)
+    said = capsys.readouterr().out
+    assert left.value.exit_code == 0 and f"recorded  {tmp_path / 'recording'}" in said
+    assert f"next: instep audit {tmp_path / 'recording'} --model" in said
+    assert judged(tmp_path).exit is Exit.AGREED
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"engine": "vllm"}, "expected one of sglang"), ({"layers": "x"}, "expected numbers"),
+    ({"triggers": "switches"}, "expected some of switch"), ({"command": ["no-such-program"]}, "No such file"),
+])  # fmt: skip
+def test_the_command_refuses_bad_input(tmp_path, given, message):
+    with pytest.raises(BadInput, match=message):
+        attach(**{"engine": "sglang", "command": ["true"], "folder": tmp_path} | given)
+
+
+def test_options_survive_the_environment():
+    options = Options("/tmp/x", layers=(), requests=("a",), triggers=("switch",), logits=True)
+    assert options_in({room.ENV: options.spelled()}) == options
+    assert options_in({room.ENV: "/tmp/x"}) == Options("/tmp/x") and options_in({}) is None
+    with pytest.raises(ValueError, match="unknown options colour"):
+        options_in({room.ENV: '{"folder": "x", "colour": 1}'})
+
+
+def test_every_release_has_names():
+    assert len(RELEASES) == 12 and sglang.names_of("0.5.12.post1") == (RELEASES["0.5.12"], "0.5.12")
+    assert sglang.names_of("0.6.0")[1] == "0.5.23" and sglang.names_of("0.4.1")[1] == "0.5.12"
