@@ -163,7 +163,7 @@ def test_a_wrong_commit_is_named(engine, tmp_path, how):
     assert found.exit is Exit.DIVERGED
     first = next(one for one in found.replay.verdict.findings if one.place.component == "state")
     commits = [number for number, kind in enumerate(kinds(tmp_path)) if kind == "commit"]
-    assert (first.event, first.request, first.place.layer) == (commits[1], "a", 0)
+    assert (first.event, first.request, first.place.layer, first.slot) == (commits[1], "a", 0, 3)
     assert "holds the state from before the step; 1 token was accepted" in first.diagnosis
 
 
