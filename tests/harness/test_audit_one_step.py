@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from instep.audit import recorded_engine
 from instep.audit.audit import Audit, audit
 from instep.audit.circumstances import changed
 from instep.audit.recording import read, with_short_names
@@ -144,7 +145,8 @@ def test_all_wrong_events_are_listed_unless_the_first_is_asked_for(copy):
 
 @pytest.mark.slow
 def test_a_range_reads_and_runs_nothing_before_its_rounds(copy, monkeypatch):
-    """Four rounds earlier name findings, and the reference runs each text before them once, as a prompt."""
+    """Some rounds earlier name findings, and the reference runs each text before them once, as a prompt."""
+    monkeypatch.setattr(recorded_engine, "IN_A_RING", 8)
     ran, real = [], trunk.advance
     monkeypatch.setattr(trunk, "advance", lambda weights, tokens, *rest: (
         ran.append(len(tokens)), real(weights, tokens, *rest))[1])  # fmt: skip

@@ -25,6 +25,7 @@ from instep_reference.contract.place import Place
 from ..checks.base import held
 from ..checks.earlier_rounds import KEPT
 from ..checks.wrong_state_inputs import EVERY_COUNT_UP_TO
+from ..oracle.oracle import IN_A_RING
 from ..run.lockstep import Part, Result, between_rounds
 from ..run.replay import Outcome, Replay
 from ..setting import Setting
@@ -78,7 +79,8 @@ def replayed(
     found = Replay(trace, setting, checkpoint=model).run(
         progress=lambda index, event: progress("events", index + 1 - judged.start, len(judged)), until=judged.stop - 1,
         tiers=frozenset(Tier) - {Tier.BITWISE}, past_lost=True, settle=partial(_settled, last_commits(trace.events)),
-        part=Part(begin, judged.start, one_step, one_step and not first, (KeyboardInterrupt, TimeIsUp)),
+        part=Part(begin, between_rounds(trace, judged.start), judged.start, one_step, one_step and not first,
+                  (KeyboardInterrupt, TimeIsUp)),
     )
     verdict = found.verdict
     verdict.compared = [replace(one, slot=None if one.agrees else recorded.slot(one.event, one.request))
@@ -88,9 +90,24 @@ def replayed(
 
 
 def first_served(trace: Trace, judged: int) -> int:
-    """The event at which a run that judges from event `judged` on begins: some rounds earlier, which name findings."""
-    earlier = [index for index, event in enumerate(trace.events[:judged]) if wrote(event)][-KEPT:]
-    return between_rounds(trace, min([judged, *earlier]))
+    """The event at which a run that judges from event `judged` on begins.
+
+    The rounds before that event name wrong states: the last `KEPT` of them, and more if the rings of an engine may hold
+    tokens of more rounds.
+    """
+    begin, rounds, tokens = judged, 0, dict[str, int]()
+    while begin and (rounds < KEPT or min(tokens.values(), default=0) < IN_A_RING) and rounds < IN_A_RING:
+        begin -= 1
+        event = trace.events[begin]
+        rounds += bool(wrote(event))
+        if isinstance(event, e.Commit):
+            for name, path in zip(event.requests, event.accepted or (), strict=False):
+                tokens[name] = tokens.get(name, 0) + 1 + len(path.nodes)
+        elif isinstance(event, e.Forward):
+            for row in event.rows:  # a prompt fills a ring, or empties it
+                if row.kind != "verify":
+                    tokens[row.request] = tokens.get(row.request, 0) + (1 if row.kind == "decode" else IN_A_RING)
+    return between_rounds(trace, begin)
 
 
 def _settled(

@@ -26,9 +26,8 @@ from .tokens import AtToken
 NOT_JUDGED = "logits, final rows, conv windows and states, KV entries (T2, T3)"
 
 
-ONE_STEP = ("each judged one step from the recorded state before it; an error that grows by less than rounding in each "
-            "step does not show (--from-start judges from position 0)")
-FROM_START = "judged from position 0, up to the first wrong one, because later states follow from it"
+ONE_STEP = "each one step from the recorded state before it; --from-start also sees small errors add up"
+FROM_START = "from position 0, up to the first wrong one, because later states follow from it"
 NAMED = 26  # requests whose own names are printed
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -37,6 +37,13 @@ class Check(Protocol):
     def tier(self) -> Tier: ...
 
     def __call__(self, context: EventContext) -> Iterable[Comparison | Skipped]: ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A check that can take in an event without judging it."""
+
+    def remember(self, context: EventContext) -> None: ...
 
 
 def exact(

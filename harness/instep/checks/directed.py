@@ -47,9 +47,7 @@ class Directed:
         self.rounds = EarlierRounds(scene_of)
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
-        pieces = [piece for piece in self.oracle.at(context) if isinstance(piece, Recomputation) and piece.writes_state]
-        undecided = pairs = 0
-        self.rounds.add(pieces)
+        pieces, undecided, pairs = self._pieces(context), 0, 0
         for piece in pieces:
             found = piece.left(context.subject).state.get(piece.layer)
             right, sampled = piece.truth.state, piece.yardsticks.state
@@ -73,6 +71,15 @@ class Directed:
                 problem=Problem(
                     "undecided", f"{undecided} of {pairs} wrong states could not be distinguished from the right one"),
             )  # fmt: skip
+
+    def remember(self, context: EventContext) -> None:
+        """Take in an event that is not judged, for the wrong states of later events."""
+        self._pieces(context)
+
+    def _pieces(self, context: EventContext) -> list[Recomputation]:
+        pieces = [piece for piece in self.oracle.at(context) if isinstance(piece, Recomputation) and piece.writes_state]
+        self.rounds.add(pieces)
+        return pieces
 
     def _comparison(
         self, context: EventContext, piece: Recomputation, found: torch.Tensor, looked: Looked

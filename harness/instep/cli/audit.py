@@ -41,10 +41,11 @@ def audit(
     from ..audit.audit import audit as run
     from ..audit.audit import text_of
     from ..audit.page import charts_of
+    from ..lru_cache import EVENTS, closed
     from .progress import progress
 
     must_be_free((json, html, sarif))
-    with progress("read the recording") as advance:
+    with closed(EVENTS), progress("read the recording") as advance:  # one run computes nothing twice
         found = run(recording, model, dtype=dtype, tokens=tokens, level=level, progress=advance, events=events,
                     first=first, from_start=from_start, minutes=minutes)
     finish(render.of(found), json, lambda console: render.show(found, console, verbose=verbose), sarif=sarif,

@@ -18,7 +18,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import Phase, kind_of
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL
 
-from ..checks.base import Check
+from ..checks.base import Check, Remembering
 from ..subject.guard import SubjectFailed
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
@@ -46,6 +46,7 @@ class Part:
     """A run of a part of a trace, of an engine driven through callbacks.
 
     begin         the first event, between two rounds; the reference starts from the texts so far
+    checked_from  the first event that is checked, between two rounds; checks only remember the events before it
     counted_from  the first event whose results count
     follows       whether the reference continues from the states that the subject shows after each event
     to_end        whether the run goes on after an event that disagrees
@@ -53,6 +54,7 @@ class Part:
     """
 
     begin: int = 0
+    checked_from: int = 0
     counted_from: int = 0
     follows: bool = False
     to_end: bool = False
@@ -235,6 +237,11 @@ def run(
                 lockstep.pass_by()
                 continue
             context = lockstep.step()
+            if index < part.checked_from:
+                for check in checks:
+                    if isinstance(check, Remembering):
+                        check.remember(context)
+                continue
             with torch.inference_mode():
                 results = [result for check in checks for result in check(context)]  # they read regions
             if settle is not None:
