@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from instep.audit import recorded_engine
+from instep.audit import recorded_engine, render
 from instep.audit.audit import Audit, audit
 from instep.audit.circumstances import changed
-from instep.audit.recording import read, with_short_names
+from instep.audit.recording import read, read_plain, with_short_names
 from instep.audit.token_origins import Told
+from instep.audit.write import Recording
 from instep.run.participant import RepeatedRuns, of_one
 from instep.verdict import Exit, Tier
 from instep_reference import trunk
@@ -199,6 +202,9 @@ def test_an_interrupted_audit_reports_the_events_so_far(copy, wrong, exit):
             raise KeyboardInterrupt
 
     found = audit(copy, TINY, progress=progress)
+    text = Console(file=StringIO(), width=200)
+    render.show(found, text)
+    assert "nothing was compared" not in text.file.getvalue()
     assert found.exit is exit and found.replay.verdict.events == 12
     assert found.stopped == "it was interrupted, after 12 events"
 
@@ -322,7 +328,26 @@ def test_short_names_of_requests_stay(right):
     assert with_short_names(found, Told())[0] is found
 
 
-def test_changes_before_a_round_are_told():
+def test_many_requests_are_numbered_in_the_order_of_admission(tmp_path):
+    own = [f"a-long-request-{number}" for number in range(27)]
+    file = said(tmp_path / "said.jsonl", [{"request": name, "prompt": [1], "tokens": [2]} for name in own])
+    found = read_plain(file)
+    renamed, words = with_short_names(found, found.told)
+    assert renamed.names == {f"r{number + 1}": name for number, name in enumerate(own)}
+    assert [text.request for text in words.texts] == [*renamed.names]
+
+
+def test_the_writer_records_the_slot_of_a_state(tmp_path):
+    made = Recording(tmp_path / "r", engine="mine")
+    made.admit("a", [1, 2])
+    made.forward(["a"], [2], [0, 1], [1, 2], [[3]])
+    made.states("a", {0: (torch.zeros(2, 3), torch.zeros(1, 2, 2))}, slot=7)
+    made.close()
+    found = read(tmp_path / "r")
+    assert found.shows == ("states",) and found.slot(1, "a") == 7 and found.slot(0, "a") is None
+
+
+def test_changes_before_a_round_are_named():
     """Steps from 0 and to 0 have no event of their own: such a round is a forward of decode rows."""
     def round_of(*drafts: int) -> list:
         names = tuple("ab"[: len(drafts)])

@@ -35,6 +35,7 @@ def worst(outcomes: Sequence[Outcome]) -> Exit:
 
 def _run(outcome: Outcome) -> dict[str, Any]:
     verdict, plan = outcome.verdict, outcome.plan
+    last = verdict.events - 1 if outcome.last is None else outcome.last.index
     return {
         "name": outcome.name, **plan.setting.data(),
         "swap": dict(outcome.variant.swap), "graft": [str(patch) for patch in outcome.variant.patch],
@@ -54,7 +55,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
             {"region": region, "layer": layer, "units": sorted(units)}
             for (region, layer), units in outcome.scratch.items()
         ],
-        "looked": {c.check: c.tier.value for c in verdict.compared if c.event == verdict.events - 1},
+        "looked": {c.check: c.tier.value for c in verdict.compared if c.event == last},
         **listed(verdict.findings),
         "message": divergence(outcome) if verdict.findings else None,
         "located": None if outcome.located is None else _located(outcome.located),

@@ -62,7 +62,7 @@ def left_out(outcome: Outcome) -> str:
 def _notes(outcome: Outcome, verbose: bool) -> Iterator[tuple[str, str]]:
     """Lines about a run, each with its style: what was not compared, declared, served in parts or called."""
     name = outcome.plan.setting.name
-    if outcome.verdict.exit is Exit.INCONCLUSIVE:
+    if outcome.verdict.exit is Exit.INCONCLUSIVE and not outcome.verdict.stopped:
         yield f"{name}: {_why_nothing(outcome)}", ""
     hidden = [*_skips(outcome), *not_judged(outcome)]
     yield from ((line, "dim") for line in (hidden if verbose or not hidden else [_counted(outcome)]))
