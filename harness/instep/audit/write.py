@@ -208,10 +208,8 @@ class Recording:
         """
         found = {f"{name}.{request}.{layer}": tensor for layer, pair in layers.items()
                  for name, tensor in zip(("conv", "state"), pair, strict=True)}  # fmt: skip
-        if slot is not None:
-            from torch import tensor as number
-
-            found[f"slot.{request}"] = number([slot])
+        if slot is not None and layers:
+            found[f"slot.{request}"] = next(iter(found.values())).new_zeros(1).long() + slot
         self._event(None, found)
 
     def add(self, event: int, tensors: dict[str, Any]) -> None:
