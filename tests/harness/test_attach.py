@@ -284,7 +284,7 @@ def test_the_recorder_imports_nothing_else_of_instep(tmp_path):
     foreign, own = done.stdout.splitlines()
     assert set(eval(foreign)) <= {"numpy"}, "torch itself imports numpy"
     assert [name.removeprefix("instep") for name in eval(own)] == [
-        "", ".attach", ".attach.sglang", ".attach.sglang_names", ".audit", ".audit.write"]
+        "", ".attach", ".attach.sglang", ".attach.sglang_names", ".attach.sglang_states", ".audit", ".audit.write"]
 
 
 def test_the_command_starts_the_engine_with_the_recorder(tmp_path, monkeypatch, capsys):

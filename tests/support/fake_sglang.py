@@ -429,7 +429,7 @@ class Served:
                     self.cache.replayssm_k[place] = shown[layer, "k"][token]
                 else:
                     self.cache.replayssm_rawv[place] = shown[layer, "v"][token]
-                    self.cache.replayssm_rawk[place] = 9 * shown[layer, "k"][token]  # before its norm
+                    self.cache.replayssm_rawk[place] = keys_before_norm(shown[layer, "mixed"][token], self.model.config)
                     self.cache.replayssm_beta[place] = shown[layer, "beta"][token]
         self.position[at] += len(tokens)
         return bool(self.position[at] + 2 * width <= self.ring)
@@ -447,6 +447,12 @@ class Served:
             begin = sum(map(len, found))
             found.append(tokens[begin : begin + correct + 1])
         return found
+
+
+def keys_before_norm(mixed: torch.Tensor, config: Any) -> torch.Tensor:
+    """The keys [H, K] of one token after conv and silu: q, k and v are packed."""
+    size = config.key_heads * config.key_dim
+    return mixed[size : 2 * size].view(config.key_heads, config.key_dim)
 
 
 class _Fields:

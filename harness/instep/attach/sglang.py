@@ -5,7 +5,7 @@ SGLang calls `load` in every process, by the entry point group "sglang.srt.plugi
 a launch they copy tokens and states on the device, in the engine's own stream. The results, which come one batch later
 with overlap, complete the round, and then its events are written. An exception of a hook never reaches the engine: it
 marks the recording as incomplete, and recording stops.
-Leaves out: trees, sampled requests, pipeline stages other than the last, and rings for decode without speculation.
+Leaves out: trees, sampled requests, pipeline stages, and rings for decode without speculation.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import torch
 
 from ..audit.write import Recording
 from . import PREFIX, RETRACTION, SWITCH, Options, options_in
-from .sglang_names import REGISTRY, SCHEDULER, Names, Ring, names_of, resolved
+from .sglang_names import REGISTRY, SCHEDULER, Names, names_of, resolved
+from .sglang_states import States, copied, ring_in
 
 READ_FOR_DIGEST = 1 << 30  # bytes of a checkpoint whose digest is computed without a request
-SQUARES = 1e-6  # added to the sum of a key's squares by the l2 norm of the gated delta rule
 # How SGLang's Triton kernels round in bf16 (docs/audit-record.md).
 ROUNDS = {"beta": "bfloat16"}
 PRODUCTS: dict[str, dict[str, Any]] = {
@@ -89,15 +89,6 @@ class Live:
 
 
 @dataclass
-class States:
-    """Copies of states on the device: [layers, rows, ..].  ring: entries [layers, rows, ..], cursors [rows]."""
-
-    conv: torch.Tensor
-    state: torch.Tensor
-    ring: dict[str, torch.Tensor] = field(default_factory=dict)
-
-
-@dataclass
 class Round:
     """One launched batch, until its results are processed.
 
@@ -131,7 +122,8 @@ class Round:
         if self.ready is not None:
             self.ready.synchronize()
 
-    def launched(self) -> None:
+    def mark(self) -> None:
+        """Note that the copies so far are in the current stream, which with overlap is not that of the scheduler."""
         if self.tokens is not None and torch.cuda.is_available():
             self.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.ready.record()
@@ -283,16 +275,18 @@ class Recorder:
         self.runner = runner
         if now.kind != VERIFY:
             self._take(runner, now)
+        now.mark()
 
     def _committed(self) -> None:
-        self._take(self.runner, self._now())
+        now = self._now()
+        self._take(self.runner, now)
+        now.mark()
 
     def _launched(self, launched: Round, result: Any) -> None:
         if launched.tokens is None or not launched.requests:
             return
         if launched.kind == VERIFY and launched.states is None and not self.no_states:
             self.missing.setdefault("commit", "a verify ran without it")
-        launched.launched()
         launched.result = result
         self.flying[id(result)] = launched
         if len(self.flying) > MOST_FLYING:
@@ -314,20 +308,7 @@ class Recorder:
             slots = getattr(pool, self.names.physical)(slots)
         now.slots = to_host(slots)
         if not self.no_states:
-            now.states = self._copied(pool.mamba_pool, rows.long(), slots.long())
-
-    def _copied(self, pool: Any, rows: torch.Tensor, slots: torch.Tensor) -> States:
-        def chosen(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-            return torch.stack([tensor[index].index_select(0, at) for index in self.layers.values()])
-
-        cache, ring = pool.mamba_cache, ring_in(pool, self.names)
-        taken = States(torch.cat([chosen(part, slots) for part in cache.conv], dim=-2), chosen(cache.temporal, slots))
-        if ring is not None:
-            at = rows if ring.by_row else slots
-            entries = {name: getattr(cache, name, None) for name in (*ring.entries, ring.gate)}
-            taken.ring = {name: chosen(part, at) for name, part in entries.items() if part is not None}
-            taken.ring |= {name: getattr(pool, name).index_select(0, at) for name in (ring.position, ring.base)}
-        return taken
+            now.states = copied(pool.mamba_pool, self.names, self.layers, rows.long(), slots.long())
 
     # -- results ------------------------------------------------------------------------------------
 
@@ -347,18 +328,17 @@ class Recorder:
 
     def _answers(self, done: Round, result: Any) -> dict[int, list[int]]:
         """The new tokens of each recorded row: accepted drafts and the bonus, or one token."""
-        tokens = [int(token) for token in result.next_token_ids]
+        tokens = numbers(result.next_token_ids)
         if done.kind != VERIFY:
             return {row: [tokens[row]] for row in done.requests}
         if result.accept_lens is None:  # workers of 0.5.12 without overlap: no padding between requests
-            ends, counts = 0, [int(count) + 1 for count in result.num_correct_drafts_per_req_cpu]
-            found = list[list[int]]()
-            for count in counts:
-                found.append(tokens[ends : ends + count])
-                ends += count
+            found, begin = list[list[int]](), 0
+            for count in numbers(result.num_correct_drafts_per_req_cpu):
+                found.append(tokens[begin : begin + count + 1])
+                begin += count + 1
             return {row: found[row] for row in done.requests}
         stride = getattr(result, self.names.stride, None) or result.speculative_num_draft_tokens
-        lengths = [int(length) for length in result.accept_lens]
+        lengths = numbers(result.accept_lens)
         return {row: tokens[row * stride : row * stride + lengths[row]] for row in done.requests}
 
     def _write(self, done: Round, answers: dict[int, list[int]]) -> None:
@@ -435,12 +415,8 @@ class Recorder:
             if done.slots is not None:
                 found[f"slot.{live.name}"] = done.slots[number : number + 1]
             for place, layer in enumerate(self.layers):
-                window, state = states.conv[place, number].cpu(), states.state[place, number].cpu()
-                if states.ring and self.names.ring is not None:
-                    state = folded(state, {name: part[place, number] if part.dim() > 1 else part[number]
-                                           for name, part in states.ring.items()}, self.names.ring)  # fmt: skip
-                oldest_first = window if window.shape[-2] >= window.shape[-1] else window.mT
-                found |= {f"conv.{live.name}.{layer}": oldest_first, f"state.{live.name}.{layer}": state}
+                window, state = states.on_host(place, number, self.names)
+                found |= {f"conv.{live.name}.{layer}": window, f"state.{live.name}.{layer}": state}
         recording.add(done.event, found)
         self.written += 1
 
@@ -539,44 +515,13 @@ def plain(request: Any) -> bool:
     )  # fmt: skip
 
 
-def ring_in(pool: Any, names: Names) -> Ring | None:
-    """The ring of a pool, if it has one for speculation."""
-    ring = names.ring
-    if ring is None or getattr(pool, ring.base, None) is None or getattr(pool, ring.other_rule, False):
-        return None
-    return ring
-
-
-def folded(state: torch.Tensor, ring: dict[str, torch.Tensor], names: Ring) -> torch.Tensor:
-    """The state after the tokens of a ring, by the gated delta rule token by token, in fp32.
-
-        S <- exp(g) S;  S <- S + d k^T      with d = beta (v - S k) if the entries are raw
-
-    Shapes: state [HV, V, K]; ring: values or updates [HV, L, V], keys [H, L, K], g and beta [HV, L].
-    Differs from SGLang: it folds all tokens at once with cumulated gates. The index is taken modulo L, as there.
-    """
-    parts = {name: part.cpu().float() for name, part in ring.items()}
-    count, base = (int(parts[name]) for name in (names.position, names.base))
-    if names.raw:
-        values, keys, beta = (parts[name] for name in names.entries)
-        keys = keys / (keys.square().sum(-1, keepdim=True) + SQUARES).sqrt()
-    else:
-        values, keys = (parts[high] + parts.get(low, 0) for high, low in
-                        zip(names.entries[:2], names.entries[2:], strict=True))
-    gate, length, now = parts[names.gate], values.shape[1], state.float()
-    keys = keys.repeat_interleave(len(values) // len(keys), 0)
-    for token in range(base, base + count):
-        at = token % length
-        now = now * gate[:, at].exp()[:, None, None]
-        update = values[:, at]
-        if names.raw:
-            update = beta[:, at, None] * (update - torch.einsum("hvk,hk->hv", now, keys[:, at]))
-        now = now + update[:, :, None] * keys[:, at, None, :]
-    return now
-
-
 def word(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def numbers(values: Any) -> list[int]:
+    """The integers of a list, or of a tensor on any device, read at once."""
+    return [int(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,6 @@ import typer
 
 ENGINES = ("sglang",)
 ALL = "all"
-ENDS = (signal.SIGINT, signal.SIGTERM)
 TRIGGERS = "switch,prefix,retraction"
 
 
@@ -60,14 +59,17 @@ def attach(
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Run the engine to its end. Signals that would end this process end the engine instead."""
+    """Run the engine to its end. Ctrl-C reaches the engine by itself; a SIGTERM is passed on."""
     from instep_reference.contract.errors import BadInput
 
     try:
         engine = subprocess.Popen(command, env=environment)
     except OSError as error:
         raise BadInput(shlex.join(command), found=error.strerror, expected="a command that starts an engine") from None
-    before = {one: signal.signal(one, lambda number, frame: engine.send_signal(number)) for one in ENDS}
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, lambda number, frame: None),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, frame: engine.send_signal(number)),
+    }
     try:
         return engine.wait()
     finally:
