@@ -26,6 +26,7 @@ from instep.verdict import Exit, Tier
 from instep_reference import trunk
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.errors import BadInput
 from instep_reference.gdn import GdnMemory
 from instep_reference.weights import Weights
 from support.command import complaint
@@ -299,6 +300,23 @@ def test_a_finding_names_slot_batch_row_and_the_last_change(copy, instep, tmp_pa
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["remarks"] == ["first commit after request a ended (event 17); batch row 0 of 1, counted from 0"]
     assert result["judged"]["events"][0] == LAST and result["judged"]["one_step"]
+
+
+@pytest.mark.slow
+def test_batch_rows_and_slots_of_the_engine_are_read(copy, tmp_path):
+    """Only two of its nine rows were recorded; the rows and slots are in `batches.jsonl`."""
+    tensors(copy, 16, "state.a.0", lambda x: x.flip(0))
+    batches = [{"event": event, "batch": 9, "rows": {"a": 7, "b": 2}, "slots": {"a": 40 + event, "b": 12}}
+               for event in (12, 15, 18)]
+    said(copy / "batches.jsonl", batches)
+    with open(copy / "batches.jsonl", "a") as file:
+        file.write('{"event": 19')
+    found = audit(copy, TINY, events="16").replay
+    assert found.remarks == ("batch row 7 of 9, counted from 0",)
+    assert {one.slot for one in found.verdict.findings} == {55}
+    said(copy / "batches.jsonl", [{"event": 12, "row": 3}])
+    with pytest.raises(BadInput, match=r"batches.jsonl line 1"):
+        read(copy)
 
 
 @pytest.mark.slow

@@ -5,32 +5,37 @@ Leaves out: slots, which the writer records with the states (`write.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from instep_reference.contract import engine as e
 
 from ..verdict import Comparison
+from .recording import Recorded
 
 
-def remark(events: Sequence[e.AnyEvent], findings: Sequence[Comparison]) -> str:
+def remark(recorded: Recorded, findings: Sequence[Comparison]) -> str:
     """The circumstances of the first finding, with the rows of all requests that are wrong at its event.
 
     first commit after steps 3 -> 1 (event 26); batch rows 1 and 2 of 6, counted from 0
     """
     index = findings[0].event
-    said = [changed(events, index)]
-    batch = batch_of(events[index])
+    said = [changed(recorded.events, index)]
+    size, places = batch_of(recorded, index)
     wrong = {found.request for found in findings if found.event == index}
-    rows = [row for row, name in enumerate(batch) if name in wrong]
+    rows = sorted(row for name, row in places.items() if name in wrong)
     if rows:
-        said.append(f"batch row{'s' * (len(rows) > 1)} {_joined(map(str, rows))} of {len(batch)}, counted from 0")
+        said.append(f"batch row{'s' * (len(rows) > 1)} {_joined(map(str, rows))} of {size}, counted from 0")
     return "; ".join(filter(None, said))
 
 
-def batch_of(event: e.AnyEvent) -> tuple[str, ...]:
-    """The requests of an event in the order of the engine's batch."""
-    return tuple(row.request for row in event.rows) if isinstance(event, e.Forward) else tuple(
-        getattr(event, "requests", ()))
+def batch_of(recorded: Recorded, index: int) -> tuple[int, Mapping[str, int]]:
+    """The number of rows of an event's batch, and the row of each request: the engine's, or in the recorded order."""
+    event = recorded.events[index]
+    names = [row.request for row in event.rows] if isinstance(event, e.Forward) else getattr(event, "requests", ())
+    placed = recorded.batch(index, names[0]) if names else None
+    if placed is not None and set(names) <= placed.rows.keys():
+        return placed.batch, {name: placed.rows[name] for name in names}
+    return len(names), {name: row for row, name in enumerate(names)}
 
 
 def changed(events: Sequence[e.AnyEvent], index: int) -> str:

@@ -85,7 +85,7 @@ def replayed(
     verdict = found.verdict
     verdict.compared = [replace(one, slot=None if one.agrees else recorded.slot(one.event, one.request))
                         for one in verdict.compared]  # fmt: skip
-    remarks = [remark(trace.events, verdict.findings)] if verdict.findings else []
+    remarks = [remark(recorded, verdict.findings)] if verdict.findings else []
     return replace(found, again=(), remarks=tuple(filter(None, remarks)))  # only the audit itself reproduces it
 
 

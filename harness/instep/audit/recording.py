@@ -4,6 +4,7 @@ The directory has the engine, its model and rounding, and every event with its c
 
     recording.json            `Stated`: written first, and again with the number of events when the engine ends
     events.jsonl              one event per line, in the grammar of a trace
+    batches.jsonl             optional: the engine's batch rows and slots of the forwards (`Batch`)
     tensors/000012.safetensors  the recorded tensors of event 12: logits, final rows, states, by request
 
 A plain file has one request per line: {"prompt": [..], "tokens": [..]}, as token numbers. It has no text, because text
@@ -40,7 +41,7 @@ from ..verdict import Skipped
 from .token_origins import Origin, Text, Told
 
 SCHEMA = 1
-META, EVENTS, TENSORS = RECORDING, "events.jsonl", "tensors"
+META, EVENTS, TENSORS, BATCHES = RECORDING, "events.jsonl", "tensors", "batches.jsonl"
 SHOWS = ("logits", "final", "states")
 SLOT = "slot"  # a recorded number of the engine's slot; its name goes on with the request
 LONG = 12  # characters; requests get short names if a name is longer
@@ -123,6 +124,15 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str | None = None
 
 
+class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the engine had the requests of a forward. batch: its number of rows; rows, slots: by request."""
+
+    event: int
+    batch: int
+    rows: dict[str, int] = {}
+    slots: dict[str, int] = {}
+
+
 @dataclass(frozen=True)
 class Recorded:
     """A recording of any format after reading.
@@ -133,6 +143,7 @@ class Recorded:
     layers   recurrent layers whose states are recorded, at some events; None: all of them, at every event
     tensors  event -> its recorded tensors, by name
     names    name of a request here -> its own name in the recording, if that is long
+    batches  batch rows and slots of the engine, as far as they were recorded, in the order of events
     """
 
     path: Path
@@ -153,12 +164,19 @@ class Recorded:
     notes: tuple[str, ...] = ()
     tensors: Callable[[int], Mapping[str, torch.Tensor]] = lambda event: {}
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    batches: tuple[Batch, ...] = ()
 
     def slot(self, event: int, request: str | None) -> int | None:
         """The engine's slot of a request, if the last event up to this one that wrote its states has it."""
         wrote_it = [index for index, one in enumerate(self.events[: event + 1]) if request in wrote(one)]
         slot = self.tensors(wrote_it[-1]).get(f"{SLOT}.{request}") if wrote_it else None
-        return None if slot is None else int(slot)
+        placed = self.batch(event, request)
+        known = None if placed is None or request is None else placed.slots.get(request)
+        return known if slot is None else int(slot)
+
+    def batch(self, event: int, request: str | None) -> Batch | None:
+        """The last recorded batch up to an event that has the request."""
+        return next((one for one in reversed(self.batches) if one.event <= event and request in one.rows), None)
 
     def header(self, model: Model) -> Header:
         """The header of a trace in which these events are legal: there is room for everything.
@@ -199,7 +217,9 @@ def with_short_names(recorded: Recorded, words: Told) -> tuple[Recorded, Told]:
               replace(one, request=short[one.request or ""]) for one in words.counts]  # fmt: skip
     return replace(
         recorded, events=tuple(_of_short_names(event, short) for event in recorded.events), tensors=renamed,
-        names={name: long for long, name in short.items()},
+        names={name: long for long, name in short.items()}, batches=tuple(
+            Batch(one.event, one.batch, *({short.get(name, name): number for name, number in those.items()}
+                                          for those in (one.rows, one.slots))) for one in recorded.batches),
     ), replace(words, texts=texts, counts=counts)
 
 
@@ -242,8 +262,15 @@ def read(directory: Path) -> Recorded:
         directory, stated.engine, stated.model, stated.weights, stated.config, stated.dtype, _declared(stated),
         stated.layout, stated.shows, stated.controller, stated.num_steps, int(stated.overlap),
         None if stated.attached is None else stated.attached.layers, events, None, notes,
-        lambda event: _tensors(directory, event),
+        lambda event: _tensors(directory, event), batches=_batches(directory / BATCHES),
     )
+
+
+def _batches(file: Path) -> tuple[Batch, ...]:
+    """The recorded batches; a last line that was cut off is skipped."""
+    lines = _bytes(file).splitlines(keepends=True) if file.is_file() else []
+    return tuple(decode(line, Batch, f"{file.name} line {number}", "a batch: event, batch, rows, slots")
+                 for number, line in enumerate(lines, 1) if line.endswith(b"\n"))  # fmt: skip
 
 
 def _events(file: Path, stated: Stated) -> tuple[tuple[AnyEvent, ...], tuple[str, ...]]:
