@@ -16,6 +16,7 @@ import pytest
 import torch
 import typer
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 import instep.attach as room
 from instep.attach import Options, options_in, sglang
@@ -27,7 +28,8 @@ from instep_reference.contract.errors import BadInput
 from support import fake_sglang
 from support.covering import WHOLE
 from support.fake_sglang import Served
-from support.recorded import TINY, lines
+from support.recorded import TINY, lines, stated
+from support.recorded import shown as tensors_of
 
 A, B = b"Return the", b"def main(self):"
 EVERY: dict[str, Any] = {"layers": [], "every": 1}
@@ -181,6 +183,27 @@ def test_two_layers_are_written_around_a_step_switch(engine, tmp_path):
     assert sorted(shown(tmp_path)) == commits[2:6], "two before the switch, the one after it, and one more"
     assert shown(tmp_path)[commits[4]] == {"slot.a", "conv.a.0", "state.a.0", "conv.a.2", "state.a.2"}
     assert judged(tmp_path).exit is Exit.AGREED
+
+
+@pytest.mark.parametrize(("lacks", "message"), [
+    ("state.a.2", "state.a.2: found nothing, expected shape"),
+    ("layers", "attached.layers: found .3., expected some of"),
+])  # fmt: skip
+def test_a_damaged_selection_is_refused(engine, tmp_path, lacks, message):
+    served = engine("0.5.14", {"every": 1})
+    served.request("a", A, 6)
+    served.prefill("a")
+    served.verify(4, a=1)
+    served.settle()
+    made = tmp_path / "recording"
+    if lacks == "layers":
+        stated(made, attached=attached(tmp_path) | {"layers": [3]})
+    else:
+        number = max(shown(tmp_path))
+        kept = {name: one for name, one in tensors_of(made, number).items() if name != lacks}
+        save_file(kept, made / "tensors" / f"{number:06d}.safetensors")
+    with pytest.raises(BadInput, match=message):
+        judged(tmp_path)
 
 
 @pytest.mark.parametrize(("triggers", "written"), [([], 0), (["prefix"], 4), (["retraction"], 4), (["switch"], 8)])
