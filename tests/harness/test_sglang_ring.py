@@ -11,11 +11,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import pytest
+import torch
 
 from instep.campaign.relations import held, relations, step_changes
 from instep.campaign.relations.case import Case
@@ -23,6 +25,7 @@ from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
+from instep_reference.contract.errors import Unsupported
 from peers.environment import TOP, environment
 from support.covering import few
 from support.fake_ring import modules
@@ -133,6 +136,19 @@ def test_a_ring_that_no_op_fills_is_refused(ops: str, strategy: str, says: str, 
     put("0.5.23")
     with pytest.raises(Exception, match=says):
         Replay(small, Setting(ops, strategy=strategy)).run()
+
+
+@pytest.mark.parametrize(("release", "rows", "device", "refused"), [
+    ("0.5.23", torch.float32, "cuda", True), ("0.5.23", torch.bfloat16, "cuda", False),
+    ("0.5.23", torch.float32, "cpu", False), ("0.5.16", torch.float32, "cuda", False),
+])  # fmt: skip
+def test_fp32_rows_are_refused_if_a_card_folds_them_in_tf32(
+    release: str, rows: torch.dtype, device: str, refused: bool, put: Put
+) -> None:
+    put(release)
+    ring = import_module("instep.adapters.sglang_ring")
+    with pytest.raises(Unsupported, match="--dtype bfloat16") if refused else nullcontext():
+        ring.must_have_narrow_rows(ring.ring_of_release(), rows, torch.device(device))
 
 
 def test_a_release_without_a_ring_is_refused(put: Put, small: Trace) -> None:

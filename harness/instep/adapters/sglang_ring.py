@@ -354,11 +354,22 @@ def stacked(layers: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> torch.Tens
     return first.as_strided((len(layers), *first.shape), (*steps, *first.stride()) if steps else (0, *first.stride()))
 
 
+def must_have_narrow_rows(kind: Ring, rows: torch.dtype, device: torch.device) -> None:
+    """Refuse fp32 rows on a card if the commit folds: that fold multiplies them in tf32, and SGLang's are narrow.
+
+    An error of tf32 in a state has the direction of no mistake, so T2d would call such a ring wrong.
+    """
+    if isinstance(kind, FoldedAtCommit) and rows is torch.float32 and device.type == "cuda":
+        raise Unsupported("SGLang's ring of this release with fp32 rows on a card, which its fold rounds to tf32: use "
+                          "--dtype bfloat16, as SGLang serves")  # fmt: skip
+
+
 class RingKeeper:
     """The commit strategy: the slot has a checkpoint, and the ring has the tokens that follow it."""
 
     def __init__(self, config: ModelConfig, sizes: Sizes, memory: Memory, width: int) -> None:
         self.kind, self.width, self.memory = ring_of_release(), width, memory
+        must_have_narrow_rows(self.kind, sizes.types.conv, memory.device)
         names = [*self.kind.pools(config, sizes)]
         self.states = {layer: memory["state"].units(layer) for layer in memory.layers("state")}
         self.rings = {layer: {name: memory[f"ring_{name}"].units(layer) for name in names} for layer in self.states}
