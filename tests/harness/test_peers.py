@@ -282,6 +282,7 @@ def test_maintainer_script_has_thirty_lines_or_a_reason(file: Path) -> None:
 # A release made up here: slots as ours, behind the names of the released module.
 MADE_UP = '''
 import json
+from pathlib import Path
 from instep_reference.contract.adaptive import DEFAULT_FILES
 from instep_reference.contract.controllers import Controlled
 from instep_reference.controllers import controller
@@ -295,7 +296,7 @@ class Slot:
 
 class AdaptiveSpeculativeParams:
     def __init__(self, initial, path):
-        self.initial, self.file, self.sizes = initial, json.load(open(path)), ()
+        self.initial, self.file, self.sizes = initial, json.loads(Path(path).read_text()), ()
         self.make()
     def make(self):
         try:

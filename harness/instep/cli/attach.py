@@ -25,8 +25,8 @@ def attach(
     engine: Annotated[str, typer.Argument(help=f"The engine: {', '.join(ENGINES)}.")],
     command: Annotated[list[str], typer.Argument(help="After --, the command that starts it.")],
     folder: Annotated[Path, typer.Option(help="The directory of the recording.")] = Path("recording"),
-    layers: Annotated[str, typer.Option(help="Recurrent layers whose states are recorded, such as 0,4, or all; by "
-                                             "default the first and the last.")] = "",
+    layers: Annotated[str, typer.Option("--state-layers", help="Recurrent layers whose states are recorded, such as "
+                                                               "0,4, or all; by default the first and the last.")] = "",
     requests: Annotated[str, typer.Option(help="Record only requests whose names begin so; several with commas.")] = "",
     triggers: Annotated[str, typer.Option(help="What makes states be written: a change of the step count, a prefix "
                                                "hit, a retraction.")] = TRIGGERS,
@@ -42,7 +42,7 @@ def attach(
     if engine not in ENGINES:
         raise BadInput("instep attach", found=repr(engine), expected=f"one of {', '.join(ENGINES)}")
     if not all(one.isdecimal() for one in layers.split(",")) and layers not in ("", ALL):
-        raise BadInput("--layers", found=repr(layers), expected="numbers with commas, or all")
+        raise BadInput("--state-layers", found=repr(layers), expected="numbers with commas, or all")
     if (folder / "recording.json").exists():
         raise BadInput("--folder", found=f"{folder}, which has a recording", expected="a new directory")
     chosen: Any = None if not layers else () if layers == ALL else tuple(int(one) for one in layers.split(","))

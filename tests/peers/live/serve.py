@@ -114,7 +114,7 @@ def main(given: Sequence[str] | None = None) -> int:
     own = [sys.executable, "-m", "peers.live.serve", str(options.bundle), str(options.out), "--engine",
            "--steps", options.steps, "--port", str(options.port)]  # fmt: skip
     attach = [sys.executable, "-m", "instep", "attach", "sglang", "--folder", str(options.out / "recording"),
-              "--layers", "all", "--every", str(options.every), "--", *own]  # fmt: skip
+              "--state-layers", "all", "--every", str(options.every), "--", *own]  # fmt: skip
     return subprocess.run(attach, env=environment(files)).returncode
 
 
