@@ -14,9 +14,9 @@ import torch
 
 from instep.allowance import LUCK, MARGIN_ERRORS, TIES_ALWAYS, allowed
 from instep.checks.decisions import apart
-from instep.checks.judge import Chosen, Draw, Ties, chosen, flips, judge
 from instep.checks.measure import Spot
 from instep.checks.sampling_bounds import Row
+from instep.checks.tensor_and_choice_judgement import Chosen, Draw, Ties, chosen, flips, judge
 from instep.verdict import Tier
 from instep_reference.contract.place import Place
 from instep_reference.contract.sampling import Sampling

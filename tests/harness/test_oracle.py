@@ -17,8 +17,8 @@ from instep.oracle import chunked_yardstick
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation
 from instep.oracle.reordering import by_a_unit, up_or_down
-from instep.watch.required_rows import due
 from instep.watch.rows import paths, row_spans, rows
+from instep.watch.rows_to_show import due
 from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Path, Row
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support import contexts as m

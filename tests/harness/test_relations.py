@@ -32,7 +32,7 @@ from instep.campaign.relations.timeline import (
     timelines_of,
 )
 from instep.campaign.relations.tolerance import Yardstick
-from instep.checks.judge import Ties
+from instep.checks.tensor_and_choice_judgement import Ties
 from instep.run.replay import Replay
 from instep.setting import FP8, Setting
 from instep.trace.event_rules import EventRules

@@ -34,7 +34,7 @@ from instep.verdict import Comparison, Verdict
 from instep.watch.carried_facts import left_by
 from instep.watch.event_context import EventContext
 from instep.watch.memory_changes import UNWATCHED
-from instep.watch.required_rows import cut_down
+from instep.watch.rows_to_show import cut_down
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Draft, Event, RequestState
 from instep_reference.contract.place import COMPONENTS, Place, See, unseen

@@ -22,8 +22,8 @@ from instep_reference.contract.errors import BadInput
 
 from ..allowance import LUCK, MARGIN_ERRORS, REDRAWS, granted
 from ..checks.draws import SINGLE, against
-from ..checks.judge import Chosen, Ties
 from ..checks.sampling_bounds import Row, sure
+from ..checks.tensor_and_choice_judgement import Chosen, Ties
 from ..problem import Problem
 from ..verdict import TIES, Comparison, Exit, Tier, Verdict
 from .blockwise_scores import Scores, scored, whole_rows

@@ -11,7 +11,6 @@ from .aliasing import Aliasing
 from .base import Check
 from .bytes import Bytes
 from .capacity import Capacity
-from .contracts import Contracts
 from .copies import Copies
 from .decisions import Decisions
 from .declared_writes import Bounds
@@ -25,6 +24,7 @@ from .hostreads import HostReads
 from .identity import Identity
 from .labels import Labels
 from .leaks import Leaks
+from .op_call_contracts import Contracts
 from .own_inputs import OwnInputs
 from .poison import Poison
 from .propagated import Propagated

@@ -2,7 +2,7 @@
 
 A draft head that writes into the target's configuration changes the reference, too. So configurations are compared
 around every constructor, not between sides. Leaves out: results of ops that share memory, which a contract forbids
-(`contracts.py`), and buffers of graphs (`graph_replays.py`).
+(`op_call_contracts.py`), and buffers of graphs (`graph_replays.py`).
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ from ..watch.event_context import EventContext, RowSpan
 from ..watch.rows import parted, row_spans, rows
 from .base import exact, slot_of
 from .draws import PICK, against, drawing_of
-from .judge import Chosen, Ties, chosen
 from .propagated import OTHER_EXPERTS, carried, family
 from .sampling_bounds import Row
+from .tensor_and_choice_judgement import Chosen, Ties, chosen
 
 
 def drawn_choices(

@@ -22,8 +22,8 @@ from ..oracle.storage_rounding import CUT, HEADS, TURNED, State, before_rounding
 from ..problem import Explained, Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
-from ..watch.required_rows import UPDATE, due
 from ..watch.rows import rows
+from ..watch.rows_to_show import UPDATE, due
 from .base import counted, slot_of
 from .measure import Spot, measured
 from .prefix_findings import of_prefix

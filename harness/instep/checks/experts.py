@@ -25,8 +25,8 @@ from ..watch.event_context import EventContext
 from ..watch.rows import parted, rows
 from .base import slot_of
 from .draws import PICK
-from .judge import Chosen, Ties
 from .propagated import carried, family
+from .tensor_and_choice_judgement import Chosen, Ties
 
 
 class Experts:

@@ -23,8 +23,8 @@ from ..watch.event_context import EventContext
 from ..watch.grown_tree import Growth, grown_of
 from .base import exact, slot_of
 from .grown_tree_mistakes import Tree, mistake
-from .judge import Chosen, Ties
 from .propagated import carried
+from .tensor_and_choice_judgement import Chosen, Ties
 
 PLACE = Place("chain.0", AFTER_LAYERS, "pick")
 Path = tuple[int, ...]  # tokens from the root's child on

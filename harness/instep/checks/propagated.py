@@ -30,8 +30,8 @@ from ..watch.event_context import EventContext, RowSpan
 from ..watch.rows import parted, row_spans, rows
 from ..watch.visible_places import PROPAGATED
 from .base import slot_of
-from .judge import Draw, judge
 from .measure import Spot, blocks, relative_error
+from .tensor_and_choice_judgement import Draw, judge
 from .wrong_conv_windows import named_windows
 
 WINDOW = "conv"

@@ -14,9 +14,9 @@ import torch
 
 from ..checks.base import NOWHERE
 from ..checks.bytes import Bytes
-from ..checks.contracts import Contracts
 from ..checks.draws import Draws
 from ..checks.identity import LENGTH, Identity
+from ..checks.op_call_contracts import Contracts
 from ..checks.own_inputs import OwnInputs
 from ..checks.poison import Poison
 from ..oracle.oracle import Oracle

@@ -20,9 +20,9 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..allowance import REDRAWS, TRUTH_ERROR
 from ..checks.decisions import drawn_choices
-from ..checks.judge import Draw, Ties, chosen, judge
 from ..checks.measure import Spot, blocks, relative_error
 from ..checks.sampling_bounds import Row as DrawnRow
+from ..checks.tensor_and_choice_judgement import Draw, Ties, chosen, judge
 from ..problem import Problem
 from ..run.participant import Participant
 from ..run.participants import Plan, reference, rounded_participant

@@ -29,8 +29,8 @@ from ..trace.tree_shape import lines
 from ..verdict import Skipped
 from ..watch.event_context import EventContext, RowSpan
 from ..watch.grown_tree import head_tree, step_of
-from ..watch.required_rows import due
 from ..watch.rows import paths, row_spans, rows
+from ..watch.rows_to_show import due
 from .layer_work import LayerWork, Work, draft_of, to_state
 from .storage_rounding import entries
 

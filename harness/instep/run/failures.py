@@ -17,7 +17,7 @@ from instep_reference.contract.place import STAGE_LEVEL, Place
 from ..adapters.returned_tensors import WrongResult
 from ..checks.base import NOWHERE, op_at
 from ..checks.capacity import judged
-from ..checks.contracts import broken
+from ..checks.op_call_contracts import broken
 from ..problem import Problem
 from ..subject.engines.verbs import MUST, PAIRS
 from ..subject.guard import MAKES, SERVES, SubjectFailed, WrongType, said_by

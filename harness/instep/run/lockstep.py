@@ -28,7 +28,7 @@ from ..verdict import INTERRUPTED, Comparison, Skipped, Tier, Verdict
 from ..watch.carried_facts import left_by
 from ..watch.event_context import EventContext, Expected
 from ..watch.event_log import NOTHING
-from ..watch.required_rows import cut_down, kept
+from ..watch.rows_to_show import cut_down, kept
 from ..watch.visible_places import Shown
 from .failures import failures
 from .participants import Participants

@@ -25,8 +25,8 @@ from ..oracle.layer_work import Work
 from ..oracle.oracle import Oracle
 from ..verdict import Comparison
 from ..watch.event_context import EventContext, RowSpan
-from ..watch.required_rows import due
 from ..watch.rows import rows
+from ..watch.rows_to_show import due
 from .variant import Patch, in_memory, spelled
 
 

@@ -2,7 +2,7 @@
 
 It reads indices on the host. So calls under a capture of CUDA graphs are counted and not judged, and host reads of the
 judgement are not logged. On a GPU a call is judged with cached indices, and again after the event if these had changed.
-Leaves out: the results of ops, and the use of the log (`checks/contracts.py`).
+Leaves out: the results of ops, and the use of the log (`checks/op_call_contracts.py`).
 """
 
 from __future__ import annotations

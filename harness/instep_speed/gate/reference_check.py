@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from instep.allowance import TRUTH_ERROR
-from instep.checks.judge import judge
 from instep.checks.measure import Spot, blocks, relative_error
+from instep.checks.tensor_and_choice_judgement import judge
 from instep.problem import Problem
 from instep.run.participants import Plan, reference, rounded_participant
 from instep.verdict import Comparison, Tier, Verdict

@@ -24,8 +24,8 @@ from ...trace.driver import own_say
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.event_context import EventContext
 from ...watch.observers import OnHost
-from ...watch.required_rows import UPDATE
 from ...watch.rows import row_spans
+from ...watch.rows_to_show import UPDATE
 from .compare import different, parts, pools, unserved
 from .position_record import Server, state_of, stopped
 from .timeline import RewrittenTrace

@@ -32,8 +32,8 @@ from ...watch.batched_host_copies import on_host
 from ...watch.event_context import EventContext, RowSpan
 from ...watch.grown_tree import head_tree
 from ...watch.memory_changes import UNWATCHED
-from ...watch.required_rows import UPDATE
 from ...watch.rows import row_spans
+from ...watch.rows_to_show import UPDATE
 from ...watch.visible_places import WHOLE, Shown
 from .timeline import RewrittenTrace
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ...allowance import TRUTH_ERROR
-from ...checks.judge import Ties, chosen, judge
 from ...checks.measure import Spot, blocks, relative_error
+from ...checks.tensor_and_choice_judgement import Ties, chosen, judge
 from ...problem import Problem
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.visible_places import PROPAGATED

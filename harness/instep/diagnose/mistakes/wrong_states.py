@@ -19,7 +19,7 @@ from ...checks.ring_overflows import overfull, unstored_updates
 from ...checks.wrong_state_inputs import Scene, add
 from ...oracle.folding import Run
 from ...oracle.recomputation import Recomputation
-from ...watch.required_rows import UPDATE
+from ...watch.rows_to_show import UPDATE
 from .case import Case, Explanation
 
 
