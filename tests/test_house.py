@@ -47,7 +47,8 @@ ALLOWED = {
 }
 # Modules that may bring an engine into being; every other harness module is handed one.
 BUILDS_ENGINES = {
-    "instep.run.participants", "instep.run.single_engine", "instep.run.large_model", "instep.run.storing_reference",
+    "instep.run.participants", "instep.run.engine_without_comparison", "instep.run.large_model",
+    "instep.run.storing_reference",
 }
 ENGINE_MODULES = ("instep_optimized.engine", "instep_reference.engine", "instep_reference.ledger")
 # Nothing in the contract computes: these are the only torch names it may use.
@@ -129,9 +130,9 @@ def test_an_import_across_layers_is_seen(name: str, other: str, may: bool) -> No
 
 # The rooms of `instep` in their order: a room imports only from rooms before it, in functions too.
 ROOMS = (
-    "problem", "options", "atomic_write", "lru_cache", "bundled", "threads", "verdict", "allowance", "player", "trace",
-    "watch", "oracle", "checks", "adapters", "subject", "setting", "run", "diagnose", "report", "generate", "campaign",
-    "audit", "attach", "kit", "cli", "plugin", "__main__",
+    "finding_problem", "options", "atomic_write", "lru_cache", "bundled", "threads", "verdict", "allowance", "player",
+    "trace", "watch", "oracle", "checks", "adapters", "subject", "setting", "run", "diagnose", "report", "generate",
+    "campaign", "audit", "attach", "kit", "cli", "plugin", "__main__",
 )
 # Imports of a later room, or in a circle, that are still there: (module, imported module) -> what removes them.
 UPWARD: dict[tuple[str, str], str] = {

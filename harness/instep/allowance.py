@@ -21,7 +21,7 @@ Errors = TypeVar("Errors", torch.Tensor, npt.NDArray[np.float64])
 YARDSTICK_FACTOR = 3.0
 
 # Products that a subject declares to be narrower change the yardstick, never a constant: see
-# `oracle/declared_products.py`.
+# `oracle/declared_product_rounding.py`.
 
 # T2, T3. Added in units of the last place (`finfo.eps`) of the stored dtype: one rounding of each side into storage and
 # one of each side's last operation. If the yardstick happens to be exact, only this term remains.
@@ -99,9 +99,10 @@ PROJECTION_ERROR = 1 / 16
 # of them (2.0 deviations at most), so none could have been called wrong. Without the declaration of that conv's results
 # there were 62 such pairs, the largest 0.49 (3.6 deviations at most): no draw had these roundings.
 
-# T2d. If operands of products may be truncated (tf32; `oracle/declared_products.py`), errors of correct engines have a
-# mean, which truncating yardsticks show. A wrong state is decided only while the limit is 8 standard errors beyond this
-# many times the mean: once for a kernel that truncates like the yardstick, twice for a formula with other operands.
+# T2d. If operands of products may be truncated (tf32; `oracle/declared_product_rounding.py`), errors of correct engines
+# have a mean, which truncating yardsticks show. A wrong state is decided only while the limit is 8 standard errors
+# beyond this many times the mean: once for a kernel that truncates like the yardstick, twice for a formula with other
+# operands.
 LEANING = 2.0
 
 # T2d. Correct states that are drawn to measure that error if yardsticks share roundings, and before anything is wrong.

@@ -1,7 +1,7 @@
 """The setting of a subject: one frozen value for the command line, the engine's options and printed commands.
 
-Leaves out: building anything from it (`run/participants.py`, `run/single_engine.py`), and combinations that an engine
-refuses.
+Leaves out: building anything from it (`run/participants.py`, `run/engine_without_comparison.py`), and combinations that
+an engine refuses.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
+from .finding_problem import Explained, Problem, sentence
 from .options import tiers_named
-from .problem import Explained, Problem, sentence
 
 if TYPE_CHECKING:
     import torch

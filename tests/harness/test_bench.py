@@ -25,7 +25,7 @@ from instep.verdict import Exit
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput, Unsupported
-from instep_speed.bench import KINDS, grid, kind, peer_table, plots, render, run
+from instep_speed.bench import KINDS, grid, kernels_of_peers, kind, plots, render, run
 from instep_speed.bench.base import TOO, Arm
 from instep_speed.bench.clock import Rates
 from instep_speed.bench.kinds import pick, rounds, strategies
@@ -188,7 +188,7 @@ def test_second_arm_makes_its_inputs_in_every_layer_for_peers(name: str, monkeyp
         made.append(len(given["mixed"]))
         return PLAIN.gdn_inputs(**given)
 
-    monkeypatch.setitem(peer_table.PEERS, name, {})
+    monkeypatch.setitem(kernels_of_peers.PEERS, name, {})
     ground = run.Ground(torch.device("cpu"), FP32, {"it": replace(PLAIN, gdn_inputs=gdn_inputs)}, MACHINE, 0)
     at = {"batch": 2, "window": 4, "heads": 4, "state": "float32"}
     arms = {arm.name: arm for arm in kind(name).make(ground, at).arms}
@@ -278,7 +278,7 @@ def test_peer_is_judged_and_its_finding_is_next_to_its_speed(
     module: Any = ModuleType("made_up_peer")
     module.maker = maker
     monkeypatch.setitem(sys.modules, "made_up_peer", module)
-    monkeypatch.setitem(peer_table.PEERS, "pick", {"made up": "made_up_peer:maker"})
+    monkeypatch.setitem(kernels_of_peers.PEERS, "pick", {"made up": "made_up_peer:maker"})
     found = ran(PLAIN, "pick", peers=True)
     assert found.exit is Exit.AGREED and all("us" in row["arms"]["it"] for row in found.rows)  # it is not ours
     arm = found.rows[0]["arms"].get("made up")

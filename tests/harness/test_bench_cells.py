@@ -20,7 +20,7 @@ import torch
 from instep_optimized.ops.base import ExpertWeights
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import Unsupported
-from instep_speed.bench import kind, peer_table
+from instep_speed.bench import kernels_of_peers, kind
 from instep_speed.bench.base import SEED, TO, Cell, Ground
 from instep_speed.bench.clock import Rates
 from instep_speed.bench.drawn_rows import redrawn
@@ -58,7 +58,7 @@ def test_memory_is_redrawn_in_its_original_scale(name: str, monkeypatch: pytest.
 
     module.maker = maker
     monkeypatch.setitem(sys.modules, "made_up_peer", module)
-    monkeypatch.setitem(peer_table.PEERS, name, {"made up": "made_up_peer:maker"})
+    monkeypatch.setitem(kernels_of_peers.PEERS, name, {"made up": "made_up_peer:maker"})
     cell = made(name, ground())
     pools = POOLS[name](seen)
     sizes = [pool.std() for pool in pools]

@@ -22,7 +22,7 @@ from rich.console import Console
 from instep.verdict import Exit
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
-from instep_speed.bench import arms, clock, grid, kind, peer_table, render, run
+from instep_speed.bench import arms, clock, grid, kernels_of_peers, kind, render, run
 from instep_speed.bench import page as pages
 from instep_speed.bench.answer_check import Judged, errors
 from instep_speed.bench.arms import measured
@@ -70,7 +70,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bench]:
         module: Any = ModuleType("made_up_fla")
         module.maker = maker
         monkeypatch.setitem(sys.modules, "made_up_fla", module)
-        monkeypatch.setitem(peer_table.PEERS, "prefill", {} if theirs is None else {TO: "made_up_fla:maker"})
+        monkeypatch.setitem(kernels_of_peers.PEERS, "prefill", {} if theirs is None else {TO: "made_up_fla:maker"})
         return bench(Asked({"it": replace(PLAIN, gdn=ours)}, "cpu", FP32, ("prefill",), "tiny",
                            at={"sequences": ("2",)}))  # fmt: skip
 
@@ -236,7 +236,7 @@ def test_device_killed_while_a_cell_is_built_is_reported(
     made: Any = ModuleType("made_up_peer")
     made.maker = killed(picks, 1)
     monkeypatch.setitem(sys.modules, "made_up_peer", made)
-    monkeypatch.setitem(peer_table.PEERS, "pick", {"made up": "made_up_peer:maker"})
+    monkeypatch.setitem(kernels_of_peers.PEERS, "pick", {"made up": "made_up_peer:maker"})
     found = bench(Asked({"it": PLAIN}, "cpu", FP32, ("pick",), "tiny", peers=True))
     (row,) = found.rows
     assert row["arms"] == {} and found.exit is Exit.INCONCLUSIVE and found.left == {"pick": 1}

@@ -13,7 +13,7 @@ import torch
 
 from instep.campaign.shapes.random_weights import random_checkpoint
 from instep.checks.capacity import budgeted
-from instep.subject.memory_budget import PAGE_SIZE, need
+from instep.subject.memory_per_request import PAGE_SIZE, need
 from instep.verdict import Comparison
 from instep.watch.event_log import Room
 from instep_optimized import OptimizedEngine, Options, load

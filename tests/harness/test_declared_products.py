@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from instep.oracle.declared_products import MULTIPLY, Operands, in_chunks, launched, to_bits
+from instep.oracle.declared_product_rounding import MULTIPLY, Operands, in_chunks, launched, to_bits
 from instep.oracle.reordering import Reordered
 from instep.run.variant import swapped
 from instep.subject.declared_rounding import NOTHING, Declared, declared

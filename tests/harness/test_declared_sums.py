@@ -16,7 +16,7 @@ import torch
 
 from instep.kit.cases import CASES
 from instep.kit.judge import judged
-from instep.oracle.declared_products import added
+from instep.oracle.declared_product_rounding import added
 from instep.subject.declared_rounding import declared
 from instep.subject.engines.verbs import product_of
 from instep_optimized import load

@@ -21,7 +21,7 @@ from instep.diagnose import RunHistory, bank, explained
 from instep.diagnose.mistakes.case import Case, Explanation
 from instep.diagnose.mistakes.explanation_fit import best
 from instep.diagnose.mistakes.misplaced import elsewhere
-from instep.problem import UNEXPLAINED, Explained, Problem
+from instep.finding_problem import UNEXPLAINED, Explained, Problem
 from instep.verdict import Comparison, Tier
 from instep.watch.event_context import RowSpan
 from instep.watch.rows import row_spans, rows

@@ -17,8 +17,8 @@ import torch
 from instep.checks.directed import scene_of
 from instep.checks.wrong_state_inputs import Scene, add
 from instep.diagnose import RunHistory, explained
+from instep.finding_problem import UNEXPLAINED, Explained, Problem
 from instep.oracle.recomputation import Recomputation
-from instep.problem import UNEXPLAINED, Explained, Problem
 from instep.verdict import Tier
 from instep.watch.event_context import EventContext
 from instep_reference.contract.engine import Commit

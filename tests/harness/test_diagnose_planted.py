@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from instep.diagnose import diagnose
-from instep.problem import UNEXPLAINED
+from instep.finding_problem import UNEXPLAINED
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace, read

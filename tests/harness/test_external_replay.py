@@ -13,9 +13,9 @@ from msgspec import structs
 
 from instep.cli.record import make
 from instep.diagnose import diagnose
+from instep.run.engine_without_comparison import header_of
 from instep.run.participants import Plan, reference
 from instep.run.replay import Replay
-from instep.run.single_engine import header_of
 from instep.setting import Setting
 from instep.subject.proposers import ngram
 from instep.trace.driver import drive
@@ -188,7 +188,7 @@ def test_proposer_is_one_round_late_when_rounds_overlap(tmp_path):
 
 def test_memory_counts_no_draft_kv(instep):
     """One attention layer and three MTP layers: a quarter of the KV is left."""
-    from instep.subject.memory_budget import need
+    from instep.subject.memory_per_request import need
     from instep_optimized import Options
 
     config = Checkpoint.open(HOME).config

@@ -14,7 +14,7 @@ import torch
 
 from instep.campaign.shapes import shape
 from instep.campaign.shapes.random_weights import random_checkpoint
-from instep.subject.memory_budget import PAGE_SIZE, need, needs, spelled, weights_bytes
+from instep.subject.memory_per_request import PAGE_SIZE, need, needs, spelled, weights_bytes
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.layout import Pages

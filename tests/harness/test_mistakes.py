@@ -17,7 +17,7 @@ from instep import kit
 from instep.diagnose.mistakes.delta_rule import MISTAKES as CATALOGUE
 from instep.diagnose.mistakes.delta_rule import candidates, listed
 from instep.diagnose.mistakes.delta_rule_with_hooks import ROWS, Call, walk
-from instep.problem import Explained, Unexplained
+from instep.finding_problem import Explained, Unexplained
 from support.covering import WHOLE
 from support.wrong_rules import MISTAKES, RAW_MISTAKES, UNKNOWN, dense_ops, raw_ops
 

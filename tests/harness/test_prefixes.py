@@ -36,7 +36,7 @@ from support.traces import PROMPTS, ROOM, header, policy, recorded
 
 pytestmark = pytest.mark.slow  # runs with and without a shared prefix
 
-SAVED, UNITS, ENGINE = (f"instep_optimized/{name}.py" for name in ("memory/saved", "memory/units", "engine"))
+SAVED, UNITS, ENGINE = (f"instep_optimized/{name}.py" for name in ("memory/saved", "memory/tiled_units", "engine"))
 PREFIXES, COLUMNS, MIXED = (f"instep_optimized/{name}.py" for name in ("prefixes", "commit/columns", "mixed"))
 BEGIN = "request.length.exact - len(final)"
 TOLD = policy(

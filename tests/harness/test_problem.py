@@ -8,7 +8,7 @@ import pytest
 
 from instep.diagnose.bank import _contracts, _unknown
 from instep.diagnose.mistakes.case import UNRECOGNISED
-from instep.problem import Explained, Problem, Unexplained, sentence
+from instep.finding_problem import Explained, Problem, Unexplained, sentence
 from instep.report.outcome_data import finding
 from support.outcomes import comparison
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from instep.oracle.declared_products import added
+from instep.oracle.declared_product_rounding import added
 from instep_optimized import load
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import SUMS

@@ -68,7 +68,7 @@ def limits() -> Table:
 
 def needs() -> Table:
     from instep.campaign.shapes import sized_like
-    from instep.subject.memory_budget import needs
+    from instep.subject.memory_per_request import needs
     from instep_optimized import Options
 
     return memory._table(list(needs(sized_like("qwen3.5-9b"), Options(), 8, 4096)), "requests of 4096 tokens", 2**36)

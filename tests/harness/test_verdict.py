@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from instep.problem import Explained, Problem, WrongContent
+from instep.finding_problem import Explained, Problem, WrongContent
 from instep.verdict import Comparison, Exit, Skipped, Tier, Verdict, prefer_shared
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 

@@ -30,7 +30,7 @@ from instep.atomic_write import write_atomically
 from instep.campaign.shapes import shape
 from instep.campaign.shapes.random_weights import random_checkpoint
 from instep.player import Player
-from instep.run.single_engine import engine
+from instep.run.engine_without_comparison import engine
 from instep.setting import Setting
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.engine import Draft

@@ -18,7 +18,7 @@ from msgspec import structs
 from instep.checks import Check
 from instep.checks.derived import Derived
 from instep.diagnose import RunHistory, explained
-from instep.oracle.declared_products import Operands
+from instep.oracle.declared_product_rounding import Operands
 from instep.oracle.reordering import Reordered
 from instep.player import Side
 from instep.run.lockstep import expect

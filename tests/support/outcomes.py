@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from instep.problem import Problem
+from instep.finding_problem import Problem
 from instep.run.replay import Outcome
 from instep.run.trace_history import History, Text
 from instep.setting import Setting

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from instep.audit.write import Recording
 from instep.generate.decode import Ask
 from instep.player import Observer, Side
-from instep.run.single_engine import engine
+from instep.run.engine_without_comparison import engine
 from instep.setting import Setting
 from instep.trace.driver import drive
 from instep.trace.event_rules import EventRules

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from instep_optimized import load
-from instep_optimized.ops.plain.ring import keeps_updates, put_updates
+from instep_optimized.ops.plain.rerun_ring import keeps_updates, put_updates
 from instep_reference.contract.place import Place
 
 PLAIN, LEDGER, TRITON = load("plain"), load("ledger"), load("triton")

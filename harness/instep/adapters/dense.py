@@ -16,7 +16,7 @@ from instep_optimized.layout import Inputs, Part, Ring
 from instep_optimized.ops.base import Gdn, GdnInputs
 from instep_optimized.ops.plain.compute_width import width
 from instep_optimized.ops.plain.requests_of_part import Lanes, after, along, before, lanes
-from instep_optimized.ops.plain.ring import NO_UPDATES, keep, recalled
+from instep_optimized.ops.plain.rerun_ring import NO_UPDATES, keep, recalled
 from instep_optimized.ops.plain.scaled_tiles import as_stored
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place

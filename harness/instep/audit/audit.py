@@ -22,7 +22,7 @@ from instep_reference.contract.errors import BadInput
 
 from ..run.replay import Outcome
 from ..setting import wide
-from ..subject.memory_budget import spelled, weights_bytes
+from ..subject.memory_per_request import spelled, weights_bytes
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.header import Model, config_digest

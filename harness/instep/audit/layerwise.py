@@ -26,7 +26,7 @@ from instep_reference.weights import LayerWeights, Weights, layer_of
 
 from ..allowance import TRUTH_ERROR
 from ..checks.measure import relative_error
-from ..oracle.declared_products import Operands
+from ..oracle.declared_product_rounding import Operands
 from ..oracle.reordering import Reordered, stored
 from ..run.participants import rounding
 from ..subject.declared_rounding import Declared

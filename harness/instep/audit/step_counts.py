@@ -18,7 +18,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import AFTER_LAYERS, Place
 from instep_reference.controllers import Controller, controller
 
-from ..problem import Problem
+from ..finding_problem import Problem
 from ..trace.driver import ASKS_WITH
 from ..verdict import Comparison, Tier
 

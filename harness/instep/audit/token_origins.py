@@ -16,8 +16,8 @@ from instep_reference.contract.event_facts import kind_of, named
 from instep_reference.contract.place import AFTER_LAYERS, Place
 from instep_reference.sampling import Drawing
 
+from ..finding_problem import Problem
 from ..generate.sampling_inputs import Drawn, drawn_at
-from ..problem import Problem
 from ..trace.event_rules import EventRules
 from ..verdict import Comparison, Skipped, Tier
 

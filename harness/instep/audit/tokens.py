@@ -24,7 +24,7 @@ from ..allowance import LUCK, MARGIN_ERRORS, REDRAWS, granted
 from ..checks.draws import SINGLE, against
 from ..checks.sampling_bounds import Row, sure
 from ..checks.tensor_and_choice_judgement import Chosen, Ties
-from ..problem import Problem
+from ..finding_problem import Problem
 from ..verdict import TIES, Comparison, Exit, Tier, Verdict
 from .blockwise_scores import Scores, scored, whole_rows
 from .drafts import HEADS, drafted

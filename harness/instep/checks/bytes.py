@@ -17,9 +17,9 @@ from instep_reference.contract.event_facts import tracks
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, draft_stage
 from instep_reference.contract.rounding import read_as
 
+from ..finding_problem import Moved, Problem
 from ..oracle.oracle import Oracle
 from ..oracle.storage_rounding import entries, narrower
-from ..problem import Moved, Problem
 from ..verdict import Comparison, Sides, Skipped, Tier
 from ..watch.carried_facts import last_forward
 from ..watch.event_context import EventContext, KeptCopy, LastForward, RowSpan, branching

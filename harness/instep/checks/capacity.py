@@ -14,7 +14,7 @@ import torch
 from instep_reference.contract.engine import Region
 from instep_reference.contract.meaning import Positions
 
-from ..problem import Problem
+from ..finding_problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.event_log import EventLog, Room

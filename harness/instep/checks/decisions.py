@@ -15,7 +15,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 from instep_reference.sampling import probabilities
 
 from ..allowance import MARGIN_ERRORS, granted
-from ..problem import Problem
+from ..finding_problem import Problem
 from ..verdict import TIES, Comparison, Skipped, Tier
 from ..watch.event_context import EventContext, RowSpan
 from ..watch.rows import parted, row_spans, rows

@@ -15,11 +15,11 @@ import torch
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Blocked, read_as
 
+from ..finding_problem import Explained, Problem
 from ..oracle.folding import Run
 from ..oracle.oracle import Oracle
 from ..oracle.recomputation import Recomputation
 from ..oracle.storage_rounding import CUT, HEADS, TURNED, State, before_rounding, narrower
-from ..problem import Explained, Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.rows import rows

@@ -15,10 +15,10 @@ import torch
 from torch.nn import functional as F
 
 from ..allowance import COLUMNS, DITHERED, LEANING, MORE_DRAWS, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, UNDECIDED_CAP
+from ..finding_problem import Code, Explained, Problem, WrongContent, sentence
 from ..oracle.miscounted_states import handed_over
 from ..oracle.oracle import Oracle
 from ..oracle.recomputation import Recomputation
-from ..problem import Code, Explained, Problem, WrongContent, sentence
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from .base import slot_of

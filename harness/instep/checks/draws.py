@@ -17,7 +17,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 from instep_reference.contract.sampling import Sampling
 from instep_reference.sampling import Drawing, drawn, fp32, probabilities
 
-from ..problem import Problem
+from ..finding_problem import Problem
 from ..trace.tree_shape import depths
 from ..verdict import Comparison, Tier
 from ..watch.event_context import EventContext, RowSpan

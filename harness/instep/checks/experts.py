@@ -16,10 +16,10 @@ from instep_reference.contract.engine import Admit, Commit, Event, Evict, Forwar
 from instep_reference.weights import MoeWeights
 
 from ..allowance import granted
+from ..finding_problem import Problem
 from ..oracle.expert_routes import Route, scores_of
 from ..oracle.oracle import Oracle
 from ..oracle.recomputation import Recomputation
-from ..problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.rows import parted, rows

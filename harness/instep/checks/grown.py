@@ -17,7 +17,7 @@ from instep_reference.contract.engine import Draft, Drafted
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..allowance import granted, log_prob_error
-from ..problem import Problem
+from ..finding_problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.grown_tree import Growth, grown_of

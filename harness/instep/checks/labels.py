@@ -16,7 +16,7 @@ from instep_reference.contract.event_facts import tracks
 from instep_reference.contract.place import Place
 from instep_reference.label_mixing import MASK, mix
 
-from ..problem import Problem
+from ..finding_problem import Problem
 from ..verdict import Comparison, Tier
 from ..watch.carried_facts import last_forward
 from ..watch.event_context import EventContext

@@ -15,7 +15,7 @@ import torch
 from instep_reference.contract.place import Place
 
 from ..allowance import SCALE_FLOOR, SMALLEST_BLOCK, YARDSTICK_FACTOR, allowed
-from ..problem import Problem
+from ..finding_problem import Problem
 from ..verdict import Comparison, Tier
 
 # Components whose heads are separate blocks, and the axis of the heads.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from instep_reference.contract.event_facts import facts
 from instep_reference.contract.place import Place
 
-from ..problem import Problem
+from ..finding_problem import Problem
 from ..trace.tree_shape import lines
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext, RowSpan

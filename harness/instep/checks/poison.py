@@ -14,7 +14,7 @@ import torch
 
 from instep_reference.contract.place import Place
 
-from ..problem import Problem
+from ..finding_problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.memory_changes import Looked, bits, pattern

@@ -12,7 +12,7 @@ import torch
 
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
-from ..problem import Problem
+from ..finding_problem import Problem
 from ..verdict import Comparison
 from ..watch.event_context import EventContext, LastForward
 from ..watch.rows import rows

@@ -22,9 +22,9 @@ import torch
 from instep_reference.contract.place import Place
 
 from ..allowance import REDRAWS, TRUTH_ERROR
+from ..finding_problem import Explained
 from ..oracle.free_run import Redraws
 from ..player import Side
-from ..problem import Explained
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext, RowSpan
 from ..watch.rows import parted, row_spans, rows

@@ -14,7 +14,7 @@ import torch
 from instep_reference.contract.place import Place
 
 from ..allowance import LUCK, TIES_ALWAYS, TIES_CAP, YARDSTICK_FACTOR, granted
-from ..problem import Problem
+from ..finding_problem import Problem
 from ..verdict import Comparison, Tier
 from .measure import Spot, measured
 

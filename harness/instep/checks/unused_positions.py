@@ -13,7 +13,7 @@ from instep_reference.contract.engine import Commit, Draft, Region
 from instep_reference.contract.event_facts import facts
 from instep_reference.contract.meaning import Positions
 
-from ..problem import Problem
+from ..finding_problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext, RowSpan
 from ..watch.memory_changes import Looked

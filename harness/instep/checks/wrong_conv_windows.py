@@ -13,7 +13,7 @@ from instep_reference.contract.engine import Commit
 from instep_reference.contract.place import Place
 
 from ..allowance import NEAR
-from ..problem import WrongContent
+from ..finding_problem import WrongContent
 from ..watch.carried_facts import last_forward
 from ..watch.event_context import EventContext, branching
 from ..watch.rows import row_spans, rows

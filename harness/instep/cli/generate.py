@@ -100,7 +100,7 @@ def _must_be_writable(trace: Path | None, json: Path | None) -> None:
 def _show(decoded: Decoded, words: Words, verdict: Verdict | None, trace: Path | None, json: Path | None) -> None:
     """Write the run and the result, print texts and figures; return the exit code."""
     from ..generate import render
-    from ..subject.memory_budget import need
+    from ..subject.memory_per_request import need
 
     ask = decoded.ask
     widest, tokens = max((*ask.header.candidates, ask.num_steps)) + 1, ask.header.room().request_positions

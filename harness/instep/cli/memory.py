@@ -1,6 +1,6 @@
 """`instep memory`: the memory of a request under every commit strategy, and how many requests fit.
 
-Leaves out: the figures (`instep.subject.memory_budget`), and memory that is not per request, except the weights.
+Leaves out: the figures (`instep.subject.memory_per_request`), and memory that is not per request, except the weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ..subject.memory_budget import Need
+    from ..subject.memory_per_request import Need
 
 
 @takes_setting(
@@ -52,7 +52,7 @@ def memory(
     from ..campaign.shapes import sized_like
     from ..report import tables
     from ..report.result import Result
-    from ..subject.memory_budget import needs, spelled, weights_bytes
+    from ..subject.memory_per_request import needs, spelled, weights_bytes
     from ..verdict import Exit
 
     if not math.isfinite(gib):

@@ -95,8 +95,8 @@ def make(
     from instep_reference.contract.errors import BadInput
 
     from ..report.machine import installed
+    from ..run.engine_without_comparison import header_of
     from ..run.participants import Plan, reference
-    from ..run.single_engine import header_of
     from ..setting import Setting
     from ..trace.driver import drive, recorded
     from ..trace.file import write

@@ -19,8 +19,8 @@ from ..checks.identity import LENGTH, Identity
 from ..checks.op_call_contracts import Contracts
 from ..checks.own_inputs import OwnInputs
 from ..checks.poison import Poison
+from ..finding_problem import Explained, Problem, Unexplained
 from ..oracle.oracle import Oracle
-from ..problem import Explained, Problem, Unexplained
 from ..verdict import Comparison, Tier
 from ..watch.event_context import EventContext
 from .mistakes.attention_precision import shares

@@ -20,8 +20,8 @@ from instep_reference.contract.engine import AnyEvent, Finish, RequestState
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.sampling import Sampling
 
+from ..run.engine_without_comparison import engine, header_of
 from ..run.participants import candidates
-from ..run.single_engine import engine, header_of
 from ..setting import Setting
 from ..trace.driver import Step, drive
 from ..trace.event_rules import EventRules

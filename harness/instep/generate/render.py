@@ -13,7 +13,7 @@ from ..report.messages import numbers, where
 from ..report.result import Result
 from ..report.tables import say
 from ..run.trace_history import printable
-from ..subject.memory_budget import Need, spelled
+from ..subject.memory_per_request import Need, spelled
 from ..verdict import Comparison, Exit, Verdict
 from .decode import Ask, Decoded
 from .rates import Speed

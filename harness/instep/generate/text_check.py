@@ -23,7 +23,7 @@ from ..checks.decisions import drawn_choices
 from ..checks.measure import Spot, blocks, relative_error
 from ..checks.sampling_bounds import Row as DrawnRow
 from ..checks.tensor_and_choice_judgement import Draw, Ties, chosen, judge
-from ..problem import Problem
+from ..finding_problem import Problem
 from ..run.participant import Participant
 from ..run.participants import Plan, reference, rounded_participant
 from ..verdict import TIES, Comparison, Tier, Verdict

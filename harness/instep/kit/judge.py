@@ -26,12 +26,12 @@ from instep_reference.weights import Weights
 
 from ..allowance import log_prob_error
 from ..checks.measure import Spot, granted_error, measured
+from ..finding_problem import Problem
 from ..oracle.chunked_yardstick import CHUNKS
-from ..oracle.declared_products import Operands, in_chunks
+from ..oracle.declared_product_rounding import Operands, in_chunks
 from ..oracle.recomputation import DRAWS, FEWEST_DRAWS, ROUNDED_ONCE
 from ..oracle.reordering import Reordered
 from ..oracle.storage_rounding import before_rounding, narrower
-from ..problem import Problem
 from ..run.failures import failure
 from ..setting import wide
 from ..subject.declared_rounding import of_width

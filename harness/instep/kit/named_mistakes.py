@@ -22,7 +22,7 @@ from ..diagnose.mistakes.delta_rule import MISTAKES, Candidate, candidates, list
 from ..diagnose.mistakes.delta_rule_on_own_inputs import LARGEST, explanation, part
 from ..diagnose.mistakes.delta_rule_with_hooks import Call, Rows
 from ..diagnose.mistakes.explanation_fit import APART, FLOOR, agrees, best, fit
-from ..problem import Explained, Unexplained
+from ..finding_problem import Explained, Unexplained
 from ..verdict import Comparison
 from .cases.case import Inputs
 from .expected import gates_of, walk, widened

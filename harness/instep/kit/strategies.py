@@ -22,7 +22,7 @@ from instep_reference.contract.errors import BadInput
 
 from ..campaign.fuzz import draw as drawn
 from ..campaign.fuzz.campaign import edges_of
-from ..run.single_engine import header_of
+from ..run.engine_without_comparison import header_of
 from ..trace.driver import Step, recorded
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace

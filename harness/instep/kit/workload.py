@@ -20,8 +20,8 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 
 from ..campaign.shapes.random_weights import random_checkpoint
+from ..run.engine_without_comparison import header_of
 from ..run.participants import Plan, reference
-from ..run.single_engine import header_of
 from ..setting import Setting
 from ..trace.driver import drive, recorded
 from ..trace.event_text import told

@@ -9,7 +9,7 @@ hand, in fp64 and in the declared width:
 
 In fp64 that is 1e-10 for a long chunk, so another rule shows. In fp32 the limit is wide, like every bound that adds up
 all roundings; an overflow or a 16-bit product still exceeds it.
-Leaves out: a declared form, whose products are narrower on purpose (`declared_products.py`).
+Leaves out: a declared form, whose products are narrower on purpose (`declared_product_rounding.py`).
 """
 
 from __future__ import annotations

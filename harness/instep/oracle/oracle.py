@@ -22,7 +22,7 @@ from instep_reference.gdn import GdnMemory
 
 from ..verdict import Skipped
 from ..watch.event_context import EventContext, RowSpan
-from .declared_products import NONE
+from .declared_product_rounding import NONE
 from .event_plan import EventPlan, Planner, SpanPlan, Task
 from .folding import Folding, PreviousStep, Run
 from .layer_work import LayerWork, Work

@@ -24,7 +24,7 @@ from ..lru_cache import LAYERS
 from ..player import Side
 from ..watch.event_context import RowSpan
 from .chunked_yardstick import in_chunks, must_be_one_rule
-from .declared_products import CUTS, FOLDED, InChunks, Operands, Squares
+from .declared_product_rounding import CUTS, FOLDED, InChunks, Operands, Squares
 from .expert_routes import ROUTER, Routes
 from .folding import Folding, Run, Runs
 from .layer_work import LayerWork, Work
@@ -58,7 +58,7 @@ class Recomputation:
     wrongs      the results of known mistakes, to name a failure: a sentence, and the piece on other rows
     dithered    number of further draws, in which every declared rounding is stochastic
     narrow      whether something is stored or multiplied narrower than it is summed: yardsticks share those roundings
-    leans       whether every second yardstick cuts operands off (`declared_products.py`)
+    leans       whether every second yardstick cuts operands off (`declared_product_rounding.py`)
     prefix      for a tracked state: the name under which it is kept; the span ends with its last token
     all_ops     for a piece that ran to its state alone: the same with every op of the layer; None: it has them
     later_windows  for a chunk that continues a prompt: sentences, and the states in fp64 after a conv window of later
@@ -116,7 +116,7 @@ class Recomputation:
 class Runner:
     """Runs a piece in fp64, and in the declared width: rounded at the declared points, summed in any order.
 
-    rounds: component -> how it is stored; products: form of an op -> how it multiplies (`declared_products.py`)
+    rounds: component -> how it is stored; products: form of an op -> how it multiplies (`declared_product_rounding.py`)
     """
 
     truth: Weights

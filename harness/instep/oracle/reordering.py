@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from instep_reference.contract.place import Place, See
 from instep_reference.contract.rounding import Blocked, Storage
 
-from .declared_products import MULTIPLY, Operands
+from .declared_product_rounding import MULTIPLY, Operands
 from .expert_routes import Routes
 from .storage_rounding import State, by_chance, narrower, rounded
 

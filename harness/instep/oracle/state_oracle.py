@@ -19,7 +19,7 @@ from instep_reference.contract.rounding import Product, Storage
 from instep_reference.weights import Weights
 
 from ..watch.event_context import EventContext, RowSpan
-from .declared_products import NONE
+from .declared_product_rounding import NONE
 from .event_plan import EventPlan, Planner, Recurrence, Task, after_window, state_before
 from .layer_work import to_state
 from .oracle import Oracle

@@ -18,7 +18,7 @@ from ..adapters.returned_tensors import WrongResult
 from ..checks.base import NOWHERE, op_at
 from ..checks.capacity import judged
 from ..checks.op_call_contracts import broken
-from ..problem import Problem
+from ..finding_problem import Problem
 from ..subject.engines.verbs import MUST, PAIRS
 from ..subject.guard import MAKES, SERVES, SubjectFailed, WrongType, said_by
 from ..verdict import Comparison, Raised, Tier

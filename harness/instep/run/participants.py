@@ -38,7 +38,7 @@ from instep_reference.engine import ReferenceEngine
 from instep_reference.ledger import LedgerEngine
 
 from ..adapters import Maker, Subject, takes
-from ..oracle.declared_products import Operands, Squares
+from ..oracle.declared_product_rounding import Operands, Squares
 from ..oracle.expert_routes import Routes
 from ..oracle.reference_weights import digest_of, weights_of
 from ..oracle.reordering import Reordered, stored

@@ -28,8 +28,8 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..allowance import DITHERED, REDRAWS
 from ..checks import Check, for_free_runs, for_labels, for_numbers
+from ..finding_problem import Problem
 from ..oracle.free_run import FreeOracle
-from ..problem import Problem
 from ..setting import WIDTHS, Setting, moves_labels
 from ..subject.declared_rounding import NOTHING, Declared
 from ..subject.guard import SubjectFailed

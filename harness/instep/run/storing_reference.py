@@ -19,7 +19,7 @@ from instep_reference.contract.rounding import Storage
 from instep_reference.engine import Memories, ReferenceEngine
 from instep_reference.gdn import GdnMemory
 
-from ..oracle.declared_products import InChunks, Operands
+from ..oracle.declared_product_rounding import InChunks, Operands
 from ..oracle.reordering import stored
 from ..oracle.storage_rounding import State
 

@@ -1,7 +1,7 @@
 """Declarations of a subject about its rounding: storage per component, and products per form of an op.
 
 An op set declares them in its fields `rounds` and `products`, an engine of the user in attributes of its maker with the
-same names (`adapters.Declares`). Leaves out: how yardsticks use them (`oracle/declared_products.py`,
+same names (`adapters.Declares`). Leaves out: how yardsticks use them (`oracle/declared_product_rounding.py`,
 `oracle/recomputation.py`).
 """
 

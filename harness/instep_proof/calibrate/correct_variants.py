@@ -26,7 +26,7 @@ from instep_optimized.ops.plain.compute_width import wide, width
 from instep_optimized.ops.plain.gdn import Trail
 from instep_optimized.ops.plain.gdn import gdn as plain_gdn
 from instep_optimized.ops.plain.requests_of_part import Lanes, after, along, ancestry, before, lanes, scatter
-from instep_optimized.ops.plain.ring import keep, recalled
+from instep_optimized.ops.plain.rerun_ring import keep, recalled
 from instep_optimized.ops.plain.rows import rms_norm
 from instep_optimized.ops.plain.scaled_tiles import as_stored
 from instep_reference.chunked import recur_in_chunks

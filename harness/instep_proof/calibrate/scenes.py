@@ -13,9 +13,9 @@ from msgspec import structs
 
 from instep.campaign.shapes import shape
 from instep.campaign.shapes.random_weights import random_checkpoint
+from instep.run.engine_without_comparison import header_of
 from instep.run.large_model import ledger
 from instep.run.participants import Plan
-from instep.run.single_engine import header_of
 from instep.setting import Setting
 from instep.trace.driver import drive
 from instep.trace.file import Trace

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from instep.run.engine_without_comparison import engine, header_of
 from instep.run.replay import served
-from instep.run.single_engine import engine, header_of
 from instep.setting import Setting
 from instep.subject.proposers import ngram
 from instep.trace.driver import drive

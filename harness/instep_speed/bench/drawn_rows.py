@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import torch
 
 from instep.campaign.shapes.random_weights import _dt_bias
-from instep.oracle.declared_products import Operands, in_chunks
+from instep.oracle.declared_product_rounding import Operands, in_chunks
 from instep.oracle.reordering import Reordered
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import GdnInputs, Ops

@@ -21,9 +21,9 @@ from instep.diagnose import explain_outcome
 from instep.generate.decode import Decoded
 from instep.generate.rates import Speed
 from instep.player import Observer, Player, Side
+from instep.run.engine_without_comparison import engine
 from instep.run.large_model import outcome
 from instep.run.replay import Outcome
-from instep.run.single_engine import engine
 from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.header import Model

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from instep.run.engine_without_comparison import header_of
 from instep.run.participants import Plan, reference
-from instep.run.single_engine import header_of
 from instep.setting import Setting
 from instep.trace.driver import drive, recorded
 from instep.trace.file import Trace, write

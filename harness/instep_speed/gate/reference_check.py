@@ -13,7 +13,7 @@ import torch
 from instep.allowance import TRUTH_ERROR
 from instep.checks.measure import Spot, blocks, relative_error
 from instep.checks.tensor_and_choice_judgement import judge
-from instep.problem import Problem
+from instep.finding_problem import Problem
 from instep.run.participants import Plan, reference, rounded_participant
 from instep.verdict import Comparison, Tier, Verdict
 from instep_reference.contract.engine import RequestState

@@ -17,7 +17,7 @@ from .base import Controller, Made
 from .constant import Constant
 from .sglang_0_5_12 import Brackets
 from .sglang_slots import Slots
-from .vllm_table import BySize
+from .vllm_counts_by_batch import BySize
 
 __all__ = ["TABLE", "Controller", "controller"]
 

@@ -25,7 +25,7 @@ from instep_reference.contract.place import Place, See, unseen
 
 from .base import Ops
 from .fused import in_parts
-from .plain.ring import keeps_updates, put_updates
+from .plain.rerun_ring import keeps_updates, put_updates
 
 Op = Callable[..., Any]
 Wrapper = Callable[[str, Op], Op]

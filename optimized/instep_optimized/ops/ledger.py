@@ -28,7 +28,7 @@ from .plain.grow import build_tree, select_beams
 from .plain.move import move, move_rows, store_rows
 from .plain.pick import accept, pick
 from .plain.requests_of_part import Lanes, after, along, ancestry, before, lanes, scatter
-from .plain.ring import keep, kept_updates, recalled
+from .plain.rerun_ring import keep, kept_updates, recalled
 from .plain.ring_plan import plan_ring
 from .plain.round_integers import advance, choose, place_rows, plan_path, plan_tree, shift
 from .plain.rows import select

@@ -36,7 +36,7 @@ from ..kernels.runtime import must_round
 from ..kernels.verify import verify_gdn
 from .base import Ops, Types
 from .by_row import BY_ROW
-from .plain.ring import kept_updates
+from .plain.rerun_ring import kept_updates
 
 KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "update", "logits")  # stored in fp32, as they are computed
 WHOLE_NUMBERS = ("pick", "length", "root")

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from ..contract.adaptive import AdaptiveFile, Dialect
 from ..contract.controllers import Controlled
 from ..contract.errors import BadInput
-from . import constant, sglang_0_5_12, sglang_0_5_13, sglang_0_5_14, vllm_table
+from . import constant, sglang_0_5_12, sglang_0_5_13, sglang_0_5_14, vllm_counts_by_batch
 from .base import Controller as Controller
 
 TABLE: Mapping[Dialect, Callable[[Controlled, int | None, int], Controller]] = {
     "sglang-0.5.12": sglang_0_5_12.controller,
     "sglang-0.5.13": sglang_0_5_13.controller,
     "sglang-0.5.14": sglang_0_5_14.controller,
-    "vllm-table": vllm_table.controller,
+    "vllm-table": vllm_counts_by_batch.controller,
     "constant": constant.controller,
 }
 

@@ -26,9 +26,9 @@ from ...adapters import takes
 from ...diagnose import diagnose
 from ...report.machine import installed
 from ...report.tensors import for_a_file
+from ...run.engine_without_comparison import header_of
 from ...run.participants import Plan
 from ...run.replay import Outcome, Replay
-from ...run.single_engine import header_of
 from ...setting import Setting
 from ...subject.engines.verbs import ByVerbs
 from ...trace.file import read, replaceable

@@ -17,8 +17,8 @@ from instep_reference.contract.event_facts import Phase
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ...adapters import Subject
+from ...finding_problem import Problem
 from ...player import Player
-from ...problem import Problem
 from ...run.participant import Participant
 from ...trace.driver import own_say
 from ...verdict import Comparison, Skipped, Tier

@@ -15,7 +15,7 @@ import torch
 from instep_reference.contract.engine import Region, RequestState
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
-from ...problem import Problem
+from ...finding_problem import Problem
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.memory_changes import bits
 from ...watch.pool_addresses import NO_LAYER, stands

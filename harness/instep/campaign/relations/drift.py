@@ -28,10 +28,10 @@ from instep_reference.norms import l2_norm, rms_norm
 from instep_reference.weights import GdnWeights, Weights
 
 from ...allowance import allowed
-from ...oracle.declared_products import InChunks, Operands, launched
+from ...finding_problem import Problem
+from ...oracle.declared_product_rounding import InChunks, Operands, launched
 from ...oracle.reordering import Reordered
 from ...oracle.storage_rounding import State, rounded
-from ...problem import Problem
 from ...run.participants import declares, rounding
 from ...trace.header import Room
 from ...verdict import Comparison, Skipped, Tier
@@ -52,7 +52,7 @@ GROWTH = 2.0
 FEWEST = 8  # launches in a quarter that a median needs
 CHUNK = 64  # tokens per prefill chunk
 NAME = "long"
-# One draw for each: whether a block is inverted by substitution alone (`oracle/declared_products.py`).
+# One draw for each: whether a block is inverted by substitution alone (`oracle/declared_product_rounding.py`).
 INVERSES = (False, True)
 
 

@@ -19,8 +19,8 @@ from instep_reference.contract.event_facts import facts, kind_of, named
 from instep_reference.contract.place import Place
 
 from ...adapters import Subject
+from ...finding_problem import Problem
 from ...player import Observer, Player
-from ...problem import Problem
 from ...subject.guard import checked_num_steps
 from ...verdict import Comparison, Tier
 from ...watch.batched_host_copies import on_host

@@ -28,8 +28,8 @@ from instep_reference.contract.event_facts import Phase, kind_of
 from instep_reference.contract.place import Place
 
 from ...adapters import Subject
+from ...finding_problem import Problem
 from ...player import Observer, Player, Side
-from ...problem import Problem
 from ...subject.guard import calling, checked_num_steps, materialized
 from ...trace.event_rules import EventRules
 from ...trace.request_table import RequestTable

@@ -29,11 +29,11 @@ from instep_reference.contract.event_facts import kind_of, named
 from ...checks.base import Check
 from ...checks.derived import Derived
 from ...checks.directed import Directed
+from ...finding_problem import Problem
 from ...oracle.free_run import TrueRunner
 from ...oracle.recomputation import Recomputation
 from ...oracle.state_oracle import StateOracle
 from ...player import Player
-from ...problem import Problem
 from ...run.large_model import outcome
 from ...run.participants import declares
 from ...run.replay import Late

@@ -15,7 +15,7 @@ import torch
 from ...allowance import TRUTH_ERROR
 from ...checks.measure import Spot, blocks, relative_error
 from ...checks.tensor_and_choice_judgement import Ties, chosen, judge
-from ...problem import Problem
+from ...finding_problem import Problem
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.visible_places import PROPAGATED
 from .compare import in_bytes, parts, position, stops

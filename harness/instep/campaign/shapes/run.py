@@ -15,9 +15,9 @@ import torch
 from instep_reference.contract.checkpoint import Checkpoint
 
 from ...diagnose import explain_outcome
+from ...run.engine_without_comparison import header_of
 from ...run.large_model import ledger, outcome
 from ...run.replay import Outcome, must_have, must_reach
-from ...run.single_engine import header_of
 from ...setting import Setting
 from ...trace.driver import drive
 from ...trace.file import Trace

@@ -16,7 +16,7 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place import memory_place
 
 from ...checks.base import slot_of
-from ...problem import Problem
+from ...finding_problem import Problem
 from ...verdict import Comparison, Tier
 from ...watch.digests import bits
 from ...watch.event_context import EventContext

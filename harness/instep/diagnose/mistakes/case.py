@@ -19,9 +19,9 @@ from ...checks.derived import scale_of
 from ...checks.measure import granted_error
 from ...checks.own_inputs import OwnInputs
 from ...checks.poison import Poison
+from ...finding_problem import Code
 from ...oracle.oracle import Oracle
 from ...oracle.recomputation import Recomputation, rerun
-from ...problem import Code
 from ...verdict import Comparison, Tier
 from ...watch.event_context import EventContext
 from ...watch.rows import row_spans, rows

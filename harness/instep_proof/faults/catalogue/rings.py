@@ -11,7 +11,7 @@ from instep_reference.contract.place import STAGE_LEVEL, Place
 from .fault import Edit, Fault
 
 LAZY_RERUN, PLAN = "instep_optimized/commit/lazy_rerun.py", "instep_optimized/ops/plain/ring_plan.py"
-RING, GDN = "instep_optimized/ops/plain/ring.py", "instep_optimized/ops/plain/gdn.py"
+RING, GDN = "instep_optimized/ops/plain/rerun_ring.py", "instep_optimized/ops/plain/gdn.py"
 KERNEL, LEDGER = "instep_optimized/kernels/windows/window.py", "instep_optimized/ops/ledger.py"
 LENGTH = Place("trunk", STAGE_LEVEL, "length")
 UPDATE, STATE = (Place("trunk", 0, component) for component in ("update", "state"))

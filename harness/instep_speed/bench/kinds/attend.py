@@ -22,7 +22,7 @@ from instep_reference.contract.rounding import SCALED_KV
 from ..answer_check import off
 from ..base import TO, Arm, At, Cell, Ground, Kind, Size
 from ..drawn_rows import WIDE
-from ..peer_table import arms as peers
+from ..kernels_of_peers import arms as peers
 
 HEADS, KV_HEADS, WIDTH, PAGE = 16, 2, 256, 64
 CASES: dict[Size, tuple[tuple[int, int, int], ...]] = {  # batch, rows, positions before them

@@ -17,7 +17,7 @@ from ..answer_check import first, off
 from ..base import TO, Arm, At, Cell, Ground, Kind, Size
 from ..drawn_rows import CONV_WIDTH, WIDE, channels_of, on, part, redrawn
 from ..grid import BATCHES, HEADS
-from ..peer_table import arms as peers
+from ..kernels_of_peers import arms as peers
 
 ROWS = {"tiny": (1, 4), "default": (1, 4), "full": (1, 2, 3, 4, 5, 6, 7, 8)}
 PROMPTS = {"tiny": (9,), "default": (512, 2048), "full": (512, 2048, 8192)}

@@ -16,7 +16,7 @@ from instep_optimized.ops.plain import PLAIN
 from ..base import TO, TOO, Arm, At, Cell, Ground, Kind, Size
 from ..drawn_rows import Rows, off_from_plain, on, part, redrawn, states
 from ..grid import batches_and_heads, state_dtype
-from ..peer_table import arms as peers
+from ..kernels_of_peers import arms as peers
 
 
 def cells(ground: Ground, size: Size) -> Iterator[At]:

@@ -20,7 +20,7 @@ from ..answer_check import first, off, same
 from ..base import SEED, TO, Arm, At, Cell, Ground, Kind, Size
 from ..drawn_rows import CONV_WIDTH, WIDE, Rows, channels_of, like, on, part, redrawn, states
 from ..grid import batches_and_heads, state_dtype
-from ..peer_table import arms as peers
+from ..kernels_of_peers import arms as peers
 
 
 @dataclass(frozen=True)

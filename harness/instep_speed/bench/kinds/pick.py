@@ -13,7 +13,7 @@ from instep_optimized.ops.base import Ops
 
 from ..answer_check import same
 from ..base import TO, Arm, At, Cell, Ground, Kind, Size
-from ..peer_table import arms as peers
+from ..kernels_of_peers import arms as peers
 
 VOCAB = 248_320
 ROWS: dict[Size, tuple[int, ...]] = {"tiny": (1, 3), "default": (1, 4, 32, 128), "full": (1, 2, 4, 8, 32, 128, 512)}

@@ -21,7 +21,7 @@ from ..answer_check import Judged, errors, first, off
 from ..base import TO, Arm, At, Cell, Ground, Kind, Size
 from ..drawn_rows import Blocks, Rows, handed_over, in_blocks, on, part, redrawn, states, true_rows
 from ..grid import HEADS
-from ..peer_table import arms as peers
+from ..kernels_of_peers import arms as peers
 
 SEQUENCES = {
     "tiny": ((1, 70), (2, 33)), "default": ((1, 2048), (1, 8192), (8, 2048), (1, 32768)),

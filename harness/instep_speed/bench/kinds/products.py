@@ -20,7 +20,7 @@ from instep_optimized.ops.plain import PLAIN
 from ..answer_check import off
 from ..base import SEED, TO, Arm, At, Cell, Ground, Kind, Size
 from ..drawn_rows import WIDE, alone
-from ..peer_table import arms as peers
+from ..kernels_of_peers import arms as peers
 
 Sizes = tuple[int, int, int, int, int, int]  # hidden, MLP, vocabulary, hidden of the experts, their number and width
 LARGE: Sizes = (4096, 12288, 151_936, 2048, 128, 768)

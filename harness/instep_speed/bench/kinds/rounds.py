@@ -27,8 +27,8 @@ from instep.campaign.shapes.random_weights import random_checkpoint
 from instep.diagnose import explain_outcome
 from instep.player import Player
 from instep.report.messages import where
+from instep.run.engine_without_comparison import engine, header_of
 from instep.run.large_model import outcome
-from instep.run.single_engine import engine, header_of
 from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.header import Part, Room

@@ -35,7 +35,7 @@ from ..answer_check import first, off, same
 from ..base import TO, TOO, Arm, At, Cell, Ground, Kind, Size
 from ..drawn_rows import WIDE, Rows, widened
 from ..grid import WINDOWS, batches_and_heads, state_dtype
-from ..peer_table import arms as peers
+from ..kernels_of_peers import arms as peers
 
 CHECKED_ROUNDS = 5
 DRAWN = 2  # sets of rows, which layers use in turn

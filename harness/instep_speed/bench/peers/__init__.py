@@ -1,4 +1,4 @@
 """The kernels of other packages, one file for each package.
 
-Leaves out: their table (`bench/peer_table.py`).
+Leaves out: their table (`bench/kernels_of_peers.py`).
 """

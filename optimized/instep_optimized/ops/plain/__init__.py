@@ -24,7 +24,7 @@ from .grow import build_tree, select_beams, topk_tokens
 from .mlp import mlp, moe
 from .move import move, move_rows, store_rows
 from .pick import accept, pick
-from .ring import kept_updates
+from .rerun_ring import kept_updates
 from .ring_plan import plan_ring
 from .round_integers import advance, choose, place_rows, plan_path, plan_tree, shift
 from .rows import add, concat, embed, linear, lm_head, norm, select

@@ -17,7 +17,7 @@ from ...layout import Inputs, Part, Updates
 from ..base import GdnInputs
 from .compute_width import wide, width
 from .requests_of_part import Lanes, after, along, ancestry, before, lanes, scatter
-from .ring import keep, recalled
+from .rerun_ring import keep, recalled
 from .scaled_tiles import as_stored
 
 L2_EPS = 1e-6  # added to the sum of squares, inside the root

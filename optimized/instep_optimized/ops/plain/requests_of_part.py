@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from ...layout import Address, Part
-from .ring import owed
+from .rerun_ring import owed
 from .scaled_tiles import get, put
 
 

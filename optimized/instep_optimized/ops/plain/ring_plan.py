@@ -1,6 +1,6 @@
 """Integer work of a ring: which tokens run again, where rows are kept, how many tokens the state then contains.
 
-Nothing here waits for the host. The `ledger` op set uses it too. Leaves out: the ring itself (`ring.py`).
+Nothing here waits for the host. The `ledger` op set uses it too. Leaves out: the ring itself (`rerun_ring.py`).
 """
 
 from __future__ import annotations
