@@ -96,10 +96,15 @@ def test_strategies_keep_all_labels(
     assert found.elements > 10_000
 
 
+IN_GRAPHS = {"graphs": True, "overlap": True}
+
+
 @WHOLE
-@pytest.mark.parametrize("options", [{}, {"graphs": True, "overlap": True}], ids=str)
-@pytest.mark.parametrize("strategy", STRATEGIES["state"])
-@pytest.mark.parametrize("ops", ["ledger", "plain"])
+@pytest.mark.parametrize(("ops", "strategy", "options"), [
+    *(("ledger", strategy, options) for strategy in STRATEGIES["state"] for options in ({}, IN_GRAPHS)),
+    *(("plain", strategy, options)
+      for strategy, options in zip(STRATEGIES["state"], (IN_GRAPHS, {}, IN_GRAPHS, {}), strict=True)),
+], ids=str)  # fmt: skip
 def test_strategies_agree_over_all_changes(ops: str, strategy: str, options: dict[str, Any], trace: Trace) -> None:
     found = run(trace, ops, strategy=strategy, **options).verdict
     tiers = {Tier.BITWISE} if ops == "ledger" else {Tier.DERIVED, Tier.DIRECTED}
