@@ -6,8 +6,8 @@ Run: the replay metadata of `TritonAttnBackend` for a draft extend after 1, 1, 4
 `EAGLEWorker` packs these 15 rows without gaps. Expected: `qo_indptr` is the running sum of the accepted counts. Got:
 multiples of steps + 1, so 14 of 15 rows attend as those of another request, among them the last rows of five requests,
 from which their next drafts come. Texts stay right, and fewer drafts are accepted. In a recording of 0.5.12 this
-attention gives all 114 drafts up to the first switch, and the right one 110. 0.5.12, with overlap off: with overlap,
-and from 0.5.13 on, `EAGLEWorkerV2` has steps + 1 rows per request (a recording of 0.5.13: 162 of 162 drafts are right).
+attention gives all drafts up to the first switch; with the right one 4 windows differ. 0.5.12, with overlap off: with
+overlap, and from 0.5.13 on, `EAGLEWorkerV2` has steps + 1 rows per request (0.5.13: 162 of 162 drafts are right).
 """
 # Longer than 30 lines: the function runs without its module, whose imports need a GPU and 60 packages.
 
