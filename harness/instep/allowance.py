@@ -90,7 +90,7 @@ PROJECTION_LIMIT = 0.5
 PROJECTION_ERROR = 1 / 16
 
 # T2d, of a free run (`oracle/free_run.py`). The first look has one draw, because each draw is a whole run. So a pair
-# whose deviation is too large to decide is decided by chance if this draw happens to err little along its direction:
+# whose deviation is too large to decide is decided all the same if this draw errs little along its direction:
 # with a deviation s that is the part 1/(16 s) * sqrt(2 / pi) of pairs, a fifth for s = 1/4. The projections of these
 # pairs are spread over the whole range up to the limit, and those beyond it are measured again, with 16 or 128 draws,
 # and dropped. So the largest projection of a long correct run is close to the limit whatever the engine's error is:

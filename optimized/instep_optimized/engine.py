@@ -100,7 +100,7 @@ class OptimizedEngine:
                                   capacity.track_interval)
         self._graphs = prepared(
             ops, self._rounds.values(), self._device, batches=options.batches) if options.graphs else None
-        # What the controller has not received yet: counts of commits, and the decode rows of forwards after them.
+        # Not reported to the controller yet: counts of commits, and the decode rows of forwards after them.
         self._unreported: list[HostCopy | int] = []
 
     # Events

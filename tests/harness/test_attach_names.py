@@ -54,7 +54,7 @@ def members(release: str, owner: str) -> set[str]:
 
 
 def lacking(release: str, names: Names) -> set[str]:
-    """What the table names and the wheel does not have."""
+    """List the names of the table that the wheel lacks."""
     found = set[str]()
     for target in names.hooks.values():
         owner, _, function = target.rpartition("." if "." in target.partition(":")[2] else ":")

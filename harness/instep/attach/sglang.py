@@ -237,7 +237,10 @@ class Recorder:
         self.launching = Round(requests, len(counts), counts, causes, PREFILL if mode.is_extend() else DECODE)
 
     def _admitted(self, request: Any, cached: int, causes: list[str]) -> Live | None:
-        """Record a request at its first chunk, unless it is left out. cached: tokens from the prefix cache."""
+        """Record a request at its first chunk, unless the options exclude it or it samples.
+
+        cached: tokens from the prefix cache
+        """
         name = str(request.rid)
         if self.options.requests and not name.startswith(self.options.requests):
             return None

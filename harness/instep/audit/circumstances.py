@@ -1,4 +1,4 @@
-"""What a recording says about the round of a finding: its batch rows, and what changed just before it.
+"""The round of a finding, from the recording: its batch rows, and what changed just before it.
 
 Leaves out: slots, which the writer records with the states (`write.py`).
 """
@@ -39,7 +39,7 @@ def batch_of(recorded: Recorded, index: int) -> tuple[int, Mapping[str, int]]:
 
 
 def changed(events: Sequence[e.AnyEvent], index: int) -> str:
-    """What changed since the round before that of event `index`; empty if nothing did.
+    """Describe the changes since the round before that of event `index`; empty if there are none.
 
     A round ends with a commit, or with a forward that has decode rows. Step counts are those of the windows.
     """

@@ -172,7 +172,7 @@ class Read:
     noise: dict[int, torch.Tensor]
 
     def said(self, texts: Sequence[Text]) -> Read:
-        """Of the rows of all positions those that have a generated token after them."""
+        """Select the rows that have a generated token after them."""
         begin, rows = 0, list[int]()
         for text in texts:
             rows += range(begin + len(text.prompt) - 1, begin + len(text.run))

@@ -43,13 +43,13 @@ from .token_origins import Origin, Text, Told
 SCHEMA = 1
 META, EVENTS, TENSORS, BATCHES = RECORDING, "events.jsonl", "tensors", "batches.jsonl"
 SHOWS = ("logits", "final", "states")
-SLOT = "slot"  # a recorded number of the engine's slot; its name goes on with the request
+SLOT = "slot"  # a recorded number of the engine's slot; its name ends with that of the request
 LONG = 12  # characters; requests get short names if a name is longer
 PAGE = 1 << 20  # positions of a page: a recording has no addresses of memory, so each request has one page
 
 
 class Attached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `instep attach` recorded (`attach/sglang.py`).
+    """The choice of `instep attach`, and what it left out (`attach/sglang.py`).
 
     layers         recurrent layers whose states were recorded, at some events
     triggers, every, before, after   when states were written: the options of `attach.Options`
@@ -125,7 +125,7 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the engine had the requests of a forward. batch: its number of rows; rows, slots: by request."""
+    """The engine's batch of a forward. batch: its number of rows; rows, slots: of each request."""
 
     event: int
     batch: int

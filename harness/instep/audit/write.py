@@ -320,7 +320,7 @@ class Recording:
                 self._stated["shows"] = sorted(kinds | set(self._stated["shows"]))
                 self._state_file()
         if event is not None:
-            if self._stated.pop("events", None) is not None:  # it was closed, and goes on
+            if self._stated.pop("events", None) is not None:  # it was closed, and continues now
                 self._state_file()
             line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
             with open(self.directory / "events.jsonl", "ab", buffering=0) as lines:

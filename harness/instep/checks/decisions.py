@@ -83,7 +83,7 @@ class Decisions:
             yield from self._drafts(context, context.event)
         if isinstance(context.event, Commit) and context.shown.has("logits"):
             yield from self._accepted(context, context.event)
-        if not self.full:  # a run that goes on after a finding reports the total once
+        if not self.full:  # a run that continues after a finding reports the total once
             for total in self.ties.too_many(TIES, context.index, context.kind, PICK):
                 self.full = True
                 yield total

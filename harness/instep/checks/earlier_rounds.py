@@ -20,7 +20,7 @@ NOTHING = Run({})
 
 
 class EarlierRounds:
-    """Windows of the last rounds, by request and layer. Their states are computed only when they are asked for."""
+    """Windows of the last rounds, by request and layer. Their states are computed only on request."""
 
     def __init__(self, scene_of: Callable[[Recomputation, Sequence[Recomputation]], Scene]) -> None:
         self._scene_of = scene_of

@@ -71,8 +71,10 @@ def chosen(num_steps: int | None, adaptive: Path | None, dialect: str | None, ca
 
 def _smallest(file: Any) -> int:
     """The smallest count above 0 that the brackets of a file name."""
+    from instep_reference.controllers.sglang_0_5_12 import DEFAULT_STEPS
+
     brackets = [one for one in (file.flat, *file.by_batch.values()) if one is not None]
-    return min((n for one in brackets for n in one.candidate_steps or (1, 3, 7) if n), default=0)
+    return min((n for one in brackets for n in one.candidate_steps or DEFAULT_STEPS if n), default=0)
 
 
 def _sizes(captured: str | None) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ class Part:
     checked_from  the first event that is checked, between two rounds; checks only remember the events before it
     counted_from  the first event whose results count
     follows       whether the reference continues from the states that the subject shows after each event
-    to_end        whether the run goes on after an event that disagrees
+    to_end        whether the run continues after an event that disagrees
     stops         exceptions that end the run with the verdict so far: an interrupt, the end of a time limit
     """
 

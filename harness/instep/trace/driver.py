@@ -98,7 +98,7 @@ class _Driver:
         self.deeds = list(policy.deeds)
         lag = max(policy.lag, int(policy.overlap))
         self.wish_delay = lag if header.controller is None else header.controller.wish_delay(lag)
-        # Which of the two numbers of the coming round the wish depends on: it is asked for only if that is above 0.
+        # Which of the two numbers of the coming round the wish depends on: the driver asks only if that is above 0.
         self.asks_with = None if header.controller is None else ASKS_WITH.get(header.controller.dialect)
         self.wanted: deque[int] = deque()
         self.forced = 0  # how many forced acceptances were used

@@ -69,7 +69,7 @@ class Instrumentation:
         self._answered: Answered | None = None
         self._kept: Copies | None = None
         self._budget: Mapping[str, int] | None = None
-        self._asked = False  # whether the subject was asked for its budget, which never changes
+        self._asked = False  # whether its budget was read, which never changes
 
     def of(
         self, subject: Shown, *, poison: float | None = None, guarded: bool = False,

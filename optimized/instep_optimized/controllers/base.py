@@ -16,7 +16,7 @@ from instep_reference.contract.errors import BadInput
 
 @dataclass(frozen=True)
 class Made:
-    """What a controller is made from: its description, the initial count as given, its file, and the lag in rounds."""
+    """The inputs of a controller: its description, the initial count as given, its file, and the lag in rounds."""
 
     controlled: Controlled
     num_steps: int | None

@@ -105,7 +105,7 @@ sglang-0.5.14: slots (`srt/speculative/adaptive_spec_params.py` of SGLang 0.5.14
     2. n <- n + 1. Stop if n <= warmup_batches, or (n - warmup_batches) % update_interval != 0.
     3. Decide, with old = current and i = the index of old in c.
        old = 0: i <- min(i + 1, the last index). If c[i] > 0 and ema < 0: ema <- c[i] - 1 as a float. current <- c[i].
-       Nothing else is asked: the probe lasts until the next decision of the slot, which judges it as any other count.
+       No other rule: the probe lasts until the next decision of the slot, which judges it as any other count.
        old > 0: down: while i > 0 and ema <= t + down_hysteresis, t being 0.5 if c[i - 1] is 0, else c[i - 1] - 0.5:
        i <- i - 1. Up, only if nothing was stepped down: while there is an index i + 1 and
        ema > c[i] - 0.5 + up_hysteresis: i <- i + 1.

@@ -1,4 +1,4 @@
-"""The face of a controller: what it is told of events, and the wish that it answers.
+"""The interface of a controller: it takes note of events, and answers with a wish.
 
 Leaves out: the rules (one file per dialect, from the text of `contract/controllers.py`).
 """

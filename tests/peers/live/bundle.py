@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from instep.cli.fixtures import Engine, config_for
+
 TOP = Path(__file__).resolve().parents[3]
 MODEL = TOP / "fixtures" / "tiny"
 LIMIT = 60 << 20  # bytes of a folder that is carried to the machine
@@ -164,28 +166,6 @@ def widen(folder: Path) -> None:
     table.write_text(text.replace(lines[0], '    "tokenizers": "tokenizers>=0.22.0",'))
 
 
-def model_for_sglang(source: Path, into: Path) -> None:
-    """Write a checkpoint of ours as SGLang loads it: the weights unchanged, config.json wrapped for its class."""
-    into.mkdir(parents=True)
-    shutil.copyfile(source / "model.safetensors", into / "model.safetensors")
-    text = {key: value for key, value in json.loads((source / "config.json").read_text()).items() if value is not None}
-    text |= {"num_experts": 0, "torch_dtype": "bfloat16"}
-    text.pop("architectures", None)
-    vision = {
-        "model_type": "qwen3_5", "depth": 1, "hidden_size": 128, "intermediate_size": 128, "num_heads": 2,
-        "in_channels": 3, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
-        "out_hidden_size": text["hidden_size"], "num_position_embeddings": 16, "deepstack_visual_indexes": [],
-        "hidden_act": "gelu_pytorch_tanh",
-    }  # fmt: skip
-    config = {
-        "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text,
-        "tie_word_embeddings": True, "dtype": "bfloat16", "torch_dtype": "bfloat16", "eos_token_id": 0,
-        "image_token_id": 250, "video_token_id": 251, "vision_start_token_id": 252, "vision_end_token_id": 253,
-        "vision_config": vision,
-    }  # fmt: skip
-    (into / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-
-
 def library(name: str, folder: Path) -> None:
     """Copy a shared library of this machine, which the other one lacks."""
     found = [one for root in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/lib/x86_64-linux-gnu")
@@ -214,7 +194,10 @@ def pack(release: str, out: Path, wheels: Path) -> Path:
         (root / "stubs").mkdir()
         (root / "stubs" / "sitecustomize.py").write_text(SITECUSTOMIZE)
         library("libnuma.so.1", root / "lib")
-        model_for_sglang(MODEL, root / "model")
+        (root / "model").mkdir()
+        shutil.copyfile(MODEL / "model.safetensors", root / "model" / "model.safetensors")
+        config = config_for(Engine.SGLANG, json.loads((MODEL / "config.json").read_text()))
+        (root / "model" / "config.json").write_bytes(config)
         (root / "release").write_text(release)
         with tarfile.open(out / "bundle.tar.xz", "w:xz", preset=PRESET) as archive:
             archive.add(root, ".")

@@ -1,7 +1,7 @@
 """Cases of windows that are trees, for every op that supports them.
 
 Leaves out: chains (the other tables), and the test that a path has the bits of a chain
-(`tests/optimized/test_trees.py`).
+(`tests/optimized/test_ops_trees.py`).
 """
 
 from __future__ import annotations

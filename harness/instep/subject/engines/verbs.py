@@ -1,7 +1,8 @@
 """The callbacks of an external engine: required ones, optional ones, and how the engine is found by name.
 
 A user's file need not import anything of instep: `make` is a function, its rows are named tuples, its answers are
-tensors in dicts. Leaves out: what the harness derives (`derived.py`), and which checks they feed (`shown.py`).
+tensors in dicts. Leaves out: what the harness derives (`derived.py`), and which checks they feed
+(`watch/visible_places.py`).
 
     def make(model, room, *, num_steps, widest, device, dtype): ...
         model      directory of the checkpoint (a `pathlib.Path`);  room: the `Capacity` of the trace

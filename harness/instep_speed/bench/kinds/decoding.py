@@ -3,7 +3,7 @@
 1. The fixture decodes prompts of mixed difficulty, the hardest first, in every arm: `adaptive` and each number of
    drafts a round. With an op set of invariant rows every arm must produce the same tokens.
 2. Every arm is forced through layers of the 9B shape: checked first, then timed lap by lap in turn. Each lap must hold
-   the bits of the checked run (`forced.py`).
+   the bits of the checked run (`replayed_acceptance.py`).
 
 The ratio of drafting to verifying depends on the depth. `vanilla` uses an MTP layer per draft, and the trained model
 has one: with one draft it equals `eagle`, and more drafts are not possible. The row reports that. Leaves out: any claim
