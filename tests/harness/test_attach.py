@@ -213,6 +213,7 @@ def test_triggers_are_chosen(engine, tmp_path, triggers, written):
     facts = attached(tmp_path)
     assert (facts["written"], facts["triggers"]) == (written, triggers)
     assert facts["written"] + facts["dropped"] <= 11 and len(shown(tmp_path)) == written
+    assert (facts["dropped"] == 0 and "no trigger" in facts["no_states"]) == (not triggers)
     if written:
         assert f"dropped at {facts['dropped']}" in opened(tmp_path / "recording").notes[-1]
 

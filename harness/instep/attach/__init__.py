@@ -41,7 +41,7 @@ class Options:
     layers    recurrent layers whose states are recorded; None: the first and the last, empty: all
     requests  prefixes of request names; empty: all. A request that samples is never recorded
     triggers  causes for writing states: a change of the step count, a prefix hit, a retraction
-    every     write states of every n-th event that has them, too; 0: only triggers do
+    every     write states of every n-th event that has them, too; 0: only triggers do. With neither, none are copied
     before, after   the number of events with states before and after a triggering one that are written with it
     logits, final   whether logits and final rows are written, at every event: for small models
     digest    whether to read the checkpoint for its digest; None: up to 1 GiB
@@ -65,6 +65,11 @@ class Options:
         for name in ("every", "before", "after"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: {getattr(self, name)}; expected 0 or more")
+
+    @property
+    def states(self) -> bool:
+        """Whether states can be written at all."""
+        return bool(self.triggers or self.every)
 
     def spelled(self) -> str:
         return json.dumps(asdict(self))

@@ -24,7 +24,7 @@ import torch
 from ..audit.write import Recording
 from . import PREFIX, RETRACTION, SWITCH, Options, options_in
 from .sglang_names import REGISTRY, SCHEDULER, Names, names_of, resolved
-from .sglang_states import States, copied, ring_in
+from .sglang_states import States, Writer, copied, ring_in, to_device, to_host
 
 READ_FOR_DIGEST = 1 << 30  # bytes of a checkpoint whose digest is computed without a request
 # How SGLang's Triton kernels round in bf16 (docs/audit-record.md).
@@ -124,8 +124,8 @@ class Round:
 
     def mark(self) -> None:
         """Note that the copies so far are in the current stream, which with overlap is not that of the scheduler."""
-        if self.tokens is not None and torch.cuda.is_available():
-            self.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        if self.pool_rows is not None and self.pool_rows.is_cuda:
+            self.ready = self.ready or torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.ready.record()
 
 
@@ -148,6 +148,7 @@ class Recorder:
         self.launching: Round | None = None
         self.flying: dict[int, Round] = {}  # id of a result -> its round
         self.held: deque[Round] = deque()  # rounds whose states are on the device and not written
+        self.writer = Writer()
         self.width: int | None = None
         self.following = 0  # events with states that are still to be written after a cause
         self.with_states = self.written = self.dropped = 0
@@ -304,14 +305,15 @@ class Recorder:
         if not now.rows or now.pool_rows is None:
             return
         pool = runner.req_to_token_pool
-        wanted = torch.tensor(now.rows, device=now.pool_rows.device)
-        rows = now.pool_rows if len(now.rows) == now.size else now.pool_rows.index_select(0, wanted)
+        rows = now.pool_rows
+        if len(now.rows) < now.size:
+            rows = rows.index_select(0, to_device(now.rows, rows.device))
         slots = pool.get_mamba_indices(rows)
         if self.names.physical is not None:
             slots = getattr(pool, self.names.physical)(slots)
         now.slots = to_host(slots)
         if not self.no_states:
-            now.states = copied(pool.mamba_pool, self.names, self.layers, rows.long(), slots.long())
+            now.states = copied(pool.mamba_pool, self.names, self.layers, rows, slots)
 
     # -- results ------------------------------------------------------------------------------------
 
@@ -326,6 +328,7 @@ class Recorder:
             if request.finished():
                 self._finish(str(request.rid))
         if self.recording is not None and not self.live and not self.flying:
+            self.writer.finish()
             self._note()
             self.recording.close()
 
@@ -407,21 +410,22 @@ class Recorder:
                 self.dropped += 1
 
     def _show(self, done: Round) -> None:
-        """Write a round's tensors."""
-        recording, states = self._recording(), done.states
-        assert states is not None
-        found = dict[str, torch.Tensor]()
-        for number, row in enumerate(done.rows):
-            live = done.requests.get(row)
-            if live is None:
-                continue
-            if done.slots is not None:
-                found[f"slot.{live.name}"] = done.slots[number : number + 1]
-            for place, layer in enumerate(self.layers):
-                window, state = states.on_host(place, number, self.names)
-                found |= {f"conv.{live.name}.{layer}": window, f"state.{live.name}.{layer}": state}
-        recording.add(done.event, found)
+        """Let the thread write the states of a round."""
+        assert done.states is not None
+        names = {number: done.requests[row].name for number, row in enumerate(done.rows) if row in done.requests}
+        self.writer.submit(self._store, done.event, done.states, names, done.slots)
         self.written += 1
+
+    def _store(self, event: int, states: States, names: dict[int, str], slots: torch.Tensor | None) -> None:
+        """Write the states of an event. The thread runs this. names: number of a row in the copies -> request."""
+        found, states = dict[str, torch.Tensor](), states.on_host()
+        for number, name in names.items():
+            if slots is not None:
+                found[f"slot.{name}"] = slots[number : number + 1]
+            for place, layer in enumerate(self.layers):
+                window, state = states.of(place, number, self.names)
+                found |= {f"conv.{name}.{layer}": window, f"state.{name}.{layer}": state}
+        self._recording().add(event, found)
 
     def _rows(self, done: Round, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
         """The rows of each recorded request: all of a window, else the last one."""
@@ -468,6 +472,8 @@ class Recorder:
             self.no_states = "the ring for decode without speculation is on"
         if not self.layers:
             self.no_states = "no recurrent layer that was chosen"
+        if not self.options.states:
+            self.no_states = "no trigger was chosen, and not every n-th event"
         dtype = word(runner.dtype)
         model = str(runner.model_config.model_path)
         narrow = dtype == "bfloat16"
@@ -525,11 +531,3 @@ def word(dtype: Any) -> str:
 def numbers(values: Any) -> list[int]:
     """The integers of a list, or of a tensor on any device, read at once."""
     return [int(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
-
-
-def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the host that does not wait for the device: read it after `Round.wait`."""
-    if tensor.device.type != "cuda":
-        return tensor.detach().cpu().clone()
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return copy.copy_(tensor.detach(), non_blocking=True)

@@ -23,6 +23,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +97,8 @@ class Recording:
             "rounds": rounds or {}, "products": products or {}, "layout": layout, "shows": [], "controller": controller,
             "num_steps": num_steps, "overlap": overlap,
         }
-        self._state_file()
+        self._lock, self._opened = threading.RLock(), dict[str, int]()
+        self._state()
         self._sha256, self._events, self._steps = hashlib.sha256(), 0, num_steps
         self._sampling: dict[str, dict[str, Any] | None] = {}
         self._prompt: dict[str, list[int]] = {}
@@ -213,19 +216,20 @@ class Recording:
         self._event(None, found)
 
     def add(self, event: int, tensors: dict[str, Any]) -> None:
-        """Add named tensors to an event that was recorded before, such as "state.r1.0" or "logits.r1"."""
+        """Add named tensors to an event that was recorded before, such as "state.r1.0" or "logits.r1".
+
+        Another thread may call this, for an event to which no one else adds tensors.
+        """
         self._event(None, tensors, event)
 
     def batch(self, event: int, size: int, rows: dict[str, int], slots: dict[str, int]) -> None:
         """Record where the engine had the requests of a forward: its batch size, their batch rows and their slots."""
         line = json.dumps({"event": event, "batch": size, "rows": rows, "slots": slots}, separators=(",", ":"))
-        with open(self.directory / "batches.jsonl", "ab", buffering=0) as lines:
-            lines.write(line.encode() + b"\n")
+        self._append("batches.jsonl", line.encode() + b"\n")
 
     def note(self, **facts: Any) -> None:
         """State what an attached recorder recorded of each event, and what it left out."""
-        self._stated["attached"] = facts
-        self._state_file()
+        self._state(attached=facts)
 
     @property
     def events(self) -> int:
@@ -254,8 +258,7 @@ class Recording:
 
     def close(self) -> None:
         """Close the recording when the engine ends."""
-        self._stated |= {"events": self._events, "sha256": self._sha256.hexdigest()}
-        self._state_file()
+        self._state(events=self._events, sha256=self._sha256.hexdigest())
 
     def _row(self, request: str, first: int, ran: list[int], said: list[int] | None) -> dict[str, Any]:
         """One row of a forward in the grammar of a trace. Advances the length, except for a window."""
@@ -316,22 +319,34 @@ class Recording:
             save_file(kept | {name: one.detach().cpu().contiguous() for name, one in shown.items()}, aside)
             os.replace(aside, file)
             kinds = {"states" if name[:5] in ("conv.", "state", "slot.") else name.partition(".")[0] for name in shown}
-            if not kinds <= set(self._stated["shows"]):
-                self._stated["shows"] = sorted(kinds | set(self._stated["shows"]))
-                self._state_file()
+            with self._lock:
+                if not kinds <= set(self._stated["shows"]):
+                    self._state(shows=sorted(kinds | set(self._stated["shows"])))
         if event is not None:
-            if self._stated.pop("events", None) is not None:  # it was closed, and continues now
-                self._state_file()
+            if self._stated.get("events") is not None:  # it was closed, and continues now
+                self._state(events=None)
             line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
-            with open(self.directory / "events.jsonl", "ab", buffering=0) as lines:
-                lines.write(line)
+            self._append("events.jsonl", line)
             self._sha256.update(line)
             self._events += 1
 
-    def _state_file(self) -> None:
-        aside = self.directory / "recording.json.part"
-        aside.write_text(json.dumps(self._stated, indent=1) + "\n")
-        os.replace(aside, self.directory / "recording.json")
+    def _append(self, name: str, line: bytes) -> None:
+        """Write a line. The file stays open, since opening it takes longer than the write."""
+        if name not in self._opened:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            self._opened[name] = opened = os.open(self.directory / name, flags, 0o644)
+            weakref.finalize(self, os.close, opened)
+        os.write(self._opened[name], line)
+
+    def _state(self, **facts: Any) -> None:
+        """Write recording.json with these facts; None takes one out."""
+        with self._lock:
+            self._stated |= facts
+            for name in [name for name, fact in facts.items() if fact is None]:
+                del self._stated[name]
+            aside = self.directory / "recording.json.part"
+            aside.write_text(json.dumps(self._stated, indent=1) + "\n")
+            os.replace(aside, self.directory / "recording.json")
 
 
 def _ints(values: Any) -> list[int]:

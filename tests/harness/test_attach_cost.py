@@ -1,0 +1,180 @@
+"""The cost of `instep attach`: hooks never wait for the device, and a thread writes.
+
+Leaves out: measured times (`peers.live.cost`), and what is recorded (`test_attach.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from instep.attach import Options, sglang
+from instep.attach.sglang import Recorder
+from instep.attach.sglang_names import names_of
+from instep.attach.sglang_states import MOST_WAITING, Writer
+
+WIDTH, PROMPT = 4, 3
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+@contextmanager
+def must_not_wait(device: str) -> Iterator[None]:
+    """Make every read of a device's tensor an error. Those of the device "meta" have no values to read."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+
+
+class Launches:
+    """The calls of one process of SGLang to the hooks, for requests whose tensors are on a device."""
+
+    def __init__(self, folder: Path, device: str, *sampled: str, **options: Any) -> None:
+        self.recorder = Recorder(Options(str(folder), **options), "0.5.13", *names_of("0.5.13"))
+        self.device, self.rows = device, torch.arange(3, device=device)
+        cache = SimpleNamespace(conv=[torch.ones(2, 9, 8, 3, device=device)],
+                                temporal=torch.ones(2, 9, 2, 8, 8, device=device))  # fmt: skip
+        mapping = torch.arange(9, device=device, dtype=torch.int32)
+        self.temporal = cache.temporal
+        pool = SimpleNamespace(mamba_map={0: 0, 4: 1}, mamba_pool=SimpleNamespace(mamba_cache=cache),
+                               get_mamba_indices=lambda rows: mapping[rows])  # fmt: skip
+        self.runner = SimpleNamespace(req_to_token_pool=pool, dtype=torch.bfloat16, is_draft_worker=False,
+                                      model_config=SimpleNamespace(model_path="nowhere"))  # fmt: skip
+        self.requests = [
+            SimpleNamespace(rid=name, origin_input_ids=[1] * PROMPT, output_ids=[], finished=lambda: False,
+                            sampling_params=SimpleNamespace(top_k=5 if name in sampled else 1)) for name in "abc"
+        ]  # fmt: skip
+        self.length = PROMPT
+
+    def batch(self, kind: str, width: int, begin: int) -> tuple[Any, Any]:
+        """The scheduler's batch, and that of the forward."""
+        def mode(kind: str) -> Any:
+            return SimpleNamespace(is_extend=lambda: kind in ("extend", "verify"), is_decode=lambda: kind == "decode",
+                                   is_target_verify=lambda: kind == "verify")  # fmt: skip
+
+        count = len(self.requests)
+        positions = torch.arange(begin, begin + width).repeat(count)
+        forward = SimpleNamespace(
+            forward_mode=mode(kind), input_ids=torch.ones(count * width, dtype=torch.long, device=self.device),
+            positions=positions.to(self.device), req_pool_indices=self.rows, spec_info=SimpleNamespace(topk=1))
+        scheduled = SimpleNamespace(forward_mode=mode("decode" if kind == "verify" else kind), reqs=self.requests,
+                                    extend_lens=[width] * count, prefix_lens=[0] * count)  # fmt: skip
+        return scheduled, forward
+
+    def launch(self, kind: str) -> tuple[Any, Any]:
+        """Run one batch. Its results are those that the scheduler has on the host, when it processes them."""
+        width = PROMPT if kind == "extend" else WIDTH
+        scheduled, forward = self.batch(kind, width, 0 if kind == "extend" else self.length)
+        ones = torch.ones(len(self.requests) * WIDTH, dtype=torch.long)
+        result = SimpleNamespace(next_token_ids=ones, accept_lens=ones[:3] * 2, speculative_num_draft_tokens=WIDTH)
+
+        def run(*_: Any) -> Any:
+            output = SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=None))
+            self.recorder.forward(lambda *_: output, self.runner, forward)
+            if kind == "verify":
+                self.recorder.commit(lambda: None)
+            return result
+
+        self.length += 2 * (kind == "verify")
+        with must_not_wait(self.device):
+            self.recorder.run(run, SimpleNamespace(), scheduled)
+        return scheduled, result
+
+
+@pytest.mark.parametrize("sampled", [(), ("b",)], ids=["all rows", "some rows"])
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=[CUDA, pytest.mark.gpu])])
+def test_a_launch_does_not_wait_for_the_device(tmp_path, device, sampled):
+    served = Launches(tmp_path / "recording", device, *sampled)
+    for kind in ("extend", "verify", "verify"):
+        served.launch(kind)
+    assert served.recorder.stopped == "" and len(served.recorder.flying) == 3
+    shapes = {tuple(one.states.state.shape) for one in served.recorder.flying.values()}
+    assert shapes == {(2, 3 - len(sampled), 2, 8, 8)}
+
+
+def test_a_read_in_a_launch_is_found(tmp_path, monkeypatch):
+    committed = Recorder._committed
+    monkeypatch.setattr(Recorder, "_committed", lambda self: (committed(self), self.launching.slots.tolist()))
+    served = Launches(tmp_path / "recording", "meta")
+    for kind in ("extend", "verify"):
+        served.launch(kind)
+    assert "meta" in served.recorder.stopped
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[CUDA, pytest.mark.gpu])])
+def test_states_are_those_after_their_round(tmp_path, device):
+    served = Launches(tmp_path / "recording", device, every=1)
+    served.temporal.copy_(torch.arange(served.temporal.numel(), device=device).view_as(served.temporal))
+    expected = served.temporal[1, 2].clone().cpu()
+    launched = served.launch("extend")
+    served.temporal.zero_()  # the next round writes the pool before this one's results are processed
+    served.recorder.processed(lambda *_: None, None, *launched)
+    served.recorder.writer.finish()
+    (file,) = (tmp_path / "recording" / "tensors").iterdir()
+    found = load_file(file)
+    assert torch.equal(found["state.c.4"], expected) and int(found["slot.c"]) == 2 and len(found) == 3 * 5
+
+
+def test_no_state_is_copied_if_none_can_be_written(tmp_path):
+    served = Launches(tmp_path / "recording", "cpu", triggers=(), every=0)
+    for kind in ("extend", "verify"):
+        served.recorder.processed(lambda *_: None, None, *served.launch(kind))
+    facts = json.loads((tmp_path / "recording" / "recording.json").read_text())["attached"]
+    assert served.recorder.stopped == "" and not facts["missing"] and "no trigger" in facts["no_states"]
+    assert served.recorder.with_states == 0 and (tmp_path / "recording" / "events.jsonl").read_text().count("\n") == 8
+    assert json.loads((tmp_path / "recording" / "batches.jsonl").read_text().splitlines()[-1])["slots"] == {
+        "a": 0, "b": 1, "c": 2}  # fmt: skip
+
+
+def test_the_engine_does_not_wait_for_a_write(tmp_path, monkeypatch):
+    release, add = threading.Event(), sglang.Recording.add
+    monkeypatch.setattr(sglang.Recording, "add", lambda *given: (release.wait(10), add(*given)))
+    served = Launches(tmp_path / "recording", "cpu", every=1)
+    for kind in ("extend", "verify"):
+        served.recorder.processed(lambda *_: None, None, *served.launch(kind))
+    files = tmp_path / "recording" / "tensors"
+    assert not list(files.iterdir()) and served.recorder.written == 2
+    release.set()
+    for one in served.requests:
+        one.finished = lambda: True
+    served.recorder.processed(lambda *_: None, None, *served.launch("verify"))
+    assert len(list(files.iterdir())) == 3, "the end of the last request waits for all writes"
+
+
+def test_a_failed_write_stops_the_recording(tmp_path, monkeypatch):
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(sglang.Recording, "add", full)
+    served = Launches(tmp_path / "recording", "cpu", every=1)
+    for kind in ("extend", *["verify"] * MOST_WAITING):
+        served.recorder.processed(lambda *_: None, None, *served.launch(kind))
+    assert "no space left" in served.recorder.stopped
+    assert "no space left" in json.loads((tmp_path / "recording" / "recording.json").read_text())["attached"]["stopped"]
+
+
+def test_at_most_some_writes_wait():
+    release, writer = threading.Event(), Writer()
+    for _ in range(MOST_WAITING):
+        writer.submit(release.wait, 10)
+    late = threading.Thread(target=writer.submit, args=(lambda: None,))
+    late.start()
+    late.join(0.2)
+    assert late.is_alive(), "it waits for the first write"
+    release.set()
+    late.join(10)
+    writer.finish()
+    assert not late.is_alive() and not writer.waiting
