@@ -1,7 +1,7 @@
 """Write a recording of an engine for `instep audit`: its requests, forwards, tokens and accepted drafts.
 
-This file needs nothing but json and safetensors. Paste it into an engine, or import it (`instep.audit.write`), and call
-`forward` where the tokens of a step are known:
+This file needs nothing but the standard library and safetensors. Paste it into an engine, or import it
+(`instep.audit.write`), and call `forward` where the tokens of a step are known:
 
     recording = Recording("/tmp/recording", engine="my engine 1.2", model="/models/mine", dtype="bfloat16")
     recording.admit("r1", prompt)                                   # when a request arrives
