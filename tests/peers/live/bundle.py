@@ -1,7 +1,8 @@
-"""`python -m peers.live.bundle`: pack a released SGLang into a folder that a GPU machine without a network can run.
+"""`python -m peers.live.bundle`: pack released SGLang engines into a folder for a GPU machine without a network.
 
-The folder has the engine without what a small hybrid model never calls, one kernel library, the packages that SGLang
-needs and the machine lacks, and the trained model of `fixtures/tiny` as SGLang loads it. `peers.live.serve` runs it.
+The folder has each engine without what a small hybrid model never calls, its kernel library for one architecture, the
+packages that SGLang needs and the machine lacks, and the trained model of `fixtures/tiny` as SGLang loads it. Files
+that releases share are in the archive once. `peers.live.run` runs it.
 Leaves out: torch, triton, numpy and the other packages that the machine has.
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import lzma
+import os
 import shutil
 import subprocess
 import sys
@@ -16,32 +19,45 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from instep.cli.fixtures import Engine, config_for
 
-TOP = Path(__file__).resolve().parents[3]
+from . import ARCHIVE, TOP
+
 MODEL = TOP / "fixtures" / "tiny"
 LIMIT = 60 << 20  # bytes of a folder that is carried to the machine
-PRESET = 3  # of xz
+# xz finds equal parts of releases, and of kernel libraries, only within its dictionary.
+PACKED = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 256 << 20}]
 PYTHON = "3.12"  # of the machine
 PLATFORMS = ("manylinux_2_34", "manylinux_2_28", "manylinux2014", "manylinux_2_17", "manylinux_2_12")
+TRANSFORMERS = "5.12.1"  # serves all releases; 0.5.15 and later pin it
 
 
 @dataclass(frozen=True)
 class Release:
-    """Needs of one release. kernel, transformers: versions that serve it; models: files of `srt/models` to pack."""
+    """Needs of one release. kernel: the version of sglang-kernel; models: files and folders of `srt/models`.
 
-    kernel: str = "0.4.3"
-    transformers: str = "5.12.1"
-    models: tuple[str, ...] = (
-        "__init__", "registry", "utils", "qwen2_moe", "qwen3_vl", "qwen3_5", "qwen3_5_mtp", "qwen3", "qwen2",
-        "qwen3_moe", "llama", "transformers",
-    )  # fmt: skip
+    site: packages of this release alone; stubs: packages that it imports and never calls
+    """
+
+    kernel: str
+    models: tuple[str, ...]
+    site: tuple[str, ...] = ()
+    stubs: tuple[str, ...] = ("flashinfer", "IPython")
 
 
-RELEASES = {"0.5.12": Release(), "0.5.13": Release()}
+_13 = Release("0.4.3", (
+    "__init__", "registry", "utils", "qwen2_moe", "qwen3_vl", "qwen3_5", "qwen3_5_mtp", "qwen3", "qwen2", "qwen3_moe",
+    "llama", "transformers",
+))  # fmt: skip
+_16 = Release("0.4.5", (*_13.models, "deepseek_v2", "deepseek_common"), ("apache-tvm-ffi==0.1.11",),
+              (*_13.stubs, "xgrammar", "deep_gemm"))  # fmt: skip
+# 0.5.12 pins kernel 0.4.2.post2; 0.4.3 serves it, too. Later releases get the one that they pin.
+RELEASES = {
+    "0.5.12": _13, "0.5.13": _13, "0.5.14": replace(_13, kernel="0.4.4"), "0.5.16": _16, "0.5.17": _16,
+}  # fmt: skip
 SITE = (
     "pydantic", "pydantic_core", "typing-inspection", "annotated-types", "fastapi==0.115.12", "starlette==0.46.2",
     "uvicorn", "pyzmq", "msgspec", "orjson", "pybase64", "setproctitle", "python-multipart", "apache-tvm-ffi==0.1.9",
@@ -51,36 +67,43 @@ SITE = (
 UNUSED = (
     "sglang/multimodal_gen/", "sglang/benchmark/", "sglang/test/", "sglang/jit_kernel/tests/", "sglang/srt/grpc/_core",
 )  # fmt: skip
-STUBS = ("flashinfer", "IPython")
+COMPILED = ("sglang/jit_kernel/", "sglang/kernels/")  # with sources that are compiled at run time
 
 # Modules that SGLang imports at the top of its files and never calls here. transformers must not see them, as it asks
 # for their versions, so they exist for callers in the engine alone. A class of a stub raises when it is made.
-SITECUSTOMIZE = f'''"""Stand-ins for packages that the engine imports and this model never calls."""
+SITECUSTOMIZE = '''"""Stand-ins for packages that the engine imports and this model never calls."""
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 import types
 
-NAMES = {STUBS!r}
+NAMES = os.environ.get("PEERS_STUBS", "").split(",")
 
 
 class Kind(type):
     def __getattr__(cls, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return Kind(name, (Absent,), {{}})
+        return Kind(name, (Absent,), {})
 
 
 class Absent(metaclass=Kind):
     def __init__(self, *given, **named):
-        raise RuntimeError(f"{{type(self).__name__}} of a package that was not packed was called")
+        raise RuntimeError(f"{type(self).__name__} of a package that was not packed was called")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *given):  # a field of a request whose type was not packed
+        from pydantic_core import core_schema
+
+        return core_schema.any_schema()
 
 
 class Module(types.ModuleType):
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        found = Kind(name, (Absent,), {{}})
+        found = Kind(name, (Absent,), {})
         setattr(self, name, found)
         return found
 
@@ -139,9 +162,8 @@ def of_engine(release: Release) -> Callable[[str], bool]:
     def keep(name: str) -> bool:
         parts = name.split("/")
         if name.startswith(UNUSED) or not name.endswith((".py", ".json", "METADATA", "entry_points.txt")):
-            return name.endswith((".cuh", ".h", ".cu")) and name.startswith("sglang/jit_kernel/")
-        of_a_model = parts[:3] == ["sglang", "srt", "models"]
-        return not of_a_model or (len(parts) == 4 and parts[3].removesuffix(".py") in release.models)
+            return name.endswith((".cuh", ".h", ".hpp", ".cu", ".cpp")) and name.startswith(COMPILED)
+        return parts[:3] != ["sglang", "srt", "models"] or parts[3].removesuffix(".py") in release.models
 
     return keep
 
@@ -176,30 +198,14 @@ def library(name: str, folder: Path) -> None:
     shutil.copyfile(found[0].resolve(), folder / name)
 
 
-def pack(release: str, out: Path, wheels: Path) -> Path:
-    """Pack one release -> the folder `out`, with archives of less than LIMIT bytes together."""
-    chosen = RELEASES[release]
-    engine, kernel, models = (f"{name}=={version}" for name, version in (
-        ("sglang", release), ("sglang-kernel", chosen.kernel), ("transformers", chosen.transformers)))  # fmt: skip
-    download(wheels, engine, kernel, models, *SITE)
+def pack(releases: Sequence[str], out: Path, wheels: Path) -> Path:
+    """Pack releases -> the folder `out`, with an archive of less than LIMIT bytes."""
     out.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as made:
         root = Path(made)
-        unpack(wheel_of(wheels, engine), root / "engine", of_engine(chosen))
-        unpack(wheel_of(wheels, kernel), root / "kernels", of_kernels)
-        unpack(wheel_of(wheels, models), root / "site", of_transformers)
-        widen(root / "site")
-        for name in SITE:
-            unpack(wheel_of(wheels, name), root / "site")
-        (root / "stubs").mkdir()
-        (root / "stubs" / "sitecustomize.py").write_text(SITECUSTOMIZE)
-        library("libnuma.so.1", root / "lib")
-        (root / "model").mkdir()
-        shutil.copyfile(MODEL / "model.safetensors", root / "model" / "model.safetensors")
-        config = config_for(Engine.SGLANG, json.loads((MODEL / "config.json").read_text()))
-        (root / "model" / "config.json").write_bytes(config)
-        (root / "release").write_text(release)
-        with tarfile.open(out / "bundle.tar.xz", "w:xz", preset=PRESET) as archive:
+        fill(root, releases, wheels)
+        with lzma.open(out / ARCHIVE, "w", format=lzma.FORMAT_XZ, filters=PACKED) as packed, \
+                tarfile.open(fileobj=packed, mode="w") as archive:  # fmt: skip
             archive.add(root, ".")
     size = sum(file.stat().st_size for file in out.iterdir())
     print(f"{out}: {size / 2**20:.1f} MiB")
@@ -208,18 +214,49 @@ def pack(release: str, out: Path, wheels: Path) -> Path:
     return out
 
 
+def fill(root: Path, releases: Sequence[str], wheels: Path) -> None:
+    """Write the files of a bundle: engines and kernels in a folder of each version, then what they share."""
+    chosen = {name: RELEASES[name] for name in releases}
+    kernels = {one.kernel for one in chosen.values()}
+    download(wheels, f"transformers=={TRANSFORMERS}", *SITE)
+    for name, release in chosen.items():  # pip takes one version of a package at a time
+        download(wheels, f"sglang=={name}", f"sglang-kernel=={release.kernel}", *release.site)
+        unpack(wheel_of(wheels, f"sglang=={name}"), root / "engine" / name, of_engine(release))
+        for package in release.site:
+            unpack(wheel_of(wheels, package), root / "engine" / name)
+    for kernel in kernels:
+        unpack(wheel_of(wheels, f"sglang-kernel=={kernel}"), root / "kernels" / kernel, of_kernels)
+    unpack(wheel_of(wheels, f"transformers=={TRANSFORMERS}"), root / "site", of_transformers)
+    widen(root / "site")
+    for name in SITE:
+        unpack(wheel_of(wheels, name), root / "site")
+    (root / "stubs").mkdir()
+    (root / "stubs" / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    library("libnuma.so.1", root / "lib")
+    (root / "model").mkdir()
+    (root / "draft").mkdir()  # 0.5.12 edits the cached config of a draft model, so the draft has a path of its own
+    shutil.copyfile(MODEL / "model.safetensors", root / "model" / "model.safetensors")
+    config = config_for(Engine.SGLANG, json.loads((MODEL / "config.json").read_text()))
+    (root / "model" / "config.json").write_bytes(config)
+    for file in (root / "model").iterdir():
+        os.link(file, root / "draft" / file.name)
+    facts = {name: {"kernel": one.kernel, "stubs": one.stubs} for name, one in chosen.items()}
+    (root / "releases.json").write_text(json.dumps(facts))
+
+
 def main(given: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="peers.live.bundle", description="Pack a released SGLang for a GPU machine.")
+    parser = argparse.ArgumentParser(prog="peers.live.bundle", description="Pack released SGLangs for a GPU machine.")
     parser.add_argument("out", type=Path, help="the new folder")
-    parser.add_argument("--release", choices=RELEASES, default="0.5.12")
+    parser.add_argument("--release", choices=RELEASES, action="append", help="repeatable; left out: all")
     parser.add_argument("--wheels", type=Path, help="a folder of wheels; what is missing is downloaded there, and kept")
     options = parser.parse_args(given)
+    releases = options.release or list(RELEASES)
     if options.wheels is not None:
         options.wheels.mkdir(parents=True, exist_ok=True)
-        pack(options.release, options.out, options.wheels)
+        pack(releases, options.out, options.wheels)
         return 0
     with tempfile.TemporaryDirectory() as wheels:
-        pack(options.release, options.out, Path(wheels))
+        pack(releases, options.out, Path(wheels))
     return 0
 
 
