@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from instep.campaign import runner
 from instep_optimized.ops.plain import PLAIN
 from instep_speed.bench import kind, run
 from instep_speed.bench.clock import Rates
@@ -41,7 +42,7 @@ class Clock:
 
 def ran(clock: Clock, seconds: float, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(run, "rates", lambda device, dtype: GROUND.rates)
-    monkeypatch.setattr(run, "time", clock)
+    monkeypatch.setattr(runner, "time", clock)
     monkeypatch.setattr(run, "_row", clock.row)
     return bench(Asked({"it": PLAIN}, "cpu", torch.float32, tuple(clock.seconds), "tiny", seconds / 60, peers=False))
 
@@ -55,7 +56,7 @@ def test_unused_minutes_go_to_cells_that_had_none(monkeypatch: pytest.MonkeyPatc
 
 
 def test_cell_that_does_not_fit_the_minutes_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = ran(clock := Clock(attend=10.0, pick=0.5), 20.5, monkeypatch)
+    found = ran(clock := Clock(attend=10.0, pick=0.5), 20.6, monkeypatch)
     assert clock.order == ["attend"] * 2 + ["pick"] * 2 and found.left == {"attend": 2}
 
 

@@ -120,7 +120,7 @@ EVERY = {
     "generate": ("instep.generate.decode.decode", ("MODEL", "--prompt", "1 2")),
     "memory": ("instep.campaign.shapes.sized_like", ("qwen3.5-9b",)), "doctor": ("instep.cli.doctor.findings", ()),
     "record": ("instep.cli.record.make", ("--checkpoint", "MODEL", "--prompts", "P", "--policy", "O", "--out", "N")),
-    "relations": ("instep.campaign.relations.held", ("TRACE",)),
+    "relations": ("instep.campaign.relations.hold", ("TRACE",)),
     "streams": ("instep.campaign.streams.run.streamed", ("TRACE",)),
 }
 

@@ -6,15 +6,19 @@ Leaves out: planting (`test_faults.py`).
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from instep.campaign.runner import Campaign
 from instep.verdict import Exit
 from instep_proof.commands.faults import _part
 from instep_proof.faults import render, resume
 from instep_proof.faults.catalogue import FAMILIES, by_id
+from instep_proof.faults.catalogue.fault import Fault
 from instep_proof.faults.judge import Heard, Judged, Result, Session, judge
 from instep_proof.faults.runs import Arm
 from support.command import Runner, complaint
@@ -69,6 +73,25 @@ def test_missing_plants_what_is_void_or_not_there(tmp_path: Path, instep: Runner
     before = there.read_bytes()
     assert instep("faults", FIRST.id, "--missing", "--json", there).code == Exit.INCONCLUSIVE, "one is void still"
     assert json.loads(before)["results"] == json.loads(there.read_text())["results"]
+
+
+def test_interrupted_campaign_keeps_what_was_judged_and_goes_on_with_the_rest(
+    tmp_path: Path, instep: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed_at_the_second(chosen: list[Fault], traces: Path, run: Campaign, **more: object) -> Iterator[Judged]:
+        for fault in run.trials(chosen, str):
+            if fault.id == SECOND.id:
+                raise KeyboardInterrupt
+            yield row(fault.id, 1)
+
+    monkeypatch.setattr("instep_proof.faults.campaign.campaign", pressed_at_the_second)
+    monkeypatch.setattr("instep_proof.faults.forks.warm", nullcontext)  # nothing is planted
+    words = ("faults", FIRST.id, SECOND.id, THIRD.id, "--json", tmp_path / "a.json")
+    ran = instep(*words)
+    assert ran.code == Exit.INCONCLUSIVE and "interrupted" in ran.out, ran
+    assert [one["id"] for one in json.loads((tmp_path / "a.json").read_text())["results"]] == [FIRST.id]
+    left = instep(*words, "--missing", "--list").out.splitlines()[:-1]
+    assert [line.partition(" ")[0] for line in left] == [SECOND.id, THIRD.id]
 
 
 @pytest.mark.parametrize("words", [("--missing",), ("--missing", "--checkpoint", "{experts}"), ("--join", "{other}")])

@@ -246,7 +246,7 @@ def test_damaged_and_unknown_results_are_refused(made: Made, instep: Runner, tmp
 
 @pytest.mark.parametrize(("work", "words"), [
     ("instep.audit.audit.audit", ("audit", "nowhere", "--model", "nowhere")),
-    ("instep.campaign.relations.held", ("relations", TRACE)),
+    ("instep.campaign.relations.hold", ("relations", TRACE)),
     ("instep.campaign.fuzz.campaign.campaign", ("fuzz",)),
     ("instep_proof.faults.campaign.campaign", ("faults", "stale-tile")),
     ("instep_speed.bench.run.bench", ("bench", "--kind", "pick")),
@@ -263,8 +263,8 @@ def test_unwritable_page_is_refused_before_any_work(
 def test_faults_write_the_page_of_their_result(
     instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    campaign = Campaign((judged("stale-tile"),))
-    monkeypatch.setattr("instep_proof.faults.campaign.campaign", lambda *given, **named: campaign)
+    found = [judged("stale-tile")]
+    monkeypatch.setattr("instep_proof.faults.campaign.campaign", lambda *given, **named: found)
     monkeypatch.setattr("instep_proof.faults.forks.warm", nullcontext)  # nothing runs, so no process has to be prepared
     ran = instep("faults", "stale-tile", "--html", tmp_path / "p.html")
     page = Read((tmp_path / "p.html").read_text())

@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from instep.campaign.relations import Held, Relation, hold
+from instep.campaign.relations.case import Case
 from instep.campaign.relations.row_by_row_ops import row_by_row
 from instep.trace.file import Trace
+from instep.verdict import Exit
 from instep_optimized import load
 from instep_optimized.ops.around import Op, around
 from instep_optimized.ops.by_row import BY_ROW
@@ -91,3 +94,19 @@ def test_row_by_row_splits_only_undeclared_ops() -> None:
     assert counted == {"linear": 4, "add": 1} and ops.row_invariant == BY_ROW.keys()
     for name, rows in BY_ROW.items():
         assert {*rows} <= signature(getattr(told, name)).parameters.keys()
+
+
+def test_interrupted_command_writes_what_ran_and_is_inconclusive(
+    instep: Runner, trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed_at_the_second(case: Case, relation: Relation) -> Held:
+        if relation.name != "poison":
+            raise KeyboardInterrupt
+        return hold(case, relation)
+
+    monkeypatch.setattr("instep.campaign.relations.hold", pressed_at_the_second)
+    words = ("poison", "slots", "--ops", "ledger", "--until", 3, "--json", tmp_path / "r.json")
+    ran = instep("relations", trace.path, *words)
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert ran.code == found["exit"] == Exit.INCONCLUSIVE and "interrupted: this is what ran" in ran.out, ran
+    assert found["interrupted"] and [(run["relation"], run["exit"]) for run in found["runs"]] == [("poison", 0)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -35,19 +36,38 @@ def must_be_free(files: Sequence[Path | None], *read: Path) -> None:
         writable(file, *read, *(other for other in given if other is not file))
 
 
+def joins_alone(verb: str, *files: Path | None, with_others: bool) -> None:
+    """Refuse `--join` together with options of a run, or without a file that takes the other results in.
+
+    verb: the work of the command without `--join`;  files: the requested files, --json first
+    """
+    from instep_reference.contract.errors import BadInput
+
+    if with_others:
+        raise BadInput("--join", found="options of a run, too", expected=f"one of them: to join {verb} nothing")
+    if not any(files):
+        raise BadInput("--join", found="no --json", expected="the file that takes the others in")
+
+
 def finish(
     result: Result, json: Path | None, show: Callable[[Console], None], *, sarif: Path | None = None,
     annotate: bool | None = False, trace: Path | None = None, html: Path | None = None,
-    charts: Callable[[], Mapping[str, Any]] = dict,
+    charts: Callable[[], Mapping[str, Any]] = dict, interrupted: bool = False,
 ) -> NoReturn:
     """Write the files, then print with `show`, so that the files are complete even if the terminal's reader has gone.
 
+    interrupted  Ctrl-C ended the command before its last run, so agreement so far is inconclusive
     annotate  None: in a job of GitHub Actions
     trace     the trace whose lines are the events of the findings
     charts    further data for the page's charts
     """
     from rich.console import Console
 
+    from ..verdict import Exit
+
+    if interrupted:
+        result = replace(result, exit=Exit.worst((Exit(result.exit), Exit.INCONCLUSIVE)),
+                         found={**result.found, "interrupted": True})  # fmt: skip
     if json is not None:
         result.write(json)
     if html is not None:
@@ -68,4 +88,6 @@ def finish(
         if wanted:
             print(*workflow_commands(found), sep="\n")
     show(Console())
+    if interrupted:
+        print("interrupted: this is what ran until then")
     raise typer.Exit(int(result.exit))

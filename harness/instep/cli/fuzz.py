@@ -19,10 +19,9 @@ from .finish import Commit, Html, Json, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
-    from ..campaign.fuzz.campaign import Result, Settings
+    from ..campaign.fuzz.campaign import Result
 
 EXAMPLES = 400  # for each op set, if neither a number nor a time is given
-ENDLESS = 10**9  # the time limit ends the run
 SEEDS = 2**31
 
 
@@ -45,30 +44,33 @@ def fuzz(
     json: Json = None, html: Html = None, commit: Commit = None,
 ) -> None:
     """Draw legal events until the sides differ; exit 0: they never did, 1: divergence, 3: nothing compared."""
-    from rich.console import Console
+    from hypothesis.configuration import set_hypothesis_home_dir
 
     from ..bundled import model
     from ..campaign.fuzz.campaign import Result, Settings
+    from ..campaign.fuzz.campaign import campaign as draw
     from ..campaign.fuzz.draw import SAMPLED
     from ..campaign.fuzz.render import of, show
     from ..verdict import Exit
+    from .progress import campaign
 
     must_be_free((json, html))
-    names = given.subjects("ledger", "plain")
-    sampled = [name for name in SAMPLED if name not in given.named and "engine" not in given.named]
+    directory, sampled = checkpoint or model(), given.left_to_draw(SAMPLED)
     start = random.SystemRandom().randrange(SEEDS) if seed is None else seed
-    count = examples or (ENDLESS if minutes is not None else EXAMPLES)
-    seconds = None if minutes is None else 60 * minutes / len(names)
+    count = examples or (EXAMPLES if minutes is None else None)
     print(f"seed {start}", flush=True)  # printed first, so that a killed run can be repeated
     results = list[Result]()
-    for name in names:
-        show(results[-1:], Console())  # one after the other, so that stopping the next one keeps it
-        setting, directory = given.setting(ops=name), checkpoint or model()
-        results.append(_run(Settings(setting, directory, count, start, out, seconds, shrink, sampled, trees)))
-        if results[-1].exit is Exit.DIVERGED or results[-1].interrupted:
-            break
-    finish(of(results, commit), json, partial(show, results[-1:]), html=html,
-           charts=lambda: _charts(results[-1]))  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="instep-fuzz-") as scratch, campaign(
+        "fuzz", minutes, json, lambda: of(results, commit)
+    ) as run:
+        set_hypothesis_home_dir(scratch)  # leaves no file in the user's folder
+        for name in run.shares(given.subjects("ledger", "plain")):
+            setting = given.setting(ops=name)
+            results.append(draw(Settings(setting, directory, count, start, out, shrink, sampled, trees), run))
+            run.keep()
+            if results[-1].exit is Exit.DIVERGED:
+                break
+    finish(of(results, commit), json, partial(show, results), html=html, charts=lambda: _charts(results[-1]))
 
 
 def _charts(result: Result) -> Mapping[str, Any]:
@@ -78,16 +80,3 @@ def _charts(result: Result) -> Mapping[str, Any]:
     from ..trace.file import read
 
     return {} if result.found is None else charts_of([result.found], read(place(result.settings)))
-
-
-def _run(settings: Settings) -> Result:
-    from hypothesis.configuration import set_hypothesis_home_dir
-
-    from ..campaign.fuzz.campaign import campaign
-    from .progress import progress
-
-    total = None if settings.examples == ENDLESS else settings.examples
-    name = f"runs of fuzz [{settings.setting.name}], seed {settings.seed}"
-    with tempfile.TemporaryDirectory(prefix="instep-fuzz-") as scratch, progress(name) as advance:
-        set_hypothesis_home_dir(scratch)  # leaves no file in the user's folder
-        return campaign(settings, lambda examples: advance(name, examples, total))

@@ -1,4 +1,4 @@
-"""A progress bar on stderr, removed when it is done. It is shown only on a terminal.
+"""A progress bar on stderr, removed when it is done, and a campaign's run that shows one. Only on a terminal.
 
 Leaves out: the work.
 """
@@ -7,8 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-Advance = Callable[[str, int, int | None], None]  # description, done, total (None: unknown)
+from ..campaign.runner import Advance, Campaign
+
+if TYPE_CHECKING:
+    from ..report.result import Result
+
+
+@contextmanager
+def campaign(
+    first: str, minutes: float | None = None, json: Path | None = None, result: Callable[[], Result] | None = None,
+) -> Iterator[Campaign]:
+    """The run of a campaign, with a bar. result: its result so far, which is written to `json` after every trial."""
+    from ..atomic_write import is_replaced
+
+    def keep() -> None:
+        if json is not None and result is not None and is_replaced(json):
+            result().write(json)
+
+    seconds = None if minutes is None else 60 * minutes
+    with progress(first) as advance, Campaign(seconds, advance, keep) as run:
+        yield run
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def relations(
     from ..campaign.relations.case import Case
     from ..run.replay import Replay, must_reach
     from ..trace.file import read
-    from .progress import progress
+    from .progress import campaign
 
     wanted = table.relations(name or ())
     must_be_free((json, html, sarif), trace)
@@ -47,8 +47,10 @@ def relations(
     must_reach(until, loaded)
     replay = Replay(loaded, given.setting(), checkpoint=checkpoint)
     case = Case.of(replay.trace, replay.plan, until=until, bitwise=bitwise, tokens=tokens)
-    with progress("relations") as said:
-        found = table.held(case, wanted, lambda relation: said(relation.name, wanted.index(relation), len(wanted)))
-    run = render.Run(trace, checkpoint, until, case, tuple(found))
-    finish(render.of(run, commit), json, lambda console: render.show(run, console),
+    found = list[table.Held]()
+    with campaign("relations") as run:
+        for relation in run.trials(wanted, lambda one: one.name):
+            found.append(table.hold(case, relation))
+    told = render.Run(trace, checkpoint, until, case, tuple(found))
+    finish(render.of(told, commit), json, lambda console: render.show(told, console), interrupted=run.interrupted,
            sarif=sarif, annotate=annotate, trace=trace, html=html)

@@ -44,6 +44,10 @@ class Given:
             raise BadInput("--engine", found="--ops as well", expected="one of the two")
         return ("plain",)
 
+    def left_to_draw(self, sampled: Collection[str]) -> list[str]:
+        """The fields among `sampled` that were not typed, so that a campaign draws them; none of a typed engine."""
+        return [name for name in sampled if name not in self.named and "engine" not in self.named]
+
     def setting(self, **otherwise: Any) -> Setting:
         """The typed setting; `otherwise` has the values of options that were not typed, None: the defaults.
 

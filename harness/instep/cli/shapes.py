@@ -36,15 +36,18 @@ def shapes(
     from ..campaign.shapes import NAMES
     from ..campaign.shapes.run import shaped
     from ..report import outcome_data, terminal
+    from ..run.replay import Outcome
+    from .progress import campaign
 
     must_be_free((json, sarif))
     setting = given.setting(ops="triton")
-    outcomes = [
-        shaped(one, setting, layers=layers, vocab=vocab, until=until, judged=layer) for one in name or NAMES
-    ]
+    outcomes = list[Outcome]()
+    with campaign("shapes") as run:
+        for one in run.trials(name or NAMES, str):
+            outcomes.append(shaped(one, setting, layers=layers, vocab=vocab, until=until, judged=layer))
 
     def show(console: Console) -> None:
         for outcome in outcomes:  # each has its own trace
             terminal.show([outcome], console)
 
-    finish(outcome_data.of(outcomes, commit), json, show, sarif=sarif, annotate=annotate)
+    finish(outcome_data.of(outcomes, commit), json, show, interrupted=run.interrupted, sarif=sarif, annotate=annotate)

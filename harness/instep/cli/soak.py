@@ -5,18 +5,14 @@ Leaves out: drawing, serving and counting (`instep.campaign.soak`), and shrinkin
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ..options import DRAFTER
-from .finish import Commit, finish, must_be_free
+from .finish import Commit, finish, joins_alone, must_be_free
 from .setting import Given, takes_setting
-
-if TYPE_CHECKING:
-    from ..campaign.soak.soak import Soak
 
 
 @takes_setting(
@@ -48,63 +44,37 @@ def soak(
     from instep_reference.contract.checkpoint import Checkpoint
     from instep_reference.contract.errors import BadInput
 
-    from ..atomic_write import writable
     from ..bundled import model
     from ..campaign.fuzz.campaign import Settings
     from ..campaign.fuzz.draw import SAMPLED
     from ..campaign.soak import render, resume
-    from ..campaign.soak.soak import Ask, Soak
+    from ..campaign.soak.soak import Soak
+    from ..report.result import Result
+    from ..threads import threads_for
+    from .progress import campaign
 
     if join:
-        if minutes is not None or rounds is not None:
-            raise BadInput("--join", found="--minutes or --rounds, too", expected="one of them: to join serves nothing")
-        return _join(join, json, commit)
-    if minutes is None and rounds is None:
+        joins_alone("serves", json, with_others=minutes is not None or rounds is not None)
+    elif minutes is None and rounds is None:
         raise BadInput("--minutes", found="neither a time nor --rounds", expected="how far to go: one of them, or both")
-    if json is not None:
-        writable(json)
-    names, directory, found = given.subjects("ledger", "plain"), checkpoint or model(), None
-    digest, device = Checkpoint.open(directory).digest, given.setting(ops=names[0]).device
-    sampled = [name for name in SAMPLED if name not in given.named and "engine" not in given.named]
-    ask, runs = Ask(rounds, None if minutes is None else 60 * minutes / len(names)), resume.read(json)
-
-    def keep() -> None:
-        if json is not None:
-            resume.result(runs, device, commit).write(json)
-
-    for name in names:
-        settings = Settings(given.setting(ops=name), directory, 0, seed, out, sampled=sampled, command="soak")
-        settled = settings.setting.data() | dict.fromkeys(sampled)
-        run = resume.going_on(runs, resume.Soaked(settled, digest, seed, every, stretch), json)
-        soaking = _session(Soak(settings, run, resume.Session.now(device, commit), ask), keep)
-        found = soaking.found
-        if found is not None or soaking.interrupted:
-            break
-    finish(resume.result(runs, device, commit), json, lambda console: render.show(runs, found, console))
-
-
-def _join(others: list[Path], json: Path | None, commit: str | None) -> None:
-    """Serve nothing: merge the runs of files into one file."""
-    from instep_reference.contract.errors import BadInput
-
-    from ..campaign.soak import render, resume
-
-    if json is None:
-        raise BadInput("--join", found="no --json", expected="the file that takes the others in")
-    must_be_free((json,), *others)
-    runs = resume.read(json)
-    for path in others:
+    must_be_free((json,), *join or ())
+    runs, found = resume.read(json), None
+    for path in join or ():
         resume.join(runs, path)
-    devices = sorted({str(run.setting["device"]) for run in runs})
-    finish(resume.result(runs, ", ".join(devices), commit), json, lambda console: render.show(runs, None, console))
 
+    def result() -> Result:
+        return resume.result(runs, commit)
 
-def _session(soak: Soak, keep: Callable[[], None]) -> Soak:
-    """Run the soak. The file is written after every stretch, so that a killed session loses no more than that."""
-    from ..threads import threads_for
-    from .progress import progress
-
-    name = f"rounds of soak [{soak.soaked.name}], seed {soak.soaked.seed}"
-    with progress(name) as advance, threads_for(soak.opened.config.hidden):
-        soak.run(lambda: advance(name, soak.soaked.rounds, soak.ask.rounds), keep)
-    return soak
+    subjects, directory = () if join else given.subjects("ledger", "plain"), checkpoint or model()
+    opened, sampled = Checkpoint.open(directory), given.left_to_draw(SAMPLED)
+    with campaign("soak", minutes, json, result) as run, threads_for(opened.config.hidden):
+        for name in run.shares(subjects):
+            settings = Settings(given.setting(ops=name), directory, 0, seed, out, sampled=sampled, command="soak")
+            settled = settings.setting.data() | dict.fromkeys(sampled)
+            soaked = resume.going_on(runs, resume.Soaked(settled, opened.digest, seed, every, stretch), json)
+            session = resume.Session.now(settings.setting.device, commit)
+            soaking = Soak(settings, soaked, session, run, rounds)
+            soaking.run()
+            if (found := soaking.found) is not None:
+                break
+    finish(result(), json, lambda console: render.show(runs, found, console))

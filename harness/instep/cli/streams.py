@@ -40,7 +40,7 @@ def streams(
     from ..report import outcome_data, terminal
     from ..run.replay import Outcome, must_have, must_reach
     from ..trace.file import read
-    from .progress import progress
+    from .progress import campaign
 
     chosen = [one for one in LEVELS if level is None or one in level]
     if len(chosen) < len(set(level or LEVELS)):
@@ -54,13 +54,12 @@ def streams(
         for how in given.named.get("strategy") or given.setting(ops=served).strategies("strategy") for one in chosen
     ]
     total, outcomes = len(loaded.events) if until is None else until + 1, list[Outcome]()
-    with progress("streams") as advance:
-        for setting, one in runs:
-            what = f"{one} level [{setting.name}, {setting.strategy}], run {len(outcomes) + 1} of {len(runs)}"
-
-            def at_event(index: int, event: object, what: str = what) -> None:
-                advance(what, index + 1, total)
-
-            outcomes.append(streamed(loaded, setting, one, until=until, layers=layer, progress=at_event))
+    with campaign("streams") as run:
+        for setting, one in run.trials(runs, lambda each: f"{each[1]} level [{each[0].name}, {each[0].strategy}], run "
+                                                          f"{run.ended + 1} of {len(runs)}"):
+            outcomes.append(streamed(
+                loaded, setting, one, until=until, layers=layer,
+                progress=lambda index, event: run.advance(run.name, index + 1, total),
+            ))  # fmt: skip
     finish(outcome_data.of(outcomes, commit), json, lambda console: terminal.show(outcomes, console),
-           sarif=sarif, annotate=annotate, trace=trace)
+           interrupted=run.interrupted, sarif=sarif, annotate=annotate, trace=trace)

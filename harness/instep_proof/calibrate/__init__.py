@@ -5,44 +5,31 @@ Leaves out: choosing constants. They are derived in `allowance.py`; here they ar
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from .graded import RUNS, SIZES, limits, names
+from instep.campaign.runner import Campaign
+
+from .graded import RUNS, STORAGES, limit, names
 from .tables import Calibration
 from .variants import Stage, variants
 
-__all__ = ["SIZES", "Calibration", "calibrate", "names"]
-
-Advance = Callable[[str, int, int], None]  # progress: what is run, how many are done, of how many
-
 
 def calibrate(
-    count: int, *, device: str = "cpu", op_sets: Iterable[str] = (), seconds: float | None = None, runs: int = RUNS,
-    advance: Advance = lambda what, done, of: None,
-) -> Calibration:
-    """Run this many correct variants, and then graded injected errors, each in this many runs.
+    result: Calibration, count: int, run: Campaign | None = None, *, op_sets: Iterable[str] = (), runs: int = RUNS,
+) -> None:
+    """Add this many correct variants to the result, and then graded injected errors, each in this many runs.
 
-    If both are wanted, each gets half of `seconds`.
+    If both are wanted, each gets half of the time.
     """
-    result, stage = Calibration(device), Stage(device)
-    parts, begun = 2 if count and runs else 1, time.perf_counter()
-
-    def late(since: float) -> bool:
-        return seconds is not None and time.perf_counter() - since > seconds / parts
-
-    for variant in variants(count, op_sets):
-        if late(begun):
-            break
-        result.add(variant, stage.run(variant))
-        result.pairs = stage.pairs
-        advance("correct variants", len(result.ran), count)
-    result.seconds["variants"] = time.perf_counter() - begun
-    begun = time.perf_counter()
-    for limit in limits(device, runs) if runs else ():
-        result.limits.append(limit)
-        advance("graded errors", len(result.limits), 2 * len(names()))
-        if late(begun):
-            break
-    result.seconds["limits"] = time.perf_counter() - begun
-    return result
+    run, stage, stages = run or Campaign(), Stage(result.device), [Stage(result.device) for _ in range(runs)]
+    errors = [(name, storage) for storage in STORAGES for name in names()]
+    result.seconds |= {"variants": 0.0, "limits": 0.0}
+    for part in run.shares([name for name, wanted in (("variants", count), ("limits", runs)) if wanted]):
+        if part == "variants":
+            for variant in run.trials(list(variants(count, op_sets)), lambda one: "correct variants"):
+                result.add(variant, stage.run(variant))
+                result.pairs, result.seconds[part] = stage.pairs, run.seconds
+        else:
+            for name, storage in run.trials(errors, lambda one: "graded errors"):
+                result.limits.append(limit(name, storage, stages))
+                result.seconds[part] = run.seconds

@@ -6,7 +6,7 @@ in an op acts from the start and affects everything after it. Leaves out: the er
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -93,14 +93,6 @@ def judged_as(one: Comparison) -> str:
 
 def names() -> tuple[str, ...]:
     return (*ERRORS, *IN_MEMORY)
-
-
-def limits(device: str = "cpu", runs: int = RUNS) -> Iterator[Limit]:
-    """Every injected error in every storage."""
-    stages = [Stage(device) for _ in range(runs)]
-    for storage in STORAGES:
-        for name in names():
-            yield limit(name, storage, stages)
 
 
 def limit(name: str, storage: str, stages: Sequence[Stage]) -> Limit:

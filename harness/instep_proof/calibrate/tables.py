@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from instep.verdict import Comparison, Verdict
+from instep.verdict import Comparison, Exit, Verdict
 
 from .graded import Limit, judged_as
 from .variants import Variant, described
@@ -76,6 +76,12 @@ class Calibration:
         self.alarms += [(variant, finding) for finding in verdict.findings]
         self.ran.append({**described(variant), "events": verdict.events, "elements": verdict.elements,
                          "alarms": len(verdict.findings)})
+
+    @property
+    def exit(self) -> Exit:
+        if self.alarms:
+            return Exit.DIVERGED
+        return Exit.AGREED if self.ran or self.limits else Exit.INCONCLUSIVE
 
     def table(self) -> list[Rate]:
         """By tier, then by storage."""

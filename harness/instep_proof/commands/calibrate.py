@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from instep.cli.finish import Commit, Json
+from instep.cli.finish import Commit, Json, finish, must_be_free
 from instep.cli.setting import Given, takes_setting
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
-    from ..calibrate import Calibration
+    from ..calibrate.tables import Calibration
 
 
 @takes_setting(
@@ -36,40 +37,35 @@ def calibrate(
 
     The bound of a rate assumes independent blocks; those of one engine are not quite, so it is a guide, not a proof.
     """
-    from rich.console import Console
-
-    from instep.atomic_write import writable
-    from instep.cli.progress import progress
-    from instep.report import tables
+    from instep.cli.progress import campaign
     from instep.report.result import Result
-    from instep.verdict import Exit
     from instep_reference.contract.errors import BadInput
 
-    from .. import calibrate as calibration
+    from ..calibrate import calibrate as run_all
+    from ..calibrate.tables import Calibration
 
     if not variants and not runs:
         raise BadInput("--variants and --runs", found="0 of both", expected="at least one of either")
-    device = given.setting().device
     for name in given.several("ops"):
         given.setting(ops=name).op_set()
-    if json is not None:
-        writable(json)
-    shown = Console()
-    with progress("calibrate") as advance:
-        result = calibration.calibrate(
-            variants, device=device, op_sets=given.several("ops"), seconds=seconds, runs=runs, advance=advance
-        )
-    code = Exit.DIVERGED if result.alarms else Exit.AGREED if result.ran or result.limits else Exit.INCONCLUSIVE
-    if json is not None:
-        Result(code, result.device, result.as_data(), commit).write(json)
-    if result.ran:
-        tables.show(_rates(result), shown)
-    for variant, alarm in result.alarms:
+    must_be_free((json,))
+    found = Calibration(given.setting().device)
+    with campaign("calibrate", None if seconds is None else seconds / 60) as run:
+        run_all(found, variants, run, op_sets=given.several("ops"), runs=runs)
+    finish(Result(found.exit, found.device, found.as_data(), commit), json, lambda console: _show(found, console),
+           interrupted=run.interrupted)  # fmt: skip
+
+
+def _show(found: Calibration, console: Console) -> None:
+    from instep.report import tables
+
+    if found.ran:
+        tables.show(_rates(found), console)
+    for variant, alarm in found.alarms:
         said = f"{variant.form} {variant.number}, {alarm.check}, event {alarm.event}, {alarm.place}: {alarm.diagnosis}"
-        tables.say(shown, f"false alarm: {said}")
-    if result.limits:
-        tables.show(_limits(result), shown)
-    raise typer.Exit(int(code))
+        tables.say(console, f"false alarm: {said}")
+    if found.limits:
+        tables.show(_limits(found), console)
 
 
 def _rates(result: Calibration) -> Table:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from instep.cli.finish import Commit, Html, Json, finish, must_be_free
+from instep.cli.finish import Commit, Html, Json, finish, joins_alone, must_be_free
 from instep.cli.setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..faults.catalogue.fault import Fault
-    from ..faults.judge import Result
 
 
 @takes_setting(without=("ops",))
@@ -47,25 +46,34 @@ def faults(
 ) -> None:
     """Plant faults in copies of the source; exit 0: all found, 95% located, 1: not so, 3: a run was void."""
     import os
+    from contextlib import nullcontext
     from dataclasses import replace
+    from tempfile import TemporaryDirectory
 
     from rich.console import Console
 
     from instep.atomic_write import write_atomically
+    from instep.cli.progress import campaign
     from instep_reference.contract.errors import BadInput
 
     from ..faults import render, resume
+    from ..faults.campaign import campaign as plant
+    from ..faults.catalogue import TRACES
+    from ..faults.forks import warm
+    from ..faults.judge import Judged, Result
     from ..faults.matrix import Matrix
     from ..faults.picture import picture_of
+    from ..faults.rerecord import retraced
 
+    if join:
+        more = names or family or ops or part or missing or checkpoint or list_only or given.named
+        joins_alone("plants", json, with_others=bool(more))
+    if missing and json is None:
+        raise BadInput("--missing", found="no --json", expected="the file that holds the other rows")
     must_be_free((json, html, picture), *join or ())
-    for option, asked in (("--missing", missing), ("--join", join)):
-        if asked and json is None:
-            raise BadInput(option, found="no --json", expected="the file that holds the other rows")
     there = [resume.read(json)] if (missing or join) and json is not None and json.is_file() else []
+    there += [resume.read(path) for path in join or ()]
     chosen = [] if join else _chosen(names, family, ops)
-    if join and (names or family or ops or part or missing or checkpoint or list_only or given.named):
-        raise BadInput("--join", found="faults to plant, too", expected="one of them: to join plants nothing")
     if missing:
         here = {one.fault.id for result in there for one in result.fired}
         chosen = [fault for fault in chosen if fault.id not in here]
@@ -74,16 +82,26 @@ def faults(
     if list_only:
         _list(chosen, Console())
         raise typer.Exit(0)
-    results, model = there + [resume.read(path) for path in join or ()], _digest(checkpoint)
-    resume.of_one_model(results, None if join else model)
-    if chosen or not results:
-        _traces_here()
-        chosen = [replace(fault, how=replace(fault.how, **given.named)) for fault in chosen]
-        results.append(_run(chosen, jobs or os.cpu_count() or 1, not no_text, checkpoint, model, commit))
-    result = resume.joined(*results) if len(results) > 1 else results[0]
+    model, judged = _digest(checkpoint), list[Judged]()
+    resume.of_one_model(there, None if join else model)
+    if chosen and not TRACES.is_dir():
+        raise BadInput(str(TRACES), found="no such folder", expected="the traces of the faults, which come with instep")
+    chosen = [replace(fault, how=replace(fault.how, **given.named)) for fault in chosen]
+
+    def result() -> Result:
+        return resume.joined(*there, Result(tuple(judged)))
+
+    with (TemporaryDirectory(prefix="instep-traces-") as folder, warm() if chosen else nullcontext(),
+          campaign("faults", None, json, lambda: render.of(result(), commit)) as run):
+        if checkpoint is not None:
+            retraced(TRACES, (fault.trace for fault in chosen), checkpoint, Path(folder))
+        traces, count = TRACES if checkpoint is None else Path(folder), jobs or os.cpu_count() or 1
+        for one in plant(chosen, traces, run, jobs=count, text=not no_text, commit=commit, model=model):
+            judged.append(one)  # one by one: the file is written in between
     if picture is not None:
-        write_atomically({picture: picture_of(Matrix.of(result)).encode()})
-    finish(render.of(result, commit), json, lambda console: render.show(result, console), html=html)
+        write_atomically({picture: picture_of(Matrix.of(result())).encode()})
+    finish(render.of(result(), commit), json, lambda console: render.show(result(), console), html=html,
+           interrupted=run.interrupted)  # fmt: skip
 
 
 def _chosen(names: list[str] | None, families: list[str] | None, ops: list[str] | None) -> list[Fault]:
@@ -136,15 +154,6 @@ def _part(chosen: list[Fault], part: str) -> list[Fault]:
     return [fault for fault in chosen if fault.id in mine]
 
 
-def _traces_here() -> None:
-    from instep_reference.contract.errors import BadInput
-
-    from ..faults.catalogue import TRACES
-
-    if not TRACES.is_dir():
-        raise BadInput(str(TRACES), found="no such folder", expected="the traces of the faults, which come with instep")
-
-
 def _list(chosen: list[Fault], console: Console) -> None:
     """A line for each: its name, its kind, what it does. Then how many have a sentence of which kind."""
     from instep.report.tables import say
@@ -170,23 +179,3 @@ def _digest(checkpoint: Path | None) -> str | UnsetType:
     from instep_reference.contract.checkpoint import Checkpoint
 
     return UNSET if checkpoint is None else Checkpoint.open(checkpoint).digest
-
-
-def _run(
-    chosen: list[Fault], jobs: int, text: bool, checkpoint: Path | None, model: str | UnsetType, commit: str | None,
-) -> Result:
-    from tempfile import TemporaryDirectory
-
-    from instep.cli.progress import progress
-
-    from ..faults.campaign import campaign
-    from ..faults.catalogue import TRACES
-    from ..faults.forks import warm
-    from ..faults.rerecord import retraced
-
-    name, traces = f"{len(chosen)} faults", TRACES
-    with TemporaryDirectory(prefix="instep-traces-") as folder, progress(name) as said, warm():
-        if checkpoint is not None:
-            traces = retraced(TRACES, (fault.trace for fault in chosen), checkpoint, Path(folder))
-        return campaign(chosen, traces, jobs=jobs, text=text, commit=commit, model=model,
-                        progress=lambda ended, of: said(name, ended, of))  # fmt: skip

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import resource
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType
 
+from instep.campaign.runner import Campaign
 from instep.setting import Setting
 
 from . import plant
 from .catalogue.fault import Fault, speaking
-from .judge import Judged, Result, Session, judge
+from .judge import Judged, Session, judge
 from .runs import Arm, Said, both, related, replayed, spoken
 
 T = TypeVar("T")
@@ -29,28 +29,29 @@ CONTROL = "control"
 
 
 def campaign(
-    faults: Sequence[Fault], traces: Path, *, jobs: int = 1, text: bool = True,
-    progress: Callable[[int, int], None] = lambda ended, of: None, commit: str | None = None,
-    model: str | UnsetType = UNSET,
-) -> Result:
+    faults: Iterable[Fault], traces: Path, run: Campaign | None = None, *, jobs: int = 1, text: bool = True,
+    commit: str | None = None, model: str | UnsetType = UNSET,
+) -> Iterator[Judged]:
     """Run every fault next to its control, which faults of the same trace and setting share.
 
-    traces    the folder with the traces that the faults name
-    text      whether each fault also generates text freely, as a test of accuracy would
-    progress  called with the number of processes that have ended, and the total
-    model     the digest of the model with which these traces were recorded again
+    traces  the folder with the traces that the faults name
+    text    whether each fault also generates text freely, as a test of accuracy would
+    model   the digest of the model with which these traces were recorded again
     """
-    session, begun, spent = Session.now("cpu", commit), time.perf_counter(), _spent()
+    run, session, spent = run or Campaign(), Session.now("cpu", commit), _spent()
     session.jobs, session.model = jobs, model
+    ordered = sorted(faults, key=lambda fault: fault.how.ops != SLOW)
     with tempfile.TemporaryDirectory(prefix="instep-faults-") as scratch, ThreadPoolExecutor(jobs) as pool:
-        runs = _Runs(Path(scratch), faults, traces, pool)
-        for fault in sorted(faults, key=lambda fault: fault.how.ops != SLOW):
-            runs.begin(fault, text)
-        for ended, _ in enumerate(as_completed(runs.asked.values()), start=1):
-            progress(ended, len(runs.asked))
-        judged = tuple(runs.judged(fault, text) for fault in faults)
-    session.seconds, session.processor_seconds = round(time.perf_counter() - begun, 1), round(_spent() - spent, 1)
-    return Result(tuple(replace(one, session=session) for one in judged))
+        runs = _Runs(Path(scratch), ordered, traces, pool)
+        try:
+            for fault in ordered:
+                runs.begin(fault, text)
+            for fault in run.trials(ordered, lambda fault: f"{len(ordered)} faults"):
+                judged = runs.judged(fault, text)
+                session.seconds, session.processor_seconds = round(run.seconds, 1), round(_spent() - spent, 1)
+                yield replace(judged, session=session)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _spent() -> float:

@@ -45,11 +45,8 @@ else:  # a type checker does not turn values into a type
     Name, Width = Literal[tuple(KINDS)], Literal[WIDTHS]
 
 
-def going_on(file: Path, asked: Asked) -> tuple[list[Row], list[Session], dict[str, int]]:
-    """The rows of a file with the same op sets, dtype, grid, cells, peers, revision and machine.
-
-    Also returns the calls that measured them, and the number of missing cells of each kind.
-    """
+def going_on(file: Path, asked: Asked) -> Bench:
+    """The result in a file with the same op sets, dtype, grid, cells, peers, revision and machine."""
     data = read_file(file)
     begun = {**data.begun, "--at": chosen(data.setting.at) or "all cells", "peers": PEERS[data.setting.peers],
              "commit": data.commit, "machine": _still(data.machine)}  # fmt: skip
@@ -57,7 +54,7 @@ def going_on(file: Path, asked: Asked) -> tuple[list[Row], list[Session], dict[s
            "--at": chosen(asked.at) or "all cells", "peers": PEERS[asked.peers], "commit": asked.commit,
            "machine": _still(fingerprint(asked.device))}  # fmt: skip
     _same(file, begun, now, "name another --json file to start again")
-    return data.rows, data.sessions, data.left_out
+    return Bench(asked, rows=data.rows, left=data.left_out, sessions=data.sessions)
 
 
 def joined(files: Sequence[Path], commit: str | None) -> Bench:

@@ -1,8 +1,7 @@
-"""Run a grid: build each cell, measure it (`arms.py`) and write the file after it, within a time limit.
+"""Run a grid: build each cell and measure it (`arms.py`); each kind has a share of the time.
 
-An arm with wrong answers has no time. The minutes are divided among the remaining kinds. Time that a kind does not need
-goes to the next one, and at the end to cells that did not fit before. Cells that were left out are reported. A full
-grid reads its file first and skips the cells in it. Leaves out: tables and plots (`render.py`, `plots.py`).
+An arm with wrong answers has no time. Time that a kind does not need goes to the next one, and at the end to cells that
+did not fit before. Cells that were left out are reported. Leaves out: tables and plots (`render.py`, `plots.py`).
 """
 
 from __future__ import annotations
@@ -11,15 +10,16 @@ import gc
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 import msgspec
 import torch
 
+from instep.campaign.runner import Campaign
 from instep.report.result import Result
 from instep.report.result_session import Session as Called
 from instep.verdict import Exit
@@ -104,7 +104,7 @@ class Bench:
     """
 
     asked: Asked
-    rates: Rates
+    rates: Rates = UNKNOWN
     rows: list[Row] = field(default_factory=list)
     left: dict[str, int] = field(default_factory=dict)
     sessions: list[Session] = field(default_factory=list)
@@ -140,57 +140,46 @@ class Bench:
         return Result(self.exit, "cpu", found, asked.commit)  # the machine is in `found`
 
 
-Told = Callable[[str, int, int | None], None]
-# Reads the file of an earlier call: its rows, its sessions, and the number of missing cells by kind.
-Begun = Callable[[Path, Asked], tuple[list[Row], list[Session], dict[str, int]]]
-
-
-def bench(
-    asked: Asked, keep: Path | None = None, goes_on: Begun | None = None, told: Told = lambda what, done, of: None,
-) -> Bench:
-    """Run the benchmark. keep: a file that is written after every cell; goes_on: reads it first, to resume."""
-    device = torch.device(asked.device)
+def bench(asked: Asked, run: Campaign | None = None, found: Bench | None = None) -> Bench:
+    """Run the benchmark. found: the rows of an earlier call, which are not measured again."""
+    device, run, found = torch.device(asked.device), run or Campaign(60 * asked.minutes), found or Bench(asked)
     torch.manual_seed(SEED)
     ground = Ground(device, asked.dtype, asked.sets, UNKNOWN, _past(device), bool(asked.peers))
     grid, unlike = _grid(ground, asked)  # refuse bad requests before measuring
-    found = Bench(asked, UNKNOWN)
-    if goes_on is not None and keep is not None and keep.exists():
-        found.rows, found.sessions, found.left = goes_on(keep, asked)
-    told("measuring the machine", 0, None)
+    run.advance("measuring the machine", 0, None)
     found.rates = rates(device, asked.dtype)
     ground = replace(ground, rates=found.rates)
     there, begun = {key(row) for row in found.rows}, time.monotonic()
     session = Session.now(asked.device, asked.commit)
     session.machine, session.rates = fingerprint(asked.device), found.rates
     session.at, session.peers = dict(asked.at), asked.peers
-    end = time.monotonic() + 60 * asked.minutes
-    cells = [(name, at) for name, every in grid.items() for at in every]
+
+    def absent(cells: Iterable[tuple[str, At]]) -> list[tuple[str, At]]:
+        return [(name, at) for name, at in cells if key({"kind": name, "cell": at}) not in there]
+
+    by_kind = [[(name, at) for at in every] for name, every in grid.items()]
+    cells = [*chain(*by_kind)]
     lacking = Counter({name: count for name, count in found.left.items() if name not in grid})
-    lacking += Counter(name for name, at in cells if key({"kind": name, "cell": at}) not in there)
+    lacking += Counter(name for name, _ in absent(cells))
     lacking |= Counter(unlike)
-    found.unlike = tuple(unlike)
-    for number, (name, every) in enumerate((*grid.items(), *grid.items())):  # a second pass uses leftover time
-        parts = max(1, len(grid) - number)
-        until = time.monotonic() + (end - time.monotonic()) / parts
-        for done, at in enumerate(every):
-            if found.lost or key({"kind": name, "cell": at}) in there or time.monotonic() > until:
-                continue
-            there.add(key({"kind": name, "cell": at}))
-            told(name, done, len(every))
+    found.unlike, found.left = tuple(unlike), dict(+lacking)
+    for share in chain(run.shares(by_kind), run.shares([cells])):  # the last share uses leftover time
+        for name, at in run.trials(absent(share), lambda cell: cell[0]):
             row = _row(name, ground, at)
             if not found.sessions or found.sessions[-1] is not session:  # a session needs a row
                 found.sessions.append(session)
             found.rows.append(row | {"session": len(found.sessions) - 1})
             session.seconds = round(time.monotonic() - begun, 1)
+            there.add(key(row))
             lacking[name] -= 1
             found.left = dict(+lacking)
-            if keep is not None:
-                found.result().write(keep)
             found.lost = gone(device)
-            if ground.card and not found.lost:  # the card's memory is short, and the next cell may need all of it
+            if found.lost:
+                run.keep()
+                return found
+            if ground.card:  # the card's memory is short, and the next cell may need all of it
                 gc.collect()
                 torch.cuda.empty_cache()
-    found.left = dict(+lacking)
     found.take_rates()  # if nothing was measured, the rates come from the file
     return found
 

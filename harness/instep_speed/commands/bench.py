@@ -55,13 +55,13 @@ def bench(
     import torch
 
     from instep.atomic_write import is_replaced
-    from instep.cli.progress import progress
+    from instep.cli.progress import campaign
     from instep_reference.contract.errors import BadInput
 
     from ..bench import plots as pictures
     from ..bench.resume import going_on
-    from ..bench.run import Asked
-    from ..bench.run import bench as run
+    from ..bench.run import Asked, Bench
+    from ..bench.run import bench as measure
 
     if grid not in ("default", "full"):
         raise BadInput("--grid", found=grid, expected="default or full")
@@ -85,9 +85,9 @@ def bench(
     )
     if plots is not None:
         pictures.ready(plots, asked.kinds, json, html)
-    keep, goes_on = json if json is not None and is_replaced(json) else None, going_on if grid == "full" else None
-    with progress("bench") as told:
-        found = run(asked, keep, goes_on, told)
+    found = going_on(json, asked) if grid == "full" and json is not None and json.exists() else Bench(asked)
+    with campaign("bench", asked.minutes, json, found.result) as run:
+        measure(asked, run, found)
     _finish(found, json, plots, html)
 
 

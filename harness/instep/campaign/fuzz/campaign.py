@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,6 +36,7 @@ from ...trace.file import read, replaceable
 from ...trace.header import Header, Model, Part, Recording
 from ...trace.policy import Policy
 from ...verdict import Exit
+from ..runner import Campaign, Over
 from . import draw
 from .coverage import Coverage
 from .example import Diverged, Example
@@ -46,13 +48,12 @@ SEEDS_APART = 10**6  # between the batches of neighbouring seeds
 BATCH = 100  # examples with one seed; the clock is read between two batches
 SHRINK_S = 60.0  # the time for shrinking; the smallest example by then is kept
 
-Progress = Callable[[int], None]
-
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a campaign: op set, model, number of runs, time limit (None: no limit), and place for a finding.
+    """The settings of a campaign: op set, model, number of runs, and place for a finding.
 
+    examples None: until the time is over
     setting  how the subject is set up; sampled: fields of it that every run draws again (`draw.SAMPLED`)
     trees    windows are trees of at most this many nodes, with a constant step count; 0: chains
     number   number of a finding whose trace must not replace earlier ones; 0: a campaign has one finding
@@ -60,10 +61,9 @@ class Settings:
 
     setting: Setting
     checkpoint: Path
-    examples: int
+    examples: int | None
     seed: int
     out: Path
-    seconds: float | None = None
     shrink_s: float = SHRINK_S
     sampled: Collection[str] = draw.SAMPLED
     trees: int = 0
@@ -101,22 +101,16 @@ class Result:
         return Exit.AGREED if self.elements else Exit.INCONCLUSIVE
 
 
-class Over(BaseException):
-    """Ends a campaign at once. Hypothesis catches only Exception, which this is not.
-
-    Hypothesis may then raise an error about a run that was shorter than before with the same draws.
-    """
-
-
-def campaign(settings: Settings, progress: Progress | None = None) -> Result:
+def campaign(settings: Settings, run: Campaign | None = None) -> Result:
     """Draw runs until one fails, or all were drawn, or the time is over."""
     must_be_free(settings)
-    host = _Host(settings, progress or (lambda examples: None))
-    for number in range(-(-settings.examples // BATCH)):
-        _batch(host, min(BATCH, settings.examples - number * BATCH), settings.seed * SEEDS_APART + number)
-        if host.smallest is not None or host.over or host.result.interrupted:
+    host = _Host(settings, run or Campaign())
+    for number in count():
+        left = BATCH if settings.examples is None else min(BATCH, settings.examples - number * BATCH)
+        if left <= 0 or host.smallest is not None or host.run.over:
             break
-    host.result.seconds = time.monotonic() - host.begun
+        _batch(host, left, settings.seed * SEEDS_APART + number)
+    host.result.seconds, host.result.interrupted = host.run.seconds, host.run.interrupted
     if host.smallest is not None:
         host.result.found, host.result.again = again(host.smallest, settings)
     return host.result
@@ -138,17 +132,15 @@ def _batch(host: _Host, examples: int, seed: int) -> None:
     try:
         with by_seed_alone():
             run_state_machine_as_test(factory, settings=how)
-    except (Over, Exception) as error:
+    except (Over, KeyboardInterrupt, Exception) as error:  # after `Over`, Hypothesis may say that a run was shorter
         host.ended(error)
-    except KeyboardInterrupt:
-        host.interrupted()
 
 
 class _Host:
     """Builds and serves examples, and keeps count; implements `machine.Host`."""
 
-    def __init__(self, settings: Settings, progress: Progress) -> None:
-        self.settings, self.progress = settings, progress
+    def __init__(self, settings: Settings, run: Campaign) -> None:
+        self.settings, self.run = settings, run
         self.opened = Checkpoint.open(settings.checkpoint)
         self.model = Model.of(self.opened, settings.checkpoint, ".")
         self.edges = edges_of(self.opened)
@@ -156,12 +148,7 @@ class _Host:
         self.smallest: Example | None = None
         self.broken: Exception | None = None  # the harness, a side or a check failed: no divergence, and the end
         self.late = False  # something was to be served when the time was over
-        self.begun = time.monotonic()
-        self.until = float("inf") if settings.seconds is None else self.begun + settings.seconds
-
-    @property
-    def over(self) -> bool:
-        return time.monotonic() >= self.until
+        self.name = f"runs of fuzz [{settings.setting.name}], seed {settings.seed}"
 
     def begin(self, choose: draw.Draw) -> Example:
         """Build both sides, with a drawn capacity."""
@@ -169,7 +156,7 @@ class _Host:
         plan, header = drawn_plan(choose, self.settings, self.opened, self.model)
         if self.smallest is None:
             self.result.examples += 1
-            self.progress(self.result.examples)
+            self.run.advance(self.name, self.result.examples, self.settings.examples)
             self.result.coverage.begin(overlap=plan.setting.overlap, heads=header.heads)
         try:
             return Example(plan, header)
@@ -186,7 +173,7 @@ class _Host:
             example.serve(event)
         except Diverged:
             if self.smallest is None:
-                self.until = time.monotonic() + self.settings.shrink_s
+                self.run.until = time.monotonic() + self.settings.shrink_s
             if self.smallest is None or example.size < self.smallest.size:
                 self.smallest = example
                 self._keep(example)
@@ -212,10 +199,14 @@ class _Host:
     def ended(self, error: BaseException) -> None:
         """Hypothesis ended with this error. A finding stays a finding, whatever ended its shrinking."""
         finding = self.smallest is not None
+        self.run.stop(error)
+        if self.run.interrupted:
+            self.result.cut = "it was interrupted" if finding else ""
+            return
         if self.broken is not None and (not finding or isinstance(self.broken, InstepError)):
             raise self.broken from None
         if not finding:
-            if not self.over:
+            if not self.run.over:
                 raise error
         elif self.broken is not None:
             self.result.cut = f"the harness itself failed: {type(self.broken).__name__}: {self.broken}"
@@ -224,19 +215,13 @@ class _Host:
         elif not isinstance(error, Diverged):
             self.result.cut = "the same events did not part the sides every time"
 
-    def interrupted(self) -> None:
-        """The user pressed Ctrl-C: what ran until then counts."""
-        self.result.interrupted = True
-        if self.smallest is not None:
-            self.result.cut = "it was interrupted"
-
     def failed(self, error: Exception) -> NoReturn:
         """The harness, a side or a check failed: no finding, and the end."""
         self.broken = error
         raise Over from error
 
     def _go_on(self) -> None:
-        if self.over:
+        if self.run.over:
             self.late = True
             raise Over
 

@@ -7,7 +7,7 @@ event of one run (`instep.checks`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from instep_reference.contract.engine import Forward
@@ -49,22 +49,18 @@ def relations(names: Iterable[str] = ()) -> tuple[Relation, ...]:
     return tuple(relation for relation in RELATIONS if not names or relation.name in names)
 
 
-def held(
-    case: Case, chosen: Sequence[Relation], before: Callable[[Relation], None] = lambda relation: None
-) -> list[Held]:
-    """Run the chosen relations on a case; `before` is called with each relation before it starts."""
-    found = []
-    for relation in chosen:
-        before(relation)
-        begun, verdict, lacks = time.perf_counter(), Verdict(), relation.lacks(case)
-        if lacks is None:
-            verdict.add(relation.hold(case))
-        else:
-            verdict.add([Skipped(relation.name, 0, lacks)])
-        verdict.served = not relation.of_the_trace or any(isinstance(event, Forward) for event in case.trace.events)
-        verdict.events = len({compared.event for compared in verdict.compared})
-        found.append(Held(relation, verdict, time.perf_counter() - begun, lacks))
-    return found
+def hold(case: Case, relation: Relation) -> Held:
+    """Run one relation on a case."""
+    begun, verdict, lacks = time.perf_counter(), Verdict(), relation.lacks(case)
+    verdict.add(relation.hold(case) if lacks is None else [Skipped(relation.name, 0, lacks)])
+    verdict.served = not relation.of_the_trace or any(isinstance(event, Forward) for event in case.trace.events)
+    verdict.events = len({compared.event for compared in verdict.compared})
+    return Held(relation, verdict, time.perf_counter() - begun, lacks)
+
+
+def held(case: Case, chosen: Sequence[Relation]) -> list[Held]:
+    """Run the chosen relations on a case."""
+    return [hold(case, relation) for relation in chosen]
 
 
 def worst(found: Sequence[Held]) -> Exit:

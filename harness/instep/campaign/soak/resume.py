@@ -127,14 +127,15 @@ def join(runs: list[Soaked], path: Path) -> None:
         runs.append(run)
 
 
-def result(runs: list[Soaked], device: str, commit: str | None) -> Result:
+def result(runs: list[Soaked], commit: str | None) -> Result:
     """The file: totals for readers, and everything that the next session needs."""
+    devices = sorted({str(run.setting["device"]) for run in runs})
     sums = [
         {"ops": run.name, "seed": run.seed, "rounds": run.rounds, "events": run.events, "elements": run.elements,
          "minutes": round(run.seconds / 60, 1), "rounds_per_minute": round(60 * run.rounds / max(run.seconds, 1e-9), 1),
          "exit": int(run.exit)}
         for run in runs
     ]  # fmt: skip
-    return Result(Exit.worst(run.exit for run in runs), device, {
+    return Result(Exit.worst(run.exit for run in runs), ", ".join(devices), {
         "runs": sums, "soaked": msgspec.to_builtins(runs),
     }, commit)  # fmt: skip

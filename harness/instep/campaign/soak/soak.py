@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import resource
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,24 +28,13 @@ from ...watch.event_context import EventContext
 from ..fuzz.campaign import Settings, again, drawn_plan, edges_of, must_be_free, place, write
 from ..fuzz.coverage import Coverage
 from ..fuzz.example import Diverged, Example
+from ..runner import Campaign, Over
 from .drawn_rounds import Seeded, Turns
 from .resume import Found, Session, Soaked
 
 STRETCHES = 10  # that one set of engines serves
 RECOMPUTED = (Tier.DERIVED,)  # the most expensive tiers, judged at one of this many events
 LEFT_OUT = (Tier.PROPAGATED, Tier.DECISIONS)  # which need a whole rounded run, and which `replay` and `fuzz` judge
-
-
-@dataclass(frozen=True)
-class Ask:
-    """How far a session goes: rounds of all sessions together, and seconds of this one; None: no limit."""
-
-    rounds: int | None
-    seconds: float | None
-
-
-class Over(Exception):
-    """The time is over, or the rounds are there."""
 
 
 class Every:
@@ -70,13 +58,17 @@ def sparing(every: int) -> Callable[[Sequence[Check]], Sequence[Check]]:
 
 
 class Soak:
-    """One session; implements `machine.Host`. After it, `soaked` has its sums, `found` what parted the sides."""
+    """One session; implements `machine.Host`. After it, `soaked` has its sums, `found` what parted the sides.
 
-    def __init__(self, settings: Settings, soaked: Soaked, session: Session, ask: Ask) -> None:
+    rounds  the limit for the rounds of all sessions; None means no limit
+    """
+
+    def __init__(
+        self, settings: Settings, soaked: Soaked, session: Session, campaign: Campaign, rounds: int | None = None,
+    ) -> None:
         self.settings = replace(settings, number=len(soaked.found) + 1)
         must_be_free(self.settings)
-        self.soaked, self.session, self.ask = soaked, session, ask
-        self.interrupted = False
+        self.soaked, self.session, self.campaign, self.rounds = soaked, session, campaign, rounds
         self.opened = Checkpoint.open(settings.checkpoint)
         self.model = Model.of(self.opened, settings.checkpoint, ".")
         self.edges = edges_of(self.opened)
@@ -84,17 +76,13 @@ class Soak:
         self.found: Outcome | None = None
         soaked.sessions.append(session)
 
-    def run(self, at_round: Callable[[], None] = lambda: None, at_stretch: Callable[[], None] = lambda: None) -> None:
-        """at_round, at_stretch: called after each round and each stretch."""
-        self._begun, self._at_round, self._at_stretch = time.monotonic(), at_round, at_stretch
+    def run(self) -> None:
         try:
             self._go_on()
             while self.found is None:
                 self._engines()
-        except Over:
-            pass
-        except KeyboardInterrupt:  # what was served counts
-            self.interrupted = True
+        except (Over, KeyboardInterrupt) as error:  # what was served counts
+            self.campaign.stop(error)
         self._sum_up()
         if not self.session.events:  # the rounds were all there
             self.soaked.sessions.remove(self.session)
@@ -127,7 +115,7 @@ class Soak:
         turns.leave(num_steps)
         self.soaked.stretches += 1
         self._sum_up()
-        self._at_stretch()  # from here the next session would go on
+        self.campaign.keep()  # from here the next session would go on
 
     # what the machine asks of its host
 
@@ -144,7 +132,8 @@ class Soak:
         self.coverage.note(before, event, example.rules.table)
         if isinstance(event, Commit):
             self.session.rounds += 1
-            self._at_round()
+            name = f"rounds of soak [{self.soaked.name}], seed {self.soaked.seed}"
+            self.campaign.advance(name, self.soaked.rounds, self.rounds)
             self._go_on()
 
     def refused(self, event: Any) -> None:
@@ -156,14 +145,11 @@ class Soak:
     # how far it is
 
     def _go_on(self) -> None:
-        seconds, rounds = self.ask.seconds, self.ask.rounds
-        if seconds is not None and time.monotonic() >= self._begun + seconds:
-            raise Over
-        if rounds is not None and self.soaked.rounds >= rounds:
+        if self.campaign.over or (self.rounds is not None and self.soaked.rounds >= self.rounds):
             raise Over
 
     def _sum_up(self) -> None:
-        self.session.seconds = round(time.monotonic() - self._begun, 1)
+        self.session.seconds = round(self.campaign.seconds, 1)
         self.session.memory_mib = (*self.session.memory_mib[:1], memory_mib())
         self.soaked.count(self.coverage.met)
         self.coverage.met.clear()
